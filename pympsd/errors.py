@@ -6,6 +6,9 @@ built-in type (ValueError, OSError, KeyError) have that type as a second base. E
 flow of one module are private to it and are not errors. Imports nothing, because the command line uses it.
 """
 
+BAD_USAGE = 2
+"""The exit status of every program for options that cannot be carried out."""
+
 
 class PympsdError(Exception):
     """Base of all errors of the daemon, the server and the client library."""

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--name", default="pympsd-server")
     parser.add_argument("--multiuser-server", action="store_true")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     from pympsd_server.service.run import run
 
-    return run(given.link_fd, given.name, given.multiuser_server)
+    return run(options.link_fd, options.name, options.multiuser_server)

@@ -7,7 +7,8 @@ import posix
 import sys
 
 from pympsd.cli import control_client
-from pympsd.cli.options import BAD_USAGE, DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, known_options
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, known_options
+from pympsd.errors import BAD_USAGE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from attrs import evolve
 
 from pympsd.channel.attached_file import text_of
 from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, Options
-from pympsd.configuration.plan import Plan, Surroundings
+from pympsd.configuration.plan import FileContext, Plan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
@@ -44,7 +44,8 @@ from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.directory_claim import CannotReplace, claim, replace
 from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
 from pympsd.vocabulary import files
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import (
     SCHEDULING_POLICIES,
@@ -117,7 +118,7 @@ def _report(error: Exception, options: Options) -> int:
         case CannotReplace():
             text = f"--replace: {error}"
         case BadFile():
-            text = "\n".join(problem.shown(options.apply) for problem in error.problems)
+            text = "\n".join(problem.render(options.apply) for problem in error.problems)
         case NoVisibleDevice():
             status = Result.ERROR_NO_DEVICE
         case DuplicateDevice():
@@ -238,7 +239,7 @@ def _configuration(
         text = text_of([options.apply])
     except LookupError as error:
         raise InputError(error.args[0]) from None
-    surroundings = Surroundings(
+    context = FileContext(
         machine.devices,
         os.geteuid(),
         options.multiuser,
@@ -246,15 +247,15 @@ def _configuration(
         protocol,
         settings.backend != "vendor",
     )
-    plan, warnings = read_plan(text, surroundings)
+    plan, warnings = read_plan(text, context)
     for warning in warnings:
-        _complain(warning.shown(options.apply), 0)
+        _complain(warning.render(options.apply), 0)
     return (os.path.abspath(options.apply), text), plan
 
 
-def _defaults(settings: Settings, machine: Machine) -> NamespaceLimits:
+def _defaults(settings: Settings, machine: Machine) -> Limits:
     limits, _ = default_limits(machine.devices, settings.memory_limits)
-    return NamespaceLimits(settings.thread_percentage, limits, settings.client_priority)
+    return Limits({ALL_DEVICES: settings.thread_percentage}, limits, settings.client_priority)
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:

@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from pympsd.channel.descriptors import UCRED
-from pympsd.cli.options import BAD_USAGE
-from pympsd.errors import DaemonError, RemoteError
+from pympsd.errors import BAD_USAGE, DaemonError, RemoteError
 from pympsd.vocabulary import files
 from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
 from pympsd.vocabulary.untrusted import escape_controls

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OWN_NAME = "pympsd"
-BAD_USAGE = 2
-"""The exit status for options that cannot be carried out."""
 DROP_IN_NAME = "nvidia-cuda-mps-control"
 STARTS = {"-d": "background", "--daemon": "background", "-f": "foreground", "--foreground": "foreground"}
 READY = "--ready-devices"
@@ -42,8 +40,6 @@ VALUED = (
     "--metrics",
 )
 SHORT = {"-p": "--protocol", "-a": "--apply"}
-USERS = ("in-turn", "together")
-DIALECTS = ("documented", "r580", "json")
 
 
 def known_options() -> "tuple[str, ...]":
@@ -212,11 +208,20 @@ class Options:
         elif word != READY:
             self.unknown = self.unknown or option
 
-    def _set(self, option: str, value: str) -> None:
-        if option == "--log-dialect":
-            if value not in DIALECTS:
-                raise BadOption(f"--log-dialect is one of {', '.join(DIALECTS)}, not {value!r}")
+    def _set_choice(self, option: str, value: str) -> None:
+        from pympsd.vocabulary.variables import DIALECTS, USERS  # slow, and for the start of a daemon only
+
+        allowed = DIALECTS if option == "--log-dialect" else USERS
+        if value not in allowed:
+            raise BadOption(f"{option} is one of {', '.join(allowed)}, not {value!r}")
+        if option == "--users":
+            self.users = value
+        else:
             self.dialect = value
+
+    def _set(self, option: str, value: str) -> None:
+        if option in ("--log-dialect", "--users"):
+            self._set_choice(option, value)
             return
         if option == "--protocol":
             if value not in PROTOCOLS:
@@ -239,11 +244,6 @@ class Options:
             if not value:
                 raise BadOption(f"{option} needs a folder: {option} {INSTALLS[option]}")
             self.install, self.folder = option, value
-            return
-        if option == "--users":
-            if value not in USERS:
-                raise BadOption(f"--users is one of {', '.join(USERS)}, not {value!r}")
-            self.users = value
             return
         if option == USER_SHARE:
             self.user_shares.append(_share(value))

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pympsd.configuration.positions import Path
-from pympsd.configuration.rules import quoted
-from pympsd.configuration.tables import Tables, dotted
-from pympsd.state_machine.cgroups import MOST_CGROUPS, cgroup_path
+from pympsd.configuration.rules import quote
+from pympsd.configuration.tables import Tables, join_path
+from pympsd.state_machine.cgroups import MAX_CGROUPS, cgroup_path
 from pympsd.state_machine.named_servers import NotPossible
+from pympsd.vocabulary.limit_table import PINNED_MEMORY
 from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
-from pympsd.vocabulary.texts import memory_text, read_memory_by_device
+from pympsd.vocabulary.texts import memory_text
 
 _LIMITS: Final = ("hard_limit", "soft_limit")
 _KEYS: Final = ("path", *_LIMITS)
@@ -25,10 +26,10 @@ def read_cgroups(tables: Tables, given: Any) -> CgroupLimits:
         tables.check_keys(place, table, _KEYS, "a cgroup")
         path = _path(tables, (*place, "path"), table.get("path"))
         if path in found:
-            tables.wrong((*place, "path"), f"{dotted((*place, 'path'))} names {path} a second time")
+            tables.wrong((*place, "path"), f"{join_path((*place, 'path'))} names {path} a second time")
         found[path] = _limits(tables, place, table)
-    if len(found) > MOST_CGROUPS:
-        tables.wrong(("cgroups",), f"cgroups: {MOST_CGROUPS} can have limits,", len(found))
+    if len(found) > MAX_CGROUPS:
+        tables.wrong(("cgroups",), f"cgroups: {MAX_CGROUPS} can have limits,", len(found))
     return found
 
 
@@ -38,7 +39,7 @@ def _path(tables: Tables, place: Path, given: Any) -> str:
             return cgroup_path(given)
         except NotPossible:
             pass
-    said = f"{dotted(place)} is the full path of a cgroup, such as /batch"
+    said = f"{join_path(place)} is the full path of a cgroup, such as /batch"
     tables.wrong(place, said if given is None else f"{said},", given)
     return ""
 
@@ -46,22 +47,24 @@ def _path(tables: Tables, place: Path, given: Any) -> str:
 def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, CgroupLimit]:
     known = len(tables.problems)
     hard, soft = (
-        tables.by_ordinal((*place, key), tables.value(place, table, key, read_memory_by_device, (str,)) or {})
+        tables.by_index(
+            (*place, key), PINNED_MEMORY, tables.value(place, table, key, PINNED_MEMORY.read, (str,)) or {}
+        )
         for key in _LIMITS
     )
     above = [ordinal for ordinal in sorted(hard.keys() & soft.keys()) if soft[ordinal] > hard[ordinal]]
     if above:
         where, ordinal = (*place, "soft_limit"), above[0]
-        tables.wrong(where, f"{dotted(where)} is at most the hard limit, {hard[ordinal]},", str(soft[ordinal]))
+        tables.wrong(where, f"{join_path(where)} is at most the hard limit, {hard[ordinal]},", str(soft[ordinal]))
     if not hard and not soft and len(tables.problems) == known:  # not of limits that are there, but wrong
-        tables.wrong(place, f"{dotted(place)} has a hard_limit or a soft_limit")
+        tables.wrong(place, f"{join_path(place)} has a hard_limit or a soft_limit")
     return {ordinal: CgroupLimit(hard.get(ordinal), soft.get(ordinal)) for ordinal in sorted({*hard, *soft})}
 
 
-def shown_cgroups(cgroups: CgroupLimits, devices: int) -> Iterator[str]:
+def render_cgroups(cgroups: CgroupLimits, devices: int) -> Iterator[str]:
     """Yield the lines of a file that has these limits, on a machine with this number of devices."""
     for path, limits in sorted(cgroups.items()):
-        yield from ("", "[[cgroups]]", f"path = {quoted(path)}")
+        yield from ("", "[[cgroups]]", f"path = {quote(path)}")
         for key, each in zip(
             _LIMITS,
             ({at: limit.hard for at, limit in limits.items()}, {at: limit.soft for at, limit in limits.items()}),

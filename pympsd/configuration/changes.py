@@ -1,4 +1,29 @@
-"""What has to change to make the daemon's state what a plan says: what differs, and nothing else."""
+"""The changes that make the daemon's state what a plan states: what differs, and nothing else.
+
+Theory of operation
+===================
+
+A configuration file is applied in three steps. `reader.read_plan` makes a `Plan` of the text, or reports every error
+in it. `changes` compares the plan with the daemon's `State` and returns a list of changes, as values. The command
+``config apply`` (pympsd/commands/v3/config.py) then carries the list out, one part of a compound command for each
+change; with ``--check`` it does so on a copy of the state and only prints the texts.
+
+    text --read_plan--> Plan --+
+                               +--changes--> [CreateServer, SetNamespace, ...] --> instructions
+    Daemon --state_of--> State +
+
+The idea is that of a declarative tool: applying a file twice changes nothing the second time, and ``config status``
+asks at any time whether the state still is what the file states, by the same comparison. Each change has a ``text``
+that the operator sees, so that ``--check`` and the real run print the same lines.
+
+What a plan does not state stays as it is: a key that is absent is None in the plan and is never compared. With
+``prune`` the servers, namespaces and SM partitions that a file does not name are deleted, and those first, because
+others may need their SMs. Whatever would disturb running clients (other devices, other chunks, another owner, a
+deletion while there are clients) is `Impossible`, with the command that an operator can choose instead.
+
+Invariants: the changes are in an order in which each can be carried out after the ones before it. A server of a user
+whom the file does not name is never changed, because its owner could lift every limit again.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +33,18 @@ from typing import Final
 from attrs import evolve, field, frozen
 
 from pympsd.configuration.cgroups import count as count_cgroups
-from pympsd.configuration.differences import differences_of
-from pympsd.configuration.plan import Features, PartitionPlan, Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import Features, FileContext, PartitionPlan, Plan, ServerPlan
 from pympsd.configuration.rules import count
-from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, Source
+from pympsd.vocabulary.limit_table import LIMITS, Limits
 from pympsd.vocabulary.limits import CgroupLimits
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import RESOURCES, Shares
 from pympsd.vocabulary.texts import CONTAINMENTS
 
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 """Of those that differ, in a line."""
 
 
@@ -41,7 +66,7 @@ class CreateNamespace:
 
     server: str
     name: str
-    limits: NamespaceLimits
+    limits: Limits
     clients_only: bool = False
 
     @property
@@ -55,7 +80,7 @@ class SetNamespace:
 
     server: str
     name: str
-    limits: NamespaceLimits
+    limits: Limits
     """What is set, and nothing else."""
     differences: tuple[str, ...]
 
@@ -69,7 +94,7 @@ class SetServer:
     """Set what no client of a server is above, and what a fault reaches."""
 
     server: str
-    ceiling: NamespaceLimits
+    maximum: Limits
     """What is set, and nothing else."""
     contains_partitions: bool | None
     differences: tuple[str, ...]
@@ -108,12 +133,12 @@ class CreatePartition:
 
     server: str
     partition: PartitionPlan
-    shown: int
+    index: int
     """The ordinal of its device, as the server's clients see it."""
 
     @property
     def text(self) -> str:
-        return f"created SM partition '{self.server}/{self.partition.name}' on device {self.shown}"
+        return f"created SM partition '{self.server}/{self.partition.name}' on device {self.index}"
 
 
 @frozen
@@ -122,12 +147,12 @@ class DeletePartition:
 
     server: str
     partition: SmPartition
-    shown: int
+    index: int
     """As in CreatePartition."""
 
     @property
     def text(self) -> str:
-        return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.shown}"
+        return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.index}"
 
 
 @frozen
@@ -143,7 +168,7 @@ class SetRules:
         differing = (
             [*(rule for rule in after if rule not in before), *before[len(after) :]] if before and after else []
         )
-        return f"set rules: {count(before)} -> {count(after)}{_named([str(rule) for rule in differing])}"
+        return f"set rules: {count(before)} -> {count(after)}{_list_changed([str(rule) for rule in differing])}"
 
 
 @frozen
@@ -157,7 +182,7 @@ class SetCgroupLimits:
     def text(self) -> str:
         before, after = self.before, self.limits
         paths = sorted({*before, *after}) if before and after else []
-        named = _named([path for path in paths if before.get(path) != after.get(path)])
+        named = _list_changed([path for path in paths if before.get(path) != after.get(path)])
         return f"set limits of {count_cgroups(before)} -> {count_cgroups(after)}{named}"
 
 
@@ -230,7 +255,7 @@ class State:
     """The daemon's servers, and the numbers of their clients."""
 
     servers: Mapping[str, NamedServer]
-    surroundings: Surroundings
+    context: FileContext
     count_clients: CountClients = field(default=lambda server, namespace: 0)
     count_clients_in: Callable[[str, SmPartition], int] = field(default=lambda server, partition: 0)
     """Returns the number of clients of an SM partition."""
@@ -259,14 +284,14 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
     if prune:  # what has SM partitions first, for others may need their chunks
         # Servers of users that named none are not the file's.
         others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)
-        found += [_pruned_server(name, state, force) for name in others if name not in plan.servers]
+        found += [_prune_server(name, state, force) for name in others if name not in plan.servers]
         for name, server in sorted(plan.servers.items()):
             if name in state.servers and _may_be_changed(server, state):
-                found += _pruned_partitions(server, state.servers[name], state, force)
+                found += _prune_partitions(server, state.servers[name], state, force)
     for name, server in sorted(plan.servers.items()):
         present = state.servers.get(name)
         if present is None:
-            found.append(CreateServer(server, state.surroundings.uid if server.uid is None else server.uid))
+            found.append(CreateServer(server, state.context.uid if server.uid is None else server.uid))
         elif server.uid is None and not _may_be_changed(server, state):
             found.append(
                 Impossible(
@@ -279,7 +304,7 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         else:
             found += _of_server(server, present, state)
             if prune and _may_be_changed(server, state):
-                found += _pruned_namespaces(server, present, state, force)
+                found += _prune_namespaces(server, present, state, force)
     return found
 
 
@@ -289,7 +314,7 @@ def _may_be_changed(server: ServerPlan, state: State) -> bool:
     The owner of any other server could lift every limit that the file sets.
     """
     present = state.servers.get(server.name)
-    return present is None or present.uid == (state.surroundings.uid if server.uid is None else server.uid)
+    return present is None or present.uid == (state.context.uid if server.uid is None else server.uid)
 
 
 def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
@@ -299,15 +324,15 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
             f"server '{name}' stays that of user {present.uid}: 'server set {name} --uid={server.uid}' changes it"
         )
         return  # its owner, whom the file does not mean, could lift every limit again
-    ordinals = present.ordinals(len(state.surroundings.devices))
+    ordinals = present.ordinals(len(state.context.devices))
     if server.devices not in (None, ordinals):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
-    own = [f"max-{each}" for each in differences_of(Namespace(DEFAULT, present.ceiling), server.ceiling, ordinals)]
+    own = [f"max-{each}" for each in _differences(present.maximum, server.maximum, ordinals)]
     contains, before = server.contains_partitions, present.contains_partitions
     if contains not in (None, before):
         own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
     if own:
-        yield SetServer(name, server.ceiling, contains, tuple(own))
+        yield SetServer(name, server.maximum, contains, tuple(own))
     for each, limits in sorted(server.namespaces.items()):
         namespace = present.namespaces.get(each)
         if namespace is None:
@@ -316,26 +341,35 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
-        if differences := differences_of(namespace, limits, ordinals):
+        if differences := _differences(namespace.limits, limits, ordinals):
             yield SetNamespace(name, each, limits, differences)
     for wanted in (one for one in server.partitions if one.device in ordinals):
         yield from _of_partition(wanted, present, state)
 
 
+def _differences(present: Limits, wanted: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
+    """Return in words what differs from what a file states of limits; of those by device, on a server's devices."""
+    return tuple(
+        f"{row.name} {row.text(present, ordinals)} -> {row.text(wanted, ordinals)}"
+        for row in LIMITS
+        if row.of(wanted) is not None and row.differs(present, wanted, ordinals)
+    )
+
+
 def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
     found = {(one.name, one.device): one for one in present.partitions}.get((wanted.name, wanted.device))
-    shown = present.ordinals(len(state.surroundings.devices)).index(wanted.device)
+    index = present.ordinals(len(state.context.devices)).index(wanted.device)
     if found is None:
-        yield CreatePartition(present.name, wanted, shown)
+        yield CreatePartition(present.name, wanted, index)
         return
-    remainder = chunk_count(state.surroundings.devices[wanted.device])
+    remainder = chunk_count(state.context.devices[wanted.device])
     chunks = sum(chunk != remainder for chunk in found.chunks)
     if (chunks, remainder in found.chunks) != (wanted.chunks, wanted.include_remainder):
-        what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {shown}"
+        what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {index}"
         yield Impossible(f"{what}: delete it first to give it others")
 
 
-def _pruned_namespaces(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
+def _prune_namespaces(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
     for name in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
         count = state.count_clients(server.name, name)
         if count and not force:
@@ -344,31 +378,31 @@ def _pruned_namespaces(server: ServerPlan, present: NamedServer, state: State, f
             yield DeleteNamespace(server.name, name)
 
 
-def _pruned_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
+def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
     named = {(one.name, one.device) for one in server.partitions}
     for one in present.partitions:
         if (one.name, one.device) in named:
             continue
-        shown = present.ordinals(len(state.surroundings.devices)).index(one.device)
+        index = present.ordinals(len(state.context.devices)).index(one.device)
         count = state.count_clients_in(server.name, one)
         if count and not force:
-            yield Impossible(f"SM partition '{server.name}/{one.name}' stays on device {shown}: {_clients(count)}")
+            yield Impossible(f"SM partition '{server.name}/{one.name}' stays on device {index}: {_clients(count)}")
         else:
-            yield DeletePartition(server.name, one, shown)
+            yield DeletePartition(server.name, one, index)
 
 
-def _pruned_server(name: str, state: State, force: bool) -> Change:
+def _prune_server(name: str, state: State, force: bool) -> Change:
     count = state.count_clients(name, None)
     if count and not force:
         return Impossible(f"server '{name}' stays: {_clients(count)}")
     return DeleteServer(name)
 
 
-def _named(differing: Sequence[str]) -> str:
+def _list_changed(differing: Sequence[str]) -> str:
     """Return which ones of several are new, gone or others, to go on with; nothing if none is."""
-    more = len(differing) - MOST_NAMED
+    more = len(differing) - MAX_NAMED
     rest = f" and {more} more" if more > 0 else ""
-    return f" (changed: {', '.join(differing[:MOST_NAMED])}{rest})" if differing else ""
+    return f" (changed: {', '.join(differing[:MAX_NAMED])}{rest})" if differing else ""
 
 
 def _clients(count: int) -> str:

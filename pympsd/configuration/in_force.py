@@ -17,9 +17,9 @@ from typing import cast
 from attrs import evolve
 
 from pympsd.configuration.changes import State, changes
-from pympsd.configuration.plan import Features, Plan, Surroundings
+from pympsd.configuration.plan import Features, FileContext, Plan
 from pympsd.configuration.reader import BadFile, read_plan
-from pympsd.configuration.show import shown
+from pympsd.configuration.show import render_file
 from pympsd.state_machine.named_servers import clients
 from pympsd.state_machine.partitions import clients_in
 from pympsd.state_machine.state.daemon import Daemon
@@ -29,9 +29,9 @@ from pympsd.vocabulary.partitions import SmPartition
 Defaults = tuple[ThreadPercentage, ClientPriority, dict[int, PinnedMemory]]
 
 
-def surroundings_of(daemon: Daemon) -> Surroundings:
+def context_of(daemon: Daemon) -> FileContext:
     """Return what a file is checked against."""
-    return Surroundings(
+    return FileContext(
         daemon.devices,
         daemon.options.uid,
         daemon.options.multiuser,
@@ -47,7 +47,7 @@ def surroundings_of(daemon: Daemon) -> Surroundings:
     )
 
 
-def state_of(daemon: Daemon, surroundings: Surroundings) -> State:
+def state_of(daemon: Daemon, context: FileContext) -> State:
     """Return the state with which a plan is compared."""
 
     def count_clients(server: str, name: str | None) -> int:
@@ -58,7 +58,7 @@ def state_of(daemon: Daemon, surroundings: Surroundings) -> State:
 
     return State(
         daemon.named_servers,
-        surroundings,
+        context,
         count_clients,
         count_clients_in,
         daemon.process_limits.rules,
@@ -75,19 +75,19 @@ def find_differences(daemon: Daemon) -> list[str]:
     """
     if not daemon.configuration.text:
         return []
-    surroundings = surroundings_of(daemon)
+    context = context_of(daemon)
     try:
-        plan = _read_once(daemon, surroundings)
+        plan = _read_once(daemon, context)
     except BadFile as error:
-        return [problem.shown(daemon.configuration.source) for problem in error.problems]
-    return [change.text for change in changes(plan, state_of(daemon, surroundings))]
+        return [problem.render(daemon.configuration.source) for problem in error.problems]
+    return [change.text for change in changes(plan, state_of(daemon, context))]
 
 
 def render(daemon: Daemon) -> str:
     """Return the daemon's state as a configuration file."""
-    return shown(
+    return render_file(
         daemon.named_servers,
-        surroundings_of(daemon),
+        context_of(daemon),
         daemon.process_limits.rules or (),
         _features(daemon),
         daemon.process_limits.cgroups,
@@ -123,12 +123,12 @@ def _features(daemon: Daemon) -> Features:
     )
 
 
-def _read_once(daemon: Daemon, surroundings: Surroundings) -> Plan:
+def _read_once(daemon: Daemon, context: FileContext) -> Plan:
     """Return the plan of the file that was applied last; raise BadFile."""
     configuration = daemon.configuration
-    if configuration.plan is None or configuration.plan[0] != surroundings:
-        plan, _ = read_plan(configuration.text or b"", surroundings)
-        daemon.configuration = evolve(configuration, plan=(surroundings, plan))
+    if configuration.plan is None or configuration.plan[0] != context:
+        plan, _ = read_plan(configuration.text or b"", context)
+        daemon.configuration = evolve(configuration, plan=(context, plan))
         return plan
     return cast(Plan, configuration.plan[1])
 

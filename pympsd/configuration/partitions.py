@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from pympsd.configuration.plan import PartitionPlan, ServerPlan
 from pympsd.configuration.positions import Path
-from pympsd.configuration.tables import Tables, dotted
+from pympsd.configuration.tables import Tables, join_path
 from pympsd.vocabulary.partitions import chunk_count, has_remainder, partition_name_problem
-from pympsd.vocabulary.texts import MOST_COUNT
+from pympsd.vocabulary.texts import MAX_COUNT
 
 DEVICE_KEYS: Final = ("uuid", "sm_partitions")
 PARTITION_KEYS: Final = ("name", "chunks", "include_remainder")
@@ -30,7 +30,7 @@ def read_partitions(
             found.append(_partition(tables, (*place, "sm_partitions", which), each, device))
     known = Counter((one.name, one.device) for one in found if one.name and one.device >= 0)
     for name, device in (each for each, count in known.items() if count > 1):
-        tables.wrong(path, f"{dotted(path)}: two SM partitions of device {device} have the name {name}")
+        tables.wrong(path, f"{join_path(path)}: two SM partitions of device {device} have the name {name}")
     # Of a file with an error nothing is used: what is missing of a partition does not matter.
     return tuple(one for one in found if one.device >= 0)
 
@@ -38,14 +38,14 @@ def read_partitions(
 def _device(tables: Tables, path: Path, given: Any, allowed: tuple[int, ...] | None) -> int:
     """Return the ordinal of the device that a table is of; -1 if it names none."""
     if given is None:
-        tables.wrong(path, f"{dotted(path)} is missing: the UUID of the device")
+        tables.wrong(path, f"{join_path(path)} is missing: the UUID of the device")
         return -1
     if not isinstance(given, str):
-        tables.wrong(path, f"{dotted(path)} is the UUID of a device, a text,", given)
+        tables.wrong(path, f"{join_path(path)} is the UUID of a device, a text,", given)
         return -1
     device = tables.device(path, given)
     if device >= 0 and allowed is not None and device not in allowed:
-        tables.wrong(path, f"{dotted(path)}: the server's allowed_devices lack it")
+        tables.wrong(path, f"{join_path(path)}: the server's allowed_devices lack it")
     return device
 
 
@@ -55,16 +55,16 @@ def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -
     name, chunks, remainder = given.get("name"), given.get("chunks"), given.get("include_remainder", False)
     problem = partition_name_problem(name) if isinstance(name, str) else "a name is needed"
     if problem:
-        tables.wrong((*path, "name"), f"{dotted((*path, 'name'))}: {problem.rstrip('.')}")
+        tables.wrong((*path, "name"), f"{join_path((*path, 'name'))}: {problem.rstrip('.')}")
     if chunks is None:
-        tables.wrong((*path, "chunks"), f"{dotted((*path, 'chunks'))} is missing: the number of chunks")
-    elif isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MOST_COUNT:
-        said = f"{dotted((*path, 'chunks'))} is a number from 1 to {MOST_COUNT},"
+        tables.wrong((*path, "chunks"), f"{join_path((*path, 'chunks'))} is missing: the number of chunks")
+    elif isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MAX_COUNT:
+        said = f"{join_path((*path, 'chunks'))} is a number from 1 to {MAX_COUNT},"
         tables.wrong((*path, "chunks"), said, chunks)
         chunks = None
     if not isinstance(remainder, bool):
         where = (*path, "include_remainder")
-        tables.wrong(where, f"{dotted(where)} is true or false,", remainder)
+        tables.wrong(where, f"{join_path(where)} is true or false,", remainder)
     return PartitionPlan("" if problem else str(name), device, chunks or 0, remainder is True)
 
 
@@ -72,19 +72,22 @@ def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
     """Check that the partitions of all servers together fit the devices."""
     wanted = [(one, name) for name, plan in plans.items() for one in plan.partitions]
     for device in sorted({one.device for one, _ in wanted}):
-        facts, here = tables.surroundings.devices[device], [each for each in wanted if each[0].device == device]
+        device_properties, here = (
+            tables.context.devices[device],
+            [each for each in wanted if each[0].device == device],
+        )
         path: Path = ("servers", here[-1][1], "devices")
-        most, chunks = chunk_count(facts), sum(one.chunks for one, _ in here)
+        most, chunks = chunk_count(device_properties), sum(one.chunks for one, _ in here)
         if not most:
-            major, minor = facts.compute_capability
-            said = f"static partitions need compute capability 8.0; {facts.name} has {major}.{minor}"
-            tables.wrong(path, f"{dotted(path)}: {said}")
+            major, minor = device_properties.compute_capability
+            said = f"static partitions need compute capability 8.0; {device_properties.name} has {major}.{minor}"
+            tables.wrong(path, f"{join_path(path)}: {said}")
         elif chunks > most:
             servers = ", ".join(dict.fromkeys(name for _, name in here))
             said = f"the SM partitions of device {device} have {chunks} chunks together, and it has {most}"
-            tables.wrong(path, f"{dotted(path)}: {said} (servers: {servers})")
-        elif any(one.include_remainder for one, _ in here) and not has_remainder(facts):
-            tables.wrong(path, f"{dotted(path)}: the chunks of device {device} leave no SMs over")
+            tables.wrong(path, f"{join_path(path)}: {said} (servers: {servers})")
+        elif any(one.include_remainder for one, _ in here) and not has_remainder(device_properties):
+            tables.wrong(path, f"{join_path(path)}: the chunks of device {device} leave no SMs over")
         if sum(one.include_remainder for one, _ in here) > 1:
             said = f"one SM partition of device {device} can have include_remainder"
-            tables.wrong(path, f"{dotted(path)}: {said}")
+            tables.wrong(path, f"{join_path(path)}: {said}")

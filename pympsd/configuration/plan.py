@@ -6,9 +6,9 @@ from collections.abc import Mapping, Set
 
 from attrs import field, frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import CgroupLimits
-from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.rules import Rule
 
 
@@ -32,12 +32,12 @@ class ServerPlan:
     """None: the daemon's user."""
     devices: tuple[int, ...] | None = None
     """The ordinals of its devices; None: nothing is said, which is all of them for a new server."""
-    namespaces: dict[str, NamespaceLimits] = field(factory=dict)
+    namespaces: dict[str, Limits] = field(factory=dict)
     """``default`` is among them if anything is said of it."""
     clients_only: dict[str, bool] = field(factory=dict)
     """Which namespaces refuse operators, as far as it is said."""
     partitions: tuple[PartitionPlan, ...] = ()
-    ceiling: NamespaceLimits = field(factory=NamespaceLimits)
+    maximum: Limits = field(factory=Limits)
     """What no client of the server is above, as far as it is said."""
     contains_partitions: bool | None = None
     """None: nothing is said."""
@@ -70,10 +70,10 @@ class Plan:
 
 
 @frozen
-class Surroundings:
+class FileContext:
     """What a file is checked against: the daemon that reads it."""
 
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     uid: int
     """The user the daemon runs as."""
     multiuser: bool = False
@@ -94,6 +94,6 @@ class Problem:
     line: int
     text: str
 
-    def shown(self, file: str) -> str:
+    def render(self, file: str) -> str:
         """Return the line for the user."""
         return f"{file}:{self.line}: {self.text}"

@@ -1,15 +1,20 @@
-"""In which line of a TOML text a key stands, or a number that is too long: tomllib does not say it of these."""
+"""The line of each key and table in a TOML text, for the errors in its values: tomllib reports none of them.
+
+Only a file with an error is read in this way. The lines are grouped into statements (a header, or a key with its
+whole value), each of which is valid TOML by itself; tomllib reads each statement again, and so decides what its key
+is. Parsers that keep positions were considered and not taken: tomlkit keeps the layout of a text but reports no lines
+of valid keys, and its errors are worded differently.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, Final
 
 Path = tuple[str | int, ...]
 """Keys from the top; a number counts the tables of an array."""
-MOST_LINES: Final = 200
+MAX_LINES: Final = 200
 """A value that spans more lines than this is not followed to its end."""
 
 
@@ -33,32 +38,13 @@ def line_of(found: dict[Path, int], path: Path) -> int:
     return next((found[path[:count]] for count in range(len(path), 0, -1) if path[:count] in found), 1)
 
 
-def is_of_long_number(error: Exception) -> bool:
-    """Return whether an error is Python's, of a number with more digits than sys.get_int_max_str_digits()."""
-    return "set_int_max_str_digits" in str(error)
-
-
-def line_of_long_number(text: str) -> int:
-    """Return the line of the number that Python does not read: the first one at which a text can end and fail so."""
-    lines = text.split("\n")
-
-    def fails(count: int) -> bool:
-        try:
-            tomllib.loads("\n".join(lines[:count]))
-        except ValueError as error:
-            return is_of_long_number(error)
-        return False
-
-    return bisect_left(range(len(lines)), True, key=fails)
-
-
 def _statements(text: str) -> Iterator[tuple[int, str]]:
     """Yield each header, and each key with its whole value, with its first line."""
     lines = text.split("\n")
     start = 0
     while start < len(lines):
         end = start + 1
-        while not _is_whole("\n".join(lines[start:end])) and end < min(len(lines), start + MOST_LINES):
+        while not _is_whole("\n".join(lines[start:end])) and end < min(len(lines), start + MAX_LINES):
             end += 1
         statement = "\n".join(lines[start:end])
         if not _is_whole(statement):

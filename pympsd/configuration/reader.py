@@ -1,4 +1,14 @@
-"""Read a configuration file: TOML to a plan, with every error in it, each with its line and key."""
+"""Read a configuration file: TOML to a `Plan`, with every error in it, each with its line and key.
+
+A file is read completely even if it has errors, because an administrator wants to see all of them at once: each
+table and each key is checked by itself, what is wrong is noted with its path and left out, and at the end the paths
+become lines (`positions`). Warnings concern files that are valid but probably not meant so, such as a rule after one
+that every client fits.
+
+The keys of limits follow from the table of limits (`pympsd.vocabulary.limit_table`): the vendor's keys stand in the
+table of a namespace or of a rule, pympsd's own in the table ``pympsd`` in it, and a server's maxima in the table
+``pympsd`` of the server, with ``max_`` before the name. A device is named as the clients of the server name it.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +17,32 @@ import tomllib
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from pympsd.configuration.cgroups import read_cgroups
 from pympsd.configuration.partitions import check_chunks, read_partitions
-from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surroundings
-from pympsd.configuration.positions import Path, is_of_long_number, line_of, line_of_long_number, positions
+from pympsd.configuration.plan import Features, FileContext, Plan, Problem, ServerPlan
+from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.configuration.rules import read_condition
-from pympsd.configuration.tables import Tables, dotted
+from pympsd.configuration.tables import Tables, join_path
 from pympsd.errors import InputError
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
-from pympsd.vocabulary.partitions import NO_PARTITION, no_partition_note
+from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.partitions import no_partition_note
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.shares import BY_NAME, TABLE, BadShare, read_share
-from pympsd.vocabulary.texts import BadText, read_containment, read_memory_by_device, read_percentage, read_priority
+from pympsd.vocabulary.texts import BadText, read_containment
 
 SCHEMA: Final = "1.0"
-MOST_NAME: Final = 64
+MAX_NAME: Final = 64
 """Characters of a rule's name."""
-LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
-OWN_KEYS: Final = ("clients_only", "total_memory_limit", "sm_partition")
+LIMIT_KEYS: Final = tuple(row.key for row in VENDORS)
+OWN_KEYS: Final = ("clients_only", *(row.key for row in OWN))
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices", "pympsd")
-OWN_SERVER_KEYS: Final = ("max_active_thread_percentage", "max_pinned_memory_limit", "contain")
+OWN_SERVER_KEYS: Final = (*(f"max_{row.key}" for row in WITH_MAXIMUM), "contain")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups", TABLE)
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
@@ -50,15 +60,15 @@ class BadFile(InputError):
         self.problems = problems
 
 
-def read_plan(content: bytes, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
+def read_plan(content: bytes, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
     """Return the plan of a file, and warnings; raise BadFile."""
     try:
-        return _plan(_decoded(content), surroundings)
+        return _plan(_decode(content), context)
     except RecursionError:
         raise BadFile((Problem(1, "nested too deeply for a configuration file"),)) from None
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     """Return the text of a file; some editors begin it with a byte order mark."""
     try:
         return content.decode("utf-8-sig")
@@ -67,27 +77,27 @@ def _decoded(content: bytes) -> str:
         raise BadFile((Problem(line, f"no TOML, for it is not UTF-8: {error.reason}"),)) from None
 
 
-def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
+def _plan(text: str, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
     try:
         parsed = tomllib.loads(text)
     except ValueError as error:  # tomllib raises others than its own too: for a date, a long number
         raise BadFile((_syntax_problem(text, error),)) from None
-    reading = _Reading(surroundings, [], [])
+    reading = _Reading(context, [], [])
     plan = reading.file(parsed)
     if reading.problems:
-        raise BadFile(_placed(text, reading.problems))
-    return plan, _placed(text, reading.warnings) if reading.warnings else ()
+        raise BadFile(_locate(text, reading.problems))
+    return plan, _locate(text, reading.warnings) if reading.warnings else ()
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
-    if is_of_long_number(error):
-        return Problem(line_of_long_number(text), "no TOML: a number of thousands of digits")
+    if "set_int_max_str_digits" in str(error):  # Python's error, which has no line
+        return Problem(1, "no TOML: a number of thousands of digits")
     found = _AT_LINE.search(str(error))
     line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")
 
 
-def _placed(text: str, said: list[tuple[Path, str]]) -> tuple[Problem, ...]:
+def _locate(text: str, said: list[tuple[Path, str]]) -> tuple[Problem, ...]:
     where = positions(text)
     return tuple(sorted((Problem(line_of(where, path), each) for path, each in said), key=lambda one: one.line))
 
@@ -102,7 +112,7 @@ class _Reading(Tables):
             self.wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
         features = self._features(self.table((), parsed, "features"))
         servers = self.table((), parsed, "servers")
-        if self.surroundings.protocol == 2:
+        if self.context.protocol == 2:
             for key in {"servers", "features", "cgroups"} & parsed.keys():
                 self.wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
         plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
@@ -117,7 +127,7 @@ class _Reading(Tables):
         self.check_keys((TABLE,), given, tuple(BY_NAME), "users' shares")
         shares = {}
         for name in (each for each in BY_NAME if each in given):
-            if BY_NAME[name].is_named and self.surroundings.protocol == 2:
+            if BY_NAME[name].is_named and self.context.protocol == 2:
                 said = f"{TABLE}.{name}: protocol 2 has no named servers; start the daemon with -p 3"
                 self.wrong((TABLE, name), said)
                 continue
@@ -143,45 +153,45 @@ class _Reading(Tables):
         path = ("rules", number)
         self.check_keys(path, given, RULE_KEYS, "a rule")
         name = given.get("name", "")
-        if not isinstance(name, str) or not name.isprintable() or len(name) > MOST_NAME:
+        if not isinstance(name, str) or not name.isprintable() or len(name) > MAX_NAME:
             self.wrong(
                 (*path, "name"),
-                f"{dotted((*path, 'name'))} is a text of one line, {MOST_NAME} characters at most,",
+                f"{join_path((*path, 'name'))} is a text of one line, {MAX_NAME} characters at most,",
                 name,
             )
             name = ""
         conditions = (self._condition((*path, kind), kind, given[kind]) for kind in KINDS if kind in given)
-        return Rule(number + 1, name, tuple(filter(None, conditions)), self._limits(path, given))
+        return Rule(number + 1, name, tuple(filter(None, conditions)), self.limits(path, given, VENDORS))
 
     def _condition(self, path: Path, kind: str, given: Any) -> Condition | None:
-        if kind == "namespace" and self.surroundings.protocol == 2:
-            self.wrong(path, f"{dotted(path)}: protocol 2 has no namespaces; start the daemon with -p 3")
+        if kind == "namespace" and self.context.protocol == 2:
+            self.wrong(path, f"{join_path(path)}: protocol 2 has no namespaces; start the daemon with -p 3")
         try:
             return read_condition(kind, given)
         except BadText as error:
-            self.wrong(path, f"{dotted(path)} is {error.allowed}", given)
+            self.wrong(path, f"{join_path(path)} is {error.allowed}", given)
             return None
 
     def _server(self, name: str, path: Path, given: Any) -> ServerPlan:
         if reason := name_problem(name, of_server=True):
             self.wrong(path, reason.rstrip("."))
         if not isinstance(given, dict):
-            self.wrong(path, f"{dotted(path)} is a table,", given)
+            self.wrong(path, f"{join_path(path)} is a table,", given)
             return ServerPlan(name)
         self.check_keys(path, given, SERVER_KEYS, "a server")
         if given.get("locality_domains", False) is not False:
             self._locality_domains(path, given["locality_domains"])
         devices = self._devices(path, given)
-        ordinals = self.surroundings.allowed_devices.get(name) if devices is None else devices
-        own = self._limits(path, given, ordinals)
+        ordinals = self.context.allowed_devices.get(name) if devices is None else devices
+        own = self.limits(path, given, VENDORS, ordinals)
         tables = self.table(path, given, "namespaces")
         namespaces = {
             each: self._namespace(name, each, (*path, "namespaces", each), tables[each], ordinals) for each in tables
         }
-        if own != NamespaceLimits():
-            namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
+        if own != Limits():
+            namespaces[DEFAULT] = self._merge(path, own, namespaces.get(DEFAULT, Limits()))
         if (count := len({DEFAULT, *namespaces})) > MAX_NAMESPACES:
-            said = f"{dotted(path)} has {count} namespaces with {DEFAULT}; at most {MAX_NAMESPACES} are possible"
+            said = f"{join_path(path)} has {count} namespaces with {DEFAULT}; at most {MAX_NAMESPACES} are possible"
             self.wrong((*path, "namespaces"), said)
         self._warn_of_uncapped(path, namespaces)
         clients_only = {
@@ -191,37 +201,28 @@ class _Reading(Tables):
         }
         uid = self._uid(path, given)
         if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
-            self.wrong(path, f"{dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
+            self.wrong(path, f"{join_path(path)}: uid_<n> is the name of the server of user n, and of no other one")
         partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), ordinals)
         self._warn_of_missing_partitions(name, path, namespaces, {one.name for one in partitions})
         path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
-        percentage, memory, contain = OWN_SERVER_KEYS
-        ceiling = NamespaceLimits(
-            self._percentage(path, table, percentage), self._memory(path, table, memory, ordinals)
-        )
-        self.needs_own_servers((*path, contain), table)
-        contains = self.value(path, table, contain, read_containment, (str,))
-        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, ceiling, contains)
+        maximum = self.limits(path, table, WITH_MAXIMUM, ordinals, "max_")
+        self.needs_own_servers((*path, "contain"), table)
+        contains = self.value(path, table, "contain", read_containment, (str,))
+        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, maximum, contains)
 
-    def _namespace(
-        self, server: str, name: str, path: Path, given: Any, ordinals: tuple[int, ...] | None
-    ) -> NamespaceLimits:
+    def _namespace(self, server: str, name: str, path: Path, given: Any, ordinals: tuple[int, ...] | None) -> Limits:
         reason = name_problem(name) or socket_problem(
-            self.surroundings.pipe_directory, server, name, for_libcuda=not self.surroundings.has_own_servers
+            self.context.pipe_directory, server, name, for_libcuda=not self.context.has_own_servers
         )
         if reason and name != DEFAULT:
             self.wrong(path, reason.rstrip("."))
         if not isinstance(given, dict):
-            self.wrong(path, f"{dotted(path)} is a table,", given)
-            return NamespaceLimits()
+            self.wrong(path, f"{join_path(path)} is a table,", given)
+            return Limits()
         self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
-        path, own = (*path, "pympsd"), self.table(path, given, "pympsd")
-        for key in ("total_memory_limit", "sm_partition"):
-            self.needs_own_servers((*path, key), own)
-        total = self._memory(path, own, "total_memory_limit", ordinals)
-        partition = self.value(path, own, "sm_partition", _read_partition, (str,))
-        return evolve(self._limits(path[:-1], given, ordinals), total_memory=total, sm_partition=partition)
+        own = self.limits((*path, "pympsd"), self.table(path, given, "pympsd"), OWN, ordinals)
+        return self.limits(path, given, VENDORS, ordinals).changed_by(own)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
@@ -230,54 +231,30 @@ class _Reading(Tables):
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
         said = own.get("clients_only")
         if said is not None and not isinstance(said, bool):
-            self.wrong((*path, "clients_only"), f"{dotted((*path, 'clients_only'))} is true or false,", said)
+            self.wrong((*path, "clients_only"), f"{join_path((*path, 'clients_only'))} is true or false,", said)
         elif said and name == DEFAULT:
-            self.wrong((*path, "clients_only"), f"{dotted(path)}: the sockets of {DEFAULT} are its server's, too")
+            self.wrong((*path, "clients_only"), f"{join_path(path)}: the sockets of {DEFAULT} are its server's, too")
         return said
 
-    def _limits(
-        self, path: Path, given: Mapping[str, Any], ordinals: tuple[int, ...] | None = None
-    ) -> NamespaceLimits:
-        """Return the limits in a table; ``ordinals``: of its server's devices, None: all."""
-        return NamespaceLimits(
-            self._percentage(path, given, "active_thread_percentage"),
-            self._memory(path, given, "pinned_memory_limit", ordinals),
-            self.value(path, given, "client_priority", read_priority, (str, int)),
-        )
-
-    def _percentage(self, path: Path, given: Mapping[str, Any], key: str) -> Any:
-        return self.value(path, given, key, read_percentage, (str, int, float))
-
-    def _memory(
-        self, path: Path, given: Mapping[str, Any], key: str, ordinals: tuple[int, ...] | None
-    ) -> dict[int, PinnedMemory] | None:
-        memory = self.value(path, given, key, read_memory_by_device, (str,))
-        return None if memory is None else self.by_ordinal((*path, key), memory, ordinals)
-
-    def _merged(self, path: Path, own: NamespaceLimits, default: NamespaceLimits) -> NamespaceLimits:
+    def _merge(self, path: Path, own: Limits, default: Limits) -> Limits:
         """Return the limits of namespace ``default``: its own table beats the server's keys."""
-        for key, one, other in zip(
-            LIMIT_KEYS,
-            (own.pinned_memory, own.thread_percentage, own.client_priority),
-            (default.pinned_memory, default.thread_percentage, default.client_priority),
-            strict=True,
-        ):
-            if one is not None and other is not None and one != other:
-                beaten = dotted((*path, key))
-                self.warnings.append(((*path, key), f"{beaten} is beaten by that of namespaces.{DEFAULT}"))
+        for row in VENDORS:
+            if None not in (row.of(own), row.of(default)) and row.of(own) != row.of(default):
+                beaten = (*path, row.key)
+                self.warnings.append((beaten, f"{join_path(beaten)} is beaten by that of namespaces.{DEFAULT}"))
         return own.changed_by(default)
 
-    def _warn_of_uncapped(self, path: Path, namespaces: dict[str, NamespaceLimits]) -> None:
-        default = namespaces.get(DEFAULT, NamespaceLimits())
-        capped = any(each.thread_percentage or each.pinned_memory for each in namespaces.values())
-        if capped and not (default.thread_percentage or default.pinned_memory):
-            who = f"{dotted(path)}: namespace {DEFAULT} has no limits"
+    def _warn_of_uncapped(self, path: Path, namespaces: dict[str, Limits]) -> None:
+        default = namespaces.get(DEFAULT, Limits())
+        capped = any(row.of(each) for each in namespaces.values() for row in WITH_MAXIMUM)
+        if capped and not any(row.of(default) for row in WITH_MAXIMUM):
+            who = f"{join_path(path)}: namespace {DEFAULT} has no limits"
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
 
     def _warn_of_missing_partitions(
-        self, server: str, path: Path, namespaces: Mapping[str, NamespaceLimits], own: Set[str]
+        self, server: str, path: Path, namespaces: Mapping[str, Limits], own: Set[str]
     ) -> None:
-        there = own | self.surroundings.partitions.get(server, set())
+        there = own | self.context.partitions.get(server, set())
         for name, limits in namespaces.items():
             if limits.sm_partition and limits.sm_partition not in there:
                 place = (*path, "namespaces", name, "pympsd", "sm_partition")
@@ -290,13 +267,13 @@ class _Reading(Tables):
             return None
         path = (*path, "uid")
         if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < NO_USER:
-            self.wrong(path, f"{dotted(path)} is a user's number,", uid)
+            self.wrong(path, f"{join_path(path)} is a user's number,", uid)
             return None
-        if self.surroundings.multiuser and uid != 0:
-            self.wrong(path, f"{dotted(path)} is 0 with --multiuser: its servers are root's;", uid)
-        elif self.surroundings.uid not in (0, uid):
-            own = self.surroundings.uid
-            self.wrong(path, f"{dotted(path)} is {own}: this daemon can serve only its own user;", uid)
+        if self.context.multiuser and uid != 0:
+            self.wrong(path, f"{join_path(path)} is 0 with --multiuser: its servers are root's;", uid)
+        elif self.context.uid not in (0, uid):
+            own = self.context.uid
+            self.wrong(path, f"{join_path(path)} is {own}: this daemon can serve only its own user;", uid)
         return uid
 
     def _devices(self, path: Path, given: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -307,19 +284,19 @@ class _Reading(Tables):
             words = [word.strip() for word in words.split(",")]
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             allowed = 'a text such as "0,1", or a list of one text or more, such as ["0", "1"],'
-            self.wrong(path, f"{dotted(path)} is {allowed}", given["allowed_devices"])
+            self.wrong(path, f"{join_path(path)} is {allowed}", given["allowed_devices"])
             return None
         found = [self.device(path, word) for word in words]
         if len(set(found)) < len(found) and -1 not in found:
-            self.wrong(path, f"{dotted(path)} names a device twice")
+            self.wrong(path, f"{join_path(path)} names a device twice")
         return None if -1 in found else tuple(found)
 
     def _locality_domains(self, path: Path, given: Any) -> None:
         path = (*path, "locality_domains")
         if isinstance(given, bool):
-            self.wrong(path, f"{dotted(path)}: {NO_DOMAINS}")
+            self.wrong(path, f"{join_path(path)}: {NO_DOMAINS}")
         else:
-            self.wrong(path, f"{dotted(path)} is true or false,", given)
+            self.wrong(path, f"{join_path(path)} is true or false,", given)
 
     def _features(self, features: Mapping[str, Any]) -> Features:
         """Check what is said of features, and return it."""
@@ -342,14 +319,8 @@ class _Reading(Tables):
     def _feature_key(self, path: Path, value: Any) -> None:
         if path[-1] == "default_socket":
             if value not in ("on", "off"):
-                self.wrong(path, f'{dotted(path)} is "on" or "off",', value)
+                self.wrong(path, f'{join_path(path)} is "on" or "off",', value)
         elif not isinstance(value, bool):
-            self.wrong(path, f"{dotted(path)} is true or false,", value)
+            self.wrong(path, f"{join_path(path)} is true or false,", value)
         elif "context-share" in path and not value:
-            self.wrong(path, f"{dotted(path)}: {ALWAYS_SHARED}")
-
-
-def _read_partition(text: str) -> str:
-    if text and name_problem(text):
-        raise BadText("the name of an SM partition, or none;", text)
-    return "" if text == NO_PARTITION else text
+            self.wrong(path, f"{join_path(path)}: {ALWAYS_SHARED}")

@@ -68,20 +68,20 @@ def _number(text: str, whose: str, by_name: Callable[[str], int]) -> str:
         raise BadText(f"{whose} name on this machine, or its number,", text) from None
 
 
-def shown_conditions(rule: Rule) -> Iterator[str]:
+def render_conditions(rule: Rule) -> Iterator[str]:
     """Yield the lines of a rule, without its limits."""
     if rule.name:
-        yield f"name = {quoted(rule.name)}"
+        yield f"name = {quote(rule.name)}"
     for condition in rule.conditions:
-        yield f"{condition.kind} = {_shown(condition.values)}"
+        yield f"{condition.kind} = {_render(condition.values)}"
 
 
-def _shown(values: Sequence[str]) -> str:
-    texts = list(map(quoted, values))
+def _render(values: Sequence[str]) -> str:
+    texts = list(map(quote, values))
     return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """Return a text as a basic string of TOML."""
     escaped = "".join(
         f"\\{each}" if each in '"\\' else each if each.isprintable() else f"\\U{ord(each):08x}" for each in text

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pympsd.configuration.cgroups import shown_cgroups
-from pympsd.configuration.plan import Features, Surroundings
+from pympsd.configuration.cgroups import render_cgroups
+from pympsd.configuration.plan import Features, FileContext
 from pympsd.configuration.reader import SCHEMA
-from pympsd.configuration.rules import shown_conditions
+from pympsd.configuration.rules import render_conditions
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, LimitRow, Limits
 from pympsd.vocabulary.limits import CgroupLimits
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import TABLE
-from pympsd.vocabulary.texts import CONTAINMENTS, memory_limits_text, percentage_text
+from pympsd.vocabulary.texts import CONTAINMENTS
 
 
-def shown(
+def render_file(
     servers: Mapping[str, NamedServer],
-    surroundings: Surroundings,
+    context: FileContext,
     rules: Sequence[Rule] = (),
     features: Features = Features(),  # noqa: B008 - frozen
     cgroups: CgroupLimits | None = None,
@@ -40,13 +41,18 @@ def shown(
     if shares:
         lines += ["", f"[{TABLE}]", *(f"{name} = {value}" for name, value in shares.items())]
     for rule in rules:
-        lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, range(len(surroundings.devices)))]
-    lines += shown_cgroups(cgroups or {}, len(surroundings.devices))
+        lines += [
+            "",
+            "[[rules]]",
+            *render_conditions(rule),
+            *_limits(rule.limits, VENDORS, range(len(context.devices))),
+        ]
+    lines += render_cgroups(cgroups or {}, len(context.devices))
     for name, server in sorted(servers.items()):
-        said = [*_namespaces(server, surroundings), *_partitions(server, surroundings)]
+        said = [*_namespaces(server, context), *_partitions(server, context)]
         if server.source is Source.AUTO and not said:
             continue
-        tables = [f"[servers.{name}]", *_of_server(server, surroundings), *said]
+        tables = [f"[servers.{name}]", *_of_server(server, context), *said]
         if server.allowed_devices == ():
             # A file with a server that has no device is refused, and without allowed_devices it would have all.
             tables = [f"# None of the devices of server '{name}' is there:", *(f"# {line}" for line in tables)]
@@ -56,43 +62,43 @@ def shown(
     return "\n".join(lines)
 
 
-def _namespaces(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
-    ordinals = _ordinals(server, surroundings)
+def _namespaces(server: NamedServer, context: FileContext) -> Iterator[str]:
+    ordinals = _ordinals(server, context)
     for name in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
         namespace = server.namespaces[name]
-        limits, own = [*_limits(namespace.limits, ordinals)], [*_own_keys(namespace, ordinals)]
+        limits, own = [*_limits(namespace.limits, VENDORS, ordinals)], [*_own_keys(namespace, ordinals)]
         if name != DEFAULT or limits:
             yield from (f"[servers.{server.name}.namespaces.{name}]", *limits)
         if own:
             yield from (f"[servers.{server.name}.namespaces.{name}.pympsd]", *own)
 
 
-def _ordinals(server: NamedServer, surroundings: Surroundings) -> Sequence[int]:
+def _ordinals(server: NamedServer, context: FileContext) -> Sequence[int]:
     """Return the ordinals of a server's devices; if it has none, of those to which its limits for all apply."""
-    every = range(len(surroundings.devices))
+    every = range(len(context.devices))
     return server.ordinals(len(every)) or every
 
 
-def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
-    if server.uid != surroundings.uid:
+def _of_server(server: NamedServer, context: FileContext) -> Iterator[str]:
+    if server.uid != context.uid:
         yield f"uid = {server.uid}"
     if server.allowed_devices is not None:
-        uuids = (surroundings.devices[ordinal].uuid for ordinal in server.allowed_devices)
+        uuids = (context.devices[ordinal].uuid for ordinal in server.allowed_devices)
         yield f'allowed_devices = "{",".join(uuids)}"'
-    if server.ceiling != NamespaceLimits() or server.contains_partitions:
+    if server.maximum != Limits() or server.contains_partitions:
         yield f"[servers.{server.name}.pympsd]"
-        yield from (f"max_{line}" for line in _limits(server.ceiling, _ordinals(server, surroundings)))
+        yield from _limits(server.maximum, WITH_MAXIMUM, _ordinals(server, context), "max_")
         if server.contains_partitions:
             yield f'contain = "{CONTAINMENTS[True]}"'
 
 
-def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
+def _partitions(server: NamedServer, context: FileContext) -> Iterator[str]:
     for device in sorted({one.device for one in server.partitions}):
-        facts = surroundings.devices[device]
-        yield from (f"[[servers.{server.name}.devices]]", f'uuid = "{facts.uuid}"')
+        device_properties = context.devices[device]
+        yield from (f"[[servers.{server.name}.devices]]", f'uuid = "{device_properties.uuid}"')
         for one in server.partitions:
             if one.device == device:
-                remainder = chunk_count(facts) in one.chunks
+                remainder = chunk_count(device_properties) in one.chunks
                 yield f"[[servers.{server.name}.devices.sm_partitions]]"
                 yield from (f'name = "{one.name}"', f"chunks = {len(one.chunks) - remainder}")
                 if remainder:
@@ -102,17 +108,11 @@ def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str
 def _own_keys(namespace: Namespace, ordinals: Sequence[int]) -> Iterator[str]:
     if namespace.clients_only:
         yield "clients_only = true"
-    if namespace.limits.sm_partition:
-        yield f'sm_partition = "{namespace.limits.sm_partition}"'
-    if namespace.limits.total_memory is not None:
-        yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, ordinals)}"'
+    yield from _limits(namespace.limits, OWN, ordinals)
 
 
-def _limits(limits: NamespaceLimits, ordinals: Sequence[int]) -> Iterator[str]:
+def _limits(limits: Limits, rows: Iterable[LimitRow], ordinals: Sequence[int], prefix: str = "") -> Iterator[str]:
     """Yield the lines of limits; ``ordinals``: those of the devices, in the order in which the table counts them."""
-    if limits.pinned_memory is not None:
-        yield f'pinned_memory_limit = "{memory_limits_text(limits.pinned_memory, ordinals)}"'
-    if limits.thread_percentage is not None:
-        yield f'active_thread_percentage = "{percentage_text(limits.thread_percentage)}"'
-    if limits.client_priority is not None:
-        yield f'client_priority = "{limits.client_priority}"'
+    for row in rows:
+        if row.of(limits) is not None:
+            yield f'{prefix}{row.key} = "{row.text(limits, ordinals)}"'

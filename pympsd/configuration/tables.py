@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from json import dumps
 from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.plan import FileContext
 from pympsd.configuration.positions import Path
 from pympsd.devices.visible import find_device, listed
-from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.limit_table import LimitRow, Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
-_MOST_BITS: Final = 64
+_MAX_BITS: Final = 64
 """Those of a whole number in TOML."""
 
 
@@ -23,7 +24,7 @@ _MOST_BITS: Final = 64
 class Tables:
     """A file that is being read; ``problems`` and ``warnings`` grow."""
 
-    surroundings: Surroundings
+    context: FileContext
     problems: list[tuple[Path, str]]
     warnings: list[tuple[Path, str]]
 
@@ -41,12 +42,12 @@ class Tables:
         value = given[key]
         if isinstance(value, bool) or not isinstance(value, types):
             names = " or ".join({str: "text", int: "a whole number", float: "a number"}[each] for each in types)
-            self.wrong((*path, key), f"{dotted((*path, key))} is {names},", value)
+            self.wrong((*path, key), f"{join_path((*path, key))} is {names},", value)
             return None
         try:
             return read(value if isinstance(value, str) else number_text(value))
         except BadText as error:
-            self.wrong((*path, key), f"{dotted((*path, key))} is {error.allowed}", value)
+            self.wrong((*path, key), f"{join_path((*path, key))} is {error.allowed}", value)
             return None
 
     def table(self, path: Path, given: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -54,14 +55,14 @@ class Tables:
         table = given.get(key, {})
         if isinstance(table, dict):
             return table
-        self.wrong((*path, key), f"{dotted((*path, key))} is a table,", table)
+        self.wrong((*path, key), f"{join_path((*path, key))} is a table,", table)
         return {}
 
     def tables(self, path: Path, given: Any) -> list[dict[str, Any]]:
         """Return the tables of an array."""
         if isinstance(given, list) and all(isinstance(each, dict) for each in given):
             return given
-        self.wrong(path, f"{dotted(path)} are tables, each under [[{dotted(path)}]],", given)
+        self.wrong(path, f"{join_path(path)} are tables, each under [[{join_path(path)}]],", given)
         return []
 
     def check_keys(self, path: Path, given: Mapping[str, Any], known: tuple[str, ...], owner: str) -> None:
@@ -70,59 +71,72 @@ class Tables:
             if key not in known:
                 similar = find_similar(key, known)
                 hint = f"did you mean {similar}?" if similar else f"the keys are {', '.join(known)}"
-                self.wrong((*path, key), f"{dotted((*path, key))} is no key of {owner}; {hint}")
+                self.wrong((*path, key), f"{join_path((*path, key))} is no key of {owner}; {hint}")
 
     def needs_own_servers(self, path: Path, given: Mapping[str, Any]) -> None:
         """Note a key that asks for what the driver's own server does not do."""
-        if given.get(str(path[-1])) and not self.surroundings.has_own_servers:
-            self.wrong(path, f"{dotted(path)} is not possible with the driver's own server of this release")
+        if given.get(str(path[-1])) and not self.context.has_own_servers:
+            self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
     def wrong(self, path: Path, said: str, value: Any = None) -> None:
         """Note an error; ``value``: what stands there, for a sentence that goes on with it."""
-        self.problems.append((path, said if value is None else f"{said} not {_shown(value)}"))
+        self.problems.append((path, said if value is None else f"{said} not {_render(value)}"))
 
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
         """Return the daemon's ordinal of a device, which ``word`` names as a server's clients do that has the
         ``allowed`` ones (None: all); -1 if there is none of that name.
         """
-        every = self.surroundings.devices
+        every = self.context.devices
         ordinals = range(len(every)) if allowed is None else allowed
         devices = [every[ordinal] for ordinal in ordinals]
         found = find_device(devices, word)
         if found is None:
             of = "" if allowed is None else " of this server"
-            self.wrong(path, f"{dotted(path)}: no device '{word}'{of}; devices: {listed(devices) or 'none'}")
+            self.wrong(path, f"{join_path(path)}: no device '{word}'{of}; devices: {listed(devices) or 'none'}")
         return -1 if found is None else ordinals[found]
 
-    def by_ordinal(
-        self, path: Path, given: Mapping[str, PinnedMemory | None], allowed: tuple[int, ...] | None = None
-    ) -> dict[int, PinnedMemory]:
-        """Return limits by the daemon's ordinals of devices, named as in `device`; those of ``""`` are for all that
-        there are, None is none.
-        """
-        every = range(len(self.surroundings.devices))
-        limits: dict[int, PinnedMemory] = {}
-        for word, limit in given.items():
-            places = [self.device(path, word, allowed)] if word else every
-            if limit is not None:
-                limits.update(dict.fromkeys(places, limit))
-        return limits
+    def limits(
+        self,
+        path: Path,
+        given: Mapping[str, Any],
+        rows: Iterable[LimitRow],
+        allowed: tuple[int, ...] | None = None,
+        prefix: str = "",
+    ) -> Limits:
+        """Return what a table states of some limits; ``prefix``: that of the keys, ``allowed``: as in `device`."""
+        stated: dict[str, Any] = {}
+        for row in rows:
+            key = f"{prefix}{row.key}"
+            place, value = (*path, key), self.value(path, given, key, row.read, row.types)
+            if value is None:
+                continue
+            if not self.context.has_own_servers and (lack := row.driver_lacks(value)):
+                self.wrong(place, f"{join_path(place)} is not possible with the driver's own server{lack}")
+            stated[row.field] = self.by_index(place, row, value, allowed) if row.is_by_device else value
+        return Limits(**stated)
+
+    def by_index(
+        self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
+    ) -> dict[int, Any]:
+        """Return the entries of a limit by device index, of devices named as in `device`."""
+        entries = {self.device(path, word, allowed) if word else ALL_DEVICES: one for word, one in value.items()}
+        return row.changed(None, entries, range(len(self.context.devices)))
 
 
 def number_text(value: Any) -> str:
     """Return a number as a text has it; nothing of what no value can be, nan or one of thousands of digits."""
     if isinstance(value, int):
         # Python refuses to write numbers of thousands of digits, and none that means anything is that long.
-        return str(value) if value.bit_length() <= _MOST_BITS else ""
+        return str(value) if value.bit_length() <= _MAX_BITS else ""
     return f"{value:g}" if value == value else ""
 
 
-def dotted(path: Path) -> str:
+def join_path(path: Path) -> str:
     """Return the name of a place in a file."""
     return ".".join(map(str, path))
 
 
-def _shown(value: Any) -> str:
+def _render(value: Any) -> str:
     """Return a value as TOML writes it, if it is a short one."""
     if isinstance(value, dict):
         return "a table"

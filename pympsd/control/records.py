@@ -65,8 +65,10 @@ class Client:
     pid_namespace: Count
     namespace: str | None
     """The namespace of its server that it came to, in protocol 3."""
-    active_thread_percentage: float | None
-    """The percentage in force for it; on the driver's own server what the daemon has set."""
+    active_thread_percentage: float | dict[int, float] | None
+    """The percentage in force for it, by the daemon's ordinal if those of its devices differ; on the driver's own
+    server what the daemon has set.
+    """
     memory_bytes: dict[int, Count]
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]

@@ -1,27 +1,29 @@
-"""Read pinned device memory limits, ``0=1G,GPU-...=512MB``: the daemon's and each client's own.
+"""Read limits by device from variables: memory, ``0=1G,GPU-...=512MB``, and percentages, ``0=50,1=25``.
 
-MPS documents, 4.2.7. A device is named by index, UUID or unique prefix of one, as in CUDA_VISIBLE_DEVICES.
+A device is named by index, UUID or unique prefix of one, as in CUDA_VISIBLE_DEVICES. The form is that of the MPS
+documents for memory (4.2.7). Percentages by device are pympsd's own: clients on unlike GPUs need unlike portions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pympsd.devices.visible import find_device, listed
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MOST_MEMORY, BadLimit, PinnedMemory
-from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limits import ALL_DEVICES, MAX_MEMORY, BadLimit, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS, PERCENTAGE, PERCENTAGE_FORM
 
 SHOWN: Final = 100
 """The number of characters of an invalid entry that are kept."""
 OF_CONTAINER: Final = "NVIDIA_GPU_MEMORY_LIMIT"
 """MiB of each device that a container may hold: a scheduler sets it, for a hook of NVIDIA's container toolkit
 (apply-cuda-memory-limits), which takes a decimal number of 64 bits and nothing else."""
-MOST_OF_CONTAINER: Final = 2**64 - 1
+MAX_OF_CONTAINER: Final = 2**64 - 1
+V = TypeVar("V")
 _WHOLE: Final = re.compile("0*([0-9]{0,20})")
 
 
@@ -49,32 +51,57 @@ def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
     """Return the bytes that OF_CONTAINER leaves each device of a client's, 0 for no limit, and an invalid text."""
     text = environment.get(OF_CONTAINER, "")
     found = _WHOLE.fullmatch(text)
-    mebibytes = int(found[1] or "0") if found else MOST_OF_CONTAINER + 1
-    if mebibytes <= MOST_OF_CONTAINER:
-        return min(mebibytes << 20, MOST_MEMORY), []
+    mebibytes = int(found[1] or "0") if found else MAX_OF_CONTAINER + 1
+    if mebibytes <= MAX_OF_CONTAINER:
+        return min(mebibytes << 20, MAX_MEMORY), []
     shown = text[:SHOWN]
     reason = f"it is a whole number of MiB, such as 2048, or 0 for no limit; not {shown!r}"
     return 0, [BadEntry(shown, reason, OF_CONTAINER)]
 
 
-def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
-    """Return the limits by index of ``devices``, and the invalid entries; the last one for a device wins.
+def read(
+    devices: Sequence[DeviceProperties], text: str, owner: str
+) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
+    """Return the limits of memory by index of ``devices``, and the invalid entries; the last one for a device wins.
 
     Each valid entry counts, whatever the others are. ``owner`` names the owner of the devices in messages.
     """
-    limits: dict[int, PinnedMemory] = {}
+    return _read_by_device(devices, text, owner, PinnedMemory.parse, MEMORY_LIMIT_FORM)
+
+
+def read_percentages(
+    environment: Mapping[str, str], devices: Sequence[DeviceProperties]
+) -> tuple[dict[int, ThreadPercentage], list[BadEntry]]:
+    """Return a client's percentages by index of ``devices``, or for all of them, and the invalid entries.
+
+    One number is for all; if it is invalid it counts as not set, as in the driver, and is reported elsewhere.
+    """
+    text = environment.get(PERCENTAGE, "")
+    if "=" in text:
+        found, bad = _read_by_device(devices, text, "this process", ThreadPercentage.parse, PERCENTAGE_FORM)
+        return found, [evolve(each, variable=PERCENTAGE) for each in bad]
+    try:
+        return {ALL_DEVICES: ThreadPercentage.parse(text)}, []
+    except BadLimit:
+        return {}, []
+
+
+def _read_by_device(
+    devices: Sequence[DeviceProperties], text: str, owner: str, parse: Callable[[str], V | None], form: str
+) -> tuple[dict[int, V], list[BadEntry]]:
+    limits: dict[int, V] = {}
     bad: list[BadEntry] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         word, equals, value = (part.strip() for part in entry.partition("="))
         if not (word and equals) and any(character.isdigit() for character in entry):  # a limit, or a device
-            bad.append(BadEntry(entry[:SHOWN], f"the form is {MEMORY_LIMIT_FORM}"))
+            bad.append(BadEntry(entry[:SHOWN], f"the form is {form}"))
             continue
         index = find_device(devices, word)
         if index is None:
             bad.append(BadEntry(entry[:SHOWN], no_such_device(devices, word[:SHOWN], owner)))
             continue
         try:
-            limit = PinnedMemory.parse(value[:SHOWN])
+            limit = parse(value[:SHOWN])
         except BadLimit as error:
             bad.append(BadEntry(entry[:SHOWN], str(error)))
             continue
@@ -84,6 +111,6 @@ def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[in
     return limits, bad
 
 
-def no_such_device(devices: Sequence[DeviceFacts], word: str, owner: str) -> str:
+def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
     """Return the message that a word names no device, with the devices that there are."""
     return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {listed(devices)}"

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from pympsd.state_machine import instructions as do
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.limit_table import ClientLimits
 
 
 @frozen
@@ -20,7 +20,7 @@ class Admission:
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
-    limits: do.ClientLimits | None = None
+    limits: ClientLimits | None = None
 
 
 class ConnectedOperator(Protocol):

@@ -14,6 +14,7 @@ from attrs import evolve
 
 from pympsd.devices.machine import BadMachine
 from pympsd.devices.state_folder import unusable_directory
+from pympsd.errors import BAD_USAGE
 from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION, VERSION
 from pympsd.smi import changes, monitors, queries, report, source, summary
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
@@ -28,7 +29,6 @@ from pympsd.smi.options import (
     parse,
     usage,
 )
-from pympsd.vocabulary.mistyped import BAD_USAGE
 
 NO_MACHINE = 9
 NOT_FOUND = 6

@@ -16,7 +16,7 @@ from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Count, convert
 from pympsd.smi.options import Refused
 from pympsd.vocabulary.answers import NO_LIMITS
-from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.limits import MAX_MEMORY
 from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.rules import at_or_above
 from pympsd.vocabulary.untrusted import printable
@@ -25,7 +25,7 @@ INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
 """Exit statuses, as nvidia-smi's manual page lists them."""
 _MOUNT: Final = "/sys/fs/cgroup"
 _MIB: Final = 1 << 20
-_MOST_MIB: Final = MOST_MEMORY // _MIB
+_MOST_MIB: Final = MAX_MEMORY // _MIB
 """The greatest limit, for which ``max`` stands in a soft limit."""
 
 
@@ -128,7 +128,7 @@ def _shown(daemon: Control, cgroup: str, device: str) -> str:
     soft, hard = row.soft_limit or 0, row.hard_limit
     texts = {
         "namespace": f"{_MOUNT}{printable(row.cgroup)}".rstrip("/"),
-        "soft limit": "max" if soft == MOST_MEMORY else f"{soft // _MIB} MiB",
+        "soft limit": "max" if soft == MAX_MEMORY else f"{soft // _MIB} MiB",
         "hard limit": "max" if hard is None else f"{hard // _MIB} MiB",
         "current used": f"{row.used // _MIB} MiB",
     }

@@ -14,10 +14,10 @@ from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
-from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
+from pympsd.vocabulary.limits import MAX_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
 
-MOST_CGROUPS: Final = 4096
+MAX_CGROUPS: Final = 4096
 NO_CGROUPS: Final = "Limits of cgroups are not possible with the driver's own server: it knows single clients."
 MOUNT: Final = "/sys/fs/cgroup"
 _OF_PATTERNS: Final = frozenset("*?[")
@@ -47,12 +47,12 @@ def set_limits(
                 f"The soft limit of a cgroup is at most its hard limit, {limit.hard}; not {limit.soft}."
             )
     kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
-    if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MOST_CGROUPS:
-        raise NotPossible(f"{MOST_CGROUPS} cgroups have limits, and no more are possible.")
-    known = daemon.process_limits.cgroups.pop(path, None)
+    if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MAX_CGROUPS:
+        raise NotPossible(f"{MAX_CGROUPS} cgroups have limits, and no more are possible.")
+    previous = daemon.process_limits.cgroups.pop(path, None)
     if kept:
         daemon.process_limits.cgroups[path] = kept
-        if known is None:
+        if previous is None:
             daemon.process_limits.transient_cgroups[path] = False
     else:
         daemon.process_limits.transient_cgroups.pop(path, None)
@@ -64,7 +64,7 @@ def set_limits(
 
 def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction]:
     """Set the limits of all cgroups; for clients that come later."""
-    daemon.process_limits.cgroups = {path: each for path, each in limits.items() if each}
+    daemon.process_limits.cgroups = {path: by_device for path, by_device in limits.items() if by_device}
     daemon.process_limits.transient_cgroups.clear()
     yield Log("cgroup_limits_set", {"count": len(daemon.process_limits.cgroups)})
 
@@ -80,7 +80,7 @@ def note_client(daemon: Daemon, event: ClientConnected) -> None:
 
 def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction]:
     """Drop the limits of cgroups that are gone, without a client: those of a command, not those of a file, whose
-    cgroup may come again. One that has not been there yet is awaited.
+    cgroup may come again. The limits of a cgroup that has not been there yet are kept.
     """
     used = clients_by_cgroup(daemon)
     for path, is_seen in tuple(daemon.process_limits.transient_cgroups.items()):
@@ -114,7 +114,7 @@ def _keys(client: Client) -> set[tuple[int, str]]:
 def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
     """Return the least limits that hold for a client by its cgroups on a device."""
     limits = [group for group in _in_force(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
-    hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MOST_MEMORY)
+    hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MAX_MEMORY)
     soft = (PinnedMemory(limit.soft) for limit in limits if limit.soft)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
 
@@ -122,7 +122,7 @@ def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
 def total_of(server: Server, client: Client, ordinal: int) -> int | None:
     """Return the bytes that a client's namespace may hold on a device, all its clients together; None: no limit."""
     own = (group for group in _in_force(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
-    return min((group.limit for group in own if group.limit < MOST_MEMORY), default=None)
+    return min((group.limit for group in own if group.limit < MAX_MEMORY), default=None)
 
 
 def _in_force(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]:
@@ -148,9 +148,9 @@ def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 def clients_by_cgroup(daemon: Daemon) -> dict[str, list[Client]]:
     """Return the clients in each cgroup and those below, as far as their cgroups are known."""
-    found: dict[str, list[Client]] = {}
+    by_path: dict[str, list[Client]] = {}
     for server in daemon.servers.values():
         for client in server.clients.values():
             for path in at_or_above(client.process.cgroups):
-                found.setdefault(path, []).append(client)
-    return found
+                by_path.setdefault(path, []).append(client)
+    return by_path

@@ -1,4 +1,9 @@
-"""Everything the state machine can ask of the I/O layer."""
+"""Everything that the state machine requests of the I/O layer, as values.
+
+`pympsd.service.dispatcher` carries them out in order, without waiting; what takes time is reported by a later
+event. Whoever an instruction is for may be gone by then: the dispatcher leaves out answers to operators and clients
+that have hung up.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,7 @@ from attrs import field, frozen
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
-from pympsd.vocabulary.limits import MemoryGroup
-from pympsd.vocabulary.partitions import ChosenPartition
+from pympsd.vocabulary.limit_table import ClientLimits
 
 
 @frozen
@@ -30,27 +34,6 @@ class SpawnServer:
     peer: Peer | None
     name: str = ""
     """In protocol 3."""
-
-
-@frozen
-class ClientLimits:
-    """The limits of a client by its namespace, in protocol 3, and by rule."""
-
-    thread_percentage: float
-    memory_limits: dict[int, int]
-    """Bytes by device ordinal."""
-    devices: tuple[int, ...] | None = None
-    """The ordinals of the devices that it may see, in their order; None: all."""
-    server: str = ""
-    namespace: str = ""
-    least_priority: int = 0
-    """The level that its own variable cannot go beyond: 1 keeps it below normal."""
-    partitions: dict[int, ChosenPartition] = field(factory=dict)
-    """By ordinal, of devices in static use."""
-    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device ordinal."""
-    audited: bool = False
-    """Whether the memory that it takes and returns is logged."""
 
 
 @frozen
@@ -93,7 +76,7 @@ class ContinueWithoutMps:
 
 @frozen
 class ShutDownServer:
-    """Ask a server to end when its last client has gone, or (forced) at once."""
+    """Ask a server to end when its last client has gone, or (forced) immediately."""
 
     server: int
     forced: bool
@@ -119,7 +102,7 @@ class TerminateClient:
     pid: int
     by_reset: bool
     """Whether to reset a device if a kernel on it cannot be stopped."""
-    expelled: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = ()
     """Clients that get no context any more."""
 
 
@@ -219,7 +202,7 @@ class Exit:
 
 @frozen
 class ChangeBackend:
-    """Begin anew with the other backend."""
+    """Start again with the other backend."""
 
 
 Instruction = (

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 
 from pympsd.state_machine import queueing, shares, terminations
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
-from pympsd.state_machine.named_servers import NotPossible, active, change_limits, check_share, clients, server
+from pympsd.state_machine.named_servers import (
+    NotPossible,
+    change_limits,
+    check_share,
+    clients,
+    end_of_refusal,
+    server,
+)
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, socket_problem
 from pympsd.vocabulary.results import Result
 
 
@@ -18,7 +26,7 @@ def create_namespace(
     daemon: Daemon,
     server_name: str,
     name: str,
-    limits: NamespaceLimits | None = None,
+    limits: Limits | None = None,
     session: int = 0,
     clients_only: bool = False,
     asker: int = 0,
@@ -35,13 +43,13 @@ def create_namespace(
     if len(named.namespaces) >= MAX_NAMESPACES:
         raise NotPossible(f"Server '{server_name}' has {MAX_NAMESPACES} namespaces, and no more are possible.")
     check_share(shares.problem(daemon, asker, shares.cost_of_namespace()))
-    named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [], clients_only)
+    named.namespaces[name] = Namespace(name, limits or Limits(), [session] if session else [], clients_only)
     daemon.named_servers.changes += 1
     yield Log("namespace_added", {"name": f"{server_name}/{name}"})
     yield OpenNamespace(server_name, name, named.uid)
 
 
-def set_namespace(daemon: Daemon, server_name: str, name: str, limits: NamespaceLimits) -> Iterator[Instruction]:
+def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -> Iterator[Instruction]:
     """Set limits of a namespace, for clients that come later."""
     named = _server(daemon, server_name)
     _check_there(named, name)
@@ -58,7 +66,7 @@ def delete_namespace(
         raise NotPossible("Namespace 'default' belongs to its server.")
     present = clients(daemon, server_name, name)
     if present and not forced:
-        raise NotPossible(f"Namespace '{name}' has {active(len(present))}")
+        raise NotPossible(f"Namespace '{name}' has {end_of_refusal(len(present))}")
     del named.namespaces[name]
     daemon.named_servers.changes += 1
     yield Log("namespace_removed", {"name": f"{server_name}/{name}"})

@@ -1,4 +1,7 @@
-"""Where a client goes in protocol 3: to the namespace whose socket it comes by; from the top one, by its user."""
+"""Named servers as they come and go: added with their sockets, ready or failed, closed.
+
+These steps are shared by the commands of operators, the first client of a user, and a daemon that takes over.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine.instructions import (
-    ClientLimits,
     CloseNamespace,
     Instruction,
     Log,
@@ -16,7 +18,8 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.namespaces import DEFAULT
 
 NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
 
@@ -27,14 +30,10 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     yield Log("default_socket_set", {"state": "on" if on else "off"})
 
 
-def add(
-    daemon: Daemon, named: NamedServer, limits: NamespaceLimits | None = None, session: int = 0
-) -> Iterator[Instruction]:
+def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, session: int = 0) -> Iterator[Instruction]:
     """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
-    own = NamespaceLimits(
-        daemon.defaults.thread_percentage, dict(daemon.defaults.memory_limits), daemon.defaults.client_priority
-    )
-    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
+    own = daemon.defaults.limits
+    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or Limits()))
     named.created = daemon.lifetime.now
     if session:
         named.creators.append(session)
@@ -44,14 +43,14 @@ def add(
 
 
 def open_sockets(named: NamedServer) -> Iterator[Instruction]:
-    """Have the sockets of a server and its namespaces opened; that of ``default`` last, after which it may start."""
+    """Open the sockets of a server and its namespaces; that of ``default`` last, after which it may start."""
     yield OpenNamespace(named.name, "", named.uid)
-    for namespace in (*(one for one in named.namespaces if one != DEFAULT), DEFAULT):
+    for namespace in (*(name for name in named.namespaces if name != DEFAULT), DEFAULT):
         yield OpenNamespace(named.name, namespace, named.uid)
 
 
 def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
-    """Have the sockets and directories of a server made anew for a user."""
+    """Close the sockets of a server and open them again for another user."""
     named.uid, named.opening, named.failed = uid, True, ""
     daemon.named_servers.changes += 1
     yield Log("server_user_set", {"name": named.name, "uid": uid})
@@ -64,34 +63,15 @@ def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     if not server:
         return daemon.options.clients_only
     named = daemon.named_servers.get(server)
-    found = named.namespaces.get(namespace) if named is not None else None
-    return found is not None and found.clients_only
+    target = named.namespaces.get(namespace) if named is not None else None
+    return target is not None and target.clients_only
 
 
 def close_sockets(named: NamedServer) -> Iterator[Instruction]:
-    """Have the sockets and directories of a server and its namespaces removed."""
+    """Remove the sockets and directories of a server and its namespaces."""
     for namespace in named.namespaces:
         yield CloseNamespace(named.name, namespace)
     yield CloseNamespace(named.name, "")
-
-
-def client_limits(daemon: Daemon, server: str, namespace: str) -> ClientLimits | None:
-    """Return the limits of a client of a namespace; None in protocol 2, in which they are its server's."""
-    named = daemon.named_servers.get(server)
-    if named is None:
-        return None
-    # It may be gone since this client was admitted: the connections of its further contexts are limited too.
-    found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
-    memory = {ordinal: limit.value for ordinal, limit in found.pinned_memory.items()}
-    return ClientLimits(found.thread_percentage.value, memory, named.allowed_devices, server, found.name)
-
-
-def priority(daemon: Daemon, server: str, namespace: str) -> int:
-    """Return the priority of a client that sets none itself."""
-    named = daemon.named_servers.get(server)
-    if named is None:
-        return daemon.defaults.client_priority.level
-    return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level
 
 
 def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:

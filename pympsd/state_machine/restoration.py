@@ -9,14 +9,15 @@ from pympsd.state_machine.instructions import Instruction
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.takeover.state.records import PersistentNamedServer, PersistentServer, PersistentState, in_memory
-from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user
+from pympsd.vocabulary.limit_table import Limits, percentages
+from pympsd.vocabulary.limits import ClientPriority
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 
 def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
-    """Restore the named servers, whether or not their processes return; those that do not start anew."""
+    """Restore the named servers, whether or not their processes return; those that do not are started again."""
     for kept in left.named_servers:
-        daemon.named_servers.add(_named(kept))
+        daemon.named_servers.add(_restore_server(kept))
     for process in left.servers:
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
@@ -28,17 +29,20 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
         yield from registration.close_sockets(named) if named.deleted else registration.open_sockets(named)
 
 
-def _named(kept: PersistentNamedServer) -> NamedServer:
-    namespaces = {one.name: Namespace(one.name, one.limits, clients_only=one.clients_only) for one in kept.namespaces}
+def _restore_server(kept: PersistentNamedServer) -> NamedServer:
+    namespaces = {
+        namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
+        for namespace in kept.namespaces
+    }
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
     named = NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
     named.partitions += kept.partitions
-    named.ceiling, named.contains_partitions, named.created = kept.ceiling, kept.contains_partitions, kept.created
+    named.maximum, named.contains_partitions, named.created = kept.maximum, kept.contains_partitions, kept.created
     return named
 
 
 def _of_process(name: str, process: PersistentServer, priority: ClientPriority) -> NamedServer:
     """Return a server of protocol 2, whose clients had the daemon's default ``priority``, as one of protocol 3."""
     memory = in_memory(process.memory_limits)
-    limits = NamespaceLimits(ThreadPercentage(process.thread_percentage), memory, priority)
+    limits = Limits(percentages(process.thread_percentage), memory, priority)
     return NamedServer(name, process.uid, {DEFAULT: Namespace(DEFAULT, limits)}, source=Source.AUTO)

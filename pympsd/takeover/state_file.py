@@ -23,10 +23,12 @@ from pympsd.service.processes.status import has_ended, started_at
 from pympsd.takeover.state.protocol_2 import lost
 from pympsd.takeover.state.records import PersistentState, check
 from pympsd.vocabulary import files
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""Format 1, of pympsd before 27 November 2026, is read too."""
 MODE: Final = 0o600
 MOST_BYTES: Final = 4 << 20
 """The largest configuration file takes 1.4 MiB of it."""
@@ -66,10 +68,10 @@ class SavedState:
     """Those that it, or the previous daemon, has made for the logs of servers."""
 
 
-def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
+def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
     """Return a text for each device that tells it from others, in order."""
     return tuple(
-        f"{facts.uuid} {facts.name} {facts.multiprocessors} SMs {facts.memory_bytes} bytes" for facts in devices
+        f"{device.uuid} {device.name} {device.multiprocessors} SMs {device.memory_bytes} bytes" for device in devices
     )
 
 
@@ -95,7 +97,7 @@ def _own_bytes(folder: str) -> bytes | None:
         os.close(fd)
 
 
-def lost_in_protocol_2(folder: str, own: NamespaceLimits) -> list[str]:
+def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
     """Return what a daemon left, in words, that one of protocol 2 with these defaults could not go on with."""
     if (saved := _left(folder)) is None:
         return []
@@ -173,9 +175,51 @@ def _checked(data: bytes) -> SavedState:
 
 def _decoded(data: bytes) -> SavedState:
     """Return the contents; raise ValueError (msgspec's own errors are ValueErrors) or RecursionError."""
-    saved = msgspec.json.decode(data, type=SavedState)
+    contents = msgspec.json.decode(data)
+    if isinstance(contents, dict) and contents.get("format") == 1:
+        _upgrade(contents)
+    saved = msgspec.convert(contents, SavedState, str_keys=True)
     check(saved.remembered, len(saved.devices) or MOST_DEVICES)
     return saved
+
+
+_FORMAT_1_LIMITS: Final = ("thread_percentage", "pinned_memory", "client_priority", "total_memory", "sm_partition")
+
+
+def _upgrade(contents: Any) -> None:
+    """Make the contents of format 1 those of format 2, in which limits stand in objects of their own.
+
+    Format 1 has those of a namespace and a server's maxima among their other values, as numbers, and in rules one
+    percentage for all devices. Contents that are no daemon's are left to the check that follows.
+    """
+    try:
+        remembered = contents["remembered"]
+        for server in remembered.get("named_servers", ()):
+            maxima = {name: server.pop(f"max_{name}", None) for name in ("thread_percentage", "pinned_memory")}
+            server["maximum"] = _limits_of_numbers(maxima)
+            for namespace in server["namespaces"]:
+                stated = {name: namespace.pop(name, None) for name in _FORMAT_1_LIMITS}
+                namespace["limits"] = _limits_of_numbers(stated)
+        for rule in remembered.get("rules") or ():
+            if (percentage := rule["limits"].get("thread_percentage")) is not None:
+                rule["limits"]["thread_percentage"] = {str(ALL_DEVICES): percentage}
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError("its format is not what it says") from None
+    contents["format"] = FORMAT
+
+
+def _limits_of_numbers(stated: dict[str, Any]) -> dict[str, Any]:
+    """Return limits as objects, which format 1 has as numbers."""
+    percentage, priority = stated.get("thread_percentage"), stated.get("client_priority")
+    limits = {
+        "thread_percentage": None if percentage is None else {str(ALL_DEVICES): {"value": percentage}},
+        "client_priority": None if priority is None else {"level": priority},
+        "sm_partition": stated.get("sm_partition"),
+    }
+    for name in ("pinned_memory", "total_memory"):
+        memory = stated.get(name)
+        limits[name] = None if memory is None else {index: {"value": count} for index, count in memory.items()}
+    return limits
 
 
 def _runs(pid: int, started: int) -> bool:

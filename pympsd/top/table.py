@@ -23,7 +23,8 @@ class Row(NamedTuple):
     uid: int
     server: int
     status: str
-    percentage: float | None
+    percentage: float | dict[int, float] | None
+    """By device, if those of a client's devices differ."""
     contexts: int
     memory: int | None
     command: str
@@ -63,9 +64,7 @@ COLUMNS: Final = (
         "a client with contexts is ACTIVE; WAITING clients have no server yet",
         True,
     ),
-    Column(
-        "SM %", 5, lambda row: "-" if row.percentage is None else f"{row.percentage:.1f}", "active thread percentage"
-    ),
+    Column("SM %", 5, lambda row: _percentages(row.percentage), "active thread percentage"),
     Column("CTX", 4, lambda row: str(row.contexts), "contexts"),
     Column("MEMORY", 9, lambda row: _mebibytes(row.memory), "device memory in use, in MiB"),
     Column(
@@ -208,6 +207,12 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
         yield from clients
     for each in answers.waiting:
         yield Row(each.pid, each.uid, 0, "WAITING", None, 0, None, each.command or "start_server")
+
+
+def _percentages(percentage: float | dict[int, float] | None) -> str:
+    if isinstance(percentage, dict):
+        return ",".join(f"{each:.1f}" for _, each in sorted(percentage.items()))
+    return "-" if percentage is None else f"{percentage:.1f}"
 
 
 def _mebibytes(count: int | None) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from math import isfinite
+from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.errors import InputError
 
 _MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
-MOST_MEMORY = 1 << 50
+MAX_MEMORY = 1 << 50
 """1 PiB: more is a typing error."""
+ALL_DEVICES: Final = -1
+"""In a limit by device index: every device without an entry of its own."""
 PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
 """If set to 1 when a client process starts, each of its contexts has its own percentage (MPS documents, 4.2.6)."""
 
@@ -70,11 +73,19 @@ class LimitsInForce:
     """The limits in force for a client: the least of what is set for it and of what it sets itself."""
 
     thread_percentage: float
+    """If those of its devices differ, the highest."""
     priority: int
     memory: dict[int, int]
     """The bytes that it may hold, by device ordinal; none for a device without a limit."""
     multiprocessors: dict[int, int]
     """The SMs of each device that it sees, by ordinal."""
+    device_percentages: dict[int, float] = field(factory=dict)
+    """By ordinal, if they differ."""
+
+    @property
+    def percentage_record(self) -> float | dict[int, float]:
+        """The percentage as JSON has it: one, or if they differ that of each device."""
+        return self.device_percentages or self.thread_percentage
 
 
 @frozen
@@ -132,9 +143,9 @@ class PinnedMemory:
             return None
         found = _MEMORY.fullmatch(text)
         size = int(found[1]) << (30 if found[2] in "Gg" else 20) if found else 0
-        if not 0 < size <= MOST_MEMORY:
+        if not 0 < size <= MAX_MEMORY:
             raise BadLimit(
-                f"a memory limit is a whole number from 1 and G or M (10G, 900M), at most {MOST_MEMORY >> 30}G, "
+                f"a memory limit is a whole number from 1 and G or M (10G, 900M), at most {MAX_MEMORY >> 30}G, "
                 f"or 0 for no limit; not {text!r}"
             )
         return cls(size)

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn
 
-BAD_USAGE: Final = 2
+from pympsd.errors import BAD_USAGE
+
 SIMILARITY: Final = 0.7
 """The least similarity of a suggestion, from 0 to 1 (difflib's ratio)."""
 

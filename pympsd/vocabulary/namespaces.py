@@ -1,44 +1,17 @@
-"""The names of servers and namespaces, which are directories below the pipe directory, and namespaces' limits."""
+"""The names of servers and namespaces, which are directories below the pipe directory."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from attrs import frozen
-
 from pympsd.vocabulary import files
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 
 DEFAULT: Final = "default"
 """The namespace that every server has."""
 RESERVED: Final = frozenset({files.CONTROL, files.LOG_FIFO, "help"})
 RESERVED_OF_SERVERS: Final = RESERVED | {files.LOCK, files.CONTROL_PRIVILEGED}
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
-
-
-@frozen
-class NamespaceLimits:
-    """The limits of a namespace's clients, or a change of them; None: nothing is said."""
-
-    thread_percentage: ThreadPercentage | None = None
-    pinned_memory: dict[int, PinnedMemory] | None = None
-    """By device ordinal; a device that is absent has no limit."""
-    client_priority: ClientPriority | None = None
-    total_memory: dict[int, PinnedMemory] | None = None
-    """The limit of all clients together, by device ordinal; a device that is absent has none."""
-    sm_partition: str | None = None
-    """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
-
-    def changed_by(self, change: NamespaceLimits) -> NamespaceLimits:
-        """Return these limits with what a change says in place of what was said before."""
-        return NamespaceLimits(
-            self.thread_percentage if change.thread_percentage is None else change.thread_percentage,
-            self.pinned_memory if change.pinned_memory is None else change.pinned_memory,
-            self.client_priority if change.client_priority is None else change.client_priority,
-            self.total_memory if change.total_memory is None else change.total_memory,
-            self.sm_partition if change.sm_partition is None else change.sm_partition,
-        )
 
 
 def server_of_user(uid: int) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 from attrs import field, frozen
 
 from pympsd.errors import InputError
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
 
 _CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
 _POD: Final = re.compile(r"(?:[a-z-]+-)?pod([0-9a-f_-]{32,36})(?:\.slice)?", re.ASCII)
@@ -70,7 +70,7 @@ class Rule:
     number: int
     name: str = ""
     conditions: tuple[Condition, ...] = ()
-    limits: NamespaceLimits = field(factory=NamespaceLimits)
+    limits: Limits = field(factory=Limits)
 
     def __str__(self) -> str:
         return f"{self.number} ('{self.name}')" if self.name else str(self.number)

@@ -1,4 +1,7 @@
-"""The daemon's settings, read from environment variables."""
+"""The daemon's settings, read from environment variables by the table in `variables`, and the policies they name.
+
+A policy is a plug-in: an entry point that a setting names as NAME or NAME:ARGUMENT.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +37,16 @@ class Settings:
     visible_devices: str | None
     thread_percentage: ThreadPercentage
     client_priority: ClientPriority
-    log_dialect: str = "documented"
+    log_dialect: str = variables.DIALECTS[0]
     complaints: tuple[str, ...] = ()
     memory_limits: str = ""
     """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
     turn_patience: float = 30.0
-    """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
+    """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
-    users: str = "in-turn"
-    unmapped_users: str = "refuse"
+    users: str = variables.USERS[0]
+    unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
     """What an administrator has set of each user's shares, by resource."""
 
@@ -53,7 +56,7 @@ class Settings:
 
         CUDA_VISIBLE_DEVICES is the exception: an empty list hides every device, as it does in CUDA.
         """
-        backend = read(environment, variables.BACKEND, "auto")
+        backend = read(environment, variables.BACKEND)
         # A description of an emulated machine selects it.
         is_described = bool(environment.get("PYMPSD_EMULATED_DEVICES"))
         return cls(
@@ -64,14 +67,14 @@ class Settings:
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
             thread_percentage=_percentage(environment),
             client_priority=_priority(environment),
-            log_dialect=read(environment, variables.LOG_DIALECT, "documented"),
+            log_dialect=read(environment, variables.LOG_DIALECT),
             complaints=_complaints(environment),
             memory_limits=environment.get(MEMORY_LIMITS[0]) or environment.get(MEMORY_LIMITS[1], ""),
-            turn_patience=float(read(environment, variables.TURN_PATIENCE, "30")),
+            turn_patience=float(read(environment, variables.TURN_PATIENCE)),
             vendor_server=environment.get(VENDOR_SERVER, ""),
-            users=read(environment, variables.USERS_VARIABLE, "in-turn"),
-            unmapped_users=read(environment, variables.UNMAPPED_USERS_VARIABLE, "refuse"),
-            user_shares=read_shares(filter(None, [read(environment, USER_SHARES, "")])),
+            users=read(environment, variables.USERS_VARIABLE),
+            unmapped_users=read(environment, variables.UNMAPPED_USERS_VARIABLE),
+            user_shares=read_shares(filter(None, [read(environment, USER_SHARES)])),
         )
 
 
@@ -80,10 +83,10 @@ def with_shares(settings: Settings, texts: Sequence[str], protocol: int) -> Sett
 
     Shares of what the protocol does not have are among the complaints.
     """
-    given = {**settings.user_shares, **read_shares(texts)}
-    idle = [name for name in given if protocol == 2 and BY_NAME[name].is_named]
+    shares = {**settings.user_shares, **read_shares(texts)}
+    idle = [name for name in shares if protocol == 2 and BY_NAME[name].is_named]
     complaints = [f"users have no share of {name} in protocol 2, which has no named servers" for name in idle]
-    return evolve(settings, user_shares=given, complaints=(*settings.complaints, *complaints))
+    return evolve(settings, user_shares=shares, complaints=(*settings.complaints, *complaints))
 
 
 def check_executor_settings(environment: Mapping[str, str], backend: str) -> None:
@@ -100,17 +103,17 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
 
 def chosen_worker(environment: Mapping[str, str]) -> str:
     """Return what executes clients' records, one of WORKERS; raise BadSetting."""
-    return read(environment, variables.WORKER, variables.WORKERS[0])
+    return read(environment, variables.WORKER)
 
 
 def chosen_connections(environment: Mapping[str, str]) -> str:
     """Return the number of hardware queues of an executor on a GPU, as text; raise BadSetting."""
-    return read(environment, variables.CONNECTIONS, str(variables.MAX_CONNECTIONS))
+    return read(environment, variables.CONNECTIONS)
 
 
 def has_strict_bounds(environment: Mapping[str, str]) -> bool:
     """Return whether an emulated device's memory ends exactly where it was asked to; raise BadSetting."""
-    return read(environment, variables.STRICT_BOUNDS, "0") == "1"
+    return read(environment, variables.STRICT_BOUNDS) == "1"
 
 
 _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {
@@ -124,7 +127,8 @@ def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is wrong with variables that prevent no start. The devices' memory limits are checked elsewhere."""
     found = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
     for name, (read_as, complaint) in _RECORDED.items():
-        if name in found and not _is_read(read_as, environment[name]):
+        # Of a client a percentage can be by device, of the daemon it is one number.
+        if (text := environment.get(name)) and not _is_read(read_as, text):
             found[name] = complaint
     return tuple(found.values())
 

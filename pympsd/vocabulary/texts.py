@@ -6,21 +6,25 @@ A reader raises BadText, which says what is allowed; the caller, which knows whe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from pympsd.errors import InputError
-from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import MAX_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import name_problem
+from pympsd.vocabulary.partitions import NO_PARTITION
+
+V = TypeVar("V")
 
 LIFTED: Final = ("unlimited", "default")
 """The words that lift a limit."""
 NO_LIMIT: Final = "unlimited"
 CONTAINMENTS: Final = ("server", "partition")
 """Whether faults stay in SM partitions, as it is written."""
-MOST_COUNT: Final = 99999
+MAX_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)
-_MOST_DIGITS: Final = 20
+_MAX_DIGITS: Final = 20
 """More are above the limit in every unit."""
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
 
@@ -49,25 +53,39 @@ def read_memory(text: str) -> PinnedMemory | None:
         return None
     found = _MEMORY.fullmatch(text)
     # Python reads no numbers of thousands of digits.
-    size = int(found[1].lstrip("0")[:_MOST_DIGITS] or "0") << _UNITS[found[2].upper()] if found else 0
-    if size > MOST_MEMORY:
-        raise BadText(f"at most {MOST_MEMORY >> 30}G,", text)
+    size = int(found[1].lstrip("0")[:_MAX_DIGITS] or "0") << _UNITS[found[2].upper()] if found else 0
+    if size > MAX_MEMORY:
+        raise BadText(f"at most {MAX_MEMORY >> 30}G,", text)
     if not size:
         raise BadText("a whole number above 0 and K, M or G, or 'unlimited';", text)
     return PinnedMemory(size)
 
 
-def read_memory_by_device(text: str) -> dict[str, PinnedMemory | None]:
-    """Read a limit for all devices (key ``""``), or ``0=4G,GPU-...=8G``, one for each device that is named."""
-    if "=" not in text and ":" not in text:
-        return {"": read_memory(text)}
-    limits: dict[str, PinnedMemory | None] = {}
-    for entry in text.split(","):
-        device, _, value = entry.partition("=")
-        if not device or device in limits or "=" not in entry:
-            raise BadText("one limit for all devices, or one a device as in 0=4G,1=8G;", text)
-        limits[device] = read_memory(value)
-    return limits
+def read_by_device(read: Callable[[str], V], what: str, example: str) -> Callable[[str], dict[str, V]]:
+    """Return a reader of one value for all devices (key ``""``), or of ``0=4G,GPU-...=8G``, one for each device.
+
+    ``read`` reads one value; ``what`` names it, and ``example`` is a text of several, for the sentence on a bad one.
+    """
+
+    def read_each(text: str) -> dict[str, V]:
+        if "=" not in text and ":" not in text:
+            return {"": read(text)}
+        values: dict[str, V] = {}
+        for entry in text.split(","):
+            device, _, value = entry.partition("=")
+            if not device or device in values or "=" not in entry:
+                raise BadText(f"one {what} for all devices, or one a device as in {example};", text)
+            values[device] = read(value)
+        return values
+
+    return read_each
+
+
+def read_partition(text: str) -> str:
+    """Read the name of an SM partition; ``none`` is an empty one."""
+    if name_problem(text):
+        raise BadText("none or the name of an SM partition: lowercase letters, digits and underscores,", text)
+    return "" if text == NO_PARTITION else text
 
 
 def read_priority(text: str) -> ClientPriority:
@@ -94,9 +112,9 @@ def read_containment(text: str) -> bool:
 
 
 def read_count(text: str) -> int:
-    """Read a number from 1 to MOST_COUNT."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_COUNT)) and int(text)):
-        raise BadText(f"a number from 1 to {MOST_COUNT},", text)
+    """Read a number from 1 to MAX_COUNT."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_COUNT)) and int(text)):
+        raise BadText(f"a number from 1 to {MAX_COUNT},", text)
     return int(text)
 
 
@@ -114,13 +132,3 @@ def memory_text(limit: PinnedMemory | None) -> str:
         if not rest:
             return f"{whole}{unit}"
     return str(limit.value)
-
-
-def memory_limits_text(limits: Mapping[int, PinnedMemory], ordinals: Sequence[int]) -> str:
-    """Return the limits of devices: one if all of ``ordinals`` have the same, otherwise one a device, as whose number
-    its place in ``ordinals`` is shown.
-    """
-    each = [limits.get(ordinal) for ordinal in ordinals]
-    if len(set(each)) <= 1:
-        return memory_text(next(iter(each), None))
-    return ",".join(f"{shown}={memory_text(limit)}" for shown, limit in enumerate(each))

@@ -61,6 +61,7 @@ PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
 MEMORY_LIMITS: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
 """The documents use the second name once."""
 MEMORY_LIMIT_FORM: Final = "DEVICE=LIMIT, as in 0=1G or GPU-...=512M, several with commas"
+PERCENTAGE_FORM: Final = "DEVICE=PERCENTAGE, as in 0=50 or GPU-...=25, several with commas"
 _SHOWN: Final = 100
 """The number of characters of a wrong value that are shown."""
 _MAX_PATIENCE: Final = 1e9
@@ -93,6 +94,8 @@ class Variable:
     check: Check | None = None
     page: str = ""
     """The page of docs/ that says more."""
+    default: str = ""
+    """The value that an empty or missing variable has for `read`; `meaning` states it in words."""
 
     @property
     def reader_names(self) -> str:
@@ -132,6 +135,8 @@ def _seconds(text: str) -> str:
 
 
 def _percentage(text: str) -> str:
+    if "=" in text:
+        return _by_device(text, ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100")
     try:
         percentage = ThreadPercentage.parse(text)
     except BadLimit:
@@ -149,14 +154,21 @@ def _priority(text: str) -> str:
 
 
 def _memory_limits(text: str) -> str:
+    return _by_device(
+        text, PinnedMemory.parse, MEMORY_LIMIT_FORM, "a limit is a whole number and G or M, or 0 for none"
+    )
+
+
+def _by_device(text: str, parse: Callable[[str], object], form: str, allowed: str) -> str:
+    """Return what a text of entries by device has to be; nothing if it is valid."""
     for entry in filter(None, (part.strip() for part in text.split(","))):
         device, equals, value = (part.strip() for part in entry.partition("="))
+        if not (device and equals):
+            return form
         try:
-            if not (device and equals):
-                return MEMORY_LIMIT_FORM
-            PinnedMemory.parse(value)
+            parse(value)
         except BadLimit:
-            return f"{MEMORY_LIMIT_FORM}; a limit is a whole number and G or M, or 0 for none"
+            return f"{form}; {allowed}"
     return ""
 
 
@@ -208,8 +220,9 @@ VARIABLES: Final = (
         PERCENTAGE,
         _BOTH,
         "active thread percentage, above 0 and up to 100: the daemon's default for servers, or a client's own, which "
-        "only lowers it",
-        "reported, and otherwise as if it were not set; `50%` is read as 50, and reported",
+        "only lowers it; a client's also by device, `0=50,GPU-...=25`",
+        "reported, and otherwise as if it were not set; `50%` is read as 50, and reported; with a wrong entry by "
+        "device a client's cuInit fails",
         _percentage,
     ),
     Variable(
@@ -276,6 +289,7 @@ VARIABLES: Final = (
         "the first of them that the machine has, or `emulated` if an emulated machine is asked for",
         _DOES_NOT_START,
         _one_of(*BACKENDS),
+        default=BACKENDS[0],
     ),
     Variable(
         "PYMPSD_VENDOR_SERVER",
@@ -289,6 +303,7 @@ VARIABLES: Final = (
         "what executes records on a GPU: `auto` (default), `native` (or start no executor) or `python`",
         _DOES_NOT_START,
         _one_of(*WORKERS),
+        default=WORKERS[0],
     ),
     Variable(
         LAUNCHES,
@@ -296,6 +311,7 @@ VARIABLES: Final = (
         "whether repeated launches skip the interpreter: `auto` (default), `native` (or fail) or `python`",
         _CUINIT_FAILS,
         _one_of(*WORKERS),
+        default="auto",
     ),
     Variable(
         CONNECTIONS,
@@ -304,6 +320,7 @@ VARIABLES: Final = (
         "backend `cuda`: the daemon does not start; others: reported",
         _whole_number(MAX_CONNECTIONS),
         "operations.md",
+        default=str(MAX_CONNECTIONS),
     ),
     Variable(
         "PYMPSD_EMULATED_DEVICES",
@@ -334,6 +351,7 @@ VARIABLES: Final = (
         "`in-turn` (default) or `together`, as `--users`",
         _DOES_NOT_START,
         _one_of(*USERS),
+        default=USERS[0],
     ),
     Variable(
         TURN_PATIENCE,
@@ -341,6 +359,7 @@ VARIABLES: Final = (
         "seconds, as `--turn-patience`; default 30",
         _DOES_NOT_START,
         _seconds,
+        default="30",
     ),
     Variable(
         "PYMPSD_TURN_POLICY",
@@ -365,6 +384,7 @@ VARIABLES: Final = (
         "refused, or served as one user, 65534",
         _DOES_NOT_START,
         _one_of(*UNMAPPED_USERS),
+        default=UNMAPPED_USERS[0],
     ),
     Variable(
         shares.VARIABLE,
@@ -390,6 +410,7 @@ VARIABLES: Final = (
         "`documented` (default), `r580` or `json`: the dialect of the logs",
         _DOES_NOT_START,
         _one_of(*DIALECTS),
+        default=DIALECTS[0],
     ),
     Variable(
         STRICT_BOUNDS,
@@ -397,6 +418,7 @@ VARIABLES: Final = (
         "`1`: the emulated GPU ends every allocation at its last byte, and not, as a GPU does, at the next 512 bytes",
         "backend `emulated`: the daemon does not start; others: reported",
         _switch,
+        default="0",
     ),
     Variable(
         EXPLAIN,
@@ -444,9 +466,16 @@ def readme_table() -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def read(environment: Mapping[str, str], name: str, default: str) -> str:
-    """Return a variable's value, or the default if it is empty or not set; raise BadSetting for a wrong value."""
-    text = environment.get(name) or default
+def read(environment: Mapping[str, str], name: str) -> str:
+    """Return a variable's value, or its row's default if it is empty or not set.
+
+    Raises:
+        BadSetting: The value is wrong. The message names the variable and what is allowed.
+
+    >>> read({"PYMPSD_USERS": "together"}, "PYMPSD_USERS"), read({}, "PYMPSD_TURN_PATIENCE")
+    ('together', '30')
+    """
+    text = environment.get(name) or BY_NAME[name].default
     if problem := BY_NAME[name].problem(text):
         raise BadSetting(problem)
     return text

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def _choose() -> Any:
     """Return the extension, None for launches in Python; raise CudaError when the choice cannot be had."""
     try:
-        choice = read(os.environ, LAUNCHES, "auto")
+        choice = read(os.environ, LAUNCHES)
     except BadSetting as error:
         raise invalid_value(str(error)) from None
     if choice == "python":

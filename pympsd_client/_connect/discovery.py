@@ -55,7 +55,7 @@ def check_switches(environment: Mapping[str, str]) -> None:
     """Raise INVALID_VALUE for a switch with another value than it has: ``true`` must not count as off."""
     for name in _SWITCHES:
         try:
-            read(environment, name, "")
+            read(environment, name)
         except BadSetting as error:
             raise invalid_value(str(error)) from None
 

@@ -73,7 +73,10 @@ def info_without_edges(stream: int) -> tuple[Any, ...]:
 
 
 def change_dependencies(stream: int, after: Any, data: Any, count: int, flags: int) -> None:
-    """Add to, or replace, what the next captured node depends on; ILLEGAL_STATE if the stream does not capture."""
+    """Add to, or replace, the nodes that the next captured node depends on.
+
+    ILLEGAL_STATE if the stream does not capture; INVALID_VALUE for nodes of another graph.
+    """
     if flags not in (_ADD, _SET):
         raise invalid_value(f"flags are ADD (0) or SET (1) of CUstreamUpdateCaptureDependencies_flags, not {flags}")
     captures.change_dependencies(resolve(stream), dependency_map(after, data, count), flags == _SET)

@@ -58,7 +58,7 @@ _STREAMS_CACHED: Final = 64
 _known_stream: Final = streams.streams.get
 _NOT_INSTANTIATED: Final = 0
 AUTO_FREE: Final = 1
-"""An instantiation flag: a launch frees what earlier ones left."""
+"""An instantiation flag: a launch frees the memory that earlier ones left."""
 
 
 class Executable:
@@ -93,7 +93,7 @@ class Executable:
         self._recorded: list[int] = []
         self._copy_stream = 0
         self._last_stream: int | None = None
-        self._launching: Final = RLock()  # what an update drops may destroy it
+        self._launching: Final = RLock()  # an object that an update drops may destroy it
         try:
             self._instantiate()
         except Failed as failed:
@@ -162,7 +162,7 @@ class Executable:
         self.context.call(operations.INSTANTIATE_GRAPH, handle)
         self._graph_handle = handle
         self._recorded = items.recorded
-        # Last: what the work before was the last to hold may destroy the graph.
+        # Last: replacing the work may drop the last reference to an object whose finalizer destroys the graph.
         self._host_work = [self._copier(work) if isinstance(work, HostCopy) else work for work in items.host_work]
 
     def _drop(self) -> None:
@@ -210,7 +210,10 @@ class Executable:
                 event.recorded = True
 
     def _use_memory(self) -> None:
-        """Leave to the program what the graph allocates and does not free; INVALID_VALUE if it still has it."""
+        """Leave memory that the graph allocates and does not free to the program.
+
+        INVALID_VALUE if the program still has it from an earlier launch.
+        """
         for allocation in self._leaves:
             if allocation.is_live and not self.flags & AUTO_FREE:
                 raise invalid_value(
@@ -236,7 +239,7 @@ class Executable:
             operands = (stream, graph_handle, sequence, number)
             return operations.GRAPH_HOST_FUNCTION.record(context_id, sequence, *operands, flags=FLAG_QUIET)
 
-        # One that waits for another branch's must not be behind it: each node has an order of its own.
+        # A function may wait for one of another branch, so each node has an order of its own.
         order = self.handle << 16 | number
         host_function.callbacks_of(opened.transport).launch(
             PendingCallback(self.context, context_id, order, host_function.mark(run), False), record
@@ -266,7 +269,7 @@ class Executable:
 
 
 def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> None:
-    """Make a copy whose turn it is; its failure is the context's."""
+    """Make a copy that is due; an error becomes the context's sticky error."""
     stack, this_thread.stack = this_thread.stack, [context]
     context_id = context.id
     try:
@@ -278,7 +281,7 @@ def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> No
 
 
 def _give_back(context: Context) -> None:
-    """Give back what the executable graphs of a context that closes retain."""
+    """Release the objects that executable graphs of a closing context retain."""
     for executable in executables.all():
         if executable.context is context:
             works.destroy(executable.graph)

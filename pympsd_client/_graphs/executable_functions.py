@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from attrs import define
+
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
@@ -33,12 +35,14 @@ _DISABLED: Final = (NodeType.KERNEL, NodeType.MEMSET, NodeType.MEMCPY)
 """Types of nodes that can be disabled."""
 
 
+@define
 class _NotInstantiated(Exception):
-    def __init__(self, result: int, error: CudaError, node: Node | None = None) -> None:
-        super().__init__(error.reason)
-        self.result = result
-        self.error = error
-        self.node = node
+    """A graph cannot be instantiated: the result, the error, and the node that was refused."""
+
+    result: int
+    """A CUgraphInstantiateResult."""
+    error: CudaError
+    node: Node | None = None
 
 
 def _instantiate(graph: Graph, flags: int) -> Executable:
@@ -108,7 +112,7 @@ def upload(executable: int, stream: int) -> None:
 
 
 def destroy(executable: int) -> None:
-    """Destroy an executable graph; what was launched runs to its end."""
+    """Destroy an executable graph; launches that are queued run to their end."""
     find(executable).destroy()
 
 
@@ -125,7 +129,7 @@ def executable_id(executable: int) -> int:
 def update(executable: int, graph: int) -> bytes:
     """Take over the parameters of a graph of the same structure; GRAPH_EXEC_UPDATE_FAILURE, and nothing changes.
 
-    The CUgraphExecUpdateResultInfo says what differs.
+    The CUgraphExecUpdateResultInfo names the difference.
     """
     target, source = find(executable), graphs.find(graph)
     try:

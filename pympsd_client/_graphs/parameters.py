@@ -158,7 +158,7 @@ def kernel_bytes(work: KernelWork) -> bytes:
 
 
 def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
-    """Return the work with a launch attribute set; NOT_SUPPORTED for one that has an effect which is not there."""
+    """Return the work with a launch attribute set; NOT_SUPPORTED for one whose effect pympsd does not have."""
     if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
         if cooperative:
@@ -402,8 +402,8 @@ def any_at(graph: Graph, address: int) -> Any:
         return free_work(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
-        known = ", ".join(node_type.name for node_type in NodeType)
-        reason = f"pympsd does not have graph nodes of type {kind} yet; it has {known}"
+        types = ", ".join(node_type.name for node_type in NodeType)
+        reason = f"pympsd does not have graph nodes of type {kind} yet; it has {types}"
         raise not_supported(reason)
     return read(at)
 

@@ -260,7 +260,7 @@ def clone(graph: Graph, of: Node | None = None) -> Graph:
 
 
 def destroy(graph: Graph) -> None:
-    """Make the handles of a graph and of all in it invalid, and give back what it retains."""
+    """Make the handles of a graph, its nodes and inner graphs invalid, and release the objects that it retains."""
     for node in graph.nodes.values():
         destroy_work(node.work)
     graphs.invalidate(graph)
@@ -287,7 +287,7 @@ def all_nodes(graph: Graph) -> dict[int, Node]:
 
 
 def all_copies(clone: Graph) -> dict[int, Node]:
-    """Return the nodes of a clone and of all graphs in it, by the handles of what they were cloned from."""
+    """Return the nodes of a clone and of all graphs in it, by the handles of the nodes that they were cloned from."""
     copies = dict(clone.copies)
     for node in clone.nodes.values():
         for inner in inner_graphs(node.work):

@@ -149,7 +149,7 @@ class Context:
         self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
         """Attributes that were set of its streams, by handle."""
         self._sticky_error: CudaError | None = _not_open()
-        self._changing: Final = RLock()  # what it drops when it closes may close it again
+        self._changing: Final = RLock()  # an object that it drops when it closes may close it again
         contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:
@@ -351,7 +351,7 @@ def context_on(ordinal: int) -> Context:
 
 
 def usable_on(ordinal: int) -> Context | None:
-    """Return a context on a device (its ordinal) that is open and has no error, None if there is none."""
+    """Return an open context without an error on a device (by its ordinal), or None."""
     for context in tuple(contexts.values()):
         if context.device.ordinal == ordinal and context.active and context.sticky_error is None:
             return context

@@ -75,7 +75,7 @@ def create(context: Context, flags: int) -> Event:
 
 
 def open_shared(context: Context, secret: int) -> Event:
-    """Make an event that stands for what another process's does; raise CudaError."""
+    """Make an event that stands for the same work as another process's event; raise CudaError."""
     handle = context.allocate_handle()
     context.call(operations.OPEN_EVENT, handle, secret >> 64, secret & ((1 << 64) - 1))
     return events.add(Event(handle, context, DISABLE_TIMING, recorded=True))

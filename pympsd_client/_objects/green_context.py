@@ -48,7 +48,7 @@ def create(handle: int, device: Device) -> GreenContext:
     """Make a green context by a description; raise CudaError."""
     description = _descriptions.get(handle)
     if description is None:
-        raise invalid_value(f"{handle:#x} is not what cuDevResourceGenerateDesc returned")
+        raise invalid_value(f"{handle:#x} was not returned by cuDevResourceGenerateDesc")
     if description.device != device.number:
         raise CudaError(Result.ERROR_INVALID_DEVICE, f"the resources are device {description.device}'s")
     context = Context(device, 0, primary=False, partition=description.count)
@@ -76,7 +76,7 @@ def of(context: Context) -> GreenContext | None:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a green context, and free what was made in it."""
+    """Destroy a green context, and free the objects that were made in it."""
     context = find(handle).context
     contexts.pop(context.handle, None)
     context.close(process.require())

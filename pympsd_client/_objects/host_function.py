@@ -44,7 +44,7 @@ def launch(stream: int, function: Any, data: Any) -> None:
 
 
 def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
-    """Return the addresses of a C function (0 for another callable) and of its data, and what calls it.
+    """Return the address of a C function (0 for another callable), that of its data, and a function that calls it.
 
     INVALID_VALUE for NULL, TypeError for what cannot be called.
     """
@@ -125,7 +125,7 @@ def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error
 
 
 def mark(run: Callable[[int], None]) -> Callable[[int], None]:
-    """Return what runs a host function and, while it does, refuses CUDA calls in its thread."""
+    """Return a function that runs a host function, and refuses CUDA calls in its thread while it runs."""
     process.calls_back = True
     invalidate()
 

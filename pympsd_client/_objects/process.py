@@ -177,7 +177,7 @@ class Primary:
         self.context: Context | None = None
         self.flags = 0
         self._references = 0
-        self._changing: Final = RLock()  # what a closing context drops may release it too
+        self._changing: Final = RLock()  # an object that a closing context drops may release it too
 
     def retain(self, connection: Connection) -> Context:
         """Count one more user; open the context if it is closed. Raise CudaError."""

@@ -82,7 +82,7 @@ class DeviceBudget:
         """Take bytes; return whether there were enough."""
         if not (self._take(count) or (self._others_have_freed() and self._take(count))):
             return False
-        self.changed()
+        self.report_change()
         return True
 
     def _take(self, count: int) -> bool:
@@ -110,7 +110,7 @@ class DeviceBudget:
         """Return bytes."""
         with self._lock:
             self.used -= count
-        self.changed()
+        self.report_change()
 
     def account_others(self, count: int, groups: Mapping[str, int]) -> None:
         """Count the bytes that clients of other executors hold: by group, and in all unless ``in_all`` is set."""
@@ -128,12 +128,12 @@ class DeviceBudget:
         The limits hold that came with the latest client, by its id: others may make their contexts later.
         """
         with self._lock:
-            found = [self._groups.setdefault(one.name, GroupBudget(one.name)) for one in limits]
-            for group, one in zip(found, limits, strict=True):
+            groups = [self._groups.setdefault(limit.name, GroupBudget(limit.name)) for limit in limits]
+            for group, limit in zip(groups, limits, strict=True):
                 group.in_other_executors = self._other_executors.get(group.name, 0)
                 if client >= group.latest:
-                    group.latest, group.limit, group.soft = client, one.limit, one.soft
-            return tuple(found)
+                    group.latest, group.limit, group.soft = client, limit.limit, limit.soft
+            return tuple(groups)
 
     def take_all(self, count: int, groups: Sequence[GroupBudget]) -> GroupBudget | None:
         """Take bytes of all groups, or of none; return the one that has not enough left."""
@@ -151,7 +151,7 @@ class DeviceBudget:
             for group in groups:
                 group.used -= count
 
-    def changed(self) -> None:
+    def report_change(self) -> None:
         """Call ``on_change``."""
         if self.on_change is not None:
             self.on_change()
@@ -196,8 +196,8 @@ class ClientBudget:
     @property
     def free(self) -> int:
         """The bytes that can still be taken."""
-        left = (self.device.total - self.device.used, *(group.left for group in self.groups))
-        return max(0, min(self.total - self.used, *left))
+        remaining = (self.device.total - self.device.used, *(group.left for group in self.groups))
+        return max(0, min(self.total - self.used, *remaining))
 
     def take(self, count: int, what: str = "an allocation") -> None:
         """Take bytes; BackendError OUT_OF_MEMORY, perhaps a Shortage, names their use and the limit."""
@@ -215,10 +215,10 @@ class ClientBudget:
             )
         if not self.device.take(count):
             self.device.give_all(count, self.groups)
-            left = self.device.total - self.device.used
-            reason = f"{what} takes {count} bytes; the device has {max(0, left)} of {self.device.total} left"
+            remaining = self.device.total - self.device.used
+            reason = f"{what} takes {count} bytes; the device has {max(0, remaining)} of {self.device.total} left"
             if self._is_guaranteed(count):
-                raise Shortage(reason, count - left)
+                raise Shortage(reason, count - remaining)
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self.used += count
         self._audit(count)

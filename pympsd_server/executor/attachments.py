@@ -82,7 +82,7 @@ class Attachments:
         """The client of each context."""
         self._pids: dict[int, int] = {}
         """Its PID."""
-        self.workers = Workers.chosen(device)
+        self.workers = Workers.choose(device)
         self._native = self.workers.native
         self._access = native_access(device)
 
@@ -116,7 +116,7 @@ class Attachments:
             case OthersMemory(count, groups):
                 self._device.account_others(count, groups)
             case RoomMade():
-                self._shortages.answered(message)
+                self._shortages.deliver(message)
             case StopTimeline():
                 self._stop_timeline()
                 self._send(ExecutorDone(message.request))

@@ -33,7 +33,7 @@ class Workers:
     """For server.log: the kind, and why no other; empty for a device whose records only Python executes."""
 
     @classmethod
-    def chosen(cls, device: Device) -> Workers:
+    def choose(cls, device: Device) -> Workers:
         """Choose the kind; BackendError NOT_SUPPORTED if the requested one is not available."""
         try:
             choice = chosen_worker(os.environ)

@@ -39,13 +39,13 @@ class NoLibrary(StartError):
 def library() -> Any:
     """Return the library with its functions declared; raise NoLibrary. ctypes releases the GIL in each call."""
     folder = os.path.dirname(__file__)
-    found = [
+    paths = [
         path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
     ]
-    if not found:
+    if not paths:
         raise NoLibrary("it was not built: install a C compiler, then pympsd again")
     try:
-        loaded = ctypes.CDLL(found[0])
+        loaded = ctypes.CDLL(paths[0])
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments

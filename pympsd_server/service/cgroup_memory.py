@@ -58,10 +58,10 @@ class CgroupMemory:
         ``oom_kills_before``: what ``oom_kills`` returned before the kill.
         """
         limits = [(_number(folder / files.limit), files, folder, name) for files, folder, name in self._folders()]
-        known = [each for each in limits if _read(each[2] / each[1].current)]
-        if not known:
+        accounted = [row for row in limits if _read(row[2] / row[1].current)]
+        if not accounted:
             return f"this machine: {', '.join(_machine())}"
-        limit, files, folder, name = min(known, key=lambda each: each[0])
+        limit, files, folder, name = min(accounted, key=lambda row: row[0])
         numbers = [f"{files.limit} {_mebibytes(limit)}"]
         for file in (files.current, files.peak):
             if text := _read(folder / file):
@@ -82,8 +82,8 @@ class CgroupMemory:
             else:
                 continue
             name = Path(path)
-            for each in (name, *name.parents):
-                yield files, top / str(each).lstrip("/"), str(each)
+            for level in (name, *name.parents):
+                yield files, top / str(level).lstrip("/"), str(level)
 
 
 def _machine() -> Iterator[str]:

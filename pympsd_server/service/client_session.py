@@ -41,6 +41,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
 from pympsd.errors import RemoteError
 from pympsd.process.version import API_VERSION
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
@@ -49,7 +50,16 @@ from pympsd_server.service.containment import Containment
 from pympsd_server.service.eviction import with_room
 from pympsd_server.service.executor import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.client_limits import ClientLimits, PartitionRefused
+from pympsd_server.state_machine.client_limits import (
+    PartitionRefused,
+    as_seen,
+    combine_with_environment,
+    in_force,
+    limits_of,
+    memory_on,
+    multiprocessors,
+    partition_on,
+)
 from pympsd_server.state_machine.client_table import Client, Context, NoSuchContext
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
@@ -74,8 +84,7 @@ class ClientSession:
     channel: MessageChannel
     pidfd: int
     limits: ClientLimits
-    allowed: tuple[int, ...] | None = None
-    """The ordinals of the devices that it may see; None: all."""
+    """From its welcome on combined with its environment."""
     ordinals: tuple[int, ...] = ()
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
@@ -91,9 +100,7 @@ class ClientSession:
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         channel = MessageChannel(sock, allowance=server.buffers.allowance(admitted.uid))
         pidfd = fds[1] if len(fds) > 1 else -1
-        memory = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
-        limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions)
-        return cls(server, containment, client, channel, pidfd, limits, admitted.devices)
+        return cls(server, containment, client, channel, pidfd, limits_of(admitted, server.limits))
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
@@ -155,33 +162,30 @@ class ClientSession:
             self.channel.send(messages.Refused(Result.ERROR_OPERATING_SYSTEM, reason))
             return False
         try:
-            self.ordinals = select_of(devices, self.allowed, self.client.environment.get("CUDA_VISIBLE_DEVICES"))
+            self.ordinals = select_of(
+                devices, self.limits.devices, self.client.environment.get("CUDA_VISIBLE_DEVICES")
+            )
         except (NoVisibleDevice, DuplicateDevice) as error:
             self.server.devices_refused(self.client)
             self.channel.send(messages.Refused(Result.ERROR_NO_DEVICE, str(error)))
             return False
-        refused = self._limit_memory()
+        refused = self._combine_limits()
         if refused:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
-        seen = tuple(self.limits.as_seen(ordinal, devices[ordinal]) for ordinal in self.ordinals)
-        self.server.client_joined(self.client, *self.limits.in_force(self.client.priority, self.ordinals, seen))
+        seen = tuple(as_seen(self.limits, ordinal, devices[ordinal]) for ordinal in self.ordinals)
+        self.server.client_joined(self.client, *in_force(self.limits, self.ordinals, seen))
         self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
         return True
 
-    def _limit_memory(self) -> str:
-        """Lower the memory limits by the client's environment; return why it is refused, or an empty string.
-
-        An index counts among the devices that the client sees. Before Volta limits are ignored.
-        """
+    def _combine_limits(self) -> str:
+        """Combine the limits with the client's environment; return why it is refused, or an empty string."""
         visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
-        if not all(device.is_volta_or_newer for device in visible):
-            self.limits.memory = {}
-            return ""
-        bad = self.limits.lower_memory(self.client.environment, self.ordinals, visible)
+        known = self.client.environment, self.ordinals, visible
+        self.limits, bad = combine_with_environment(self.limits, *known)
         lenient = self.client.environment.get("PYMPSD_LENIENT_LIMITS") == "1"
-        for each in bad[:LOGGED_LIMITS]:
-            self.server.limit_rejected(self.client, each, lenient)
+        for entry in bad[:LOGGED_LIMITS]:
+            self.server.limit_rejected(self.client, entry, lenient)
         if lenient or not bad:
             return ""
         others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
@@ -208,17 +212,17 @@ class ClientSession:
             reason = "this process has no such context"
             self.channel.send(messages.RequestRefused(request, Result.ERROR_INVALID_CONTEXT, reason))
 
-    async def _open(self, asked: messages.OpenContext) -> None:
-        if not 0 <= asked.device < len(self.ordinals):
-            reason = f"there is no device {asked.device}: this client sees {len(self.ordinals)}"
+    async def _open(self, message: messages.OpenContext) -> None:
+        if not 0 <= message.device < len(self.ordinals):
+            reason = f"there is no device {message.device}: this client sees {len(self.ordinals)}"
             raise ExecutorError(Result.ERROR_INVALID_DEVICE, reason)
-        device = self.ordinals[asked.device]
-        multiprocessors = self._multiprocessors(device, asked)
+        device = self.ordinals[message.device]
+        multiprocessors = self._multiprocessors(device, message)
         try:
-            await self._open_on(device, multiprocessors, asked.request)
+            await self._open_on(device, multiprocessors, message.request)
         except ExecutorGone:
             # It has just ended. If of a fault, containment has the client's error; else try the next executor.
-            await self._retry_open(device, multiprocessors, asked.request)
+            await self._retry_open(device, multiprocessors, message.request)
 
     async def _retry_open(self, device: int, multiprocessors: int, request: int) -> None:
         try:
@@ -262,10 +266,10 @@ class ClientSession:
         if refusal is not None:
             raise ExecutorError(*refusal)
 
-    def _multiprocessors(self, device: int, asked: messages.OpenContext) -> int:
+    def _multiprocessors(self, device: int, message: messages.OpenContext) -> int:
         environment, properties = self.client.environment, self.server.devices[device]
         try:
-            return self.limits.multiprocessors(device, properties, environment, asked)
+            return multiprocessors(self.limits, device, properties, environment, message)
         except PartitionRefused as error:
             self.server.log.info("partition_refused", pid=self.client.pid, reason=str(error))
             reason = f"this process {error}"
@@ -277,7 +281,7 @@ class ClientSession:
         """Give a new context its number and its connections, before the executor makes it."""
         slots, slot = connection_slots(self.client.environment), executor.slot
         isolated = self.server.devices[slot.device].isolates_address_spaces
-        partition = self.limits.partition(slot.device).name if isolated else slot.partition
+        partition = partition_on(self.limits, slot.device).name if isolated else slot.partition
         numbered = self.client, slot.device, executor.generation, slots, slot.user, partition, bool(slot.partition)
         try:
             return self.server.client_table.open_context(*numbered)
@@ -304,9 +308,9 @@ class ClientSession:
             context=context.id,
             new_stream=new_stream,
             multiprocessors=multiprocessors,
-            memory_bytes=self.limits.memory.get(context.device, 0),
+            memory_bytes=memory_on(self.limits, context.device),
             priority=self.client.priority,
-            chunks=self.limits.partition(context.device).chunks,
+            chunks=partition_on(self.limits, context.device).chunks,
             groups=self.client.groups.get(context.device, ()),
             pid=self.client.pid,
             audited=self.client.audited,

@@ -115,10 +115,10 @@ class Containment:
 
     def context_faulted(self, context_id: int, code: int, reason: str) -> None:
         """Handle a context that its executor reports as faulted, by its own kernel or by a termination."""
-        found = self._find(context_id)
-        if code == Result.ERROR_MPS_CLIENT_TERMINATED or context_id in self.contexts or found is None:
+        entry = self._find(context_id)
+        if code == Result.ERROR_MPS_CLIENT_TERMINATED or context_id in self.contexts or entry is None:
             return
-        client, context = found
+        client, context = entry
         self.server.context_faulted(client, context, code, reason)
         if self.server.devices[context.device].contains_faults:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
@@ -178,7 +178,7 @@ class Containment:
         return None
 
     def _sticky_of(self, client: Client) -> int:
-        codes = [self.contexts[one] for one in client.contexts if one in self.contexts]
+        codes = [self.contexts[context_id] for context_id in client.contexts if context_id in self.contexts]
         return codes[0] if codes else Result.ERROR_LAUNCH_FAILED
 
     def _domains_of(self, slot: ExecutorSlot) -> list[FaultDomain]:
@@ -300,7 +300,7 @@ class Containment:
         return None
 
     def _has_contexts(self, slot: ExecutorSlot) -> bool:
-        return any(each.id not in self.server.opening for each in self.server.client_table.contexts_in(slot))
+        return any(context.id not in self.server.opening for context in self.server.client_table.contexts_in(slot))
 
 
 def _everything(server: Server) -> Blast:

@@ -127,12 +127,12 @@ class DaemonLink:
         self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
         for client_id, admitted in self._clients.items():
             client, contexts = admitted.message, tuple(admitted.contexts.values())
-            known = client_id, client.pid, client.uid, client.command, client.namespace
-            partitions = {device: one.name for device, one in client.partitions.items()}
-            held = client.groups, client.since, admitted.limits
-            self._push(link.ReturningClient(*known, contexts, client.mps_namespace, partitions, *held))
+            identity = client_id, client.pid, client.uid, client.command, client.namespace
+            partitions = {device: partition.name for device, partition in client.partitions.items()}
+            limits = client.groups, client.since, admitted.limits
+            self._push(link.ReturningClient(*identity, contexts, client.mps_namespace, partitions, *limits))
 
-    def adopted(self) -> None:
+    def taken_over(self) -> None:
         """Report to the daemon that took the link over what it has not asked for."""
         for report in self._memory.values():
             self._push(report)
@@ -165,8 +165,8 @@ class DaemonLink:
         clients = [admitted.message for admitted in self._clients.values() if admitted.message.pid == pid]
         if not clients and self._last_left is not None and self._last_left.message.pid == pid:
             clients = [self._last_left.message]
-        found = {client.mps_namespace for client in clients}
-        return found.pop() if len(found) == 1 else ""
+        namespaces = {client.mps_namespace for client in clients}
+        return namespaces.pop() if len(namespaces) == 1 else ""
 
     def _change(self, key: tuple[int, int], message: object) -> None:
         if self._late or self.channel.queued_bytes > MAX_CLIENT_TABLE_BYTES:

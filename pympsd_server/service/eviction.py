@@ -29,8 +29,8 @@ EVICTED: Final = (
 async def answer_shortage(containment: Containment, executor: Executor, message: MemoryShort) -> None:
     """Free memory for a client whose work lacks it, and notify its executor."""
     client = containment.server.client_table.clients.get(message.client)
-    made = client is not None and await make_room(containment, executor.device, client, message.short)
-    executor.channel.send(RoomMade(message.request, made))
+    has_freed = client is not None and await make_room(containment, executor.device, client, message.short)
+    executor.channel.send(RoomMade(message.request, has_freed))
 
 
 async def with_room(
@@ -55,10 +55,10 @@ async def make_room(containment: Containment, device: int, caller: Client, short
     Return whether the caller should try again.
     """
     server, executors = containment.server, containment.executors
-    before = sum(executors.accounts.held(device).values())
+    before = sum(executors.accounts.usage(device).values())
     server.log.info("memory_short", uuid=server.devices[device].uuid, pid=caller.pid, short=short)
     async with containment.making_room:
-        used = executors.accounts.held(device)
+        used = executors.accounts.usage(device)
         short -= before - sum(used.values())
         if short <= 0:
             return True  # clients were ended for another one
@@ -73,31 +73,37 @@ async def make_room(containment: Containment, device: int, caller: Client, short
         if not victims:
             server.log.info("nobody_above_soft_limit")
             return False
-        if not await _end(containment, victims, [one for each in victims for one in targets[each.client.id]]):
+        if not await _end(
+            containment, victims, [target for victim in victims for target in targets[victim.client.id]]
+        ):
             return False
-        await _wait_until_freed(executors, device, {one.client.id: used[one.client.id] for one in victims}, short)
+        await _wait_until_freed(
+            executors, device, {target.client.id: used[target.client.id] for target in victims}, short
+        )
         return True
 
 
 def _targets(server: Server, client: Client, device: int) -> list[Target]:
     """Return a client with each of its contexts to end; none if it has none on the device."""
     contexts = [context for context in client.active_contexts() if context.id not in server.opening]
-    return [(client, each) for each in contexts] if any(each.device == device for each in contexts) else []
+    return (
+        [(client, context) for context in contexts] if any(context.device == device for context in contexts) else []
+    )
 
 
 async def _end(containment: Containment, victims: Sequence[Victim], targets: Sequence[Target]) -> bool:
     """End clients; return whether their work has stopped in time."""
     log = containment.server.log
-    for one in victims:
-        group = one.group or "of no cgroup with a soft limit"
-        log.info("client_evicted", pid=one.client.pid, group=group, excess=one.excess >> 20)
+    for victim in victims:
+        group = victim.group or "of no cgroup with a soft limit"
+        log.info("client_evicted", pid=victim.client.pid, group=group, excess=victim.excess >> 20)
     for client, context in targets:
         log.info("context_terminated", pid=client.pid, context=context.number)
     if await stop(containment, targets, EVICTED):
         return True
-    for one in victims:
-        if one.client.active_contexts():
-            log.error("eviction_overdue", pid=one.client.pid, seconds=TERMINATION_SECONDS)
+    for victim in victims:
+        if victim.client.active_contexts():
+            log.error("eviction_overdue", pid=victim.client.pid, seconds=TERMINATION_SECONDS)
     return False
 
 
@@ -105,7 +111,7 @@ async def _wait_until_freed(executors: Executors, device: int, held: Mapping[int
     """Wait until clients hold ``count`` bytes less than they held, FREED_SECONDS at most."""
     with trio.move_on_after(FREED_SECONDS):
         while True:
-            now = executors.accounts.held(device)
+            now = executors.accounts.usage(device)
             if sum(held.values()) - sum(now.get(client_id, 0) for client_id in held) >= count:
                 return
             await executors.accounts.changed.park()

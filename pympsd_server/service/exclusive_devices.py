@@ -19,7 +19,7 @@ from pympsd.devices.machine import BadMachine
 from pympsd.devices.registrations import InUse, Registration, register
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import StartError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
 
@@ -39,7 +39,7 @@ class CannotStart(StartError):
 class RegisteredDevices:
     """A server's devices. Real devices are not registered, nor are others if the folder cannot be used."""
 
-    properties: tuple[DeviceFacts, ...]
+    properties: tuple[DeviceProperties, ...]
     folder: StateFolder | None = None
     unregistered: dict[int, str] = field(factory=dict, init=False)
     """The reason for each device that is not registered yet, by ordinal."""
@@ -114,8 +114,8 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
     try:
         folder.make()
         # What blocks one device blocks all: wait only once.
-        patience = 0.0 if devices.unregistered else None
-        devices.add(ordinal, register(folder, device.uuid, alone, patience))
+        timeout = 0.0 if devices.unregistered else None
+        devices.add(ordinal, register(folder, device.uuid, alone, timeout))
     except InUse as error:
         raise CannotStart(start_checks.in_use(ordinal, device, _holder(error.pid))) from None
     except OSError as error:
@@ -141,7 +141,9 @@ def _holder(pid: int) -> start_checks.DeviceHolder:
         variables = (process / "environ").read_bytes().split(b"\0")
     except OSError:  # another user's
         return start_checks.DeviceHolder(pid, name, uid)
-    directories = [each.partition(b"=")[2] for each in variables if each.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")]
+    directories = [
+        variable.partition(b"=")[2] for variable in variables if variable.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")
+    ]
     if not directories:
         return start_checks.DeviceHolder(pid, name, uid)
     return start_checks.DeviceHolder(

@@ -48,7 +48,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import RemoteError
 from pympsd.process.spawn import open_process
 from pympsd.process.version import build_id
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd_server.service.cgroup_memory import CgroupMemory
@@ -73,7 +73,7 @@ NOWHERE: Final = "/dev/null/no-mps-for-executors"
 class Executors:
     """All executors of a server."""
 
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     backend: str
     nursery: trio.Nursery
     log: Any
@@ -123,9 +123,9 @@ class Executors:
     async def get_or_start(self, slot: ExecutorSlot) -> Executor:
         """Return a slot's executor, starting it if necessary; raise ExecutorError."""
         async with self._starting.setdefault(slot, trio.Lock()):
-            found = self._running.get(slot)
-            if found is not None and found.end_expected:
-                await found.gone.wait()
+            executor = self._running.get(slot)
+            if executor is not None and executor.end_expected:
+                await executor.gone.wait()
             if slot not in self._running:
                 await self._make_room(slot)
                 generation = self._generations[slot.device] = self._generations.get(slot.device, 0) + 1
@@ -136,10 +136,14 @@ class Executors:
 
     async def _make_room(self, slot: ExecutorSlot) -> None:
         """End other users' unused executors on the device: each occupies device memory."""
-        others = [each for each in self._running.values() if each.device == slot.device and each.slot != slot]
-        for each in others:
-            if not (self.is_used(each.slot) or self._starting[each.slot].locked()):
-                await self.end(each)
+        others = [
+            executor
+            for executor in self._running.values()
+            if executor.device == slot.device and executor.slot != slot
+        ]
+        for executor in others:
+            if not (self.is_used(executor.slot) or self._starting[executor.slot].locked()):
+                await self.end(executor)
 
     async def vacate(self, slot: ExecutorSlot) -> None:
         """Kill a slot's executor; the next one is another process, of another generation."""
@@ -198,7 +202,7 @@ class Executors:
                 if slot.partition:
                     self.log.info("executor_partition", pid=process.pid, name=slot.partition)
                 self._running[slot] = executor
-                self.accounts.started(executor)
+                self.accounts.add_executor(executor)
                 self.on_start(executor)
                 task_status.started()
                 nursery.start_soon(self._watch, executor)
@@ -216,7 +220,7 @@ class Executors:
         finally:
             self._running.pop(slot, None)
             executor.end()
-            self.accounts.ended(slot)
+            self.accounts.remove_executor(slot)
             self._push_memory(slot.device)
             channel.close()
             with trio.CancelScope(shield=True):
@@ -268,7 +272,7 @@ class Executors:
 
     def _push_memory(self, device: int) -> None:
         if self.on_memory is not None:
-            self.on_memory(device, self.accounts.held(device))
+            self.on_memory(device, self.accounts.usage(device))
 
 
 def _first(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:

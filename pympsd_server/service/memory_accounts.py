@@ -29,10 +29,10 @@ class MemoryAccounts:
     _sent: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 
-    def held(self, device: int) -> dict[int, int]:
+    def usage(self, device: int) -> dict[int, int]:
         """Return what clients hold on a device, by id."""
-        of_device = (each for other, each in self._held.items() if other.device == device)
-        return {client: count for each in of_device for client, count in each.items()}
+        of_device = (usage for other, usage in self._held.items() if other.device == device)
+        return {client: count for usage in of_device for client, count in usage.items()}
 
     def in_slot(self, slot: ExecutorSlot) -> dict[int, int]:
         """Return what the clients in a slot hold."""
@@ -49,12 +49,12 @@ class MemoryAccounts:
         self._other_servers[device] = Counter({**groups, "": count})
         self._send(device)
 
-    def started(self, executor: Executor) -> None:
+    def add_executor(self, executor: Executor) -> None:
         """Send a new executor what others hold."""
         self._executors[executor.slot] = executor
         self._send(executor.device)
 
-    def ended(self, slot: ExecutorSlot) -> None:
+    def remove_executor(self, slot: ExecutorSlot) -> None:
         """Remove the executor of a slot, and what its clients held."""
         self._executors.pop(slot, None)
         self._sent.pop(slot, None)
@@ -64,16 +64,16 @@ class MemoryAccounts:
         for slot, executor in self._executors.items():
             if slot.device != device:
                 continue
-            found = self._others(slot)
-            message = OthersMemory(found.pop("", 0), dict(found))
+            others = self._others(slot)
+            message = OthersMemory(others.pop("", 0), dict(others))
             if message != self._sent.get(slot, OthersMemory(0, {})):
                 self._sent[slot] = message
                 executor.channel.send(message)
 
     def _others(self, slot: ExecutorSlot) -> Counter[str]:
-        found = Counter(self._other_servers.get(slot.device, Counter()))
+        usage = Counter(self._other_servers.get(slot.device, Counter()))
         for other, clients in self._held.items():
             if other.device == slot.device and other != slot:
                 for client, count in clients.items():
-                    found.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
-        return found
+                    usage.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
+        return usage

@@ -103,13 +103,15 @@ def _record_memory(containment: Containment, devices: RegisteredDevices) -> None
     """Report the memory that clients hold to the daemon, and in the folder that every user can read."""
     recorded: dict[int, list[tuple[int, int]]] = {}
 
-    def record(device: int, held: dict[int, int]) -> None:
+    def record(device: int, used: dict[int, int]) -> None:
         clients = containment.server.client_table.clients
         launches = containment.executors.launches[device]
-        containment.server.link.memory_used(device, {each: held[each] for each in held if each in clients}, launches)
-        present = [(clients[client_id].pid, count) for client_id, count in held.items() if client_id in clients]
-        left = sum(count for client_id, count in held.items() if client_id not in clients)
-        rows = [*present, (GONE, left)] if left else present
+        containment.server.link.memory_used(
+            device, {client_id: used[client_id] for client_id in used if client_id in clients}, launches
+        )
+        present = [(clients[client_id].pid, count) for client_id, count in used.items() if client_id in clients]
+        left_behind = sum(count for client_id, count in used.items() if client_id not in clients)
+        rows = [*present, (GONE, left_behind)] if left_behind else present
         if rows != recorded.get(device):  # else kernels were launched, no more
             devices.report(device, rows)
             recorded[device] = rows
@@ -206,7 +208,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                     server.link.report(token, server.leaving)
                 case link.ServerAdopted(), _:
                     nursery.start_soon(tracing.stop)  # it was the trace of the daemon before
-                    server.link.adopted()
+                    server.link.taken_over()
                     server.log.info("server_taken_in")
                 case link.ServerDismissed(reason), _:
                     server.leave_without_daemon(reason)

@@ -20,20 +20,21 @@ from attrs import define, field
 from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.memory_limits import OF_CONTAINER, BadEntry
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.vocabulary.shares import BUFFERS
-from pympsd.vocabulary.variables import MEMORY_LIMITS, Reader, problems
+from pympsd.vocabulary.variables import MEMORY_LIMITS, PERCENTAGE, Reader, problems
 from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import RequestRefused
 from pympsd_server.service.daemon_link import DaemonLink
+from pympsd_server.state_machine.client_limits import limits_of, own_priority
 from pympsd_server.state_machine.client_table import Client, ClientTable, Context
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
-from pympsd_server.state_machine.quotas import client_percentage, client_priority
 from pympsd_server.state_machine.server_phase import MOVES, Phase
 
 DELETED: Final = RequestRefused(
@@ -62,7 +63,7 @@ class Server:
 
     link: DaemonLink
     log: Any
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, int]
     """Bytes by device ordinal: what each later client may hold there."""
@@ -119,8 +120,8 @@ class Server:
 
     def groups_of(self, client: int, device: int) -> Iterable[str]:
         """Return the groups whose limits of memory on a device hold for a client, by id."""
-        found = self.client_table.clients.get(client)
-        return [group.name for group in found.groups.get(device, ())] if found is not None else ()
+        entry = self.client_table.clients.get(client)
+        return [group.name for group in entry.groups.get(device, ())] if entry is not None else ()
 
     def start_serving(self) -> None:
         """End the initialisation."""
@@ -134,6 +135,12 @@ class Server:
                 self.log.info("server_memory_limit", device=ordinal, limit=limit)
         self.memory_limits = memory_limits
 
+    @property
+    def limits(self) -> Limits:
+        """The limits of its later clients, in protocol 2."""
+        memory = {ordinal: PinnedMemory(limit) for ordinal, limit in self.memory_limits.items()}
+        return Limits({ALL_DEVICES: self.thread_percentage}, memory)
+
     def client_admitted(self, admitted: AdmitClient) -> Client:
         """Add a client that the daemon hands over to the client table."""
         priority = self._priority_of(admitted)
@@ -141,7 +148,9 @@ class Server:
             admitted.client, admitted.pid, priority, admitted.environment, admitted.uid
         )
         client.groups, client.audited, client.namespace = admitted.groups, admitted.audited, admitted.mps_namespace
-        client.partitions = {device: one.name for device, one in admitted.partitions.items() if one.has_executor}
+        client.partitions = {
+            device: partition.name for device, partition in admitted.partitions.items() if partition.has_executor
+        }
         return client
 
     def _priority_of(self, admitted: AdmitClient) -> int:
@@ -149,18 +158,14 @@ class Server:
         if admitted.priority != self.client_priority and not admitted.mps_namespace:
             self.client_priority = admitted.priority
             self.log.info("client_priority", priority=admitted.priority)
-        return max(client_priority(admitted.priority, admitted.environment), admitted.least_priority)
-
-    def percentage_of(self, admitted: AdmitClient) -> ThreadPercentage:
-        """Return a client's percentage: its namespace's or this server's, lowered by its environment."""
-        own = admitted.thread_percentage
-        most = self.thread_percentage if own is None else ThreadPercentage(own)
-        return client_percentage(most, admitted.environment)
+        asked = Limits(client_priority=own_priority(admitted.environment))
+        return (limits_of(admitted, self.limits).combine(asked).client_priority or ClientPriority()).level
 
     def client_connected(self, client: Client) -> None:
         """Log a new client process, which is context 0 in the log, and its wrong settings."""
         self.log.info("client_requested", pid=client.pid, context=0)
-        for problem in problems(client.environment, Reader.CLIENT, but_for=_LIMITS_OF_MEMORY).values():
+        by_device = (*_LIMITS_OF_MEMORY, *([PERCENTAGE] if "=" in client.environment.get(PERCENTAGE, "") else []))
+        for problem in problems(client.environment, Reader.CLIENT, but_for=by_device).values():
             self.log.warning("client_setting_wrong", pid=client.pid, problem=problem)
         while self._dropped_devices:
             device = self._dropped_devices.pop(0)
@@ -172,13 +177,14 @@ class Server:
         """Report the limits in force for a client that was accepted; log it if it came to a namespace."""
         self.link.client_joined(client.id, limits)
         if client.namespace:
-            shown = f"{limits.thread_percentage:.2f} %, priority {limits.priority}"
+            by_device = (f"{device}={percentage:.2f}" for device, percentage in limits.device_percentages.items())
+            text = f"{','.join(by_device) or f'{limits.thread_percentage:.2f}'} %, priority {limits.priority}"
             for device, count in limits.multiprocessors.items():
                 memory = limits.memory.get(device)
-                shown += f"; device {device}: {count} SMs"
-                shown += f" of SM partition '{partitions[device]}'" if partitions.get(device) else ""
-                shown += f", memory {PinnedMemory(memory)}" if memory else ""
-            self.log.info("client_limits", pid=client.pid, uid=client.uid, limits=shown)
+                text += f"; device {device}: {count} SMs"
+                text += f" of SM partition '{partitions[device]}'" if partitions.get(device) else ""
+                text += f", memory {PinnedMemory(memory)}" if memory else ""
+            self.log.info("client_limits", pid=client.pid, uid=client.uid, limits=text)
 
     def devices_refused(self, client: Client) -> None:
         """Log that a client's CUDA_VISIBLE_DEVICES leaves it no device."""
@@ -194,8 +200,8 @@ class Server:
     def limit_rejected(self, client: Client, bad: BadEntry, ignored: bool) -> None:
         """Log an invalid entry of a client's memory limits: it is ignored, or the client is refused."""
         event = "client_limit_ignored" if ignored else "client_limit_refused"
-        said = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
-        self.log.warning(event, pid=client.pid, **said)
+        fields = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
+        self.log.warning(event, pid=client.pid, **fields)
 
     def context_opened(self, client: Client, context: Context) -> None:
         """Report a new context."""
@@ -223,10 +229,12 @@ class Server:
         """Report the end of a context, which the client table no longer has."""
         # As recorded: contexts on the same device.
         others = self.client_table.clients.values()
-        left = sum(each.device == context.device for other in others for each in other.contexts.values())
+        remaining = sum(
+            other_context.device == context.device for other in others for other_context in other.contexts.values()
+        )
         names = {"pid": client.pid, "context": context.number}
         self.log.info("client_receive_failed", **names)
-        self.log.info("context_exit", **names, left=left)
+        self.log.info("context_exit", **names, left=remaining)
         self.link.context_closed(client.id, context.id)
         for observer in self.observers:
             observer.context_closed(context)

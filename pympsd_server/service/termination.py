@@ -22,37 +22,37 @@ TERMINATED_REASON: Final = "an operator ended this context with terminate_client
 Target = tuple[Client, Context]
 
 
-async def terminate_client(containment: Containment, asked: link.TerminateClient) -> None:
+async def terminate_client(containment: Containment, request: link.TerminateClient) -> None:
     """Terminate a client and answer the daemon with a CUresult: 201 if the process has no active context here.
 
     If some of its work does not stop within TERMINATION_SECONDS: 702, a kernel may still run, and another request
     tries again; or, if the request allows it, its devices are reset, which stops the work.
     """
     server = containment.server
-    containment.evicted.update(asked.expelled)
+    containment.evicted.update(request.expelled)
     targets = [
         (client, context)
         for client in server.client_table.clients.values()
         # PID 0 is not a process: it stands for all that the daemon does not see (pid_namespaces(7)).
-        if client.pid == asked.pid != 0
+        if client.pid == request.pid != 0
         for context in client.active_contexts()
     ]
     if not targets:
-        server.log.info("termination_unknown", pid=asked.pid)
+        server.log.info("termination_unknown", pid=request.pid)
         server.log.info("termination_failed")
-        server.link.terminated(asked.token, Result.ERROR_INVALID_CONTEXT)
+        server.link.terminated(request.token, Result.ERROR_INVALID_CONTEXT)
         return
     for client, context in targets:
         server.log.info("termination_requested", pid=client.pid, context=context.number)
         server.log.info("context_terminated", pid=client.pid, context=context.number)
     if not await stop(containment, targets, TERMINATED_REASON):
-        server.log.error("termination_overdue", pid=asked.pid, seconds=TERMINATION_SECONDS)
-        if not asked.by_reset:
-            server.link.terminated(asked.token, Result.ERROR_LAUNCH_TIMEOUT)
+        server.log.error("termination_overdue", pid=request.pid, seconds=TERMINATION_SECONDS)
+        if not request.by_reset:
+            server.link.terminated(request.token, Result.ERROR_LAUNCH_TIMEOUT)
             return
         await _reset(containment, targets)
     server.log.info("termination_succeeded")
-    server.link.terminated(asked.token, Result.SUCCESS)
+    server.link.terminated(request.token, Result.SUCCESS)
 
 
 async def stop(containment: Containment, targets: Sequence[Target], reason: str) -> bool:

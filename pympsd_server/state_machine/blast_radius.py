@@ -74,16 +74,16 @@ def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
     steps: list[OnDevice | WholeProcess] = []
     domains, affected = [*faulty], []
     for domain in domains:  # grows during the loop
-        found = [
+        members = [
             (client, context) for client in present for context in _contexts(client) if context.fault_domain == domain
         ]
-        steps += [OnDevice(client, context) for client, context in found]
-        for client, _ in found:
+        steps += [OnDevice(client, context) for client, context in members]
+        for client, _ in members:
             if client not in affected:
                 affected.append(client)
                 steps.append(WholeProcess(client, tuple(_contexts(client))))
                 domains += dict.fromkeys(
-                    each.fault_domain for each in _contexts(client) if each.fault_domain not in domains
+                    reached.fault_domain for reached in _contexts(client) if reached.fault_domain not in domains
                 )
     slots = {domain.slot for domain in domains if not domain.partition}
     contexts = frozenset(context.id for client in affected for context in _contexts(client))

@@ -1,87 +1,152 @@
-"""The limits in force for a client: its percentage of the SMs, its memory, its static SM partitions. Sans-I/O."""
+"""The limits of a client as its server enforces them: SMs and memory by device, static SM partitions. Sans-I/O.
+
+A client's limits are decided in one place, `pympsd.vocabulary.limit_table.combine`. This module calls it when the
+client connects, with what only the server knows, the client's environment. From then on ``own`` of its `ClientLimits`
+is what holds for it, and there are no bounds any more; later changes are for later clients. The devices as the client
+sees them follow from it, and the quota of each context (`quotas`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import define, evolve, field
+from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.memory_limits import BadEntry
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import LimitsInForce, ThreadPercentage
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limit_table import (
+    ClientLimits,
+    Limits,
+    differing_percentages,
+    in_bytes,
+    lowest,
+    percentage_on,
+)
+from pympsd.vocabulary.limits import BadLimit, ClientPriority, LimitsInForce, PinnedMemory
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
+from pympsd.vocabulary.variables import PRIORITY
+from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import OpenContext
-from pympsd_server.state_machine.quotas import context_multiprocessors, memory_limit, process_multiprocessors
+from pympsd_server.state_machine.quotas import context_multiprocessors, process_multiprocessors
 
 
 class PartitionRefused(InputError, ValueError):
     """A client gets no context on a device, which is in static use; the message says why."""
 
 
-@define
-class ClientLimits:
-    """The limits of a client as of its connect, lowered by its environment; later changes are for later clients."""
+def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
+    """Return the limits of a client that the daemon hands over; in protocol 2 its own are those of its server."""
+    own = admitted.own
+    if own is None:
+        own = evolve(of_server, client_priority=ClientPriority(admitted.priority))
+    return ClientLimits(
+        own,
+        admitted.bounds,
+        admitted.devices,
+        admitted.mps_namespace,
+        admitted.partitions,
+        admitted.groups,
+        admitted.audited,
+    )
 
-    thread_percentage: ThreadPercentage
-    memory: dict[int, int]
-    """Bytes by device ordinal."""
-    partitions: dict[int, ChosenPartition] = field(factory=dict)
-    """What it gets on devices in static use, by ordinal."""
 
-    def lower_memory(
-        self, environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceFacts]
-    ) -> list[BadEntry]:
-        """Lower the limits of memory by the client's environment; return its invalid entries.
+def combine_with_environment(
+    limits: ClientLimits, environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
+) -> tuple[ClientLimits, list[BadEntry]]:
+    """Return a client's limits with what its variables ask for, and the invalid entries of these.
 
-        A number there counts among the devices that the client sees.
-        """
-        limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
-        bad = [evolve(each, variable=memory_limits.variable_of(environment)) for each in bad]
-        own = {ordinals[number]: limit.value for number, limit in limits.items()}
-        of_all, bad_of_all = memory_limits.of_container(environment)
-        self.memory = {
-            each: memory_limit(self.memory.get(each, 0), memory_limit(own.get(each, 0), of_all)) for each in ordinals
-        }
-        return bad + bad_of_all
+    ``ordinals`` are the server's indices of the devices that the client sees, ``visible`` those devices: a number in
+    a variable counts among them. Before Volta there are no limits of memory, nor of SMs.
+    """
+    asked, bad = read_environment(environment, ordinals, visible)
+    own = limits.combine(asked)
+    if not all(device.is_volta_or_newer for device in visible):
+        own, bad = evolve(own, pinned_memory=None), []
+    return evolve(limits, own=own, bounds=()), bad
 
-    def partition(self, ordinal: int) -> ChosenPartition:
-        """Return its partition of a device, one without chunks if it has none there; raise PartitionRefused."""
-        chosen = self.partitions.get(ordinal, ChosenPartition())
-        if chosen.problem:
-            raise PartitionRefused(chosen.problem)
-        return chosen
 
-    def as_seen(self, ordinal: int, device: DeviceFacts) -> DeviceFacts:
-        """Return a device as the client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most
-        those of its partition.
-        """
-        count = process_multiprocessors(self.thread_percentage, device, self._most(ordinal, device))
-        return with_attributes(device, MULTIPROCESSOR_COUNT=count)
+def read_environment(
+    environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
+) -> tuple[Limits, list[BadEntry]]:
+    """Return the limits that a client's variables ask for, by the server's device index, and the invalid entries."""
+    memory, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
+    bad = [evolve(each, variable=memory_limits.variable_of(environment)) for each in bad]
+    of_all, bad_of_all = memory_limits.of_container(environment)
+    percentages, bad_percentages = memory_limits.read_percentages(environment, visible)
+    limits = Limits(
+        {ordinals[number] if number >= 0 else number: each for number, each in percentages.items()},
+        lowest(
+            (
+                {ordinals[number]: limit for number, limit in memory.items()},
+                dict.fromkeys(ordinals, PinnedMemory(of_all)) if of_all else None,
+            )
+        ),
+        own_priority(environment),
+    )
+    return limits, bad + bad_of_all + bad_percentages
 
-    def in_force(
-        self, priority: int, ordinals: Sequence[int], seen: Sequence[DeviceFacts]
-    ) -> tuple[LimitsInForce, dict[int, str]]:
-        """Return the limits in force for the client, and its partitions, by ordinals of the devices that it sees."""
-        counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
-        multiprocessors = dict(zip(ordinals, counts, strict=True))
-        memory = {ordinal: self.memory[ordinal] for ordinal in ordinals if self.memory.get(ordinal)}
-        partitions = {ordinal: one.name for ordinal, one in self.partitions.items() if one.name}
-        return LimitsInForce(self.thread_percentage.value, priority, memory, multiprocessors), partitions
 
-    def multiprocessors(
-        self, ordinal: int, device: DeviceFacts, environment: Mapping[str, str], asked: OpenContext
-    ) -> int:
-        """Return the SMs of a requested context: the client can only lower those of its process. Raise
-        PartitionRefused or AffinityRefused.
-        """
-        self.partition(ordinal)
-        limits = asked.thread_percentage, asked.affinity, asked.partition, self._most(ordinal, device)
-        return context_multiprocessors(self.thread_percentage, environment, device, *limits)
+def own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
+    """Return the priority that a client's variable asks for; None: none, or an invalid one."""
+    try:
+        return ClientPriority.parse(environment.get(PRIORITY, ""))
+    except BadLimit:
+        return None
 
-    def _most(self, ordinal: int, device: DeviceFacts) -> int | None:
-        chunks = self.partitions.get(ordinal, ChosenPartition()).chunks
-        return len(sms_of(device, chunks)) if chunks else None
+
+def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
+    """Return a client's partition of a device, one without chunks if it has none there; raise PartitionRefused."""
+    chosen = limits.partitions.get(ordinal, ChosenPartition())
+    if chosen.problem:
+        raise PartitionRefused(chosen.problem)
+    return chosen
+
+
+def memory_on(limits: ClientLimits, ordinal: int) -> int:
+    """Return the bytes that a client may hold on a device; 0: it has no limit there."""
+    return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
+
+
+def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:
+    """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
+    its partition.
+    """
+    count = process_multiprocessors(percentage_on(limits.own, ordinal), device, _most(limits, ordinal, device))
+    return with_attributes(device, MULTIPROCESSOR_COUNT=count)
+
+
+def in_force(
+    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceProperties]
+) -> tuple[LimitsInForce, dict[int, str]]:
+    """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees."""
+    counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
+    memory = in_bytes(limits.own.pinned_memory)
+    partitions = {ordinal: one.name for ordinal, one in limits.partitions.items() if one.name}
+    found = LimitsInForce(
+        max(percentage_on(limits.own, ordinal) for ordinal in ordinals).value,
+        (limits.own.client_priority or ClientPriority()).level,
+        {ordinal: memory[ordinal] for ordinal in ordinals if ordinal in memory},
+        dict(zip(ordinals, counts, strict=True)),
+        differing_percentages(limits.own, ordinals),
+    )
+    return found, partitions
+
+
+def multiprocessors(
+    limits: ClientLimits, ordinal: int, device: DeviceProperties, environment: Mapping[str, str], asked: OpenContext
+) -> int:
+    """Return the SMs of a requested context: the client can only lower those of its process. Raise
+    PartitionRefused or AffinityRefused.
+    """
+    partition_on(limits, ordinal)
+    requested = asked.thread_percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
+    return context_multiprocessors(percentage_on(limits.own, ordinal), environment, device, *requested)
+
+
+def _most(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
+    chunks = limits.partitions.get(ordinal, ChosenPartition()).chunks
+    return len(sms_of(device, chunks)) if chunks else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field, frozen
 
 from pympsd.errors import InternalError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd_server.state_machine.connections import Pool
@@ -77,10 +77,10 @@ class ClientTable:
 
     clients: dict[int, Client] = field(factory=dict)
     pools: dict[int, Pool] = field(factory=dict)
-    _serials: Serials = field(factory=Serials, init=False)
+    _ids: Serials = field(factory=Serials, init=False)
 
     @classmethod
-    def of(cls, devices: tuple[DeviceFacts, ...]) -> ClientTable:
+    def of(cls, devices: tuple[DeviceProperties, ...]) -> ClientTable:
         """Return an empty client table for devices."""
         return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
 
@@ -106,7 +106,7 @@ class ClientTable:
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
         client.contexts_made += 1
-        numbers = self._serials.take(), client.contexts_made, device, client.id, generation
+        numbers = self._ids.take(), client.contexts_made, device, client.id, generation
         context = Context(*numbers, user, partition, has_executor)
         pool.take(context.id, slots)
         client.contexts[context.id] = context

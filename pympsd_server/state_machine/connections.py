@@ -11,7 +11,7 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 VOLTA_SLOTS: Final = 48
 PRE_VOLTA_SLOTS: Final = 16
@@ -40,8 +40,8 @@ def connection_slots(environment: Mapping[str, str]) -> int:
     if not (digits.isascii() and digits.isdecimal()):
         return -(-DEFAULT_CONNECTIONS // 2)
     # The length first: never convert thousands of digits.
-    asked = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
-    return -(-asked // 2)
+    requested = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
+    return -(-requested // 2)
 
 
 @define
@@ -53,7 +53,7 @@ class Pool:
     """Slots by context id."""
 
     @classmethod
-    def of(cls, device: DeviceFacts) -> Pool:
+    def of(cls, device: DeviceProperties) -> Pool:
         """Return the empty pool of a device."""
         return cls(VOLTA_SLOTS if device.is_volta_or_newer else PRE_VOLTA_SLOTS)
 

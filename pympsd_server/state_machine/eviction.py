@@ -39,21 +39,25 @@ def choose(
     Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then one
     that has what is short, else the most, then the youngest. A client that has come within its soft limit stays.
     """
-    left = {client.id: client for client in clients if used.get(client.id)}
+    remaining = {client.id: client for client in clients if used.get(client.id)}
     limits = _latest_limits(clients, device)
     victims = list[Victim]()
     missing = short
     while missing > 0:
-        held = _held(left.values(), device, used)
-        found = [_excess(left[client_id], device, held, limits, used) for client_id in endable if client_id in left]
-        above = [one for one in found if one is not None]
+        group_usage = _sum_by_group(remaining.values(), device, used)
+        excesses = [
+            _excess(remaining[client_id], device, group_usage, limits, used)
+            for client_id in endable
+            if client_id in remaining
+        ]
+        above = [victim for victim in excesses if victim is not None]
         if not above and not victims:
             return []
         if not above or len(victims) == MAX_VICTIMS:
             return None
-        victims.append(max(above, key=lambda one: _precedence(one, used, missing)))
+        victims.append(max(above, key=lambda victim: _precedence(victim, used, missing)))
         missing -= used[victims[-1].client.id]
-        del left[victims[-1].client.id]
+        del remaining[victims[-1].client.id]
     for victim in tuple(victims):
         # The later ones may have enough without this one.
         if missing + used[victim.client.id] <= 0:
@@ -62,8 +66,8 @@ def choose(
     return victims
 
 
-def _precedence(one: Victim, used: Mapping[int, int], missing: int) -> tuple[int, ...]:
-    return one.excess, one.client.priority, min(used[one.client.id], missing), one.client.id
+def _precedence(victim: Victim, used: Mapping[int, int], missing: int) -> tuple[int, ...]:
+    return victim.excess, victim.client.priority, min(used[victim.client.id], missing), victim.client.id
 
 
 def _latest_limits(clients: Iterable[Client], device: int) -> dict[str, MemoryGroup]:
@@ -75,21 +79,25 @@ def _latest_limits(clients: Iterable[Client], device: int) -> dict[str, MemoryGr
     }
 
 
-def _held(clients: Iterable[Client], device: int, used: Mapping[int, int]) -> Counter[str]:
+def _sum_by_group(clients: Iterable[Client], device: int, used: Mapping[int, int]) -> Counter[str]:
     """Return the bytes that the clients of each group hold together, by its name."""
-    held = Counter[str]()
+    usage = Counter[str]()
     for client in clients:
         for group in client.groups.get(device, ()):
-            held[group.name] += used[client.id]
-    return held
+            usage[group.name] += used[client.id]
+    return usage
 
 
 def _excess(
-    client: Client, device: int, held: Mapping[str, int], limits: Mapping[str, MemoryGroup], used: Mapping[int, int]
+    client: Client,
+    device: int,
+    group_usage: Mapping[str, int],
+    limits: Mapping[str, MemoryGroup],
+    used: Mapping[int, int],
 ) -> Victim | None:
     """Return how far a client is above its soft limits; None if it is within them."""
-    soft = [limits[each.name] for each in client.groups.get(device, ()) if limits[each.name].soft]
+    soft = [limits[group.name] for group in client.groups.get(device, ()) if limits[group.name].soft]
     if not soft:
         return Victim(client, "", used[client.id])
-    excess, name = max((held[each.name] - each.soft, each.name) for each in soft)
+    excess, name = max((group_usage[group.name] - group.soft, group.name) for group in soft)
     return Victim(client, name, excess) if excess > 0 else None

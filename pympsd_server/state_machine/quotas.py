@@ -1,7 +1,7 @@
-"""The quotas of a context: SMs by percentage and affinity, memory, and the client's priority. Pure.
+"""The SMs of a context, by its process's percentage, its own and its execution affinity. Sans-I/O.
 
-Each level only lowers the one before (MPS documents, 2.3.5.2 and 4.2.5): the server's percentage, the client
-process's, with per-context partitioning the context's, the execution affinity.
+Each level only lowers the one before (MPS documents, 2.3.5.2 and 4.2.5): the client process's percentage, with
+per-context partitioning the context's, the execution affinity.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ClientPriority, ThreadPercentage
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ThreadPercentage
 from pympsd.vocabulary.sm_rounding import multiprocessors, rounding
-from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 
 
 class AffinityRefused(InputError, ValueError):
     """An execution affinity that the context cannot have; the message has the allowed range."""
 
 
-def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts, most: int | None = None) -> int:
+def process_multiprocessors(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
     """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
     2.3.5.2).
     """
@@ -27,7 +26,7 @@ def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts, m
     return by_percentage if most is None else min(most, by_percentage)
 
 
-def affine_multiprocessors(asked: int, available: int, device: DeviceFacts) -> int:
+def affine_multiprocessors(asked: int, available: int, device: DeviceProperties) -> int:
     """Return the SMs of an execution affinity out of ``available`` SMs of a device: rounded up as on such a device.
 
     Raise AffinityRefused for more than are available, and before Volta.
@@ -44,7 +43,7 @@ def affine_multiprocessors(asked: int, available: int, device: DeviceFacts) -> i
 def context_multiprocessors(
     process: ThreadPercentage,
     environment: Mapping[str, str],
-    device: DeviceFacts,
+    device: DeviceProperties,
     thread_percentage: float | None,
     affinity: int | None,
     partition: int | None = None,
@@ -65,14 +64,6 @@ def context_multiprocessors(
     return affine_multiprocessors(affinity, available, device)
 
 
-def client_percentage(server: ThreadPercentage, environment: Mapping[str, str]) -> ThreadPercentage:
-    """Return a client's percentage: its environment only lowers it; an invalid value means no limit."""
-    try:
-        return min(server, ThreadPercentage.parse(environment.get(PERCENTAGE, "")))
-    except BadLimit:
-        return server
-
-
 def context_percentage(
     process: ThreadPercentage, environment: Mapping[str, str], asked: float | None
 ) -> ThreadPercentage:
@@ -83,16 +74,3 @@ def context_percentage(
         return min(process, ThreadPercentage(asked))
     except BadLimit:
         return process
-
-
-def memory_limit(server: int, client: int) -> int:
-    """Return the limit of a client's memory on a device: the lower of two, 0 meaning none."""
-    return min(server, client) if server and client else server or client
-
-
-def client_priority(default: int, environment: Mapping[str, str]) -> int:
-    """Return a client's priority level: its own setting, else the default."""
-    try:
-        return ClientPriority.parse(environment.get(PRIORITY, "")).level
-    except BadLimit:
-        return default

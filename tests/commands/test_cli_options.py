@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.cli.command_line import main
-from pympsd.cli.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, STARTS, STATIC, USERS, BadOption, Options
+from pympsd.cli.options import MULTIUSER, READY, STARTS, STATIC, BadOption, Options
+from pympsd.errors import BAD_USAGE
+from pympsd.vocabulary.variables import DIALECTS, USERS
 
 
 @pytest.mark.parametrize("start", STARTS)

@@ -20,18 +20,18 @@ from pympsd.configuration.changes import (
     State,
     changes,
 )
-from pympsd.configuration.plan import PartitionPlan, Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import FileContext, PartitionPlan, Plan, ServerPlan
 from pympsd.configuration.reader import read_plan
-from pympsd.configuration.show import shown
+from pympsd.configuration.show import render_file
 from pympsd.devices.machine import describe
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits, percentages
+from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 
-HERE = Surroundings(describe("2xH200"), 0)
-HALF = NamespaceLimits(ThreadPercentage(50.0))
+HERE = FileContext(describe("2xH200"), 0)
+HALF = Limits(percentages(50.0))
 FOUR = {0: PinnedMemory(4 << 30), 1: PinnedMemory(4 << 30)}
 
 
@@ -50,7 +50,7 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
         match change:
             case CreateServer(plan, uid):
                 server = servers[plan.name] = NamedServer(
-                    plan.name, uid, allowed_devices=plan.devices, source=Source.CONFIG, ceiling=plan.ceiling
+                    plan.name, uid, allowed_devices=plan.devices, source=Source.CONFIG, maximum=plan.maximum
                 )
                 server.contains_partitions = bool(plan.contains_partitions)
                 for name, limits in plan.namespaces.items():
@@ -66,9 +66,9 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
             case SetNamespace(server_name, name, limits, _):
                 present = servers[server_name].namespaces[name]
                 present.limits = present.limits.changed_by(limits)
-            case SetServer(server_name, ceiling, contains, _):
+            case SetServer(server_name, maximum, contains, _):
                 server = servers[server_name]
-                server.ceiling = server.ceiling.changed_by(ceiling)
+                server.maximum = server.maximum.changed_by(maximum)
                 server.contains_partitions = server.contains_partitions if contains is None else contains
             case DeleteServer(name):
                 del servers[name]
@@ -91,14 +91,14 @@ def test_a_missing_server_is_made() -> None:
 
 def test_what_differs_is_set_and_said() -> None:
     state = State({"a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi", HALF)})}, HERE)
-    wanted = NamespaceLimits(ThreadPercentage(30.0), FOUR, ClientPriority(1))
+    wanted = Limits(percentages(30.0), FOUR, ClientPriority(1))
     (change,) = changes(_plan(ServerPlan("a", None, None, {"hi": wanted})), state)
     assert change.text == (
-        "set namespace 'a/hi': active-thread-percentage 50.00 -> 30.00, pinned-memory-limit unlimited -> 4G, "
+        "set namespace 'a/hi': pinned-memory-limit unlimited -> 4G, active-thread-percentage 50.00 -> 30.00, "
         "client-priority 0 -> 1"
     )
     assert _texts(_plan(ServerPlan("a", None, None, {"hi": HALF})), state) == []
-    uneven = NamespaceLimits(pinned_memory={1: FOUR[0]})
+    uneven = Limits(pinned_memory={1: FOUR[0]})
     assert _texts(_plan(ServerPlan("a", None, None, {"lo": HALF, "hi": uneven})), state) == [
         "set namespace 'a/hi': pinned-memory-limit unlimited -> 0=unlimited,1=4G",
         "created namespace 'a/lo'",
@@ -106,12 +106,12 @@ def test_what_differs_is_set_and_said() -> None:
 
 
 def test_what_is_set_of_a_whole_server() -> None:
-    state = State({"a": NamedServer("a", 0, ceiling=NamespaceLimits(ThreadPercentage(50.0)))}, HERE)
-    wanted = NamespaceLimits(ThreadPercentage(30.0), FOUR)
-    (change,) = changes(_plan(ServerPlan("a", ceiling=wanted, contains_partitions=True)), state)
+    state = State({"a": NamedServer("a", 0, maximum=Limits(percentages(50.0)))}, HERE)
+    wanted = Limits(percentages(30.0), FOUR)
+    (change,) = changes(_plan(ServerPlan("a", maximum=wanted, contains_partitions=True)), state)
     assert change == SetServer("a", wanted, True, change.differences)
     assert change.text == (
-        "set server 'a': max-active-thread-percentage 50.00 -> 30.00, max-pinned-memory-limit unlimited -> 4G, "
+        "set server 'a': max-pinned-memory-limit unlimited -> 4G, max-active-thread-percentage 50.00 -> 30.00, "
         "contain server -> partition"
     )
 
@@ -182,9 +182,12 @@ def test_which_rules_and_limits_of_cgroups_change_is_said() -> None:
 
 NAMES = st.sampled_from(["a", "b_2", "uid_7"])
 MEMORY = st.sampled_from([None, {}, FOUR, {1: PinnedMemory(1 << 30)}, {0: PinnedMemory(3 << 20)}])
+PERCENTAGES = st.none() | st.dictionaries(
+    st.sampled_from([ALL_DEVICES, 0, 1]), st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))), min_size=1
+)
 LIMITS = st.builds(
-    NamespaceLimits,
-    st.none() | st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))),
+    Limits,
+    PERCENTAGES,
     MEMORY,
     st.none() | st.integers(0, 1).map(ClientPriority),
     MEMORY,
@@ -196,13 +199,13 @@ PARTITION_LISTS = st.lists(
     unique_by=lambda one: (one.name, one.device),
 ).map(tuple)
 SERVERS = st.builds(
-    lambda name, uid, devices, namespaces, partitions, ceiling, contains: ServerPlan(
+    lambda name, uid, devices, namespaces, partitions, maximum, contains: ServerPlan(
         name,
         7 if name == "uid_7" else uid,
         devices,
         namespaces,
         partitions=tuple(one for one in partitions if devices is None or one.device in devices),
-        ceiling=ceiling,
+        maximum=maximum,
         contains_partitions=contains,
     ),
     NAMES,
@@ -210,7 +213,7 @@ SERVERS = st.builds(
     st.sampled_from([None, (0,), (1, 0)]),
     st.dictionaries(st.sampled_from(["default", "hi", "lo"]), LIMITS, max_size=3),
     PARTITION_LISTS,
-    st.builds(NamespaceLimits, st.none() | st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))), MEMORY),
+    st.builds(Limits, PERCENTAGES, MEMORY),
     st.sampled_from([None, True, False]),
 )
 PLANS = st.lists(SERVERS, max_size=3, unique_by=lambda server: server.name).map(lambda servers: _plan(*servers))
@@ -229,12 +232,12 @@ def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan
 
 @settings(max_examples=40)
 @given(PLANS)
-@example(_plan(ServerPlan("a", namespaces={"default": NamespaceLimits(sm_partition="")})))
+@example(_plan(ServerPlan("a", namespaces={"default": Limits(sm_partition="")})))
 def test_what_is_shown_makes_the_same_state_again(plan: Plan) -> None:
     servers = _done({}, changes(plan, State({}, HERE)))
-    text = shown(servers, HERE)
+    text = render_file(servers, HERE)
     again = _done({}, changes(read_plan(text.encode(), HERE)[0], State({}, HERE)))
-    assert shown(again, HERE) == text
+    assert render_file(again, HERE) == text
     assert changes(plan, State(again, HERE)) == []
 
 
@@ -244,7 +247,7 @@ def test_the_text_that_is_shown() -> None:
         "uid_7": NamedServer("uid_7", 7, source=Source.AUTO),
     }
     assert (
-        shown(servers, HERE)
+        render_file(servers, HERE)
         == f'''schema_version = "1.0"
 
 [servers.a]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pympsd.devices.dmem import CgroupFiles, limits_in
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, PinnedMemory
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limits import MAX_MEMORY, CgroupLimit, PinnedMemory
 
 (FACTS,) = describe("H200")
 DEVICES = (evolve(FACTS, pci="0000:03.00.00"), evolve(FACTS, pci="0001:C1.1F.07"))
@@ -34,8 +34,8 @@ def of_one(most: str, least: str = "") -> dict[int, CgroupLimit]:
         (f"{ONE} 4096\n{OTHER} max\n", f"{ONE} 0\n{OTHER} 0\n", {0: limit(4096)}),
         (f"{ONE} max\n{OTHER} {GIB}\n", f"{ONE} {GIB}\n{OTHER} 0\n", {0: limit(soft=GIB), 1: limit(GIB)}),
         (f"{ONE} 0\n", "", {0: limit(0)}),
-        (f"{ONE} {MOST_MEMORY}\n", f"{ONE} max\n", {0: limit(soft=MOST_MEMORY)}),
-        (f"{ONE} {2**64 - 4096}\n", f"{ONE} {2**64 - 4096}\n", {0: limit(soft=MOST_MEMORY)}),
+        (f"{ONE} {MAX_MEMORY}\n", f"{ONE} max\n", {0: limit(soft=MAX_MEMORY)}),
+        (f"{ONE} {2**64 - 4096}\n", f"{ONE} {2**64 - 4096}\n", {0: limit(soft=MAX_MEMORY)}),
         (f"{ONE} 7\ndrm/0000:03:00.0/vram1 5\n", f"{ONE} 0\ndrm/0000:03:00.0/vram1 3\n", {0: limit(5, 3)}),
         (f"{ONE} max\ndrm/0000:03:00.0/stolen 5\n", f"{ONE} 4\ndrm/0000:03:00.0/stolen 3\n", {0: limit(5, 3)}),
         ("", "", {}),
@@ -97,10 +97,10 @@ def test_a_device_without_an_address_has_no_limits() -> None:
 
 
 ADDRESSES = st.tuples(st.sampled_from((0, 1, 0xABCD)), st.integers(0, 255), st.integers(0, 31), st.integers(0, 7))
-VALUES = st.one_of(st.none(), st.integers(0, MOST_MEMORY - 1))
+VALUES = st.one_of(st.none(), st.integers(0, MAX_MEMORY - 1))
 
 
-def _device(address: tuple[int, int, int, int]) -> DeviceFacts:
+def _device(address: tuple[int, int, int, int]) -> DeviceProperties:
     domain, bus, slot, function = address
     return evolve(FACTS, pci=f"{domain:04x}:{bus:02x}.{slot:02x}.{function:02x}")
 
@@ -123,7 +123,7 @@ def test_of_several_regions_the_least_hold(
         least += f"{region} {'max' if soft is None else soft}\n"
         hards, softs = expected.setdefault(ordinal, ([], []))
         hards += [] if hard is None else [hard]
-        softs += [soft if soft is not None else MOST_MEMORY] if soft != 0 else []
+        softs += [soft if soft is not None else MAX_MEMORY] if soft != 0 else []
     found = limits_in([_device(address) for address in addresses], [CgroupFiles("/a", most, least)])
     limits = {
         ordinal: limit(min(hards, default=None), min(softs, default=None))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
 from pympsd.devices.memory_limits import SHOWN, of_container, read, text_of
-from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.limits import MAX_MEMORY
 
 DEVICES = describe("3xH200")
 IDS = [device.uuid for device in DEVICES]
@@ -78,7 +78,7 @@ def test_the_first_name_wins() -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [("2048", 2 * GIB), ("0", 0), ("", 0), ("0" * 9999 + "1024", GIB), ("18446744073709551615", MOST_MEMORY)],
+    [("2048", 2 * GIB), ("0", 0), ("", 0), ("0" * 9999 + "1024", GIB), ("18446744073709551615", MAX_MEMORY)],
 )
 def test_a_containers_limit_is_what_the_container_toolkit_takes(text: str, limit: int) -> None:
     assert of_container({"NVIDIA_GPU_MEMORY_LIMIT": text}) == (limit, [])

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup
+from pympsd.vocabulary.limits import MAX_MEMORY, MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, Attached, DropClient, ExecutorDone, MemoryShort, RoomMade
 from pympsd_server.executor.memory.device_memory import MAX_TRIES
@@ -23,7 +23,7 @@ def guaranteed(executor: ExecutorOwner) -> RawClient:
     """A client that is guaranteed more than the device has left: client 1 has the rest."""
     guest = executor.attach()
     attach = executor.request(OWNER, OWNER, True)
-    answer, fds = executor.ask(Attach, **attach, groups=(MemoryGroup("cgroup /owner", MOST_MEMORY, 8 * COUNT),))
+    answer, fds = executor.ask(Attach, **attach, groups=(MemoryGroup("cgroup /owner", MAX_MEMORY, 8 * COUNT),))
     assert isinstance(answer, Attached), answer
     owner = RawClient.from_fds(fds, OWNER, GENERATION, answer)
     executor._clients.append(owner)

@@ -164,6 +164,58 @@ def test_a_pool_of_contexts(daemon: DaemonProcess) -> None:
     wait_until(lambda: daemon.say("ps") == "", "its end")
 
 
+def sms_of(client: ClientProcess, devices: int = 2) -> list[tuple[str, str]]:
+    """Return the SMs of each device as the client sees them: the attribute, and a context's execution affinity."""
+    seen = []
+    for device in range(devices):
+        assert client.do(f"newctx {device}") == "CUDA_SUCCESS", client.do("error")
+        seen.append((client.do(f"sm {device}"), client.do("affinity")))
+    return seen
+
+
+def test_a_clients_own_percentage_is_by_device(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
+    daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
+    for text, expected in {"0=25,1=75": [32, 66], "1=10": [66, 12], "25": [32, 32]}.items():
+        client = begun(start(daemon, **{PERCENTAGE: text}))
+        assert sms_of(client) == [(str(count), str(count)) for count in expected], text
+    records = daemon.say("get_server_list --json")
+    assert '"active_thread_percentage": {"0": 25.0, "1": 50.0}' in records
+    client = begun(start(daemon, CUDA_VISIBLE_DEVICES="1,0", **{PERCENTAGE: "0=10"}))
+    assert sms_of(client) == [("12", "12"), ("66", "66")], "an index counts among the devices that it sees"
+
+
+def test_a_percentage_of_a_device_that_is_not_there_is_refused(daemon: DaemonProcess, start: Start) -> None:
+    for entry, allowed in {
+        "7=50": "7 is no device",
+        "0=0": "above 0",
+        "0=x": "a number",
+        "50": "the form is",
+    }.items():
+        client = start(daemon, **{PERCENTAGE: f"0=25,{entry}"})
+        assert client.do("init") == "CUDA_ERROR_INVALID_VALUE", entry
+        why = client.do("error")
+        assert why.startswith(f"{PERCENTAGE}: '{entry}': ")
+        assert allowed in why
+    client = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{PERCENTAGE: "0=25,7=50"}))
+    assert sms_of(client, 1) == [("32", "32")]
+
+
+def test_percentages_of_a_namespace_are_by_device(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    server = f"uid_{os.geteuid()}"
+    assert daemon.run(["server", "create", "--uid", str(os.geteuid())]).returncode == 0
+    limited = ["namespace", "set", "default", f"--server={server}", "--active-thread-percentage=0=50,1=25"]
+    assert daemon.run(limited).returncode == 0
+    client = begun(start(daemon))
+    assert sms_of(client) == [("66", "66"), ("32", "32")]
+    lowered = begun(start(daemon, **{PERCENTAGE: "30"}))
+    assert sms_of(lowered) == [("38", "38"), ("32", "32")]
+    daemon.kill()
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    assert sms_of(begun(start(daemon))) == [("66", "66"), ("32", "32")], "they outlive a killed daemon"
+
+
 def test_the_pool_of_contexts_needs_a_daemon(tmp_path: Path) -> None:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_BACKEND": "emulated"}
     done = subprocess.run(
@@ -200,6 +252,7 @@ def uuids(daemon: DaemonProcess) -> list[str]:
     return [word for word in words if word.startswith("GPU-")]
 
 
+@pytest.mark.long
 def test_memory_limits_at_three_levels(three_devices: DaemonProcess, start: Start) -> None:
     daemon = three_devices
     client = begun(start(daemon))
@@ -264,6 +317,7 @@ IMPOSSIBLE = {
 }
 
 
+@pytest.mark.long
 def test_an_impossible_limit_is_refused_with_its_entry(three_devices: DaemonProcess, start: Start) -> None:
     for entry, allowed in IMPOSSIBLE.items():
         client = start(three_devices, **{MEMORY: f"0=1G,{entry},1=2G"})
@@ -321,6 +375,7 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
 # --- connections
 
 
+@pytest.mark.long
 def test_one_process_may_hold_all_48_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
     client, other = begun(start(daemon)), begun(start(daemon))
     assert client.do("contexts 60") == f"48 {FULL}"

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.cli.options import DIALECTS as OPTION_DIALECTS
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
@@ -85,7 +84,7 @@ def test_values_are_not_formatted_as_templates() -> None:
 
 
 def test_all_lists_of_dialects_agree() -> None:
-    assert tuple(Dialect) == OPTION_DIALECTS == SETTING_DIALECTS
+    assert tuple(Dialect) == SETTING_DIALECTS
 
 
 # --- r580

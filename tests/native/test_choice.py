@@ -58,7 +58,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None, Any], Worke
         monkeypatch.delenv(WORKER, raising=False)
         if value is not None:
             monkeypatch.setenv(WORKER, value)
-        return Workers.chosen(device)
+        return Workers.choose(device)
 
     return choose
 

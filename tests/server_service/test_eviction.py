@@ -9,7 +9,7 @@ import trio
 from attrs import define, field
 
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup, ThreadPercentage
+from pympsd.vocabulary.limits import MAX_MEMORY, MemoryGroup, ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.eviction import FREED_SECONDS, make_room, with_room
@@ -42,7 +42,7 @@ class _Executors:
     def accounts(self) -> _Executors:
         return self
 
-    def held(self, device: int) -> dict[int, int]:
+    def usage(self, device: int) -> dict[int, int]:
         return dict(self.bytes_held)
 
     def executor_of(self, context: Context) -> _Executor:
@@ -86,7 +86,7 @@ def _full(nursery: trio.Nursery, seconds: float = 0.0) -> tuple[Any, _Log]:
     executors = _Executors(nursery, server, seconds=seconds)
     for serial, soft, count in ((1, 0, 10), (2, 0, 8), (3, 5, 1), (4, 5, 1)):
         client = server.client_table.add_client(serial, 100 + serial, 0, {})
-        client.groups = {0: (MemoryGroup(f"cgroup /{serial}", MOST_MEMORY, soft),)}
+        client.groups = {0: (MemoryGroup(f"cgroup /{serial}", MAX_MEMORY, soft),)}
         server.client_table.open_context(client, 0, 1)
         executors.bytes_held[serial] = count
     return _Containment(server, executors), log

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup
+from pympsd.vocabulary.limits import MAX_MEMORY, MemoryGroup
 from pympsd_server.state_machine.client_table import Client, ClientTable
 from pympsd_server.state_machine.eviction import MAX_VICTIMS, choose
 
@@ -17,7 +17,7 @@ MEMBERS = ((), ("cgroup /a",), ("cgroup /a", "cgroup /a/x"), ("cgroup /b",), ("c
 def client(client_table: ClientTable, serial: int, groups: tuple[str, ...], priority: int = 0) -> Client:
     """Add a client of groups."""
     made = client_table.add_client(serial, 100 + serial, priority, {})
-    made.groups = {0: tuple(MemoryGroup(name, MOST_MEMORY, SOFT[name]) for name in groups)}
+    made.groups = {0: tuple(MemoryGroup(name, MAX_MEMORY, SOFT[name]) for name in groups)}
     return made
 
 
@@ -74,7 +74,7 @@ def test_small_clients_of_a_group_do_not_shield_a_large_one() -> None:
     for serial in (2, 3, 4, 5):
         client(client_table, serial, ("cgroup /c",))
     used = {2: 40, 3: 1, 4: 1, 5: 6}
-    soft = MemoryGroup("cgroup /c", MOST_MEMORY, 1)
+    soft = MemoryGroup("cgroup /c", MAX_MEMORY, 1)
     for serial in used:
         client_table.clients[serial].groups = {0: (soft,)}
     assert chosen(client_table, used, 20) == [(2, "cgroup /c", 47)]
@@ -113,7 +113,7 @@ def test_of_nested_groups_the_one_furthest_above_its_limit_counts() -> None:
 
 def test_the_limits_hold_that_came_with_the_latest_client() -> None:
     client_table = ClientTable()
-    client(client_table, 3, ("cgroup /a",)).groups = {0: (MemoryGroup("cgroup /a", MOST_MEMORY, 100),)}
+    client(client_table, 3, ("cgroup /a",)).groups = {0: (MemoryGroup("cgroup /a", MAX_MEMORY, 100),)}
     client(client_table, 2, ("cgroup /a",))
     assert chosen(client_table, {2: 40, 3: 1}, 10) == []
 

@@ -8,17 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ThreadPercentage
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limit_table import ClientLimits, Limits, percentage_on, percentages
+from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.sm_rounding import multiprocessors
+from pympsd_server.state_machine.client_limits import combine_with_environment, memory_on
 from pympsd_server.state_machine.quotas import (
     AffinityRefused,
     affine_multiprocessors,
-    client_percentage,
-    client_priority,
     context_multiprocessors,
     context_percentage,
-    memory_limit,
     process_multiprocessors,
 )
 
@@ -32,11 +31,18 @@ EACH = {PER_CONTEXT_PARTITIONING: "1"}
 PERCENTAGES = st.floats(min_value=0, max_value=100, exclude_min=True)
 
 
-def _device(multiprocessors: int) -> DeviceFacts:
+def percentages_of(server: float, **environment: str) -> list[float]:
+    """Return the percentages of a client on two devices, 0 and 1, of a server that has one for both."""
+    limits = ClientLimits(Limits(percentages(server)))
+    combined, _ = combine_with_environment(limits, environment, (0, 1), (H200, A100))
+    return [percentage_on(combined.own, index).value for index in (0, 1)]
+
+
+def _device(multiprocessors: int) -> DeviceProperties:
     return evolve(H200, multiprocessors=multiprocessors)
 
 
-def _t4() -> DeviceFacts:
+def _t4() -> DeviceProperties:
     return evolve(V100, name="Tesla T4", compute_capability=(7, 5), multiprocessors=40)
 
 
@@ -81,20 +87,22 @@ def test_a_percentage_counts_as_written(hundredths: int, available: int) -> None
 
 @given(PERCENTAGES, st.text())
 def test_a_clients_environment_only_lowers_its_percentage(server: float, text: str) -> None:
-    got = client_percentage(ThreadPercentage(server), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
-    assert got.value <= server
+    assert max(percentages_of(server, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text)) <= server
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("25", 25), ("75", 50), ("0", 50), ("-1", 50), ("101", 50), ("x", 50)]
+    ("text", "expected"), [("25", 25), ("75", 50), ("0", 50), ("-1", 50), ("101", 50), ("x", 50), ("", 50)]
 )
 def test_an_invalid_percentage_in_a_clients_environment_means_no_limit(text: str, expected: float) -> None:
-    got = client_percentage(ThreadPercentage(50), {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
-    assert got == ThreadPercentage(expected)
+    assert percentages_of(50, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text) == [expected, expected]
 
 
-def test_without_its_own_percentage_a_client_has_the_servers() -> None:
-    assert client_percentage(ThreadPercentage(50), {}) == ThreadPercentage(50)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1=25", [50, 25]), ("0=75,1=10", [50, 10]), (f"{A100.uuid}=20", [50, 20]), ("0=10,0=30", [30, 50])],
+)
+def test_a_clients_environment_lowers_its_percentage_by_device(text: str, expected: list[float]) -> None:
+    assert percentages_of(50, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=text) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,7 +119,9 @@ def test_without_its_own_percentage_a_client_has_the_servers() -> None:
 def test_a_clients_own_priority_wins_over_the_default(
     default: int, environment: dict[str, str], expected: int
 ) -> None:
-    assert client_priority(default, environment) == expected
+    limits = ClientLimits(Limits(client_priority=ClientPriority(default)))
+    (combined, _) = combine_with_environment(limits, environment, (0,), (H200,))
+    assert combined.own.client_priority == ClientPriority(expected)
 
 
 # --- the levels below the process
@@ -183,10 +193,25 @@ def test_before_volta_there_are_no_percentages_and_no_affinity() -> None:
 # --- memory
 
 
-@given(st.integers(0, 1 << 50), st.integers(0, 1 << 50))
-def test_a_client_only_lowers_its_memory_limit(server: int, client: int) -> None:
-    got = memory_limit(server, client)
+@given(st.integers(0, 1 << 50), st.integers(0, 1 << 20))
+def test_a_client_only_lowers_its_memory_limit(server: int, mebibytes: int) -> None:
+    client = mebibytes << 20
+    limits = ClientLimits(Limits(pinned_memory={0: PinnedMemory(server)} if server else {}))
+    environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={mebibytes}M" if mebibytes else ""}
+    got = memory_on(combine_with_environment(limits, environment, (0,), (H200,))[0], 0)
     assert got in (server, client)
     assert got or not (server or client), "0 means no limit, and only if neither is one"
     assert not server or got <= server
     assert not client or got <= client
+
+
+def test_the_least_of_a_clients_own_and_its_containers_memory_holds() -> None:
+    environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=1G", "NVIDIA_GPU_MEMORY_LIMIT": "2048"}
+    combined, bad = combine_with_environment(ClientLimits(), environment, (4, 2), (H200, A100))
+    assert ([memory_on(combined, index) for index in (4, 2)], bad) == ([2 << 30, 1 << 30], [])
+
+
+def test_before_volta_a_client_has_no_limit_of_memory() -> None:
+    limits = ClientLimits(Limits(pinned_memory={0: PinnedMemory(1 << 30)}))
+    combined, bad = combine_with_environment(limits, {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "7=1G"}, (0,), (P100,))
+    assert (memory_on(combined, 0), bad) == (0, [])

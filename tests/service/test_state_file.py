@@ -19,10 +19,11 @@ from attrs import define, evolve, field
 from pympsd.devices.machine import describe
 from pympsd.service.processes.status import started_at
 from pympsd.takeover import state_file
-from pympsd.takeover.state.records import EMPTY_STATE, PersistentServer, PersistentState
+from pympsd.takeover.state.records import EMPTY_STATE, PersistentNamespace, PersistentServer, PersistentState
 from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
 from pympsd.vocabulary import files
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits, percentages
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory
 
 DEVICES = device_keys(describe("2xH200"))
 KNOWN = PersistentState(
@@ -173,7 +174,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda path: path.write_bytes(os.urandom(500)), "damaged"),
         (lambda path: path.write_bytes(b"[" * 100000), "damaged"),
         (lambda path: path.write_bytes(b"x" * ((4 << 20) + 1)), "longer than"),
-        (lambda path: _edit(path, lambda state: state.update(format=2)), "format 2"),
+        (lambda path: _edit(path, lambda state: state.update(format=3)), "format 3"),
         (lambda path: _edit(path, lambda state: state.update(boot="yesterday")), "was started"),
         (lambda path: _edit(path, lambda state: state.update(pid_namespace=5)), "was started"),
         (lambda path: _edit(path, lambda state: state["remembered"].update(thread_percentage=0)), "damaged"),
@@ -193,9 +194,9 @@ def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[P
 
 def test_an_impossible_state_is_none_that_protocol_2_could_lose(saved: StateFile) -> None:
     saved.save(evolve(KNOWN, default_socket=False))
-    assert lost_in_protocol_2(saved.folder, NamespaceLimits()) == ["default_socket=off of context-share"]
+    assert lost_in_protocol_2(saved.folder, Limits()) == ["default_socket=off of context-share"]
     _edit(Path(saved.folder) / files.STATE, lambda state: state["remembered"].update(thread_percentage=0))
-    assert lost_in_protocol_2(saved.folder, NamespaceLimits()) == []
+    assert lost_in_protocol_2(saved.folder, Limits()) == []
 
 
 def test_while_its_writer_runs_it_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,3 +227,58 @@ def test_a_process_that_is_gone_has_no_start_time() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert started_at(process.pid) == -1
+
+
+OLD_SERVER = {
+    "name": "a",
+    "uid": 500,
+    "namespaces": [
+        {
+            "name": "default",
+            "thread_percentage": 30.0,
+            "pinned_memory": {"1": 1 << 30},
+            "client_priority": 1,
+            "clients_only": True,
+            "total_memory": {"0": 2 << 30},
+            "sm_partition": "p",
+        },
+        {"name": "hi", "thread_percentage": None},
+    ],
+    "max_thread_percentage": 60.0,
+    "max_pinned_memory": {"0": 3 << 30},
+}
+OLD_RULE = {"number": 1, "limits": {"thread_percentage": {"value": 25.0}, "pinned_memory": {"0": {"value": 1 << 30}}}}
+
+
+def _make_old(state: dict[str, Any]) -> None:
+    """Make a state one of format 1, as pympsd wrote it before 27 November 2026."""
+    state["format"] = 1
+    state["remembered"].update(named_servers=[OLD_SERVER], rules=[OLD_RULE], protocol=3)
+
+
+def test_limits_of_format_1_are_read(saved: StateFile) -> None:
+    _edit(Path(saved.folder) / files.STATE, _make_old)
+    found = read(saved.folder)
+    assert found is not None
+    (server,), (rule,) = found.remembered.named_servers, found.remembered.rules or ()
+    one, two, three = (PinnedMemory(count << 30) for count in (1, 2, 3))
+    limits = Limits(percentages(30.0), {1: one}, ClientPriority(1), {0: two}, "p")
+    assert server.namespaces == (PersistentNamespace("default", limits, True), PersistentNamespace("hi"))
+    assert server.maximum == Limits(percentages(60.0), {0: three})
+    assert rule.limits == Limits(percentages(25.0), {0: one})
+    assert found.remembered.servers == KNOWN.servers
+
+
+@pytest.mark.parametrize(
+    "spoil", [{"max_thread_percentage": 0.0}, {"namespaces": 5}, {"max_pinned_memory": {"9": 1}}]
+)
+def test_limits_of_format_1_that_no_daemon_can_have_had_are_refused(
+    saved: StateFile, spoil: dict[str, object]
+) -> None:
+    def change(state: dict[str, Any]) -> None:
+        _make_old(state)
+        state["remembered"]["named_servers"] = [{**OLD_SERVER, **spoil}]
+
+    _edit(Path(saved.folder) / files.STATE, change)
+    with pytest.raises(StateRefused, match="damaged"):
+        read(saved.folder)

@@ -17,7 +17,7 @@ from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import (
-    MOST_MEMORY,
+    MAX_MEMORY,
     CgroupLimit,
     CgroupLimits,
     MemoryGroup,
@@ -70,7 +70,7 @@ def groups_in(instructions: list[Instruction]) -> dict[int, tuple[MemoryGroup, .
     ("ours", "kernels", "holds"),
     [
         ({}, {0: limit(4)}, {0: (4 * GIB, 0)}),
-        ({}, {1: limit(soft=2)}, {1: (MOST_MEMORY, 2 * GIB)}),
+        ({}, {1: limit(soft=2)}, {1: (MAX_MEMORY, 2 * GIB)}),
         ({0: limit(8, 3)}, {0: limit(4, 1)}, {0: (4 * GIB, GIB)}),
         ({0: limit(4, 1)}, {0: limit(8, 3)}, {0: (4 * GIB, GIB)}),
         ({0: limit(8, 1)}, {0: limit(4, 3)}, {0: (4 * GIB, GIB)}),
@@ -99,7 +99,7 @@ def test_the_limits_of_all_cgroups_above_hold_outer_ones_first(daemon: Daemon) -
 
 def test_they_hold_not_while_memacct_is_disabled_and_what_is_taken_is_counted(daemon: Daemon) -> None:
     daemon.process_limits.accounts_cgroups = False
-    assert groups_of(daemon, {"/pod": {0: limit(4, 1)}}) == {0: (MemoryGroup("cgroup /pod", MOST_MEMORY),)}
+    assert groups_of(daemon, {"/pod": {0: limit(4, 1)}}) == {0: (MemoryGroup("cgroup /pod", MAX_MEMORY),)}
 
 
 def test_a_client_whose_cgroup_cannot_be_seen_is_let_in(daemon: Daemon) -> None:

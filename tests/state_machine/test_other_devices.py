@@ -6,8 +6,8 @@ import pytest
 
 from pympsd.takeover.state.other_devices import OtherDevices, moved
 from pympsd.takeover.state.records import PersistentNamedServer, PersistentNamespace, PersistentState, check
-from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits, percentages
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 
@@ -17,15 +17,24 @@ OTHERS = OtherDevices(("GPU-a 132 SMs",), ("GPU-a 108 SMs", "GPU-c 132 SMs"))
 GIB = 1 << 30
 
 
+def _limits(memory: dict[int, int]) -> Limits:
+    by_device = {index: PinnedMemory(count) for index, count in memory.items()}
+    return Limits(percentages(25.0), by_device, ClientPriority(1))
+
+
 def server(**more: object) -> PersistentNamedServer:
     """Return a server with a limited namespace."""
-    namespaces = (PersistentNamespace("default"), PersistentNamespace("hi", 25.0, {0: GIB, 1: 2 * GIB}, 1))
+    namespaces = (PersistentNamespace("default"), PersistentNamespace("hi", _limits({0: GIB, 1: 2 * GIB})))
     return PersistentNamedServer("a", 500, namespaces, **more)  # type: ignore[arg-type]
 
 
 def test_what_is_by_ordinal_follows_its_device() -> None:
-    kept = server(allowed_devices=(1, 0), partitions=(SmPartition("p", 0, (3,)),), max_pinned_memory={1: GIB})
-    rule = Rule(1, limits=NamespaceLimits(pinned_memory={0: PinnedMemory(GIB)}))
+    kept = server(
+        allowed_devices=(1, 0),
+        partitions=(SmPartition("p", 0, (3,)),),
+        maximum=Limits(pinned_memory={1: PinnedMemory(GIB)}),
+    )
+    rule = Rule(1, limits=Limits(pinned_memory={0: PinnedMemory(GIB)}))
     left = PersistentState(
         memory_limits={1: GIB}, named_servers=(kept,), cgroup_limits={"/b": {0: GIB}}, rules=(rule,)
     )
@@ -34,8 +43,8 @@ def test_what_is_by_ordinal_follows_its_device() -> None:
     (after,) = state.named_servers
     assert lost == []
     assert (after.allowed_devices, after.partitions) == ((0, 1), (SmPartition("p", 1, (3,)),))
-    assert after.namespaces[1] == PersistentNamespace("hi", 25.0, {1: GIB, 0: 2 * GIB}, 1)
-    assert (after.max_pinned_memory, state.memory_limits) == ({0: GIB}, {0: GIB})
+    assert after.namespaces[1] == PersistentNamespace("hi", _limits({1: GIB, 0: 2 * GIB}))
+    assert (after.maximum.pinned_memory, state.memory_limits) == ({0: PinnedMemory(GIB)}, {0: GIB})
     assert state.cgroup_limits == {"/b": {1: GIB}}
     assert state.rules is not None
     assert state.rules[0].limits.pinned_memory == {1: PinnedMemory(GIB)}
@@ -47,7 +56,7 @@ def test_what_is_of_a_device_that_is_gone_is_left_out_and_named() -> None:
     check(state, 1)
     (after,) = state.named_servers
     assert (after.allowed_devices, after.partitions) == ((), (SmPartition("p", 0, (4,)),))
-    assert after.namespaces[1].pinned_memory == {0: 2 * GIB}
+    assert after.namespaces[1].limits.pinned_memory == {0: PinnedMemory(2 * GIB)}
     assert lost == [
         ("Server 'a'", "GPU-a"),
         ("SM partition 'p' of server 'a'", "GPU-a"),
@@ -58,15 +67,18 @@ def test_what_is_of_a_device_that_is_gone_is_left_out_and_named() -> None:
 @pytest.mark.parametrize("devices", [SWAPPED, ONE_GONE, OTHERS])
 def test_one_limit_for_all_devices_is_one_for_all_others(devices: OtherDevices) -> None:
     limits = dict.fromkeys(range(len(devices.before)), GIB)
-    namespace = PersistentNamespace("default", pinned_memory=limits, total_memory=limits)
+    memory = dict.fromkeys(limits, PinnedMemory(GIB))
+    namespace = PersistentNamespace("default", Limits(percentages(50.0), memory, total_memory=memory))
     left = PersistentState(named_servers=(PersistentNamedServer("a", 500, (namespace,)),), memory_limits=limits)
     state, lost = moved(left, devices)
     every = dict.fromkeys(range(len(devices.now)), GIB)
     (after,) = state.named_servers[0].namespaces
-    assert (after.pinned_memory, after.total_memory, state.memory_limits, lost) == (every, every, every, [])
+    memory = dict.fromkeys(every, PinnedMemory(GIB))
+    assert after.limits == Limits(percentages(50.0), memory, total_memory=memory)
+    assert (state.memory_limits, lost) == (every, [])
 
 
 def test_no_limit_stays_no_limit() -> None:
-    kept = PersistentNamedServer("a", 500, (PersistentNamespace("default"),), max_pinned_memory={})
+    kept = PersistentNamedServer("a", 500, (PersistentNamespace("default"),), maximum=Limits(pinned_memory={}))
     state, lost = moved(PersistentState(named_servers=(kept,), memory_limits={}), OTHERS)
     assert (state.memory_limits, state.named_servers, lost) == ({}, (kept,), [])

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from pympsd.takeover.state.records import PersistentServer, PersistentState, check
-from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.limits import MAX_MEMORY
 
 DEVICES = 2
 SERVER = PersistentServer(3, 847, 500, 60.0, {1: 1 << 30})
@@ -16,9 +16,9 @@ LARGEST = PersistentState(
     (1 << 22) - 1,
     100.0,
     1,
-    {1: MOST_MEMORY},
+    {1: MAX_MEMORY},
     ((1 << 32) - 2,),
-    (PersistentServer((1 << 63) - 1, (1 << 31) - 1, (1 << 32) - 2, 100.0, {1: MOST_MEMORY}),),
+    (PersistentServer((1 << 63) - 1, (1 << 31) - 1, (1 << 32) - 2, 100.0, {1: MAX_MEMORY}),),
 )
 
 
@@ -37,13 +37,13 @@ def test_a_possible_state_is_accepted(known: PersistentState) -> None:
     [
         *(evolve(KNOWN, generation=number) for number in (-1, 1 << 22, 1 << 70)),
         *(evolve(KNOWN, wishes=(number,)) for number in (-7, (1 << 32) - 1, 1 << 40)),
-        *(evolve(KNOWN, memory_limits=limits) for limits in ({0: 0}, {2: 1}, {-1: 1}, {0: MOST_MEMORY + 1})),
+        *(evolve(KNOWN, memory_limits=limits) for limits in ({0: 0}, {2: 1}, {-1: 1}, {0: MAX_MEMORY + 1})),
         *(evolve(KNOWN, thread_percentage=number) for number in (0.0, 101.0)),
         evolve(KNOWN, client_priority=2),
         *(with_server(pid=number) for number in (0, -1, 1 << 31, OTHER.pid)),
         *(with_server(serial=number) for number in (0, -1, 1 << 63, OTHER.serial)),
         *(with_server(uid=number) for number in (-1, (1 << 32) - 1, 1 << 40)),
-        *(with_server(memory_limits=limits) for limits in ({0: -1}, {2: 1}, {0: MOST_MEMORY + 1})),
+        *(with_server(memory_limits=limits) for limits in ({0: -1}, {2: 1}, {0: MAX_MEMORY + 1})),
         with_server(thread_percentage=0.0),
     ],
 )

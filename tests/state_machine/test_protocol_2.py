@@ -15,15 +15,16 @@ from pympsd.takeover.state.records import (
     PersistentServer,
     PersistentState,
 )
+from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Condition, Rule
 from tests.state_machine.conftest import DEVICES, Story
 
 GIB = 1 << 30
+ONE_GIB = {0: PinnedMemory(GIB)}
 USER = 500
-DEFAULT = PersistentNamespace("default", 100.0, {}, 0)
+DEFAULT = PersistentNamespace("default", Limits(percentages(100.0), {}, ClientPriority(0)))
 PROCESS = PersistentServer(1, 847, USER, 100.0, {}, name="uid_500")
 
 
@@ -35,7 +36,7 @@ def of_server(name: str = "uid_500", **more: object) -> PersistentState:
 
 def of_default(**more: object) -> PersistentState:
     """Return the state of a daemon whose one server has a limited namespace ``default``."""
-    return of_server(namespaces=(evolve(DEFAULT, **more),))
+    return of_server(namespaces=(evolve(DEFAULT, limits=evolve(DEFAULT.limits, **more)),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -46,15 +47,18 @@ def of_default(**more: object) -> PersistentState:
         (of_server("a"), ["server 'a'"]),
         (of_server(namespaces=(DEFAULT, PersistentNamespace("hi"))), ["namespace 'hi' of server 'uid_500'"]),
         (of_server(allowed_devices=(0,)), ["allowed-devices of server 'uid_500'"]),
-        (of_server(max_thread_percentage=60.0), ["max-active-thread-percentage of server 'uid_500'"]),
-        (of_server(max_pinned_memory={0: GIB}), ["max-pinned-memory-limit of server 'uid_500'"]),
+        (of_server(maximum=Limits(percentages(60.0))), ["max-active-thread-percentage of server 'uid_500'"]),
+        (
+            of_server(maximum=Limits(pinned_memory={0: PinnedMemory(GIB)})),
+            ["max-pinned-memory-limit of server 'uid_500'"],
+        ),
         (of_server(contains_partitions=True), ["contain=partition of server 'uid_500'"]),
         (of_server(partitions=(SmPartition("p", 0, (3,)),)), ["SM partition 'p' of server 'uid_500'"]),
-        (of_default(total_memory={0: GIB}), ["total-memory-limit of server 'uid_500'"]),
+        (of_default(total_memory={0: PinnedMemory(GIB)}), ["total-memory-limit of server 'uid_500'"]),
         (of_default(sm_partition="p"), ["sm-partition of server 'uid_500'"]),
-        (of_default(client_priority=1), ["client-priority of server 'uid_500'"]),
-        (of_default(thread_percentage=25.0), ["active-thread-percentage of server 'uid_500'"]),
-        (of_default(pinned_memory={0: GIB}), ["pinned-memory-limit of server 'uid_500'"]),
+        (of_default(client_priority=ClientPriority(1)), ["client-priority of server 'uid_500'"]),
+        (of_default(thread_percentage=percentages(25.0)), ["active-thread-percentage of server 'uid_500'"]),
+        (of_default(pinned_memory={0: PinnedMemory(GIB)}), ["pinned-memory-limit of server 'uid_500'"]),
         (PersistentState(default_socket=False), ["default_socket=off of context-share"]),
         (PersistentState(accounts_cgroups=False), ["disabled feature memacct"]),
         (PersistentState(audits_memory=True), ["audit-log of memacct"]),
@@ -70,22 +74,33 @@ def of_default(**more: object) -> PersistentState:
     ],
 )
 def test_what_protocol_2_has_none_of_is_named(left: PersistentState, named: list[str]) -> None:
-    assert list(lost(left, NamespaceLimits())) == named
+    assert list(lost(left, Limits())) == named
 
 
 def test_defaults_that_are_the_same_are_kept() -> None:
-    limits = {"thread_percentage": 50.0, "pinned_memory": {0: GIB}, "client_priority": 1}
-    of_its_start = NamespaceLimits(ThreadPercentage(50.0), {0: PinnedMemory(GIB)}, ClientPriority(1))
-    assert list(lost(of_default(**limits), of_its_start)) == []
-    by_commands = evolve(of_default(**limits), thread_percentage=50.0, memory_limits={0: GIB}, client_priority=1)
-    assert list(lost(by_commands, NamespaceLimits())) == []
-    assert len(list(lost(of_default(**limits), NamespaceLimits()))) == 3
+    of_its_start = Limits(percentages(50.0), {0: PinnedMemory(GIB)}, ClientPriority(1))
+    left = of_server(namespaces=(PersistentNamespace("default", of_its_start),))
+    assert list(lost(left, of_its_start)) == []
+    by_commands = evolve(left, thread_percentage=50.0, memory_limits={0: GIB}, client_priority=1)
+    assert list(lost(by_commands, Limits())) == []
+    assert len(list(lost(left, Limits()))) == 3
 
 
 def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:
-    left = evolve(of_default(thread_percentage=25.0, pinned_memory={1: GIB}), servers=(PROCESS,))
-    assert list(lost(left, NamespaceLimits())) == []
+    limits = Limits(percentages(25.0), {1: PinnedMemory(GIB)})
+    left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
+    assert list(lost(left, Limits())) == []
     story = Story(Daemon(DaemonOptions(0), DEVICES))
     story.feed(events.PredecessorDied(left))
     (server,) = story.daemon.servers.values()
     assert (server.thread_percentage, server.memory_limits) == (ThreadPercentage(25.0), {1: PinnedMemory(GIB)})
+
+
+def test_of_a_server_that_runs_percentages_by_device_are_lost_and_the_least_holds() -> None:
+    limits = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
+    left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
+    assert list(lost(left, Limits())) == ["active-thread-percentage of server 'uid_500'"]
+    story = Story(Daemon(DaemonOptions(0), DEVICES))
+    story.feed(events.PredecessorDied(left))
+    (server,) = story.daemon.servers.values()
+    assert server.thread_percentage == ThreadPercentage(25.0)

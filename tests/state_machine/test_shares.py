@@ -19,6 +19,7 @@ from pympsd.state_machine.state.daemon import Daemon, Usage
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.takeover.state.records import InitialDefaults, PersistentState, check, snapshot
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limit_table import percentage_on
 from pympsd.vocabulary.shares import (
     CONNECTIONS,
     DESCRIPTORS,
@@ -153,7 +154,7 @@ def test_partitions_that_contain_faults_cost_processes(daemon: Daemon, say: Say)
         assert say(USER, partition.format(name)) == ""
     limited = "--active-thread-percentage=50"
     assert "and 3 more are needed" in say(USER, f"server set s --contain=partition {limited}")
-    assert daemon.named_servers["s"].namespaces["default"].thread_percentage.value == 100.0, "nothing is changed"
+    assert percentage_on(daemon.named_servers["s"].namespaces["default"].limits).value == 100.0, "nothing is changed"
     assert say(USER, "sm-partition delete c --server=s --device=0") == ""
     assert say(USER, "server set s --contain=partition") == ""
     assert "has 5 of at most 5 processes" in say(USER, partition.format("d"))

@@ -141,9 +141,9 @@ class Program:
     def do_count(self) -> str:
         return str(first(cuda.cuDeviceGetCount()))
 
-    def do_sm(self) -> str:
+    def do_sm(self, device: str = "0") -> str:
         attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        return str(first(cuda.cuDeviceGetAttribute(attribute, 0)))
+        return str(first(cuda.cuDeviceGetAttribute(attribute, int(device))))
 
     def do_mem(self) -> str:
         """The free and the total memory in MiB."""

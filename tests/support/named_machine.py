@@ -26,6 +26,8 @@ from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limit_table import ClientLimits
+from pympsd.vocabulary.limits import ClientPriority
 from pympsd.vocabulary.namespaces import DEFAULT
 
 SERVERS = st.sampled_from(["a", "b", "uid_500"])
@@ -155,15 +157,14 @@ class NamedMachine(RuleBasedStateMachine):
             case do.CancelTimer(timer):
                 self.timers.remove(timer)
 
-    def _check_limits(self, server: str, namespace: str, priority: int, limits: do.ClientLimits | None) -> None:
+    def _check_limits(self, server: str, namespace: str, priority: int, limits: ClientLimits | None) -> None:
         found = self.daemon.named_servers[server].namespaces[namespace]
         assert limits is not None
-        assert limits.thread_percentage == found.thread_percentage.value
-        assert limits.memory_limits == {n: limit.value for n, limit in found.pinned_memory.items()}
-        assert priority == found.client_priority.level
-        assert (limits.server, limits.namespace) == (server, namespace)
+        assert limits.own == found.limits
+        assert priority == (found.limits.client_priority or ClientPriority()).level
+        assert limits.namespace == namespace
 
-    def _check_partitions(self, server: str, limits: do.ClientLimits) -> None:
+    def _check_partitions(self, server: str, limits: ClientLimits) -> None:
         known = self.daemon.named_servers[server].partitions
         assert {one.device for one in known} <= limits.partitions.keys()
         for device, chosen in limits.partitions.items():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.limits import MOST_MEMORY, BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import MAX_MEMORY, BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
 
 POSSIBLE = st.floats(min_value=0, max_value=100, exclude_min=True)
 
@@ -62,11 +62,11 @@ def test_a_memory_limit_is_read_in_gibibytes_and_mebibytes(
     data: st.DataObject, unit: tuple[str, int], byte: str
 ) -> None:
     letter, shift = unit
-    number = data.draw(st.integers(1, MOST_MEMORY >> shift))
+    number = data.draw(st.integers(1, MAX_MEMORY >> shift))
     assert PinnedMemory.parse(f"{number}{letter}{byte}") == PinnedMemory(number << shift)
 
 
-@given(st.integers(1, MOST_MEMORY >> 20).map(lambda mebibytes: PinnedMemory(mebibytes << 20)))
+@given(st.integers(1, MAX_MEMORY >> 20).map(lambda mebibytes: PinnedMemory(mebibytes << 20)))
 def test_a_memory_limit_shows_exactly_what_it_is(limit: PinnedMemory) -> None:
     assert PinnedMemory.parse(str(limit)) == limit
     assert str(limit).endswith("M" if limit.value % (1 << 30) else "G")
@@ -86,7 +86,7 @@ def test_an_invalid_memory_limit_is_refused(text: str) -> None:
         PinnedMemory.parse(text)
 
 
-@given(st.integers(min_value=(MOST_MEMORY >> 30) + 1))
+@given(st.integers(min_value=(MAX_MEMORY >> 30) + 1))
 def test_a_memory_limit_above_the_maximum_is_refused(number: int) -> None:
     with pytest.raises(BadLimit, match="at most 1048576G"):
         PinnedMemory.parse(f"{number}G")
@@ -99,9 +99,9 @@ def test_any_text_is_a_memory_limit_or_a_bad_limit(text: str) -> None:
     except BadLimit as error:
         assert repr(text) in str(error)  # noqa: PT017 - raising and not raising are both right here
     else:
-        assert limit is None or 0 < limit.value <= MOST_MEMORY
+        assert limit is None or 0 < limit.value <= MAX_MEMORY
 
 
-@given(st.integers(1, MOST_MEMORY), st.integers(1, MOST_MEMORY))
+@given(st.integers(1, MAX_MEMORY), st.integers(1, MAX_MEMORY))
 def test_memory_limits_are_ordered_by_size(one: int, other: int) -> None:
     assert min(PinnedMemory(one), PinnedMemory(other)).value == min(one, other)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pympsd.errors import BAD_USAGE
 from pympsd.plot.program import main as plot
 from pympsd.top.program import main as top
-from pympsd.vocabulary.mistyped import BAD_USAGE, Parser, find_similar, suggest
+from pympsd.vocabulary.mistyped import Parser, find_similar, suggest
 from pympsd_server.options import main as server
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pympsd.vocabulary.limit_table import PERCENTAGE, PINNED_MEMORY
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.texts import (
     BadText,
@@ -13,7 +14,6 @@ from pympsd.vocabulary.texts import (
     percentage_text,
     read_boolean,
     read_memory,
-    read_memory_by_device,
     read_percentage,
     read_priority,
 )
@@ -69,12 +69,30 @@ def test_other_percentages_are_refused(text: str) -> None:
         read_percentage(text)
 
 
+def test_percentages_by_device() -> None:
+    assert PERCENTAGE.read("50") == {"": ThreadPercentage(50.0)}
+    assert PERCENTAGE.read("0=50,GPU-a=unlimited") == {"0": ThreadPercentage(50.0), "GPU-a": ThreadPercentage()}
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("0=50,1=101", "1 to 100"),
+        ("0=50,25", "one percentage for all devices, or one a device as in 0=50,1=25"),
+        ("=50", "one percentage for all devices"),
+    ],
+)
+def test_other_percentages_by_device_are_refused(text: str, allowed: str) -> None:
+    with pytest.raises(BadText, match=allowed):
+        PERCENTAGE.read(text)
+
+
 def test_memory_by_device() -> None:
-    assert read_memory_by_device("4G") == {"": PinnedMemory(4 << 30)}
-    assert read_memory_by_device("0=4G,GPU-a=unlimited") == {"0": PinnedMemory(4 << 30), "GPU-a": None}
+    assert PINNED_MEMORY.read("4G") == {"": PinnedMemory(4 << 30)}
+    assert PINNED_MEMORY.read("0=4G,GPU-a=unlimited") == {"0": PinnedMemory(4 << 30), "GPU-a": None}
     for text in ("0=4G,0=5G", "=4G", "0=4G,", "0=4T"):
         with pytest.raises(BadText):
-            read_memory_by_device(text)
+            PINNED_MEMORY.read(text)
 
 
 def test_booleans_and_priorities() -> None:
@@ -94,4 +112,4 @@ def test_a_long_text_is_refused_at_once() -> None:
 @pytest.mark.parametrize("text", ["0:1G", "0=1G,1G", "GPU-1:1G"])
 def test_a_memory_limit_that_names_a_device_in_another_way_is_answered_with_the_form(text: str) -> None:
     with pytest.raises(BadText, match="one limit for all devices, or one a device as in 0=4G,1=8G"):
-        read_memory_by_device(text)
+        PINNED_MEMORY.read(text)

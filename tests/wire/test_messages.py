@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.errors import LocalError, RemoteError
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.wire import executor_messages, frames, link_messages, messages
 from pympsd.wire.framing import Frame, FrameReader
 
@@ -22,6 +23,10 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
 
 def _values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     """Build values of an annotation; supports only the types that messages use."""
+    if kind is ThreadPercentage:
+        return st.floats(0, 100, exclude_min=True).map(ThreadPercentage)
+    if kind is ClientPriority:
+        return st.integers(0, 1).map(ClientPriority)
     if attrs.has(kind):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{field.name: _values(hints[field.name]) for field in attrs.fields(kind)})

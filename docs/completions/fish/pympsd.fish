@@ -124,8 +124,8 @@ complete -c pympsd -n "__pympsd_at '* namespace create*'" -l server -x -a '(pymp
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l client-priority -x -a '0 1'
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l pinned-memory-limit -x
-complete -c pympsd -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l sm-partition -x -a 'none'
+complete -c pympsd -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l clients-only
 complete -c pympsd -n "__pympsd_at '* namespace delete*'" -f
 complete -c pympsd -n "__pympsd_at '* namespace delete*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
@@ -141,8 +141,8 @@ complete -c pympsd -n "__pympsd_at '* namespace set*'" -l server -x -a '(pympsd 
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l client-priority -x -a '0 1'
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l pinned-memory-limit -x
-complete -c pympsd -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l sm-partition -x -a 'none'
+complete -c pympsd -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* plot*'" -l since
 complete -c pympsd -n "__pympsd_at '* plot*'" -l until
 complete -c pympsd -n "__pympsd_at '* plot*'" -o o -r -F
@@ -173,10 +173,10 @@ complete -c pympsd -n "__pympsd_at '* server set*'" -l uid -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l client-priority -x -a '0 1'
 complete -c pympsd -n "__pympsd_at '* server set*'" -l pinned-memory-limit -x
-complete -c pympsd -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l sm-partition -x -a 'none'
-complete -c pympsd -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
+complete -c pympsd -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
+complete -c pympsd -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l contain -x -a 'server partition'
 complete -c pympsd -n "__pympsd_at '* server set*'" -l locality-domains -x -a 'true false'
 complete -c pympsd -n "__pympsd_at '* set_active_thread_percentage*'" -f -a '(pympsd get_server_list 2>/dev/null)'
@@ -331,8 +331,8 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l se
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l client-priority -x -a '0 1'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l pinned-memory-limit -x
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l sm-partition -x -a 'none'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l clients-only
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace delete*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace delete*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
@@ -348,8 +348,8 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l serve
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l client-priority -x -a '0 1'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l pinned-memory-limit -x
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l sm-partition -x -a 'none'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -l since
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -l until
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -o o -r -F
@@ -380,10 +380,10 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l uid -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l client-priority -x -a '0 1'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l pinned-memory-limit -x
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l sm-partition -x -a 'none'
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l contain -x -a 'server partition'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l locality-domains -x -a 'true false'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* set_active_thread_percentage*'" -f -a '(pympsd get_server_list 2>/dev/null)'

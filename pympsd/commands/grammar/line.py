@@ -47,17 +47,21 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
     if command is not None and command.syntax.takes_rest and len(words) > 3:
         words = [*words[:2], _rest(text, words[:2])]
     is_json_query = command is not None and command.is_query and JSON_OPTION in words
-    may_ask = command is not None and protocol in command.protocols
+    # The JSON of a query of protocol 2 has more in it than its text.
+    asks_servers = (
+        command is not None
+        and protocol in command.protocols
+        and (command.asks_servers or (is_json_query and not command.verb))
+    )
     return ParsedLine(
         line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(_BLANKS),
         tuple(words),
         command.name if command else "",
         protocol,
-        # The data of a query of protocol 2 has more in it than its text.
-        may_ask and command is not None and (command.asks_servers or (is_json_query and not command.verb)),
-        _server_pid(command, words) if command and not command.verb else None,
+        asks_servers,
+        _server_pid(command, words) if command and asks_servers and not command.verb else None,
         _process(words) if command and command.asks_process else None,
-        words[:1] != [] and words[0] in _USES_CGROUPS,
+        bool(words) and words[0] in _USES_CGROUPS,
         is_json_query,
         len(line) <= MAX_LINE_BYTES,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT, Recorded
+from pympsd.commands.grammar.recorded import AS_DECLARED, RECORDED, WITHOUT_EFFECT, Recorded
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax, keyword
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.mistyped import find_similar
@@ -32,36 +32,39 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
 
     ``flags_anywhere``: flags may stand before the arguments. The driver counts them among the positions.
     """
-    recorded = RECORDED.get(syntax.command, Recorded())
+    recorded = RECORDED.get(syntax.command, AS_DECLARED)
     rest = list(words)
     for spelling, usual in recorded.spellings.items():
         if tuple(rest[: len(spelling)]) == spelling:
             rest[: len(spelling)] = [usual]
-    arguments: dict[str, Any] = {}
-    for name, option in syntax.options.items():
-        is_there = bool(rest) and rest[0] == syntax.spelling(name)
-        value = option.read((*rest, "")[1]) if is_there else None
-        if value is None and name in syntax.needed:
-            raise _missing(syntax, recorded)
-        arguments[keyword(name)] = value
-        del rest[: 2 * is_there]
+    arguments = _take_options(syntax, recorded, rest)
     flags = {flag.spelling for flag in syntax.flags}
-    for flag in syntax.flags:
-        arguments[keyword(flag.name)] = flag.spelling in rest
+    arguments |= {keyword(flag.name): flag.spelling in rest for flag in syntax.flags}
     places = [word for word in rest if word not in flags] if flags_anywhere else rest
     if recorded.missing and len(places) < len(syntax.required):
         raise _missing(syntax, recorded)
     left_over = places[len(syntax.required) + len(syntax.optional) :]
     for index, argument in enumerate((*syntax.required, *syntax.optional)):
-        value = argument.read(places[index] if index < len(places) else "")
-        if value is None and index < len(places):
-            left_over.append(places[index])
+        value = arguments[keyword(argument.name)] = argument.read(places[index] if index < len(places) else "")
         if value is None and recorded.missing:
             raise _missing(syntax, recorded)
-        arguments[keyword(argument.name)] = value
+        if value is None and index < len(places):
+            left_over.append(places[index])
     if flags_anywhere:
         left_over += [flag for flag in flags for _ in range(rest.count(flag) - 1)]
     return Reading(arguments, tuple(word for word in left_over if flags_anywhere or word not in flags))
+
+
+def _take_options(syntax: Syntax, recorded: Recorded, words: list[str]) -> dict[str, Any]:
+    """Remove the options with values at the beginning of words; return the values by keyword, None if not given."""
+    values: dict[str, Any] = {}
+    for name, option in syntax.options.items():
+        is_there = bool(words) and words[0] == syntax.spelling(name)
+        value = values[keyword(name)] = option.read((*words, "")[1]) if is_there else None
+        if value is None and name in syntax.needed:
+            raise _missing(syntax, recorded)
+        del words[: 2 * is_there]
+    return values
 
 
 def _missing(syntax: Syntax, recorded: Recorded) -> Refused:

@@ -17,6 +17,8 @@ from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.limit_table import PERCENTAGE
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin
 
@@ -123,13 +125,29 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     for server_id, server in daemon.servers.items():
         default = _default(daemon, server.name)
         if default is not None:
-            limits = dict(default.pinned_memory)
-            servers[server_id] = evolve(server, thread_percentage=default.thread_percentage, memory_limits=limits)
-    default = _default(daemon, server_of_user(daemon.options.serving_uid(caller.uid)))
+            memory, percentage = dict(default.limits.pinned_memory or {}), min(_percentages(daemon, server.name))
+            servers[server_id] = evolve(server, thread_percentage=percentage, memory_limits=memory)
+    name = server_of_user(daemon.options.serving_uid(caller.uid))
+    default = _default(daemon, name)
     if default is None:
         return evolve(daemon, servers=servers)
-    defaults = Defaults(default.thread_percentage, default.client_priority, dict(default.pinned_memory))
-    return evolve(daemon, servers=servers, defaults=defaults)
+    priority, memory = default.limits.client_priority or ClientPriority(), dict(default.limits.pinned_memory or {})
+    return evolve(daemon, servers=servers, defaults=Defaults(min(_percentages(daemon, name)), priority, memory))
+
+
+def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
+    """Raise Refused if the devices of a server's later clients have different percentages in protocol 3."""
+    if len(_percentages(daemon, server)) > 1:
+        question = f"namespace get {DEFAULT} {server} {PERCENTAGE.name}"
+        raise Refused(f"'{command}' prints one percentage, and the devices of server '{server}' differ: {question}")
+
+
+def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:
+    """Return the percentages of a server's devices in its namespace ``default``: one, unless they differ."""
+    named, default = daemon.named_servers.get(server), _default(daemon, server)
+    if named is None or default is None:
+        return set()
+    return set(PERCENTAGE.entries(default.limits, named.ordinals(len(daemon.devices))))
 
 
 def namespace_of(client: Client) -> str:

@@ -43,6 +43,8 @@ class Recorded:
     """Words that stand for another one at the beginning of the arguments."""
 
 
+AS_DECLARED: Final = Recorded()
+"""A command that differs in nothing from its declaration."""
 _FORMAT: Final = Recorded(missing="Invalid command format.", missing_is_logged_only=True)
 RECORDED: Final = {
     "get_server_status": Recorded(missing="A server PID is required"),
@@ -151,8 +153,13 @@ class LoosePercentage:
     """A note if characters follow that C does not read: ``33,3`` is 33."""
 
 
+ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage is one number for all devices"
+
+
 def read_percentage(word: str) -> LoosePercentage:
-    """Return the percentage that a word begins with."""
+    """Return the percentage that a word begins with. Raise Refused for one by device: of ``1=50`` C reads 1."""
+    if "=" in word:
+        raise Refused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
     number = leading_float(word)
     if number is None:
         return LoosePercentage(None, "")

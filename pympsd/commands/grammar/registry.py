@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Final
@@ -81,22 +82,22 @@ class Command:
     def _protocols(self) -> tuple[int, ...]:
         return (3,) if self.verb else (2,) if self.in_protocol_3 else BOTH
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The words by which the command is called."""
         return self.syntax.command
 
-    @property
+    @cached_property
     def module(self) -> str:
         """The module of a command of protocol 3; the name of one of protocol 2."""
         return self.name.partition(" ")[0]
 
-    @property
+    @cached_property
     def verb(self) -> str:
         """The verb of a command of protocol 3; empty for one of protocol 2."""
         return self.name.partition(" ")[2]
 
-    @property
+    @cached_property
     def is_query(self) -> bool:
         """Whether the command only asks."""
         return is_query(self.name)
@@ -210,6 +211,8 @@ def refuse_translated(name: str, text: str) -> Answer:
 
 COMMANDS: Final[dict[str, Command]] = {}
 """The commands of both protocols by name: ``ps``, ``server list``."""
+_VERBS: Final[dict[tuple[str, int], dict[str, Command]]] = {}
+"""The same commands of protocol 3 by module and protocol, then by verb."""
 
 
 def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
@@ -227,7 +230,9 @@ def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         if syntax.command in COMMANDS:
             raise ValueError(f"the command {syntax.command} is registered twice")
-        COMMANDS[syntax.command] = Command(syntax, handler, **fields)
+        new = COMMANDS[syntax.command] = Command(syntax, handler, **fields)
+        for protocol in new.protocols if new.verb else ():
+            _VERBS.setdefault((new.module, protocol), {})[new.verb] = new
         return handler
 
     return register
@@ -240,12 +245,7 @@ def find_command(words: Sequence[str]) -> Command | None:
 
 def verbs_of(module: str, protocol: int) -> dict[str, Command]:
     """Return the commands of a module by verb; none for a word that is not a module in a protocol."""
-    commands = (
-        command
-        for command in COMMANDS.values()
-        if command.verb and command.module == module and protocol in command.protocols
-    )
-    return {command.verb: command for command in commands}
+    return _VERBS.get((module, protocol), {})
 
 
 def first_words(protocol: int) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from pympsd.commands.grammar.privileges import Caller, limits_seen_by
+from pympsd.commands.grammar.privileges import Caller, check_one_percentage, limits_seen_by
 from pympsd.commands.grammar.recorded import (
     DEVICE,
     PID,
@@ -30,6 +30,7 @@ from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, l
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import server_of_user
 
 INVALID: Final = "Invalid percentage, expected between (0.0, 100.0]"
 _PERCENTAGE: Final = Argument("percentage", read_percentage, "PERCENTAGE")
@@ -93,6 +94,8 @@ def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePerc
 @volta_only("active thread percentages have")
 def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
     """Print the active thread percentage that the next server starts with."""
+    name = server_of_user(daemon.options.serving_uid(caller.uid))
+    check_one_percentage(daemon, name, "get_default_active_thread_percentage")
     return _decide_percentage(daemon.defaults.thread_percentage)
 
 
@@ -115,7 +118,9 @@ def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePe
 @volta_only("active thread percentages have")
 def get_percentage(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the active thread percentage of new clients of the server PID."""
-    return _decide_percentage(find_server(daemon, pid).thread_percentage)
+    server = find_server(daemon, pid)
+    check_one_percentage(daemon, server.name, "get_active_thread_percentage")
+    return _decide_percentage(server.thread_percentage)
 
 
 def _decide_percentage(percentage: ThreadPercentage) -> Decision:

@@ -56,7 +56,7 @@ def client_record(client: Client) -> dict[str, Any]:
         "pid": client.pid,
         "uid": client.uid,
         "command": client.process.command,
-        "active_thread_percentage": client.limits and client.limits.thread_percentage,
+        "active_thread_percentage": client.limits and client.limits.percentage_record,
         "pid_namespace": client.process.pid_namespace,
         "namespace": client.process.namespace or None,
         "memory_bytes": {str(device): count for device, count in client.memory.items()},

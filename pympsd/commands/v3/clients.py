@@ -10,7 +10,7 @@ from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, listing, moment
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, find_field, listing, moment
 from pympsd.state_machine import terminations
 from pympsd.state_machine.cgroups import limit_of, total_of
 from pympsd.state_machine.named_servers import clients as clients_of
@@ -59,9 +59,7 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
     may be named by its PID there, unless another client has that PID.
     """
     client, server = _client(daemon, pid, None)
-    name = field.replace("_", "-")
-    if name not in FIELDS:
-        raise Refused(f"A client has no field '{field}'. Fields: {', '.join(FIELDS)}.")
+    name = find_field("client", FIELDS, field)
     if name == "linux-ns":
         return data(str(view.linux_namespace(daemon, client)))
     if name == "pci-id":

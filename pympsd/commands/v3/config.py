@@ -40,7 +40,7 @@ from pympsd.configuration.changes import (
     SetShares,
     changes,
 )
-from pympsd.configuration.in_force import compute_hash, find_differences, render, state_of, surroundings_of
+from pympsd.configuration.in_force import compute_hash, context_of, find_differences, render, state_of
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.state_machine.cgroups import replace_limits, set_accounting, set_audit
@@ -100,18 +100,18 @@ def apply(
         raise Refused(
             "'config apply' needs the text of the file: give the command as arguments, not on standard input."
         )
-    surroundings = surroundings_of(daemon)
+    context = context_of(daemon)
     try:
-        plan, warnings = read_plan(text, surroundings)
+        plan, warnings = read_plan(text, context)
     except BadFile as error:
-        problems = "\n".join(problem.shown(file) for problem in error.problems)
+        problems = "\n".join(problem.render(file) for problem in error.problems)
         return Decision(Answer(diagnostic=problems, refused=True))
-    planned = changes(plan, state_of(daemon, surroundings), prune=prune, force=force)
-    notes = [warning.shown(file) for warning in warnings]
+    planned = changes(plan, state_of(daemon, context), prune=prune, force=force)
+    notes = [warning.render(file) for warning in warnings]
     if check:
         return Decision(_try_changes(daemon, planned, notes, force))
     applied = Configuration(
-        daemon.configuration.generation + 1, file, moment(caller.at) or "", text=text, plan=(surroundings, plan)
+        daemon.configuration.generation + 1, file, moment(caller.at) or "", text=text, plan=(context, plan)
     )
     return Decision(None, tuple(_carry_out(daemon, caller, applied, planned, notes, force)))
 
@@ -241,7 +241,7 @@ def _begin(
         case CreateServer(plan, uid):
             limits = plan.namespaces.get(DEFAULT)
             yield from create_server(daemon, plan.name, uid, plan.devices, limits, Source.CONFIG, part)
-            yield from set_server(daemon, plan.name, plan.ceiling, plan.contains_partitions)
+            yield from set_server(daemon, plan.name, plan.maximum, plan.contains_partitions)
             for name, namespace_limits in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.compound_commands.add_part(compound)
@@ -256,8 +256,8 @@ def _begin(
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
             yield Reply(part, Answer())
-        case SetServer(server, ceiling, contains, _):
-            yield from set_server(daemon, server, ceiling, contains)
+        case SetServer(server, maximum, contains, _):
+            yield from set_server(daemon, server, maximum, contains)
             yield Reply(part, Answer())
         case CreatePartition(server, partition, _):
             yield from _create_partition(daemon, server, partition, part)

@@ -9,7 +9,7 @@ from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing
+from pympsd.commands.v3.output import Format, Row, cell_text, columns, data, done, find_field, in_words, listing
 from pympsd.state_machine.instructions import Reply
 from pympsd.state_machine.named_servers import NotPossible, clients, status
 from pympsd.state_machine.named_servers import server as server_named
@@ -18,20 +18,11 @@ from pympsd.state_machine.namespaces import set_namespace as set_limits
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
-from pympsd.vocabulary.partitions import NO_PARTITION
+from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
+from pympsd.vocabulary.namespaces import DEFAULT
 
-COLUMNS: Final = tuple(
-    Column(name, name.upper().replace("-", " "))
-    for name in (
-        "name",
-        "server",
-        "server-status",
-        "pinned-memory-limit",
-        "active-thread-percentage",
-        "client-priority",
-        "pipe-directory",
-    )
+COLUMNS: Final = columns(
+    *("name", "server", "server-status", *(row.name for row in VENDORS), "pipe-directory"), heading=in_words
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 
@@ -51,16 +42,16 @@ def create(
     """Create a namespace of a server, with its pipe directory. It does not inherit limits from another namespace.
     With --clients-only its socket takes no commands, so that a container that has the socket need not be trusted.
     """
-    named = server_named(daemon, server)
-    check_owner(caller, named, "namespace create")
-    change = view.limits_given(daemon, named, Namespace(name), **limits)
+    owner = server_named(daemon, server)
+    check_owner(caller, owner, "namespace create")
+    change = view.limits_given(daemon, owner, Limits(), limits)
     compound = daemon.compound_commands.begin(caller.session)
     part = daemon.compound_commands.add_part(compound)
-    notes = _not_inherited(named, name, change), view.no_partition_yet(named, name, change.sm_partition)
+    notes = _not_inherited(daemon, owner, name, change), view.no_partition_yet(owner, name, change.sm_partition)
     compound.notes += filter(None, notes)
     try:
-        made = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
-        return Decision(None, tuple(made))
+        instructions = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
+        return Decision(None, tuple(instructions))
     except NotPossible as error:
         compound.notes.clear()
         return Decision(None, (Reply(part, refusal(str(error))),))
@@ -85,12 +76,12 @@ def list_namespaces(
     format: Format | None = None,
 ) -> Decision:
     """List the namespaces of all servers, or of one, with the limits of new clients."""
-    shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    servers = view.servers(daemon) if server is None else [server_named(daemon, server)]
     rows = [
-        _row(daemon, owner, owner.namespaces[each])
-        for owner in shown
-        for each in sorted(owner.namespaces, key=lambda each: (each != DEFAULT, each))
-        if name in (None, each)
+        _row(daemon, owner, owner.namespaces[namespace])
+        for owner in servers
+        for namespace in sorted(owner.namespaces, key=lambda namespace: (namespace != DEFAULT, namespace))
+        if name in (None, namespace)
     ]
     if name is not None and not rows:
         raise Refused(f"No namespace named '{name}'" + (f" on server '{server}'." if server else "."))
@@ -110,12 +101,8 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
     owner = server_named(daemon, server)
     namespace = view.namespace_named(owner, name)
     fields = dict(zip(FIELDS, _row(daemon, owner, namespace).cells, strict=True))
-    fields["total-memory-limit"] = view.memory_cell(daemon, owner, namespace.total_memory)
-    fields["sm-partition"] = namespace.limits.sm_partition or NO_PARTITION
-    wanted = field.replace("_", "-")
-    if wanted not in fields:
-        raise Refused(f"A namespace has no field '{field}'. Fields: {', '.join(sorted(fields))}.")
-    return data(cell_text(fields[wanted]))
+    fields |= {row.name: view.limit_cell(daemon, owner, row, namespace.limits) for row in OWN}
+    return data(cell_text(fields[find_field("namespace", sorted(fields), field)]))
 
 
 @command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
@@ -126,19 +113,19 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     """
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
-    named = server_named(daemon, server)
-    check_owner(caller, named, "namespace set")
-    change = view.limits_given(daemon, named, view.namespace_named(named, name), **limits)
+    owner = server_named(daemon, server)
+    check_owner(caller, owner, "namespace set")
+    change = view.limits_given(daemon, owner, view.namespace_named(owner, name).limits, limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
-    missing = view.no_partition_yet(named, name, change.sm_partition)
+    missing = view.no_partition_yet(owner, name, change.sm_partition)
     return Decision(done(kept, missing), tuple(set_limits(daemon, server, name, change)))
 
 
-def _not_inherited(server: NamedServer, name: str, limits: NamespaceLimits) -> str:
-    """Return a note on limits of the server's default namespace that a new namespace does not have."""
-    default = server.namespaces[DEFAULT]
-    is_capped = default.thread_percentage.value < 100.0 or default.pinned_memory
-    if not is_capped or limits != NamespaceLimits():
+def _not_inherited(daemon: Daemon, server: NamedServer, name: str, limits: Limits) -> str:
+    """Return a note on limits of the server's default namespace that a new one does not have."""
+    default, indices = server.namespaces[DEFAULT].limits, server.ordinals(len(daemon.devices))
+    is_capped = any(row.differs(default, Limits(), indices) for row in WITH_MAXIMUM)
+    if not is_capped or limits != Limits():
         return ""
     has = "100.00 % and unlimited memory until namespace set"
     return f"'{name}' does not inherit the limits of '{DEFAULT}': it has {has}."
@@ -150,15 +137,12 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
             namespace.name,
             server.name,
             str(status(daemon, server)),
-            view.memory_cell(daemon, server, namespace.pinned_memory),
-            view.percentage_cell(namespace.thread_percentage),
-            namespace.client_priority.level,
+            *(view.limit_cell(daemon, server, row, namespace.limits) for row in VENDORS),
             f"{daemon.options.pipe_directory}/{server.name}/{namespace.name}",
         ),
         {
             "clients_only": namespace.clients_only,
             "reason": namespace.unopened or None,
-            "sm_partition": namespace.limits.sm_partition or None,
-            "total_memory_limit": view.memory_cell(daemon, server, namespace.total_memory).value,
+            **{row.key: view.limit_cell(daemon, server, row, namespace.limits).value for row in OWN},
         },
     )

@@ -7,11 +7,11 @@ from typing import Final
 from pympsd.commands.grammar.syntax import Option
 from pympsd.commands.v3.output import Format
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.namespaces import name_problem
-from pympsd.vocabulary.partitions import NO_PARTITION
-from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
+from pympsd.vocabulary.limit_table import LIMITS as TABLE
+from pympsd.vocabulary.limit_table import WITH_MAXIMUM
+from pympsd.vocabulary.texts import BadText
 
-MOST_SECONDS: Final = 86400
+MAX_SECONDS: Final = 86400
 
 
 def read_uid(text: str) -> int:
@@ -25,27 +25,17 @@ def read_seconds(text: str) -> float:
     """Read a number of seconds."""
     digits = text.replace(".", "", 1)
     seconds = float(text) if digits.isascii() and digits.isdecimal() and len(text) < 16 else 0.0
-    if not 0.0 < seconds <= MOST_SECONDS:
-        raise BadText(f"a number of seconds above 0, up to {MOST_SECONDS},", text)
+    if not 0.0 < seconds <= MAX_SECONDS:
+        raise BadText(f"a number of seconds above 0, up to {MAX_SECONDS},", text)
     return seconds
-
-
-def read_partition(text: str) -> str:
-    """Read the name of an SM partition; ``none`` is an empty one."""
-    if name_problem(text):
-        raise BadText("none or the name of an SM partition: lowercase letters, digits and underscores,", text)
-    return "" if text == NO_PARTITION else text
 
 
 FORMAT: Final = Option(Format.parse, "table|csv|json[,noheader]")
 SERVER: Final = Option(str, "<s>")
 UID: Final = Option(read_uid, "<n>")
 SECONDS: Final = Option(read_seconds, "<seconds>")
-LIMITS: Final = {
-    "active-thread-percentage": Option(read_percentage, "<percentage>"),
-    "client-priority": Option(read_priority, "0|1"),
-    "pinned-memory-limit": Option(read_memory_by_device, "<limit>"),
-    "total-memory-limit": Option(read_memory_by_device, "<limit>"),
-    "sm-partition": Option(read_partition, "<name>|none"),
-}
+LIMITS: Final = {row.name: Option(row.read, row.form) for row in sorted(TABLE, key=lambda row: row.name)}
+"""An option for each row of the table of limits, by name."""
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)
+MAXIMA: Final = {f"max-{row.name}": LIMITS[row.name] for row in WITH_MAXIMUM}
+"""An option for the maximum of each limit that a server may have one of."""

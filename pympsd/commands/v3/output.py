@@ -10,6 +10,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from pympsd.commands.grammar.registry import Decision
+from pympsd.commands.grammar.syntax import Refused
 from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.texts import BadText
 
@@ -98,6 +99,14 @@ def render(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> st
         heading = [[column.name for column in columns]] if chosen.header else []
         return "\n".join(",".join(map(_csv_cell, line)) for line in (*heading, *_texts(rows)))
     return _table([column.heading for column in columns] if chosen.header else [], _texts(rows))
+
+
+def find_field(kind: str, fields: Sequence[str], word: str) -> str:
+    """Return the field that a word names, in which ``_`` may stand for ``-``; raise Refused."""
+    field = word.replace("_", "-")
+    if field not in fields:
+        raise Refused(f"A {kind} has no field '{word}'. Fields: {', '.join(fields)}.")
+    return field
 
 
 def cell_text(cell: Cell) -> str:

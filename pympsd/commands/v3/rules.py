@@ -10,15 +10,11 @@ from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, in_words, listing
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.limit_table import VENDORS, LimitRow, Limits
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin, Rule, Unknown
-from pympsd.vocabulary.texts import memory_limits_text, percentage_text
 
-COLUMNS: Final = columns(
-    *("rule", "name", "conditions", "pinned-memory-limit", "active-thread-percentage", "client-priority"),
-    heading=in_words,
-)
+COLUMNS: Final = columns(*("rule", "name", "conditions"), *(row.name for row in VENDORS), heading=in_words)
 TESTED: Final = columns("rule", "name", "fits", "reason")
 
 
@@ -73,22 +69,20 @@ def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
 
 
 def _row(daemon: Daemon, rule: Rule) -> Row:
-    limits = rule.limits
     conditions = {condition.kind: condition.values for condition in rule.conditions}
-    percentage, priority = limits.thread_percentage, limits.client_priority
-    cells = (
+    cells: tuple[Cell, ...] = (
         rule.number,
         rule.name or None,
         Shown(" ".join(map(str, rule.conditions)) or "-", conditions),
-        _memory(daemon, limits.pinned_memory),
-        None if percentage is None else Shown(percentage_text(percentage), percentage.value),
-        None if priority is None else priority.level,
+        *(_limit(daemon, row, rule.limits) for row in VENDORS),
     )
     return Row(cells)
 
 
-def _memory(daemon: Daemon, limits: dict[int, PinnedMemory] | None) -> Cell:
-    if limits is None:
+def _limit(daemon: Daemon, row: LimitRow, limits: Limits) -> Cell:
+    value, indices = row.of(limits), range(len(daemon.devices))
+    if value is None:
         return None
-    values = {str(ordinal): limit.value for ordinal, limit in limits.items()}
-    return Shown(memory_limits_text(limits, range(len(daemon.devices))), values)
+    if not row.is_by_device or row.is_for_all:
+        return Shown(row.text(limits, indices), row.json(limits, indices))
+    return Shown(row.text(limits, indices), {str(index): row.number(entry) for index, entry in value.items()})

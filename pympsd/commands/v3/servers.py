@@ -8,8 +8,19 @@ from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.options import FORMAT, LIMITS, UID
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing, moment
+from pympsd.commands.v3.options import FORMAT, LIMITS, MAXIMA, UID
+from pympsd.commands.v3.output import (
+    Format,
+    Row,
+    cell_text,
+    columns,
+    data,
+    done,
+    find_field,
+    in_words,
+    listing,
+    moment,
+)
 from pympsd.state_machine import shares
 from pympsd.state_machine.named_servers import (
     check_share,
@@ -23,23 +34,18 @@ from pympsd.state_machine.named_servers import (
 from pympsd.state_machine.named_servers import set_server as set_for_all
 from pympsd.state_machine.namespaces import set_namespace
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limit_table import VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.texts import CONTAINMENTS, read_boolean, read_containment
 
-COLUMNS: Final = tuple(
-    Column(name, name.upper().replace("-", " "))
-    for name in ("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids")
+COLUMNS: Final = columns(
+    *("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"), heading=in_words
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 NO_DOMAINS: Final = "Device {} ({}) has one locality domain: nothing to enable."
-FOR_ALL: Final = {
-    "max-active-thread-percentage": LIMITS["active-thread-percentage"],
-    "max-pinned-memory-limit": LIMITS["pinned-memory-limit"],
-    "contain": Option(read_containment, "|".join(CONTAINMENTS)),
-}
+FOR_ALL: Final = {**MAXIMA, "contain": Option(read_containment, "|".join(CONTAINMENTS))}
 LOCALITY: Final = {"locality-domains": Option(read_boolean, "true|false")}
 
 
@@ -70,9 +76,9 @@ def create(
         devices = tuple(view.device_named(daemon, word.strip()) for word in allowed_devices.split(","))
     if locality_domains:
         raise _no_domains(daemon, devices or (0,))
-    named = server_of_user(owner) if name is None else name
+    server_name = server_of_user(owner) if name is None else name
     return Decision(
-        None, tuple(create_server(daemon, named, owner, devices, session=caller.session, asker=caller.uid))
+        None, tuple(create_server(daemon, server_name, owner, devices, session=caller.session, asker=caller.uid))
     )
 
 
@@ -86,50 +92,46 @@ def delete(daemon: Daemon, caller: Caller, name: str, force: bool = False) -> De
 @command(Syntax("server list", optional=("name",), options={"format": FORMAT}), asks_servers=True)
 def list_servers(daemon: Daemon, caller: Caller, name: str | None = None, format: Format | None = None) -> Decision:
     """List the servers, or one of them."""
-    shown = view.servers(daemon) if name is None else [server(daemon, name)]
-    return listing(COLUMNS, [_row(daemon, each) for each in shown], format)
+    servers = view.servers(daemon) if name is None else [server(daemon, name)]
+    return listing(COLUMNS, [_row(daemon, owned) for owned in servers], format)
 
 
 @command(Syntax("server get", required=("name", "field")), asks_servers=True)
 def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
     """Print one field of a server, as server list shows it."""
     row = _row(daemon, server(daemon, name))
-    wanted = field.replace("_", "-")
-    if wanted not in FIELDS:
-        raise Refused(f"A server has no field '{field}'. Fields: {', '.join(sorted(FIELDS))}.")
-    return data(cell_text(row.cells[FIELDS.index(wanted)]))
+    return data(cell_text(row.cells[FIELDS.index(find_field("server", sorted(FIELDS), field))]))
 
 
 @command(Syntax("server set", required=("name",), options={"uid": UID, **LIMITS, **FOR_ALL, **LOCALITY}))
-def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decision:
+def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> Decision:
     """Set the limits of a server's namespace default, as namespace set does; its other namespaces do not get them.
     The --max- options limit new clients of all its namespaces. With --contain=partition a fault affects only its
     static SM partition on a GPU too, and the partitions take turns there. --uid changes the user that the server runs
     as; it is refused while the server has clients, and restarts the server.
     """
-    if not given:
+    if not settings:
         options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *FOR_ALL, *LOCALITY)))
         raise Refused(f"'server set' needs at least one of {options}.")
-    named = server(daemon, name)
-    check_owner(caller, named, "server set")
-    if given.pop("locality_domains", False):
-        raise _no_domains(daemon, named.ordinals(len(daemon.devices)))
-    uid = given.pop("uid", named.uid)
-    if uid != named.uid:
+    owner = server(daemon, name)
+    check_owner(caller, owner, "server set")
+    if settings.pop("locality_domains", False):
+        raise _no_domains(daemon, owner.ordinals(len(daemon.devices)))
+    uid = settings.pop("uid", owner.uid)
+    if uid != owner.uid:
         _check_may_be(daemon, caller, uid, "server set")
-    contains = given.pop("contain", None)
+    contains = settings.pop("contain", None)
     if contains and not daemon.options.has_own_servers:
         raise Refused("--contain=partition is not possible with the driver's own server of this release.")
-    if contains and not named.contains_partitions:
-        check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(named.partitions))))
-    most = {each.removeprefix("max_"): given.pop(each) for each in tuple(given) if each.startswith("max_")}
-    ceiling = view.limits_given(daemon, named, Namespace(DEFAULT, named.ceiling), **most)
-    change = view.limits_given(daemon, named, named.namespaces[DEFAULT], **given)
-    kept = view.keeps_limits(len(clients(daemon, name, None if most else DEFAULT))) if given or most else ""
-    missing = view.no_partition_yet(named, DEFAULT, change.sm_partition)
-    anew = tuple(set_user(daemon, name, uid, caller.session)) if uid != named.uid else ()
-    limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, ceiling, contains)
-    return Decision(None if anew else done(kept, missing), (*limits_set, *anew))
+    if contains and not owner.contains_partitions:
+        check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(owner.partitions))))
+    maximum = view.limits_given(daemon, owner, owner.maximum, settings, "max_")
+    change = view.limits_given(daemon, owner, owner.namespaces[DEFAULT].limits, settings)
+    kept = view.keeps_limits(len(clients(daemon, name, None if maximum != Limits() else DEFAULT))) if settings else ""
+    missing = view.no_partition_yet(owner, DEFAULT, change.sm_partition)
+    restart = tuple(set_user(daemon, name, uid, caller.session)) if uid != owner.uid else ()
+    limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, maximum, contains)
+    return Decision(None if restart else done(kept, missing), (*limits_set, *restart))
 
 
 def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
@@ -143,34 +145,29 @@ def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -
         raise insufficient(caller, command_name, "server")
 
 
-def _row(daemon: Daemon, named: NamedServer) -> Row:
-    process = daemon.server_named(named.name)
-    present = clients(daemon, named.name)
+def _row(daemon: Daemon, owner: NamedServer) -> Row:
+    process = daemon.server_named(owner.name)
+    present = clients(daemon, owner.name)
     contexts = sorted(context.serial for client in present for context in client.contexts.values())
     cells = (
-        named.name,
-        named.uid,
+        owner.name,
+        owner.uid,
         (process and process.pid) or None,
-        str(status(daemon, named)),
-        f"{daemon.options.pipe_directory}/{named.name}",
-        tuple(daemon.devices[ordinal].uuid for ordinal in named.ordinals(len(daemon.devices))),
+        str(status(daemon, owner)),
+        f"{daemon.options.pipe_directory}/{owner.name}",
+        tuple(daemon.devices[ordinal].uuid for ordinal in owner.ordinals(len(daemon.devices))),
         " ".join(map(str, contexts)) or None,
     )
-    default = named.namespaces.get(DEFAULT)
+    default = owner.namespaces.get(DEFAULT)
     extra = {
         "default_limits": default
-        and {
-            "active-thread-percentage": default.thread_percentage.value,
-            "pinned-memory-limit": view.memory_cell(daemon, named, default.pinned_memory).value,
-            "client-priority": default.client_priority.level,
-        },
-        "max_active_thread_percentage": (named.ceiling.thread_percentage or ThreadPercentage()).value,
-        "max_pinned_memory_limit": view.memory_cell(daemon, named, named.ceiling.pinned_memory or {}).value,
-        "contain": CONTAINMENTS[named.contains_partitions],
+        and {row.name: view.limit_cell(daemon, owner, row, default.limits).value for row in VENDORS},
+        **{f"max_{row.key}": view.limit_cell(daemon, owner, row, owner.maximum).value for row in WITH_MAXIMUM},
+        "contain": CONTAINMENTS[owner.contains_partitions],
         "clients": len(present),
-        "reason": named.unreachable or named.failed or None,
+        "reason": owner.unreachable or owner.failed or None,
         "locality_domains": False,
-        "created": moment(named.created),
-        "source": str(named.source),
+        "created": moment(owner.created),
+        "source": str(owner.source),
     }
     return Row(cells, extra)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any
 
 from pympsd.commands.grammar.privileges import namespace_of
 from pympsd.commands.grammar.syntax import Refused
@@ -12,15 +12,9 @@ from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import LIMITS, LimitRow, Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.partitions import no_partition_note
-from pympsd.vocabulary.texts import memory_limits_text, percentage_text
-
-NO_TOTALS: Final = (
-    "{} is not possible with the driver's own server: it knows limits of single clients only; "
-    "--pinned-memory-limit of a namespace limits each of its clients."
-)
 
 
 def servers(daemon: Daemon) -> list[NamedServer]:
@@ -47,63 +41,37 @@ def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
     return f"{server.name}/{namespace_of(client)} ({linux_namespace(daemon, client)})"
 
 
-def percentage_cell(percentage: ThreadPercentage) -> Shown:
-    """Return a percentage as a cell."""
-    return Shown(percentage_text(percentage), percentage.value)
-
-
-def memory_cell(daemon: Daemon, server: NamedServer, limits: Mapping[int, PinnedMemory]) -> Shown:
-    """Return the limits of a server's devices as a cell: one if all have the same, otherwise one a device, by the
-    ordinals that its clients see. A server without devices has none.
+def limit_cell(daemon: Daemon, server: NamedServer, row: LimitRow, limits: Limits) -> Shown:
+    """Return a limit as a cell: one value if all of a server's devices have the same, otherwise one for each, by the
+    index that its clients see. A server without devices has no limits of memory.
     """
-    ordinals = server.ordinals(len(daemon.devices))
-    if not ordinals:
+    indices = server.ordinals(len(daemon.devices))
+    if row.is_by_device and not row.is_for_all and not indices:
         return Shown(ABSENT, None)
-    each = [limits[ordinal].value if ordinal in limits else None for ordinal in ordinals]
-    by_device = {str(shown): value for shown, value in enumerate(each)}
-    return Shown(memory_limits_text(limits, ordinals), by_device if len(set(each)) > 1 else each[0])
+    return Shown(row.text(limits, indices), row.json(limits, indices))
 
 
 def limits_given(
-    daemon: Daemon,
-    server: NamedServer,
-    namespace: Namespace,
-    active_thread_percentage: ThreadPercentage | None = None,
-    client_priority: ClientPriority | None = None,
-    pinned_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
-    total_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
-    sm_partition: str | None = None,
-) -> NamespaceLimits:
-    """Return the change of a namespace's limits that options ask for; memory may be that of some of the server's
-    devices only.
+    daemon: Daemon, server: NamedServer, before: Limits, given: Mapping[str, Any], prefix: str = ""
+) -> Limits:
+    """Return the change of limits that options ask for; a limit by device may be that of some of the server's devices
+    only. ``before``: the limits that are changed; ``prefix``: that of the options' names. Raise Refused.
     """
-    if total_memory_limit is not None and not daemon.options.has_own_servers:
-        raise Refused(NO_TOTALS.format("--total-memory-limit"))
-    if sm_partition and not daemon.options.has_own_servers:
-        raise Refused("--sm-partition is not possible with the driver's own server of this release.")
-    memory = _with_limits(daemon, server, namespace.pinned_memory, pinned_memory_limit)
-    total = _with_limits(daemon, server, namespace.total_memory, total_memory_limit)
-    return NamespaceLimits(active_thread_percentage, memory, client_priority, total, sm_partition)
-
-
-def _with_limits(
-    daemon: Daemon,
-    server: NamedServer,
-    limits: Mapping[int, PinnedMemory],
-    given: Mapping[str, PinnedMemory | None] | None,
-) -> dict[int, PinnedMemory] | None:
-    """Return limits by the daemon's ordinals with those that were given by words for a server's devices, an empty one
-    for all that there are; None: none were given.
-    """
-    if given is None:
-        return None
-    changed = dict(limits)
-    for word, limit in given.items():
-        for ordinal in [device_of(daemon, server, word)] if word else range(len(daemon.devices)):
-            changed.pop(ordinal, None)
-            if limit is not None:
-                changed[ordinal] = limit
-    return changed
+    changes: dict[str, Any] = {}
+    for row in LIMITS:
+        value = given.get(f"{prefix}{row.key}")
+        if value is None:
+            continue
+        if not daemon.options.has_own_servers and (lack := row.driver_lacks(value)):
+            name = f"{prefix}{row.key}".replace("_", "-")
+            raise Refused(f"--{name} is not possible with the driver's own server{lack}.")
+        if row.is_by_device:
+            by_index = {
+                device_of(daemon, server, word) if word else ALL_DEVICES: each for word, each in value.items()
+            }
+            value = row.changed(row.of(before), by_index, range(len(daemon.devices)))
+        changes[row.field] = value
+    return Limits(**changes)
 
 
 def keeps_limits(count: int) -> str:

@@ -1,4 +1,4 @@
-"""One connecting client of pympsd_client: it waits until it gets a session, is refused, or goes on without MPS."""
+"""One connecting client of pympsd_client: it waits until it gets a session, is refused, or continues without MPS."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected
-from pympsd.state_machine.instructions import ClientLimits
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import NEWEST, OLDEST, ClientHello, GoWithoutMps, Refused, SessionGranted, Versions, agree
 

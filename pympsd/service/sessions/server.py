@@ -1,11 +1,16 @@
-"""The daemon's side of a server's link: turns the server's messages into events and its log records into lines."""
+"""The daemon's side of a server's link: turns the server's messages into events and its log records into lines.
+
+A server runs as its user and is not trusted: every message is checked before it becomes an event, one that violates
+the protocol ends the server, and its log lines are limited, cleaned and counted. What is sent to a server that does
+not read is queued within bounds; beyond them its clients are refused.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import trio
 from attrs import define, evolve, field
@@ -20,6 +25,7 @@ from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
 from pympsd.takeover.keeper.packets import NOTE_BYTES
+from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentages
 from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -84,32 +90,32 @@ class ServerSession:
         if limits is not None:
             message = evolve(
                 message,
-                thread_percentage=limits.thread_percentage,
-                memory_limits=limits.memory_limits,
                 devices=limits.devices,
                 mps_namespace=limits.namespace,
-                least_priority=limits.least_priority,
                 partitions=limits.partitions,
                 groups=limits.groups,
                 audited=limits.audited,
+                own=limits.own,
+                bounds=limits.bounds,
+                **_for_older_servers(limits),
             )
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
-        """Ask it to end with its last client, or (forced) at once; ``is_deletion``: its clients get the reason."""
+        """Request its end: with its last client, or (forced) immediately; ``is_deletion``: clients get the reason."""
         self.send(link.ShutDown(forced, is_deletion))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Send it the limits of its later clients."""
         self.send(link.LimitsChanged(percentage, memory_limits))
 
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
-        """Have it end the contexts of a client process, and give clients that are ``expelled`` no new ones."""
-        self.send(link.TerminateClient(token, pid, by_reset, expelled))
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
+        """Have it end the contexts of a client process, and give clients that are ``evicted`` no new ones."""
+        self.send(link.TerminateClient(token, pid, by_reset, evicted))
 
     def note_waiting(self) -> None:
-        """Do nothing: the server reports by itself that clients have gone."""
+        """Do nothing: the server reports clients that have gone unasked."""
 
     def start_trace(self, trace: TraceFile) -> None:
         """Have its executors write to a trace; one that is not set up yet is included when it is."""
@@ -316,3 +322,17 @@ class ServerSession:
         if self._dropped:
             dispatcher.journal.write_server("Server", self.pid, "records_dropped", {"count": self._dropped})
             self._dropped = 0
+
+
+def _for_older_servers(limits: ClientLimits) -> dict[str, Any]:
+    """Return what AdmitClient has for servers that an earlier pympsd started: they know no limits by place.
+
+    Nor do they know percentages by device: they get the least, which exceeds none.
+    """
+    combined = limits.combine()
+    bounds = (bound.client_priority.level for bound in limits.bounds if bound.client_priority is not None)
+    return {
+        "thread_percentage": min((combined.thread_percentage or percentages(100)).values()).value,
+        "memory_limits": in_bytes(combined.pinned_memory),
+        "least_priority": max(bounds, default=0),
+    }

@@ -38,9 +38,10 @@ from pympsd.state_machine.state.queue import ClientQueue
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import Turns
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.identities import Serials
-from pympsd.vocabulary.limits import CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import Shares
@@ -63,6 +64,11 @@ class Defaults:
     client_priority: ClientPriority = field(factory=ClientPriority)
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
     """By device ordinal."""
+
+    @property
+    def limits(self) -> Limits:
+        """The same as `Limits`; in protocol 3 those of a new server's namespace ``default``."""
+        return Limits({ALL_DEVICES: self.thread_percentage}, dict(self.memory_limits), self.client_priority)
 
 
 @define
@@ -162,7 +168,7 @@ class Daemon:
     """The whole state, in parts."""
 
     options: DaemonOptions
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     defaults: Defaults = field(factory=Defaults)
     servers: dict[int, Server] = field(factory=dict)
     """By id, in the order in which they were started."""

@@ -1,9 +1,9 @@
 """Servers by name (protocol 3), each with namespaces, whether or not they have a process.
 
 A named server outlives its processes: it has a user, devices, namespaces with limits, and static SM partitions, and
-gets a process when a client comes. Its sockets are opened by the I/O layer; ``opening`` and ``unopened`` say how far
-that is. A namespace has a socket of its own in the server's directory; a client gets the limits of the namespace by
-whose socket it comes. Every server has the namespace ``default``, which cannot be deleted.
+gets a process when a client comes. Its sockets are opened by the I/O layer; ``opening`` and ``unopened`` record how
+far that is. A namespace has a socket of its own in the server's directory; a client gets the limits of the
+namespace by whose socket it comes. Every server has the namespace ``default``, which cannot be deleted.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition
 
 MAX_NAMESPACES: Final = 256
@@ -48,34 +48,14 @@ class Namespace:
     """Clients of a server with limits of their own; they come by its socket."""
 
     name: str
-    limits: NamespaceLimits = field(factory=NamespaceLimits)
-    """What was said of them; the properties say what holds."""
+    limits: Limits = field(factory=Limits)
+    """The limits that were set for each client."""
     creators: list[int] = field(factory=list, eq=False)
     """Operator sessions to answer when its socket is open."""
     clients_only: bool = False
     """Operators are refused at its socket."""
     unopened: str = field(default="", eq=False)
     """Why its socket is not there."""
-
-    @property
-    def thread_percentage(self) -> ThreadPercentage:
-        """The percentage of each client that comes."""
-        return self.limits.thread_percentage or ThreadPercentage()
-
-    @property
-    def pinned_memory(self) -> dict[int, PinnedMemory]:
-        """The limit of each client that comes, by device ordinal."""
-        return self.limits.pinned_memory or {}
-
-    @property
-    def total_memory(self) -> dict[int, PinnedMemory]:
-        """The limit of all clients together, by device ordinal."""
-        return self.limits.total_memory or {}
-
-    @property
-    def client_priority(self) -> ClientPriority:
-        """The priority of each client that comes and sets none itself."""
-        return self.limits.client_priority or ClientPriority()
 
 
 @define
@@ -105,18 +85,25 @@ class NamedServer:
     """It is removed when its process has ended."""
     partitions: list[SmPartition] = field(factory=list)
     """Static SM partitions, in order of creation."""
-    ceiling: NamespaceLimits = field(factory=NamespaceLimits)
+    maximum: Limits = field(factory=Limits)
     """A percentage and memory that no client is above, whatever its namespace allows."""
     created: float = 0.0
     """When it was made, in seconds since 1970."""
     contains_partitions: bool = False
-    """Each SM partition has executors of its own where a fault would reach the others."""
+    """Each SM partition has executors of its own if a fault would otherwise reach the other partitions."""
 
     @property
     def unreachable(self) -> str:
         """Why clients cannot reach it, without its own socket or that of ``default``; empty: they can."""
         default = self.namespaces.get(DEFAULT)
         return self.unopened or (default.unopened if default is not None else "")
+
+    def namespace(self, name: str) -> Namespace:
+        """Return the namespace with a name; empty, or the name of one that is gone: ``default``.
+
+        A namespace may be deleted after a client was admitted, whose further connections have limits too.
+        """
+        return self.namespaces.get(name or DEFAULT) or self.namespaces[DEFAULT]
 
     def ordinals(self, count: int) -> tuple[int, ...]:
         """Return the ordinals of its devices out of the daemon's, in its clients' order."""

@@ -31,7 +31,8 @@ from attrs import Factory, define, field
 
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.identities import Serials
-from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.namespaces import server_of_user
 
 
 @define
@@ -49,12 +50,12 @@ class QueueEntry:
     """The server that it waits for was started for it."""
     server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
     """The name of the server that it waits for."""
-    rule: NamespaceLimits | None = None
+    rule: Limits | None = None
     """The limits that hold for it by rule; None: there are no rules."""
     sm_partition: str = ""
-    """What its CUDA_MPS_SM_PARTITION says."""
+    """The value of its CUDA_MPS_SM_PARTITION."""
     connection: int = 0
-    """As in ClientConnected."""
+    """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
 
 
 @define

@@ -14,7 +14,8 @@ from typing import Final
 from attrs import Factory, define, field
 
 from pympsd.state_machine.state.client import Client
-from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES, MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.results import ServerStatus
@@ -30,7 +31,7 @@ class Phase(Enum):
     ACTIVE = "active"
     FAULT = "fault"
     LEAVING = "leaving"
-    """Asked to end: when its clients have gone, or at once."""
+    """Asked to end: when its clients have gone, or immediately."""
     GONE = "gone"
 
 
@@ -78,13 +79,13 @@ class Server:
     launches: dict[int, int] = field(factory=dict)
     """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
     closed: bool = False
-    """Its user's newcomers wait, because another user has waited long enough; kept for the log."""
+    """New clients of its user wait because another user has waited long enough; kept for the log."""
     pending: bool = False
     """The previous daemon had it, and it has not returned yet: its clients are unknown."""
     start_refusal: str = ""
     """Why it cannot start, if known: trying again would be useless."""
     violation: str = ""
-    """What it said that is not known."""
+    """The unknown message that it sent."""
     verified: bool = False
     """A client of it has made a context or left in order, or it has lived for a while."""
     leave_timed: bool = False
@@ -101,6 +102,11 @@ class Server:
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove if the table does not allow it."""
         self.phase = move(MOVES, self.phase, phase)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of its later clients, in protocol 2."""
+        return Limits({ALL_DEVICES: self.thread_percentage}, self.memory_limits)
 
     @property
     def workers(self) -> int:

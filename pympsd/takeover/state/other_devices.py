@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
 from pympsd.takeover.state.records import PersistentNamedServer, PersistentNamespace, PersistentState
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import BY_DEVICE, Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.rules import Rule
 
 V = TypeVar("V")
@@ -52,24 +53,31 @@ class _Move:
     lost: list[tuple[str, str]] = field(factory=list)
 
     def memory(self, limits: Mapping[int, V], what: str) -> dict[int, V]:
+        """Return a limit by device for the devices of now."""
         values = list(limits.values())
-        if len(limits) >= len(self.before) and all(value == values[0] for value in values):
+        if (
+            ALL_DEVICES not in limits
+            and len(limits) >= len(self.before)
+            and all(value == values[0] for value in values)
+        ):
             return dict.fromkeys(range(self.count), values[0])
-        self._note(what, limits)
-        return {self.places[old]: limit for old, limit in limits.items() if old in self.places}
+        places = {**self.places, ALL_DEVICES: ALL_DEVICES}
+        self._note(what, limits.keys() - {ALL_DEVICES})
+        return {places[old]: limit for old, limit in limits.items() if old in places}
 
     def of_cgroups(self, limits: Mapping[str, dict[int, int]]) -> dict[str, dict[int, int]]:
         return {path: self.memory(each, f"The limits of cgroup {path}") for path, each in limits.items()}
 
     def rule(self, rule: Rule) -> Rule:
-        memory = rule.limits.pinned_memory
-        if memory is None:
-            return rule
-        limits: NamespaceLimits = evolve(rule.limits, pinned_memory=self.memory(memory, f"The limits of rule {rule}"))
-        return evolve(rule, limits=limits)
+        return evolve(rule, limits=self.limits(rule.limits, f"The limits of rule {rule}"))
+
+    def limits(self, limits: Limits, what: str) -> Limits:
+        stated = {row.field: value for row in BY_DEVICE if (value := row.of(limits)) is not None}
+        moved: Any = {name: self.memory(value, what) for name, value in stated.items()}
+        return evolve(limits, **moved)
 
     def server(self, server: PersistentNamedServer) -> PersistentNamedServer:
-        allowed, most, who = server.allowed_devices, server.max_pinned_memory, f"Server '{server.name}'"
+        allowed, who = server.allowed_devices, f"Server '{server.name}'"
         if allowed is not None:
             self._note(who, allowed)
             allowed = tuple(self.places[old] for old in allowed if old in self.places)
@@ -79,21 +87,15 @@ class _Move:
             server,
             allowed_devices=allowed,
             namespaces=tuple(self._namespace(server.name, each) for each in server.namespaces),
-            max_pinned_memory=None if most is None else self.memory(most, who),
+            maximum=self.limits(server.maximum, who),
             partitions=tuple(
                 evolve(one, device=self.places[one.device]) for one in server.partitions if one.device in self.places
             ),
         )
 
     def _namespace(self, server: str, namespace: PersistentNamespace) -> PersistentNamespace:
-        pinned, total = namespace.pinned_memory, namespace.total_memory
-        what = f"Namespace '{server}/{namespace.name}'"
-        return evolve(
-            namespace,
-            pinned_memory=None if pinned is None else self.memory(pinned, what),
-            total_memory=None if total is None else self.memory(total, what),
-        )
+        return evolve(namespace, limits=self.limits(namespace.limits, f"Namespace '{server}/{namespace.name}'"))
 
-    def _note(self, what: str, ordinals: Sequence[int] | Mapping[int, object]) -> None:
+    def _note(self, what: str, ordinals: Iterable[int]) -> None:
         gone = (self.before[old].partition(" ")[0] for old in ordinals if old not in self.places)
         self.lost += [(what, device) for device in gone if (what, device) not in self.lost]

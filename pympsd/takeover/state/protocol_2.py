@@ -6,18 +6,31 @@ from collections.abc import Iterator
 
 from pympsd.takeover.state.records import (
     PersistentNamedServer,
-    PersistentNamespace,
     PersistentServer,
     PersistentState,
+    in_memory,
 )
-from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user
+from pympsd.vocabulary.limit_table import (
+    LIMITS,
+    PERCENTAGE,
+    PINNED_MEMORY,
+    WITH_MAXIMUM,
+    Limits,
+    in_bytes,
+    percentages,
+)
+from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 
-def lost(left: PersistentState, own: NamespaceLimits) -> Iterator[str]:
+def lost(left: PersistentState, own: Limits) -> Iterator[str]:
     """Yield, in words, what a daemon of protocol 2 could not go on with; ``own``: the defaults it starts with."""
-    by_command = PersistentNamespace(DEFAULT, left.thread_percentage, left.memory_limits, left.client_priority)
-    defaults = own.changed_by(by_command.limits)
+    by_command = Limits(
+        None if left.thread_percentage is None else percentages(left.thread_percentage),
+        None if left.memory_limits is None else in_memory(left.memory_limits),
+        None if left.client_priority is None else ClientPriority(left.client_priority),
+    )
+    defaults = own.changed_by(by_command)
     running = {process.name for process in left.servers}
     for server in left.named_servers:
         yield from _of_server(server)
@@ -35,8 +48,9 @@ def limits_of(process: PersistentServer, left: PersistentState) -> tuple[float, 
     for server in left.named_servers:
         for namespace in server.namespaces:
             if (server.name, namespace.name) == (process.name, DEFAULT):
-                said = namespace.thread_percentage
-                return ThreadPercentage().value if said is None else said, namespace.pinned_memory or {}
+                percentages_of_devices = (namespace.limits.thread_percentage or {}).values()
+                percentage = min(percentages_of_devices, default=ThreadPercentage())
+                return percentage.value, in_bytes(namespace.limits.pinned_memory)
     return process.thread_percentage, process.memory_limits
 
 
@@ -45,27 +59,20 @@ def _of_server(server: PersistentNamedServer) -> Iterator[str]:
         yield f"server '{server.name}'"
     settings = {
         "allowed-devices": server.allowed_devices is not None,
-        "max-active-thread-percentage": server.max_thread_percentage is not None,
-        "max-pinned-memory-limit": bool(server.max_pinned_memory),
+        **{f"max-{row.name}": bool(row.of(server.maximum)) for row in WITH_MAXIMUM},
         "contain=partition": server.contains_partitions,
     }
     yield from (f"{setting} of server '{server.name}'" for setting, is_set in settings.items() if is_set)
     yield from (f"SM partition '{one.name}' of server '{server.name}'" for one in server.partitions)
 
 
-def _of_default(said: NamespaceLimits, defaults: NamespaceLimits, is_running: bool) -> Iterator[str]:
+def _of_default(stated: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
     """Yield the settings of a namespace ``default`` that are lost; a server that runs keeps percentage and memory."""
-    full, normal = ThreadPercentage(), ClientPriority()
-    if not is_running and (said.thread_percentage or full) != (defaults.thread_percentage or full):
-        yield "active-thread-percentage"
-    if not is_running and (said.pinned_memory or {}) != (defaults.pinned_memory or {}):
-        yield "pinned-memory-limit"
-    if (said.client_priority or normal) != (defaults.client_priority or normal):
-        yield "client-priority"
-    if said.total_memory:
-        yield "total-memory-limit"
-    if said.sm_partition:
-        yield "sm-partition"
+    has_one_percentage = (stated.thread_percentage or {}).keys() <= {ALL_DEVICES}
+    kept = (PINNED_MEMORY, *([PERCENTAGE] if has_one_percentage else [])) if is_running else ()
+    for row in LIMITS:
+        if row not in kept and row.differs(stated, defaults, row.indices(stated, defaults)):
+            yield row.name
 
 
 def _of_daemon(left: PersistentState) -> Iterator[str]:

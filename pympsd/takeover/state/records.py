@@ -9,11 +9,19 @@ from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon, Quit
-from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
+from pympsd.vocabulary.limit_table import BY_DEVICE, NO_LIMITS, Limits, in_bytes
+from pympsd.vocabulary.limits import (
+    ALL_DEVICES,
+    MAX_MEMORY,
+    CgroupLimit,
+    ClientPriority,
+    PinnedMemory,
+    ThreadPercentage,
+)
+from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
@@ -39,26 +47,11 @@ class PersistentServer:
 
 @frozen
 class PersistentNamespace:
-    """A namespace of a named server, with what was said of its limits."""
+    """A namespace of a named server, with what was stated of its limits."""
 
     name: str
-    thread_percentage: float | None = None
-    pinned_memory: dict[int, int] | None = None
-    client_priority: int | None = None
+    limits: Limits = NO_LIMITS
     clients_only: bool = False
-    total_memory: dict[int, int] | None = None
-    sm_partition: str | None = None
-
-    @property
-    def limits(self) -> NamespaceLimits:
-        """What was said of its limits."""
-        return NamespaceLimits(
-            None if self.thread_percentage is None else ThreadPercentage(self.thread_percentage),
-            None if self.pinned_memory is None else in_memory(self.pinned_memory),
-            None if self.client_priority is None else ClientPriority(self.client_priority),
-            None if self.total_memory is None else in_memory(self.total_memory),
-            self.sm_partition,
-        )
 
 
 @frozen
@@ -72,18 +65,9 @@ class PersistentNamedServer:
     source: str = Source.COMMAND
     failed: str = ""
     partitions: tuple[SmPartition, ...] = ()
-    max_thread_percentage: float | None = None
-    max_pinned_memory: dict[int, int] | None = None
+    maximum: Limits = NO_LIMITS
     contains_partitions: bool = False
     created: float = 0.0
-
-    @property
-    def ceiling(self) -> NamespaceLimits:
-        """What was said of it."""
-        return NamespaceLimits(
-            None if self.max_thread_percentage is None else ThreadPercentage(self.max_thread_percentage),
-            None if self.max_pinned_memory is None else in_memory(self.max_pinned_memory),
-        )
 
 
 @frozen
@@ -179,7 +163,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         generation=daemon.lifetime.generation,
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
         client_priority=None if priority == initial.client_priority else priority.level,
-        memory_limits=None if limits == initial.memory_limits else _in_bytes(limits),
+        memory_limits=None if limits == initial.memory_limits else in_bytes(limits),
         wishes=tuple(entry.uid for entry in daemon.queue if not entry.client)
         if daemon.options.policy.keeps_queue
         else (),
@@ -234,7 +218,7 @@ def check(state: PersistentState, devices: int) -> None:
     for limits in (*state.cgroup_limits.values(), *state.cgroup_soft_limits.values()):
         _check_limits(limits, devices)
     for rule in state.rules or ():
-        _check_limits(_in_bytes(rule.limits.pinned_memory or {}), devices)
+        _check_stated(rule.limits, devices)
         if any(condition.kind not in KINDS for condition in rule.conditions):
             raise ValueError(f"rule {rule} has an unknown condition")
     if state.quit is not None and state.quit.timeout is not None and not 0 <= state.quit.timeout < 1 << 31:
@@ -265,12 +249,8 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
             or min(partition.chunks, default=-1) < 0
         ):
             raise ValueError(f"server {named.name} cannot have the SM partition {partition.name}")
-    named.ceiling  # noqa: B018 - raises for an impossible one
-    _check_limits(named.max_pinned_memory or {}, devices)
-    for namespace in named.namespaces:
-        namespace.limits  # noqa: B018 - raises for an impossible one
-        _check_limits(namespace.pinned_memory or {}, devices)
-        _check_limits(namespace.total_memory or {}, devices)
+    for limits in (named.maximum, *(namespace.limits for namespace in named.namespaces)):
+        _check_stated(limits, devices)
 
 
 def _check_user(uid: int) -> None:
@@ -281,45 +261,39 @@ def _check_user(uid: int) -> None:
 
 def _check_limits(limits: dict[int, int], devices: int) -> None:
     for ordinal, limit in limits.items():
-        if not 0 <= ordinal < devices or not 0 < limit <= MOST_MEMORY:
+        if not 0 <= ordinal < devices or not 0 < limit <= MAX_MEMORY:
             raise ValueError(f"there is no limit of {limit} bytes for device {ordinal}")
 
 
+def _check_stated(limits: Limits, devices: int) -> None:
+    """Raise ValueError for limits by device that no daemon with this number of devices can have had."""
+    for row in BY_DEVICE:
+        ordinals = (row.of(limits) or {}).keys()
+        if not all(row.is_for_all if ordinal == ALL_DEVICES else 0 <= ordinal < devices for ordinal in ordinals):
+            raise ValueError(f"there is no {row.name} for the devices {', '.join(map(str, ordinals))}")
+    for memory in (limits.pinned_memory, limits.total_memory):
+        _check_limits(in_bytes(memory), devices)
+
+
 def _persistent(server: Server) -> PersistentServer:
-    percentage, limits = server.thread_percentage.value, _in_bytes(server.memory_limits)
+    percentage, limits = server.thread_percentage.value, in_bytes(server.memory_limits)
     return PersistentServer(
         server.serial, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING, server.name
     )
 
 
 def _persistent_named(named: NamedServer) -> PersistentNamedServer:
-    namespaces = tuple(map(_persistent_namespace, named.namespaces.values()))
-    ceiling = named.ceiling
     return PersistentNamedServer(
         named.name,
         named.uid,
-        namespaces,
+        tuple(PersistentNamespace(one.name, one.limits, one.clients_only) for one in named.namespaces.values()),
         named.allowed_devices,
         named.source.value,
         named.failed,
         tuple(named.partitions),
-        None if ceiling.thread_percentage is None else ceiling.thread_percentage.value,
-        None if ceiling.pinned_memory is None else _in_bytes(ceiling.pinned_memory),
+        named.maximum,
         named.contains_partitions,
         named.created,
-    )
-
-
-def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
-    said = namespace.limits
-    return PersistentNamespace(
-        namespace.name,
-        None if said.thread_percentage is None else said.thread_percentage.value,
-        None if said.pinned_memory is None else _in_bytes(said.pinned_memory),
-        None if said.client_priority is None else said.client_priority.level,
-        namespace.clients_only,
-        None if said.total_memory is None else _in_bytes(said.total_memory),
-        said.sm_partition,
     )
 
 
@@ -356,7 +330,3 @@ def _persistent_configuration(known: Configuration) -> PersistentConfiguration |
     if not known.generation:
         return None
     return PersistentConfiguration(known.generation, known.source, known.applied, known.failed, known.text)
-
-
-def _in_bytes(limits: dict[int, PinnedMemory]) -> dict[int, int]:
-    return {ordinal: limit.value for ordinal, limit in limits.items()}

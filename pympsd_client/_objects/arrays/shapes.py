@@ -15,7 +15,7 @@ from pympsd_client._arguments.errors import invalid_value, not_supported
 LAYERED, SURFACE, CUBEMAP, GATHER = 0x01, 0x02, 0x04, 0x08
 """CUDA_ARRAY3D_*"""
 _ATTACHED, _SPARSE, _DEFERRED = 0x30, 0x40, 0x80
-"""For depth and colour attachments of graphics, which change nothing here; what is not supported."""
+"""Flags for depth and colour attachments of graphics, which have no effect; flags that are not supported."""
 _FLAGS: Final = LAYERED | SURFACE | CUBEMAP | GATHER | _ATTACHED
 FACES: Final = 6
 _KNOWN_FORMATS: Final = {number: name for name, number in members("CUarray_format", "CU_AD_FORMAT_").items()}
@@ -34,7 +34,7 @@ def dimensions(of: ArrayDescription) -> int:
 
 
 def check_format(format: int, channels: int) -> None:
-    """Raise NOT_SUPPORTED for a format that is not here, INVALID_VALUE for one that CUDA does not have."""
+    """Raise NOT_SUPPORTED for a format that pympsd does not have, INVALID_VALUE for one that CUDA does not have."""
     if format not in CHANNEL_BYTES:
         if format in _KNOWN_FORMATS:
             raise not_supported(
@@ -105,7 +105,7 @@ def _is_within(of: ArrayDescription, name: str, suffix: str, limits: Mapping[str
 
 
 def level_count(of: ArrayDescription, requested: int) -> int:
-    """Return the number of levels of a mipmapped array: what was asked for, from 1 to what its size allows."""
+    """Return the number of levels of a mipmapped array: the requested one, from 1 to the number its size allows."""
     longest = max(of.width, of.height, of.depth if dimensions(of) == 3 else 0)
     return min(max(requested, 1), longest.bit_length())
 

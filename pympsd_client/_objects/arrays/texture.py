@@ -33,7 +33,7 @@ _FLAGS: Final = 0x73
 
 
 def texture_object(of: Resource, how: Sampling, view: View | None, context: Context) -> TextureObject:
-    """Return the object for a texture; raise CudaError for what CUDA does not allow."""
+    """Return the object for a texture; raise CudaError if CUDA does not allow it."""
     _check_sampling(how)
     if of.flags:
         raise invalid_value(f"the flags of the resource are 0, not {of.flags:#x}")
@@ -144,7 +144,7 @@ def _view_format(number: int, whole: TextureObject) -> tuple[int, int]:
 
 
 def surface_object(of: Resource) -> TextureObject:
-    """Return the object for a surface; raise CudaError for what CUDA does not allow."""
+    """Return the object for a surface; raise CudaError if CUDA does not allow it."""
     if of.type != ARRAY or of.flags:
         raise invalid_value("the resource of a surface is an array (type 0), and its flags are 0")
     array = arrays.find(of.place)

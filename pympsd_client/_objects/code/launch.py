@@ -60,7 +60,7 @@ def launch(
     ``cluster``: the blocks of a cluster that it asks for.
     """
     cache = launcher()
-    epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
+    epoch = 0 if cache is None else cache.epoch  # look-ups from here on are valid until plans are invalidated
     function = _known(handle)
     if function is None:
         function = function_of(handle, resolve(number(stream))[0] if handle in kernels else None)
@@ -105,7 +105,7 @@ def _add_plan(
     transport: Transport,
     record: bytes,
 ) -> None:
-    """Add a plan for launches like one that was sent, if it can have one."""
+    """Add a plan for launches like the one that was just sent, if such launches can have a plan."""
     writer = transport.writer
     is_plain = type(parameters) in (tuple, int) and intercepted.by is None
     if writer is None or process.calls_back or not is_plain:

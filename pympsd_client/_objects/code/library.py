@@ -161,7 +161,7 @@ class Kernel:
             module.function(self.name).apply_attribute(name, value)
 
     def apply(self, device: Device, function: Function) -> None:
-        """Give a newly loaded function what was set for the kernel."""
+        """Set the attributes of a newly loaded function that were set for the kernel."""
         for (its_device, name), value in self._set.items():
             if its_device is device:
                 function.apply_attribute(name, value)

@@ -86,7 +86,7 @@ class Link:
         return ctypes.addressof(self._image), len(self._image)
 
     def _ptx_of(self, kind: int, data: bytes) -> bytes:
-        """Return the PTX that an input is, or holds as a fatbin; what the routed NVRTC calls a cubin is PTX, too."""
+        """Return the PTX of an input, which may be a fatbin. A cubin of the routed NVRTC is PTX, too."""
         if kind != _PTX and data.startswith(fatbin.MAGIC):
             try:
                 data = fatbin.ptx_of(data, self._context.device.properties.compute_capability)
@@ -102,7 +102,7 @@ class Link:
         raise self._log(not_supported(reason))
 
     def _load_layout(self, image: bytes) -> ModuleLayout:
-        """Return what an image holds: it is loaded to see, and unloaded."""
+        """Return the layout of an image, which is loaded for this purpose and unloaded again."""
         try:
             module = load_image(image, self._context)
         except CudaError as error:

@@ -30,7 +30,7 @@ from pympsd_client._objects.handle_table import HandleTable
 _ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
 _DYNAMIC_BYTES: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
 _PRINTING: Final = b"vprintf"
-"""What an image names whose kernels print."""
+"""The function that an image calls if its kernels print."""
 _MAX_INT: Final = (1 << 31) - 1
 _SETTABLE: Final = {
     "PREFERRED_SHARED_MEMORY_CARVEOUT": (-1, 100),
@@ -115,7 +115,7 @@ class Module:
 
 
 class Function:
-    """A kernel: attributes by name, and what launches have prepared (`_launch`)."""
+    """A kernel: its attributes by name, and the packers and checked shapes of earlier launches (`launch`)."""
 
     def __init__(self, module: Module, index: int, layout: FunctionLayout) -> None:
         self.module: Final = module.handle
@@ -130,7 +130,7 @@ class Function:
         """Grid, block and shared sizes that were found to be within the limits."""
 
     def attribute(self, attribute_number: int) -> int:
-        """Return an attribute's value; INVALID_VALUE for one that does not exist or is not known here."""
+        """Return an attribute's value; INVALID_VALUE for one that does not exist or that pympsd does not have."""
         self.context.usable()
         name = attribute_name(attribute_number)
         if name not in self.attributes:
@@ -145,7 +145,7 @@ class Function:
         self.apply_attribute(name, value)
 
     def apply_attribute(self, name: str, value: int) -> None:
-        """Change an attribute whose value was checked."""
+        """Change an attribute to a value that has been checked."""
         if value != self.attributes.get(name):
             self.attributes[name] = value
             self.checked.clear()

@@ -2,7 +2,7 @@
 
 What the texts declare of each other is resolved by name (PTX ISA, Linking Directives). Symbols that are local to
 one text and have the name of another text's symbol are renamed. Comments, strings and debugging directives are
-skipped by the tokenizer, so a name inside them counts for nothing.
+skipped by the tokenizer, so names inside them have no effect.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Token:
 
 @define
 class _Item:
-    """A definition or declaration of a module; ``name`` is empty for what has none."""
+    """A definition or declaration of a module; ``name`` is empty if it has none."""
 
     text: str
     name: str = ""
@@ -79,12 +79,12 @@ class _Item:
 
     @property
     def is_defined(self) -> bool:
-        """Whether this is what other inputs' declarations mean."""
+        """Whether declarations in other inputs refer to this."""
         return bool(self.name) and self.linkage != ".extern" and (self.has_body or not self.is_function)
 
     @property
     def is_local(self) -> bool:
-        """Whether no other input can mean it."""
+        """Whether no other input can refer to it."""
         return self.is_defined and not self.linkage and ".entry" not in self.text
 
 

@@ -29,7 +29,7 @@ from typing import Final
 
 from attrs import define
 
-from pympsd.vocabulary.device_facts import ordinal_of
+from pympsd.vocabulary.device_properties import ordinal_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -113,7 +113,7 @@ class Allocations(HandleTable[Allocation]):
         self._ordering: Final = RLock()  # a finalizer may ask while this thread sorts
         self._ordered: list[int] = []
         self._version = self._ordered_version = object()
-        """Another object after every addition; that of the order."""
+        """A new object after every addition, and the one of which ``_ordered`` is the order."""
         self.any_synchronous = False
         """Whether an allocation was ever made synchronous."""
         self.any_shared = False
@@ -246,7 +246,10 @@ def owner(address: int) -> Context:
 
 
 def devices_address(context: Context, address: int, count: int) -> int:
-    """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
+    """Return the address by which a context's device reaches shared memory of the program; 0 if it does not.
+
+    Shared memory is managed, registered, or a host's pool's or mapping's.
+    """
     allocation = allocations.containing(address) if allocations.any_shared else None
     if allocation is None:
         host_address, reached = pinned.addresses_of(address)

@@ -35,9 +35,9 @@ class PeerAccess:
         self._lock: Final = RLock()
         self._connection: Connection | None = None
         self._contexts: set[tuple[Context, Context]] = set()
-        """Those with access, each with that whose memory it is."""
+        """Pairs of contexts: the first has access to the memory of the second."""
         self._memory: set[tuple[int, Pair]] = set()
-        """Memory pools by their handles and mapped memory by its address, with what they give access to."""
+        """Memory pools (handle) and mapped memory (address), each with a pair that it gives access to."""
         self._mapped: set[Pair] = set()
 
     def _forget_old_connection(self) -> None:
@@ -113,7 +113,7 @@ class PeerAccess:
             self._mapped.add(pair)
 
     def on_open(self, context: Context) -> None:
-        """Map what memory pools give access to, with the first context of a device."""
+        """Map the memory that pools give access to, when the first context of a device opens."""
         with self._lock:
             self._forget_old_connection()
             for pair in {allowed for _, allowed in self._memory if context.device.ordinal in allowed}:

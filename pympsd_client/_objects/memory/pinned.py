@@ -8,7 +8,7 @@
   thread may: what it writes to that page at that moment may be lost. Around a fork the pages are private, so that
   parent and child do not write to each other's memory.
 - **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
-  Allocations in progress count (``_coming``).
+  Allocations in progress count (``_pending_bytes``).
 - As in CUDA with unified addressing the memory belongs to the process, not to a context: it stays until it is
   freed.
 
@@ -89,7 +89,7 @@ class RegisteredPages:
                 raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system cannot map {high - low} bytes again")
 
     def make_private(self) -> list[tuple[int, int]]:
-        """Put private pages in place, in the ranges where the shared ones still are; return these."""
+        """Replace the shared pages by private ones, in the ranges that still have them; return these ranges."""
         ours = next((file for low, high, _, file, _ in _mappings() if low <= self.pages.address < high), None)
         ranges = [
             (max(low, self.start), min(high, self.end))
@@ -159,10 +159,10 @@ class Pinned:
     def __init__(self, shared_memory: str = SHARED_MEMORY) -> None:
         self._shared_memory: Final = shared_memory
         self._regions: Final[dict[int, Region]] = {}
-        self._coming = 0
+        self._pending_bytes = 0
         """Bytes of allocations in progress."""
         self._shared: tuple[tuple[int, ...], tuple[Region, ...]] = ((), ())
-        """The starts of those shared with an executor; replaced whole, because copies read it without the lock."""
+        """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
         self._changes = 0
         """How often the regions changed: a finalizer may free some while this thread orders them."""
         self._changing: Final = RLock()
@@ -191,14 +191,14 @@ class Pinned:
         charged = _whole_pages(0, size)[1]
         with self._changing:
             self._check_bound(charged, bounded)
-            self._coming += charged
+            self._pending_bytes += charged
         try:
             pages = make(size)
             with self._changing:
                 self._enter(Region(pages.address, size, flags, pages, context))
         finally:
             with self._changing:
-                self._coming -= charged
+                self._pending_bytes -= charged
         return pages.address
 
     def _enter(self, region: Region) -> None:
@@ -221,7 +221,7 @@ class Pinned:
         with self._changing:
             region = self._regions.get(address)
             if region is None or region.pages is None:
-                raise invalid_value(f"{address:#x} is not what cuMemAllocHost or cuMemHostAlloc gave")
+                raise invalid_value(f"{address:#x} was not returned by cuMemAllocHost or cuMemHostAlloc")
             del self._regions[address]
             self._order_shared()
         region.pages.close()
@@ -280,7 +280,7 @@ class Pinned:
             return address
         if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
             raise invalid_value(
-                f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device "
+                f"{address:#x} is not within memory of cuMemAllocHost or cuMemHostAlloc on device "
                 f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
@@ -347,10 +347,12 @@ class Pinned:
             if region is None or region.pages is not None:
                 around = self.region_at(address)
                 if around is not None and around.pages is None:
-                    raise invalid_value(f"{address:#x} is within what was registered at {around.address:#x}")
+                    raise invalid_value(
+                        f"{address:#x} is within the memory that was registered at {around.address:#x}"
+                    )
                 raise CudaError(
                     Result.ERROR_HOST_MEMORY_NOT_REGISTERED,
-                    f"{address:#x} is not what cuMemHostRegister was called with",
+                    f"{address:#x} is not an address that cuMemHostRegister was called with",
                 )
             del self._regions[address]
             mapped = self._mapped.pop(address, None)
@@ -379,7 +381,10 @@ class Pinned:
     def _check_bound(self, requested: int, bounded: bool) -> None:
         if not bounded:
             return
-        size, used = self._size(), self._coming + sum(region.charged for region in tuple(self._regions.values()))
+        size, used = (
+            self._size(),
+            self._pending_bytes + sum(region.charged for region in tuple(self._regions.values())),
+        )
         if used + requested > size:
             raise CudaError(
                 Result.ERROR_OUT_OF_MEMORY,

@@ -74,7 +74,7 @@ class Region:
 
 
 def check(destination: Region, source: Region, extent: Extent) -> None:
-    """Raise INVALID_VALUE unless what is device memory is all within memory of this process."""
+    """Raise INVALID_VALUE unless the device's sides are all within memory of this process."""
     for region in (destination, source):
         if not region.is_host:
             check_range(region.address, region.span(extent))

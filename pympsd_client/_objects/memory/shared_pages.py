@@ -141,7 +141,7 @@ def call_for_descriptor(context: Context, operation: Operation, *operands: int) 
     transport = opened.transport
     fds = _descriptors_of(transport, opened.context_id)
     for body in fds.decline():
-        if body:  # page-locked memory; what else is exported stays its owner's
+        if body:  # page-locked memory; other exported memory stays its owner's
             _free(transport, *_ADDRESS.unpack_from(body))
     sequence = transport.sequence()
     record = operation.record(opened.context_id, sequence, *operands)

@@ -29,7 +29,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties
@@ -101,7 +101,7 @@ class Reservations:
 
 @define(eq=False)
 class Physical:
-    """Physical memory. ``references``: how often the program has to release its handle.
+    """Physical memory. ``references``: the number of times that the program has to release its handle.
 
     ``is_host``: it is the host's, which is mapped in this process, too, where the host has access.
     """
@@ -117,11 +117,11 @@ class Physical:
 
 @define(eq=False)
 class Mapping(Allocation):
-    """Physical memory where it is mapped: an allocation that no function of allocations frees."""
+    """A mapping of physical memory: an allocation that only cuMemUnmap removes."""
 
     physical: Physical = field(kw_only=True)
     imported: int = 0
-    """The handle under which the device of the addresses has another device's memory; 0 for its own."""
+    """The handle under which the device of the addresses has another device's memory; 0 for memory of its own."""
     access: dict[int, int] = field(factory=dict)
     """CUmemAccess_flags by the ordinals of devices; an absent one has no access."""
     host_access: int = 0
@@ -155,7 +155,7 @@ class VirtualMemory:
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
         self._owners: Final[dict[int, Context]] = {}
-        """By ordinals, contexts of devices on which the program has memory and had no context of its own."""
+        """Contexts opened by the client, by device ordinal: the program has memory there but had no context."""
         when_closed.append(self._drop)
 
     # --- addresses
@@ -183,7 +183,7 @@ class VirtualMemory:
                 raise invalid_value(f"memory is mapped at {start:#x}; cuMemUnmap it first")
             reservations = self._reservations.get(ordinal_of(start))
             if reservations is None or not reservations.free(start, size):
-                raise invalid_value(f"{size} bytes at {start:#x} are not what cuMemAddressReserve returned")
+                raise invalid_value(f"{size} bytes at {start:#x} were not returned by cuMemAddressReserve")
 
     # --- handles
 

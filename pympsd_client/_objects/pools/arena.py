@@ -170,7 +170,7 @@ class Arena:
         return start, self.chunks[start]
 
     def reclaim(self, is_passed: Callable[[FreePoint], bool]) -> int:
-        """Make free for all what was freed where all work is done; return its bytes."""
+        """Make memory free for all whose stream has passed the point of the free; return its bytes."""
         reclaimed_bytes = 0
         for point in tuple(self.freed):
             if is_passed(point):

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import MAPPING_GRANULE
+from pympsd.vocabulary.device_properties import MAPPING_GRANULE
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
@@ -25,7 +25,7 @@ class Chunks(Protocol):
     """The chunks of one pool in one context."""
 
     def add(self, size: int) -> int:
-        """Return where a new chunk begins; raise CudaError."""
+        """Return the start of a new chunk; raise CudaError."""
 
     def remove(self, start: int, size: int) -> None:
         """Give a chunk back when the context's earlier work is done; raise CudaError."""

@@ -19,7 +19,7 @@ from ctypes import c_int, c_uint64, memmove
 from typing import Any, Final
 
 from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import explanations
 from pympsd_client._arguments.errors import CudaError
@@ -62,7 +62,7 @@ def _by_index(index: int, place: int) -> None:
     c_uint64.from_address(place).value = nvml.handle_of(index)
 
 
-def _find(name: str | None, place: int, names: Callable[[DeviceFacts], tuple[str, ...]]) -> None:
+def _find(name: str | None, place: int, names: Callable[[DeviceProperties], tuple[str, ...]]) -> None:
     nvml.place(place)
     if name is None:
         raise NvmlError(nvml.INVALID, "the name is NULL")
@@ -72,17 +72,17 @@ def _find(name: str | None, place: int, names: Callable[[DeviceFacts], tuple[str
     raise NvmlError(nvml.NOT_FOUND, f"no visible device is {name}")
 
 
-def _pci(properties: DeviceFacts) -> tuple[int, int, int, int]:
+def _pci(properties: DeviceProperties) -> tuple[int, int, int, int]:
     """Return domain, bus, device and function."""
     domain, bus, device, function = (int(part, 16) for part in properties.pci.replace(":", ".").split("."))
     return domain, bus, device, function
 
 
-def _uuids(properties: DeviceFacts) -> tuple[str, str]:
+def _uuids(properties: DeviceProperties) -> tuple[str, str]:
     return properties.uuid, properties.uuid.removeprefix("GPU-")  # cuda.core asks for the latter
 
 
-def _bus_ids(properties: DeviceFacts) -> tuple[str, str]:
+def _bus_ids(properties: DeviceProperties) -> tuple[str, str]:
     """Return a PCI bus id with a domain of 8 digits, as NVML writes it, and with one of 4."""
     domain, bus, device, function = _pci(properties)
     rest = f"{bus:02X}:{device:02X}.{function:X}"
@@ -102,7 +102,7 @@ def _pci_info_extended(handle: int, place: int) -> None:
     nvml.write_versioned(place, data, 1)
 
 
-def _pci_numbers(properties: DeviceFacts) -> tuple[int, ...]:
+def _pci_numbers(properties: DeviceProperties) -> tuple[int, ...]:
     """Return domain, bus, device, and the board's device and subsystem ids, 0 if they are unknown."""
     board = (properties.attributes.get(f"GPU_PCI_{name}_ID", 0) for name in ("DEVICE", "SUBSYSTEM"))
     return *_pci(properties)[:3], *board
@@ -142,7 +142,7 @@ def _capability(handle: int, major: int, minor: int) -> None:
         c_int.from_address(nvml.place(place)).value = value
 
 
-def _architecture(properties: DeviceFacts) -> int:
+def _architecture(properties: DeviceProperties) -> int:
     capability = properties.compute_capability
     numbers = (number for *least, number in _ARCHITECTURES if tuple(least) <= capability < (10, 0))
     return next(numbers, 0xFFFF_FFFF)  # NVML_DEVICE_ARCH_UNKNOWN
@@ -160,11 +160,11 @@ def _process_name(pid: int, place: int, length: int) -> None:
 _Row = tuple[Callable[..., Any], str]
 
 
-def _number_of(value: Callable[[DeviceFacts], int]) -> _Row:
+def _number_of(value: Callable[[DeviceProperties], int]) -> _Row:
     return (lambda handle, place: nvml.number(place, value(nvml.properties(handle)))), "QQ"
 
 
-def _text_of(value: Callable[[DeviceFacts], str]) -> _Row:
+def _text_of(value: Callable[[DeviceProperties], str]) -> _Row:
     return (lambda handle, place, length: nvml.text(place, length, value(nvml.properties(handle)))), "QQI"
 
 

@@ -11,7 +11,7 @@ from ctypes import c_int32, c_uint32, c_uint64
 from pathlib import Path
 from typing import Final
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd_client._connect.connection import Device
 from pympsd_client.routing.nvml import devices as nvml
 from pympsd_client.routing.nvml.devices import NvmlError
@@ -36,7 +36,7 @@ def emulated_device(handle: int) -> Device:
     return device
 
 
-def brand(properties: DeviceFacts) -> int:
+def brand(properties: DeviceProperties) -> int:
     """Return a nvmlBrandType_t: the first word of the name."""
     return {"Tesla": _BRAND_TESLA, "NVIDIA": _BRAND_NVIDIA}.get(properties.name.partition(" ")[0], _BRAND_UNKNOWN)
 

@@ -108,17 +108,17 @@ class ExecutableGraph:
     ) -> ExecutableGraph:
         """``stream``: a body's, which is the first of its own."""
         assignments = assign_slots([step.dependencies for step in steps])
-        made = cls([], assignments, context, own, stream)
-        made._done = context.create_event(False)
-        made._begun = context.create_event(False)
+        graph = cls([], assignments, context, own, stream)
+        graph._done = context.create_event(False)
+        graph._begun = context.create_event(False)
         first = 0 if stream is None else 1
         count = max((assigned.slot for assigned in assignments), default=0)
-        made._slot_streams = [own.at(first + index) for index in range(count)]
-        made._events = {
-            index: context.create_event(False) for index, one in enumerate(assignments) if one.is_waited_for
+        graph._slot_streams = [own.at(first + index) for index in range(count)]
+        graph._events = {
+            index: context.create_event(False) for index, assigned in enumerate(assignments) if assigned.is_waited_for
         }
-        made._acts = [made._act_of(step.act, assigned) for step, assigned in zip(steps, assignments, strict=True)]
-        return made
+        graph._acts = [graph._act_of(step.act, assigned) for step, assigned in zip(steps, assignments, strict=True)]
+        return graph
 
     def _act_of(self, act: Act | int | ConditionalStep | None, assigned: SlotAssignment) -> Act | int | Choice | None:
         if not isinstance(act, ConditionalStep):
@@ -177,8 +177,8 @@ class ExecutableGraph:
                 slot = self._slot_streams[assigned.slot - 1] if assigned.slot else stream
                 if assigned.begins_slot:
                     slot.wait(self._begun)
-                for each in assigned.waits_for:
-                    slot.wait(self._events[each])
+                for earlier in assigned.waits_for:
+                    slot.wait(self._events[earlier])
                 if isinstance(act, int):
                     request = requests.pop(act, None)
                     if request is None:

@@ -33,7 +33,9 @@ def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) 
     waits: list[tuple[int, ...]] = []
     begins = []
     for index, after in enumerate(dependencies):
-        slot = next((slots[each] for each in sorted(after, reverse=True) if tails[slots[each]] == each), -1)
+        slot = next(
+            (slots[earlier] for earlier in sorted(after, reverse=True) if tails[slots[earlier]] == earlier), -1
+        )
         if slot < 0:
             slot = len(tails) if len(tails) < limit else index % limit
         if slot == len(tails):
@@ -41,9 +43,9 @@ def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) 
         tails[slot] = index
         begins.append(slot > 0 and slot not in slots and not after)
         latest: dict[int, int] = {}
-        for each in after:
-            latest[slots[each]] = max(each, latest.get(slots[each], -1))
-        waits.append(tuple(each for other, each in latest.items() if other != slot))
+        for earlier in after:
+            latest[slots[earlier]] = max(earlier, latest.get(slots[earlier], -1))
+        waits.append(tuple(earlier for other, earlier in latest.items() if other != slot))
         slots.append(slot)
-    awaited = {each for some in waits for each in some} | set(tails[1:])
-    return [SlotAssignment(slots[at], waits[at], begins[at], at in awaited) for at in range(len(slots))]
+    waited_for = {earlier for some in waits for earlier in some} | set(tails[1:])
+    return [SlotAssignment(slots[at], waits[at], begins[at], at in waited_for) for at in range(len(slots))]

@@ -78,13 +78,13 @@ class OwnStreams:
         """Destroy them; their work runs to its end."""
         for stream in self._streams:
             stream.destroy()
-        for each in self._inside.values():
-            each.destroy()
+        for inner in self._inside.values():
+            inner.destroy()
         self.release()
 
     def release(self) -> None:
         """Return them to the budget: they are destroyed, or their context is."""
-        for each in self._inside.values():
-            each.release()
+        for inner in self._inside.values():
+            inner.release()
         self._budget.give(len(self._streams))
         self._streams, self._inside = [], {}

@@ -33,10 +33,10 @@ class MemoryReporter:
     def report(self) -> None:
         """Report now."""
         with self._lock:
-            held, launches = dict(self._device.memory_used), self._device.trace.get("kernels_started", 0)
-            if (held, launches) != (self._reported, self._counted):
-                self._send(MemoryUsed(held, launches - self._counted))
-                self._reported, self._counted = held, launches
+            used, launches = dict(self._device.memory_used), self._device.trace.get("kernels_started", 0)
+            if (used, launches) != (self._reported, self._counted):
+                self._send(MemoryUsed(used, launches - self._counted))
+                self._reported, self._counted = used, launches
 
     def start(self) -> None:
         """Report from now on, in a separate thread that waits for changes."""
@@ -99,7 +99,7 @@ class Shortages:
         del self._waiting[number]
         return waiting.freed
 
-    def answered(self, answer: RoomMade) -> None:
+    def deliver(self, answer: RoomMade) -> None:
         """Resume a worker."""
         waiting = self._waiting.get(answer.request)
         if waiting is not None:

@@ -158,9 +158,9 @@ def map_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memory
     When the last reference to the bytes is dropped, unmap them and then call ``gone``, from any thread.
     """
     map_file(fd, size, address)
-    held = _Bytes(address, size)
-    weakref.finalize(held, _end, address, size, gone).atexit = False
-    return np.asarray(held).data
+    owner = _Bytes(address, size)
+    weakref.finalize(owner, _end, address, size, gone).atexit = False
+    return np.asarray(owner).data
 
 
 def _end(address: int, size: int, gone: Callable[[], None]) -> None:

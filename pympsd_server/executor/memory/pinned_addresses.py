@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Final
 
-from pympsd.vocabulary.device_facts import PINNED_BITS, PINNED_WINDOWS, pinned_window_of
+from pympsd.vocabulary.device_properties import PINNED_BITS, PINNED_WINDOWS, pinned_window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
@@ -35,9 +35,9 @@ def machine_bytes(own_group: Path = Path("/proc/self/cgroup"), groups: Path = _G
     with suppress(OSError):
         paths = [line[3:] for line in own_group.read_text().splitlines() if line.startswith("0::")]
         for group in (groups / path.lstrip("/") for path in paths):
-            for each in (group, *group.parents):
+            for folder in (group, *group.parents):
                 with suppress(OSError, ValueError):  # no limit file, or "max"
-                    limits.append(int((each / "memory.max").read_text()))
+                    limits.append(int((folder / "memory.max").read_text()))
     return min(limits)
 
 

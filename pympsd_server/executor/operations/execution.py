@@ -52,7 +52,7 @@ def room(request: Request, done: Completion) -> None:
 
 def set_limit(request: Request, limit: int, count: int) -> None:
     try:
-        wanted = Limit(limit)
+        kind = Limit(limit)
     except ValueError:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"limit {limit}: 1 and 2 can be set") from None
-    request.context.backend.set_limit(wanted, count)
+    request.context.backend.set_limit(kind, count)

@@ -90,8 +90,8 @@ class _HostRequest:
         self.request.fail(status)
 
 
-def _run_host_function(given: Any, stream: Stream) -> None:
-    host_function(given.request, stream, given.token)
+def _run_host_function(host_request: Any, stream: Stream) -> None:
+    host_function(host_request.request, stream, host_request.token)
 
 
 def graph_part(request: Request, graph: int, offset: int, count: int) -> None:

@@ -123,8 +123,8 @@ def fill(
 
 
 def allocate_pinned(request: Request, count: int) -> Answer:
-    given = request.resources.pinned.allocate(count)
-    return Answer((given.address,), fds=(given.fd,))
+    piece = request.resources.pinned.allocate(count)
+    return Answer((piece.address,), fds=(piece.fd,))
 
 
 def free_pinned(request: Request, address: int) -> None:
@@ -135,13 +135,13 @@ def free_pinned(request: Request, address: int) -> None:
 def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     """Call ``act`` once the work that all contexts of a client have queued is done, or they have gone."""
     contexts = tuple(client.contexts.values())
-    lock, left = Lock(), len(contexts) + 1
+    lock, pending = Lock(), len(contexts) + 1
 
     def done(status: Status) -> None:
-        nonlocal left
+        nonlocal pending
         with lock:
-            left -= 1
-            last = not left
+            pending -= 1
+            last = not pending
         if last:
             act()
 

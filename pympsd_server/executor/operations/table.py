@@ -71,7 +71,7 @@ class Row:
         self.run: Final[Callable[[Request, bytes], None]] = {
             Completion.AT_ONCE: self._run_at_once,
             Completion.QUEUED: self._run_queued,
-            Completion.AWAITED: self._run_awaited,
+            Completion.AWAITED: self._run_waiting,
         }[operation.completion]
         """Executes a record's body and answers it, or has it answered later; BackendError."""
 
@@ -120,7 +120,7 @@ class Row:
         if entry is not None:
             request.resources.backpressure.enter(entry)
 
-    def _run_awaited(self, request: Request, body: bytes) -> None:
+    def _run_waiting(self, request: Request, body: bytes) -> None:
         arguments = self._read(body)
         if self._handles:
             self._resolve(request.context, arguments)
@@ -135,9 +135,9 @@ class Row:
             reason = f"{self._name} with a body of {len(body)} bytes, its operands have {size}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         operands = self._unpack(body)
-        stated, given = operands[-1], len(body) - size
-        if records.padded(stated) != given:
-            reason = f"{self._name} states {stated} bytes of {self._tail} and brings {given}"
+        stated, actual = operands[-1], len(body) - size
+        if records.padded(stated) != actual:
+            reason = f"{self._name} states {stated} bytes of {self._tail} and brings {actual}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         return [*operands, body[size : size + stated]]
 

@@ -49,8 +49,8 @@ class Backpressure:
             self._add(-count)
 
     def _count_all(self) -> None:
-        for each in list(self._partial.values()):
-            self._count(each)
+        for entry in list(self._partial.values()):
+            self._count(entry)
 
     def _count(self, stream: StreamEntry) -> None:
         count, stream.uncounted = stream.uncounted, 0

@@ -34,8 +34,8 @@ from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
+from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
 
@@ -47,7 +47,7 @@ LISTS = ("server list", "namespace list", "client list --all", "device list", "f
 def daemon() -> Daemon:
     """Root's daemon: server a of user 7 with namespaces default and hi, a client in hi; server b has no process."""
     daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9, pipe_directory="/p", pid_namespace=11), DEVICES)
-    half = NamespaceLimits(ThreadPercentage(50.0))
+    half = Limits(percentages(50.0))
     daemon.named_servers.add(
         NamedServer("a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0))
     )
@@ -348,7 +348,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
     for limit in ("0=4G", f"{one.uuid}=4G", "4G"):
         assert _printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
         assert _printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
-        for limits in (daemon.named_servers["c"].namespaces["default"].limits, daemon.named_servers["c"].ceiling):
+        for limits in (daemon.named_servers["c"].namespaces["default"].limits, daemon.named_servers["c"].maximum):
             assert (limits.pinned_memory or {})[1] == PinnedMemory(4 << 30)
         (row,) = json.loads(_printed(daemon, "server list c --format=json"))
         assert (row["default_limits"]["pinned-memory-limit"], row["max_pinned_memory_limit"]) == (4 << 30, 4 << 30)
@@ -364,7 +364,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
             assert refused.printed == f"No device '{word}' of server 'c'. Devices: 0 ({one.uuid}).\n"
     # Server a has both, the other way round.
     _ask(daemon, "namespace set hi --server=a --pinned-memory-limit=0=4G,1=2G")
-    assert daemon.named_servers["a"].namespaces["hi"].pinned_memory == {
+    assert daemon.named_servers["a"].namespaces["hi"].limits.pinned_memory == {
         1: PinnedMemory(4 << 30),
         0: PinnedMemory(2 << 30),
     }
@@ -403,7 +403,7 @@ def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: D
     assert _ask(daemon, "config apply F", file=text.format(0)).printed == (
         "set namespace 'c/default': pinned-memory-limit unlimited -> 4G\n"
     )
-    assert daemon.named_servers["c"].namespaces["default"].pinned_memory == {1: PinnedMemory(4 << 30)}
+    assert daemon.named_servers["c"].namespaces["default"].limits.pinned_memory == {1: PinnedMemory(4 << 30)}
     assert _ask(daemon, "config apply F", file=text.format(1)).diagnostic.startswith(
         "F:4: servers.c.pinned_memory_limit: no device '1' of this server; devices: 0 (GPU-af"
     )
@@ -607,7 +607,7 @@ def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemo
 
 def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
     uuid = daemon.devices[0].uuid
-    four = NamespaceLimits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
+    four = Limits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
     daemon.named_servers.add(NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone"))
     assert _printed(daemon, "namespace get default c pinned-memory-limit") == "-\n"
     assert _printed(daemon, "namespace get default c total-memory-limit") == "-\n"
@@ -723,7 +723,7 @@ def test_queries_of_protocol_2_are_answered(daemon: Daemon) -> None:
 
 
 def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Daemon) -> None:
-    half = NamespaceLimits(ThreadPercentage(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
+    half = Limits(percentages(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
     daemon.named_servers.add(NamedServer("uid_7", 7, {"default": Namespace("default", half)}))
     assert _printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
     assert _printed(daemon, "get_default_client_priority", uid=7) == "1\n"
@@ -732,6 +732,50 @@ def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Da
     assert _printed(daemon, "get_default_active_thread_percentage", uid=8) == "100.0\n"
     assert _ask(daemon, "get_default_device_pinned_mem_limit 9", uid=7).diagnostic.startswith("9 is no device of")
     assert _ask(daemon, "get_default_device_pinned_mem_limit", uid=7).refused
+
+
+def test_percentages_by_device(daemon: Daemon) -> None:
+    set_ = "namespace set hi --server=a --active-thread-percentage="
+    _ask(daemon, f"{set_}0=40,1=20")
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "0=40.00,1=20.00\n"
+    (row,) = json.loads(_printed(daemon, "namespace list hi --format=json"))
+    assert row["active-thread-percentage"] == {"0": 40.0, "1": 20.0}
+    assert 'active_thread_percentage = "0=40.00,1=20.00"' in (text := _printed(daemon, "config show"))
+    assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
+    _ask(daemon, f"{set_}{DEVICES[1].uuid}=20")
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "20.00\n", "device 0 of server a"
+    _ask(daemon, f"{set_}70")
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "70.00\n"
+    assert _ask(daemon, f"{set_}2=20").printed.startswith("No device '2' of server 'a'.")
+    assert "is 1 to 100, not" in _ask(daemon, f"{set_}0=120").printed
+
+
+def test_maximum_percentages_by_device(daemon: Daemon) -> None:
+    assert _printed(daemon, "server set b --max-active-thread-percentage=1=30") == ""
+    (row,) = json.loads(_printed(daemon, "server list b --format=json"))
+    assert row["max_active_thread_percentage"] == {"0": 100.0, "1": 30.0}
+
+
+@pytest.mark.parametrize("option", ["active-thread-percentage", "max-active-thread-percentage"])
+def test_the_drivers_own_server_has_one_percentage_for_all_devices(daemon: Daemon, option: str) -> None:
+    daemon.options = evolve(daemon.options, has_own_servers=False)
+    refused = _ask(daemon, f"server set b --{option}=0=50")
+    sentence = "is not possible with the driver's own server: it has one percentage for all devices.\n"
+    assert refused.printed == f"--{option} {sentence}"
+    assert _printed(daemon, f"server set b --{option}=50") == ""
+
+
+def test_queries_of_protocol_2_print_no_percentages_by_device(daemon: Daemon) -> None:
+    several = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
+    daemon.named_servers.add(NamedServer("uid_7", 7, {"default": Namespace("default", several)}))
+    daemon.named_servers["a"].namespaces["default"].limits = several
+    lines = {"get_default_active_thread_percentage": "uid_7", "get_active_thread_percentage 847": "a"}
+    for line, server in lines.items():
+        answer = _ask(daemon, line, uid=7)
+        assert answer.refused
+        sentence = f"{answer.printed}{answer.diagnostic}"
+        assert f"the devices of server '{server}' differ: namespace get default {server} active-thread" in sentence
+    assert _printed(daemon, "get_default_client_priority", uid=7) == "0\n"
 
 
 def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon) -> None:

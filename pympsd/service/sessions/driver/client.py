@@ -28,8 +28,8 @@ from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
-from pympsd.state_machine.instructions import ClientLimits
 from pympsd.state_machine.state.client import ClientProcess
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.variables import Reader, problems
 from pympsd.wire.driver.handshake import DESCRIPTOR, PACKET_BYTES
 

@@ -22,9 +22,9 @@ from pympsd.service.processes.status import is_asleep, is_stopped
 from pympsd.service.sessions.driver.offer import Offer
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import ClientLimits
 from pympsd.takeover.state.entries import new_client_name, offer_name
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire.driver import server_commands as commands
 

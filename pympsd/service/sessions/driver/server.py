@@ -23,10 +23,10 @@ from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.service.sessions.driver.watched_clients import WatchedClients
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import ClientLimits
 from pympsd.state_machine.state.client import Client, Context
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentage_on
+from pympsd.vocabulary.limits import MAX_MEMORY
 from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
@@ -127,8 +127,8 @@ class VendorServerSession:
             self.link.ask(commands.devices(), self._report_devices)
 
     def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
-        facts = (DeviceFacts(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
-        self.dispatcher.feed(events.DevicesReported(tuple(facts)))
+        properties = (DeviceProperties(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
+        self.dispatcher.feed(events.DevicesReported(tuple(properties)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Send it the limits of its later clients, if they have changed; before it is registered there is no need."""
@@ -149,19 +149,20 @@ class VendorServerSession:
             self._limits_unknown = False
             count = len(self.dispatcher.state.devices)
             self._percentage, self._memory_limits = 0.0, dict.fromkeys(range(count), 0)
-        self.set_limits(limits.thread_percentage, limits.memory_limits)
+        combined = limits.combine()
+        self.set_limits(percentage_on(combined).value, in_bytes(combined.pinned_memory))
 
     def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
         """Return limits with those that were removed: they become the device's whole memory."""
         devices = self.dispatcher.state.devices
         removed = {
-            device: devices[device].memory_bytes or MOST_MEMORY
+            device: devices[device].memory_bytes or MAX_MEMORY
             for device in self._memory_limits
             if device < len(devices)
         }
         return {**removed, **memory_limits}
 
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
         """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
 
         def answered(code: int) -> None:
@@ -242,7 +243,7 @@ class VendorServerSession:
     def _report(
         self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
     ) -> None:
-        ordinals = {facts.uuid: ordinal for ordinal, facts in enumerate(self.dispatcher.state.devices)}
+        ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
         contexts: dict[int, list[Context]] = {process.pid: [] for process in found}
         first = {(process.pid, process.context, process.uuid): process.identity for process in found}
         others = 0

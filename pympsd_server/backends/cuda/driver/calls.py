@@ -75,7 +75,7 @@ class Driver:
         self.enter()
         code, *values = function(*arguments)
         if int(code):
-            raise self.failed(int(code), getattr(function, "__name__", "a driver call"))
+            raise self.handle_failure(int(code), getattr(function, "__name__", "a driver call"))
         return values[0] if len(values) == 1 else tuple(values)
 
     def is_done(self, query: Callable[..., Any], handle: Any) -> bool:
@@ -85,10 +85,10 @@ class Driver:
         if code == NOT_READY:
             return False
         if code:
-            raise self.failed(code, getattr(query, "__name__", "a query"))
+            raise self.handle_failure(code, getattr(query, "__name__", "a query"))
         return True
 
-    def failed(self, code: int, what: str) -> BackendError:
+    def handle_failure(self, code: int, what: str) -> BackendError:
         """Return the error for a call that failed with a CUresult; report it if the device is faulted by it."""
         error = failure(code, what)
         if code in _STICKY_ERRORS:

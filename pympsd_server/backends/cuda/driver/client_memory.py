@@ -52,14 +52,14 @@ class Nvml:
         """Return the bytes that MPS clients hold, by PID, by device UUID; raise NvmlError."""
         count = ctypes.c_uint()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found = {}
+        usage = {}
         for index in range(count.value):
             device = ctypes.c_void_p()
             self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
             uuid = ctypes.create_string_buffer(_UUID_BYTES)
             self._call("nvmlDeviceGetUUID", device, uuid, ctypes.c_uint(_UUID_BYTES))
-            found[uuid.value.decode(errors="replace")] = self._of_device(device)
-        return found
+            usage[uuid.value.decode(errors="replace")] = self._of_device(device)
+        return usage
 
     def _of_device(self, device: ctypes.c_void_p) -> dict[int, int]:
         count = ctypes.c_uint(0)
@@ -72,7 +72,7 @@ class Nvml:
         else:
             raise NvmlError("nvmlDeviceGetMPSComputeRunningProcesses_v3: more processes come than can be listed")
         listed = processes[: count.value]
-        return {each.pid: each.used_memory for each in listed if each.used_memory != _NOT_AVAILABLE}
+        return {process.pid: process.used_memory for process in listed if process.used_memory != _NOT_AVAILABLE}
 
     def _call(self, name: str, *arguments: Any, allowed: int = 0) -> int:
         code = int(getattr(self._library, name)(*arguments))

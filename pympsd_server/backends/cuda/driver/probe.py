@@ -14,7 +14,7 @@ from typing import Any, Final
 if not __package__:  # run by path, isolated: the packages are five folders up
     sys.path.insert(0, os.path.abspath(os.path.join(__file__, *[os.pardir] * 5)))
 
-from pympsd.vocabulary.device_facts import uuid_text
+from pympsd.vocabulary.device_properties import uuid_text
 
 _NO_DEVICE: Final = 100
 _STUB_LIBRARY: Final = 34
@@ -45,7 +45,7 @@ def _ask() -> dict[str, Any]:
     if code in (_NO_DEVICE, _STUB_LIBRARY):
         return {"absent": f"the driver finds no device: cuInit returns CUresult {code}"}
     if code:
-        name = driver.cuGetErrorName(driver.CUresult(code))[1] if code in _known_codes(driver) else b"unknown"
+        name = driver.cuGetErrorName(driver.CUresult(code))[1] if code in _list_codes(driver) else b"unknown"
         return {"unusable": f"cuInit returns CUresult {code}, {bytes(name or b'unknown').decode()}"}
     code, count = driver.cuDeviceGetCount()
     if int(code) or not count:
@@ -53,7 +53,7 @@ def _ask() -> dict[str, Any]:
     return {"devices": [_properties(driver, number) for number in range(count)]}
 
 
-def _known_codes(driver: Any) -> set[int]:
+def _list_codes(driver: Any) -> set[int]:
     return {int(member) for member in driver.CUresult.__members__.values()}
 
 

@@ -19,10 +19,10 @@ def simplify(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ..
     width, height, depth = extent.width, extent.height, extent.depth
     if height == 1:
         height, depth = depth, 1
-        regions = tuple(evolve(each, pitch=each.slice_pitch) for each in regions)
-    elif all(each.slice_pitch == height * each.pitch for each in regions):
+        regions = tuple(evolve(region, pitch=region.slice_pitch) for region in regions)
+    elif all(region.slice_pitch == height * region.pitch for region in regions):
         height, depth = height * depth, 1
-    if depth == 1 and all(each.pitch == width for each in regions):
+    if depth == 1 and all(region.pitch == width for region in regions):
         width, height = width * height, 1
     return Extent(width, height, depth), regions
 

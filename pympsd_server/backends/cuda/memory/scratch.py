@@ -53,10 +53,10 @@ class ScratchPool:
         # Powers of two: copies that are each a little longer than the last make few pieces.
         size = min(1 << (count - 1).bit_length(), SCRATCH_BYTES)
         with self._lock:
-            known = self._of.get(stream)
-            if known is not None and known.size >= size:
-                known.users += 1
-                return known
+            scratch = self._of.get(stream)
+            if scratch is not None and scratch.size >= size:
+                scratch.users += 1
+                return scratch
         scratch = Scratch(stream, account, self._allocate(account, size), size)
         with self._lock:
             self._of[stream] = scratch

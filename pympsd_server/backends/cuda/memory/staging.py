@@ -133,10 +133,10 @@ class RegisteredMappings:
         memory = view.obj
         if not isinstance(memory, mmap.mmap):
             return False
-        known = self._mappings.get(id(memory))
-        if known is None:
-            known = self._mappings[id(memory)] = (memory, self._register(memory))
-        return bool(known[1])
+        mapping = self._mappings.get(id(memory))
+        if mapping is None:
+            mapping = self._mappings[id(memory)] = (memory, self._register(memory))
+        return bool(mapping[1])
 
     def _register(self, memory: mmap.mmap) -> int:
         address = address_of(memoryview(memory))

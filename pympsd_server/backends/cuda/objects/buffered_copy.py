@@ -88,13 +88,13 @@ class BufferedCopy:
             return
         try:
             self._work()
-            self._stream.watch(self._stream.marker(), lambda: self._passed(complete))
+            self._stream.watch(self._stream.marker(), lambda: self._finish_copy(complete))
         except BaseException:
             # Some of it may be running, and no marker shows when it is done.
             self._stream.services.cleanup.add(self._stream.is_completed, self._release)
             raise
 
-    def _passed(self, complete: PendingCompletion) -> None:
+    def _finish_copy(self, complete: PendingCompletion) -> None:
         try:
             # After the context's end the bytes are not needed, and the client's memory may be another's.
             if self._stream.queue.status.code is Result.SUCCESS:

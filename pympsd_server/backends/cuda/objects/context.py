@@ -179,7 +179,9 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     def suspect_kernels(self) -> list[str]:
         """Return the kernels launched last in streams that may have unfinished work."""
-        names = {int(each.handle): each.layout.name for module in self._resources.modules for each in module.kernels}
+        names = {
+            int(kernel.handle): kernel.layout.name for module in self._resources.modules for kernel in module.kernels
+        }
         busy = [
             stream.native_state.last_function for stream in tuple(self.queue.streams) if not stream.is_known_completed
         ]

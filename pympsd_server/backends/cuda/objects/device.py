@@ -21,7 +21,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
-from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text, window_of
+from pympsd.vocabulary.device_properties import DeviceProperties, uuid_text, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import chosen_connections
 from pympsd.vocabulary.variables import BadSetting
@@ -90,7 +90,7 @@ class CudaDevice(AccountedDevice):
     native: NativeAccess
     """Set if streams can write the marks by which a native worker sees the end of work."""
 
-    def __init__(self, properties: DeviceFacts, ordinal: int) -> None:
+    def __init__(self, properties: DeviceProperties, ordinal: int) -> None:
         """Open it; BackendError when the driver has no such device, or refuses."""
         prepare_environment(os.environ)
         try:
@@ -127,11 +127,11 @@ class CudaDevice(AccountedDevice):
         )
         self._exited_mappings = DeferredRelease(cleanup, self.is_quiet, MAX_SHARED_BYTES)
         if (calls := native_calls(driver, properties.attributes)) is not None:
-            self.native = CudaNativeAccess(calls, lambda code: driver.failed(code, "a launch or a wait"))
+            self.native = CudaNativeAccess(calls, lambda code: driver.handle_failure(code, "a launch or a wait"))
         # The memory of the context itself counts as taken, and that of other users' executors and other programs.
-        self.budget = DeviceBudget(properties.memory_bytes, self._used_in_all)
+        self.budget = DeviceBudget(properties.memory_bytes, self._measure_used)
 
-    def _used_in_all(self) -> int:
+    def _measure_used(self) -> int:
         free, total = self._driver.call(cu.cuMemGetInfo)
         return int(total) - int(free)
 
@@ -160,10 +160,10 @@ class CudaDevice(AccountedDevice):
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
         """The multiprocessors of the contexts; the number of blocks resident on them cannot be seen."""
-        each = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
+        max_blocks = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
         with self._lock:
             return [
-                ContextTrace(context.id, ids, len(ids) * each, 0)
+                ContextTrace(context.id, ids, len(ids) * max_blocks, 0)
                 for context in self._contexts
                 for ids in (context.partition.multiprocessors,)
             ]
@@ -266,7 +266,7 @@ class CudaDevice(AccountedDevice):
                 del self._clients[key]
                 client.mappings.release_later()
         self._partitions.give(context.partition)
-        self.budget.changed()
+        self.budget.report_change()
 
     def is_quiet(self) -> bool:
         """Whether no work of any context runs."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
@@ -74,7 +74,7 @@ class Split:
 class Partitions:
     """The partitions of one device. Safe to use from several threads."""
 
-    def __init__(self, driver: Driver, device: int, properties: DeviceFacts, memory: DeviceMemory) -> None:
+    def __init__(self, driver: Driver, device: int, properties: DeviceProperties, memory: DeviceMemory) -> None:
         self._driver = driver
         self._device = device
         self._memory = memory
@@ -94,13 +94,13 @@ class Partitions:
             if chunks:
                 split = self._split_into_chunks()
                 size, remainder = split.groups.size, chunk_count(self._properties)
-                wanted, among = part_of(chunks, multiprocessors, size, remainder)
+                count, among = part_of(chunks, multiprocessors, size, remainder)
             else:
                 split, among = self._pairs, None
-                wanted = split.groups.count_groups(multiprocessors)
-            if not wanted:
+                count = split.groups.count_groups(multiprocessors)
+            if not count:
                 return self._all
-            groups = split.groups.take(wanted, split.kept, among)
+            groups = split.groups.take(count, split.kept, among)
             try:
                 if groups not in split.kept:
                     split.kept[groups] = self._make(split, groups)
@@ -146,13 +146,13 @@ class Partitions:
         """Return the ids of a green context's multiprocessors: the driver reports only their number."""
         call, blocks = self._driver.call, multiprocessors * _BLOCKS_EACH
         stream = call(cu.cuGreenCtxStreamCreate, green, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING), 0)
-        address, found = self._memory.allocate(4 * blocks), bytearray(4 * blocks)
+        address, smids = self._memory.allocate(4 * blocks), bytearray(4 * blocks)
         try:
             parameters = ((address,), (ctypes.c_uint64,))
             call(cu.cuLaunchKernel, self._where, blocks, 1, 1, 32, 1, 1, 0, stream, parameters, 0)
             call(cu.cuStreamSynchronize, stream)
-            call(cu.cuMemcpyDtoH, found, address, len(found))
+            call(cu.cuMemcpyDtoH, smids, address, len(smids))
         finally:
             self._memory.free(address)
             call(cu.cuStreamDestroy, stream)
-        return tuple(sorted(set(struct.unpack(f"={blocks}I", found))))
+        return tuple(sorted(set(struct.unpack(f"={blocks}I", smids))))

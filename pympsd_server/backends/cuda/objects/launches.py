@@ -38,8 +38,8 @@ class PreparedLaunch:
         if threads > (most := attributes["MAX_THREADS_PER_BLOCK"]):
             raise _invalid(f"{threads} threads in a block, {most} are allowed")
         most = attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
-        if (wanted := layout.attributes["SHARED_SIZE_BYTES"] + launch.shared_bytes) > most:
-            raise _invalid(f"{wanted} bytes of shared memory in a block, there are {most}")
+        if (total := layout.attributes["SHARED_SIZE_BYTES"] + launch.shared_bytes) > most:
+            raise _invalid(f"{total} bytes of shared memory in a block, there are {most}")
         if len(launch.parameters) != layout.parameter_bytes:
             raise _invalid(
                 f"{layout.name} takes {layout.parameter_bytes} bytes of parameters, not {len(launch.parameters)}"

@@ -103,7 +103,9 @@ class CudaModule:
             handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []
             self.kernel_rows = (KernelRow * count)()
             self.kernels = tuple(map(_kernel, repeat(driver), handles, self.kernel_rows))
-            self._globals = tuple(found for name in read.variables if (found := self._variable(name)) is not None)
+            self._globals = tuple(
+                variable for name in read.variables if (variable := self._variable(name)) is not None
+            )
         except BaseException:
             driver.call(cu.cuModuleUnload, self.handle)
             raise
@@ -132,8 +134,8 @@ class CudaModule:
     def variable_ranges(self) -> Mapping[int, int]:
         """The sizes of its variables by address; several names may stand for one address."""
         sizes: dict[int, int] = {}
-        for each in self._globals:
-            sizes[each.address] = max(each.size, sizes.get(each.address, 0))
+        for variable in self._globals:
+            sizes[variable.address] = max(variable.size, sizes.get(variable.address, 0))
         return sizes
 
     def kernel(self, index: int) -> Kernel:
@@ -179,20 +181,20 @@ def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
 
 def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
     driver.enter()
-    found = {}
+    attributes = {}
     for name, attribute in cu.CUfunction_attribute.__members__.items():
         code, value = cu.cuFuncGetAttribute(attribute, handle)
         if not int(code):  # an older driver has not all of them
-            found[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
-    return found
+            attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
+    return attributes
 
 
 def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:
-    found: list[tuple[int, int]] = []
-    while len(found) < _MAX_PARAMETERS:
-        code, *values = cu.cuFuncGetParamInfo(handle, len(found))
+    parameters: list[tuple[int, int]] = []
+    while len(parameters) < _MAX_PARAMETERS:
+        code, *values = cu.cuFuncGetParamInfo(handle, len(parameters))
         if int(code):  # INVALID_VALUE: there is no such parameter
             break
         offset, size = values
-        found.append((int(offset), int(size)))
-    return tuple(found)
+        parameters.append((int(offset), int(size)))
+    return tuple(parameters)

@@ -121,11 +121,11 @@ def check_fatbin(image: bytes) -> None:
 def read_cubin(image: bytes) -> Cubin:
     """Read a cubin; BackendError NO_BINARY_FOR_GPU if it is malformed, NOT_SUPPORTED if MPS does not support it."""
     try:
-        found = _read(_File.of(image), 0)
+        cubin = _read(_File.of(image), 0)
     except (*_DAMAGE, _TooLarge) as error:
         reason = f"the image begins as ELF and is not a cubin: {error}"
         raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason) from None
-    return _check_supported(found)
+    return _check_supported(cubin)
 
 
 def read_fatbin(image: bytes) -> Cubin:
@@ -135,22 +135,22 @@ def read_fatbin(image: bytes) -> Cubin:
     uses what MPS does not support, INVALID_IMAGE when they overlap.
     """
     try:
-        found = _cubins(image)
+        cubins = _cubins(image)
     except _TooLarge as error:
         raise BackendError(Result.ERROR_INVALID_IMAGE, f"the fatbin's cubins: {error}") from None
-    for each in found:
-        _check_supported(each)
-    names = {name: None for each in found for name in each.variables}
-    return Cubin(tuple(names), max((each.device_bytes for each in found), default=len(image)))
+    for cubin in cubins:
+        _check_supported(cubin)
+    names = {name: None for cubin in cubins for name in cubin.variables}
+    return Cubin(tuple(names), max((cubin.device_bytes for cubin in cubins), default=len(image)))
 
 
 def _cubins(image: bytes) -> list[Cubin]:
-    file, found, at = _File.of(image), [], image.find(_ELF)
+    file, cubins, at = _File.of(image), [], image.find(_ELF)
     while at >= 0:
         with suppress(*_DAMAGE):  # bytes that only look like a header
-            found.append(_read(file, at))
+            cubins.append(_read(file, at))
         at = image.find(_ELF, at + 1)
-    return found
+    return cubins
 
 
 def _check_supported(cubin: Cubin) -> Cubin:
@@ -172,7 +172,7 @@ def _read(file: _File, base: int) -> Cubin:
     file.reads(count * entry_size)
     sections = [_section(file.image, base, offset + index * entry_size) for index in range(count)]
     variables, undefined = _symbols(file, sections, names_at) if sections else ([], [])
-    device_bytes = sum(each.size for each in sections if each.flags & _ALLOCATED)
+    device_bytes = sum(section.size for section in sections if section.flags & _ALLOCATED)
     return Cubin(_once(variables), device_bytes, _once(undefined))
 
 

@@ -39,11 +39,11 @@ PRIORITIES: Final = (0, 1 - _LEVELS)
 def create_handle(driver: Driver, partition: Partition, level: int, priority: int) -> Any:
     """Return a CUstream in a partition; ``level`` is its client's, as Quota.priority."""
     least, greatest = PRIORITIES
-    wanted = max(greatest, min(least, priority)) - (0 if level else _LEVELS)
+    driver_priority = max(greatest, min(least, priority)) - (0 if level else _LEVELS)
     flags = int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
     if partition.green is None:
-        return driver.call(cu.cuStreamCreateWithPriority, flags, wanted)
-    return driver.call(cu.cuGreenCtxStreamCreate, partition.green, flags, wanted)
+        return driver.call(cu.cuStreamCreateWithPriority, flags, driver_priority)
+    return driver.call(cu.cuGreenCtxStreamCreate, partition.green, flags, driver_priority)
 
 
 class CudaStream:

@@ -83,13 +83,13 @@ class DeferredFree:
                 return
             batch, self._waiting, self._has_batch = self._waiting, [], True
         contexts = tuple(self.contexts)
-        left = Countdown(1 + len(contexts), lambda: self._pass(batch))
+        countdown = Countdown(1 + len(contexts), lambda: self._pass(batch))
         for context in contexts:
             try:
-                context.after_work(left.one_less)
+                context.after_work(countdown.one_less)
             except BackendError:  # there is no memory for a marker
-                self._cleanup.add(context.is_drained, left.one_less)
-        left.one_less()
+                self._cleanup.add(context.is_drained, countdown.one_less)
+        countdown.one_less()
 
     def _pass(self, batch: list[Act]) -> None:
         with self._lock:
@@ -115,7 +115,7 @@ class DeferredFree:
         return False
 
     def _are_drained(self, besides: SiblingContext | None) -> bool:
-        return all(each.is_drained() for each in tuple(self.contexts) if each is not besides)
+        return all(context.is_drained() for context in tuple(self.contexts) if context is not besides)
 
 
 def _do_all(batch: list[Act]) -> None:

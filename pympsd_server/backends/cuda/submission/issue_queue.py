@@ -123,9 +123,9 @@ class IssueQueue:
         if not busy:
             complete(Status())
             return
-        left = Countdown(len(busy), lambda: complete(Status()))
+        countdown = Countdown(len(busy), lambda: complete(Status()))
         for stream in busy:
-            stream.watch(stream.marker(), left.one_less)
+            stream.watch(stream.marker(), countdown.one_less)
 
     # --- issuing
 
@@ -219,11 +219,11 @@ class PendingFunction:
     def begin_with(self, begin: Completion) -> Completion:
         """Return a completion that notes that the function has begun, then calls ``begin``."""
 
-        def begun(status: Status) -> None:
+        def on_begin(status: Status) -> None:
             self._begun = True
             begin(status)
 
-        return begun
+        return on_begin
 
     def finish(self) -> None:
         """Resume the stream; no effect a second time. BackendError INVALID_VALUE before it has begun."""

@@ -74,9 +74,9 @@ class SubmissionOrder:
         if stream is None:
             return list(tails.values())
         if stream is self.default:
-            return [step for each, step in tails.items() if each.blocking]
+            return [step for other, step in tails.items() if other.blocking]
         streams = (stream, self.default) if stream.blocking else (stream,)
-        return [tails[each] for each in streams if each in tails]
+        return [tails[other] for other in streams if other in tails]
 
     def submit(self, step: Step, after: Iterable[Step] = (), alone: bool = False) -> None:
         """Issue a step, now or when it may be; BackendError only when it is issued now and refused.
@@ -84,7 +84,7 @@ class SubmissionOrder:
         It comes after what is before it in its stream, unless it is ``alone``, and after those named.
         """
         before = [] if alone else self.before(step.stream)
-        first = {id(each): each for each in (*before, *after) if not each.passed}
+        first = {id(earlier): earlier for earlier in (*before, *after) if not earlier.passed}
         if not first:
             step.issue()
             if step.held:
@@ -93,8 +93,8 @@ class SubmissionOrder:
                 step.passed = True
             return
         step.waiting = len(first)
-        for each in first.values():
-            each.successors.append(step)
+        for earlier in first.values():
+            earlier.successors.append(step)
         self._put_last(step)
 
     def _put_last(self, step: Step) -> None:
@@ -103,7 +103,7 @@ class SubmissionOrder:
 
     def release(self, step: Step) -> None:
         """Let a held step pass and issue what may follow; no effect a second time."""
-        ready = deque(self._passed(step))
+        ready = deque(self._let_pass(step))
         while ready:
             following = ready.popleft()
             try:
@@ -112,9 +112,9 @@ class SubmissionOrder:
                 self._refuse_late(error)
                 return
             if not following.held:
-                ready.extend(self._passed(following))
+                ready.extend(self._let_pass(following))
 
-    def _passed(self, step: Step) -> list[Step]:
+    def _let_pass(self, step: Step) -> list[Step]:
         if step.passed:
             return []
         step.passed = True

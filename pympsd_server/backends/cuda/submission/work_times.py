@@ -55,20 +55,20 @@ class WorkTimes:
     _events: EventPool
     timeline: Timeline | None = field(default=None, init=False)
     _stream: Any = field(default=None, init=False)
-    _known: _Known | None = field(default=None, init=False)
+    _reference: _Known | None = field(default=None, init=False)
 
     def start(self, timeline: Timeline) -> None:
         """Report all work from now on to a timeline; BackendError NOT_READY if the device is stuck."""
         if self._stream is None:
             self._stream = self._driver.call(cu.cuStreamCreate, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._renew(_FIRST_NS)
-        if self._known is None:
+        if self._reference is None:
             raise BackendError(Result.ERROR_NOT_READY, "the GPU did not reach an event in an empty stream within 1 s")
         self.timeline = timeline
 
     def stop(self) -> None:
         """Tell it no more."""
-        self.timeline = self._known = None
+        self.timeline = self._reference = None
 
     def enclose(self, stream: TimedStream, what: str, submitted: int, work: Callable[[], None]) -> None:
         """Issue work; when the device has done it, report to the timeline when it began and ended."""
@@ -79,27 +79,27 @@ class WorkTimes:
         work()
         ended = stream.marker(timing=True)
         tell = partial(timeline.finished, stream.context, stream.number, what)
-        stream.watch(ended, lambda: self._passed(timeline, tell, submitted, began, ended))
+        stream.watch(ended, lambda: self._report(timeline, tell, submitted, began, ended))
 
-    def _passed(
+    def _report(
         self, timeline: Timeline, tell: Callable[[int, int, int], None], submitted: int, *markers: StreamMarker
     ) -> None:
-        if self.timeline is not timeline or (known := self._known) is None:
+        if self.timeline is not timeline or (reference := self._reference) is None:
             return
-        if time.perf_counter_ns() - known.at > _AGE_NS:
+        if time.perf_counter_ns() - reference.at > _AGE_NS:
             self._renew(_NEXT_NS)
-        began, ended = (known.at + self._elapsed_ns(known.marker, each) for each in markers)
+        began, ended = (reference.at + self._measure_ns(reference.marker, marker) for marker in markers)
         tell(min(submitted or began, began), began, ended)
 
-    def _elapsed_ns(self, start: StreamMarker, end: StreamMarker) -> int:
+    def _measure_ns(self, start: StreamMarker, end: StreamMarker) -> int:
         milliseconds: float = self._driver.call(cu.cuEventElapsedTime, start.event, end.event)
         return round(milliseconds * 1e6)
 
-    def _renew(self, patience: int) -> None:
+    def _renew(self, timeout_ns: int) -> None:
         """Record an event of which the time is known, if the device reaches it soon."""
         before = time.perf_counter_ns()
         marker = StreamMarker(self._driver, self._events, self._stream, timing=True)
         while not marker.passed:
-            if time.perf_counter_ns() - before > patience:
+            if time.perf_counter_ns() - before > timeout_ns:
                 return
-        self._known = _Known(marker, (before + time.perf_counter_ns()) // 2)
+        self._reference = _Known(marker, (before + time.perf_counter_ns()) // 2)

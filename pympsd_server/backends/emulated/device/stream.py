@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room, cluster_of
@@ -126,19 +128,20 @@ class EmulatedStream:
         """Do nothing: the scheduler keeps the stream's work."""
 
 
+@define(eq=False)
 class Point:
     """What events stand for: ``marker`` is the item that was last recorded."""
 
     marker: Marker | None = None
 
 
+@define(eq=False)
 class EmulatedEvent:
     """A point in a stream, which events of other contexts may stand for too."""
 
-    def __init__(self, context: StreamOwner, timing: bool, point: Point | None = None) -> None:
-        self.context = context
-        self._timing = timing
-        self.point: Final = point or Point()
+    context: StreamOwner
+    _timing: bool
+    point: Point = field(factory=Point)
 
     def open_in(self, context: StreamOwner) -> EmulatedEvent:
         """Return an event of another context for the same point."""

@@ -39,7 +39,7 @@ import numpy as np
 from attrs import frozen
 
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
 from pympsd_server.backends.emulated.memory.window import Window
@@ -98,9 +98,11 @@ class AccessibleMemory(ABC):
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
 
     def read(self, address: int, nbytes: int) -> bytes:
+        """Return a copy of bytes. Raises IllegalAddress as `view`."""
         return bytes(self.view(address, nbytes))
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes. Raises IllegalAddress as `view`."""
         source = memoryview(data).cast("B")
         self.view(address, source.nbytes)[:] = source
 

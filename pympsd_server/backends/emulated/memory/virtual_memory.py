@@ -11,10 +11,10 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from pympsd.channel.sealed_file import make_sealed, open_sealed
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.window import file_name
@@ -168,14 +168,14 @@ class Exports:
         return storage
 
 
+@define(eq=False)
 class EmulatedMemory:
     """A context's handle of storage, one of its users."""
 
-    def __init__(self, storage: Storage, owner: object, released: Callable[[EmulatedMemory], None]) -> None:
-        self.storage: Final = storage
-        self.owner: Final = owner
-        self._released: Final = released
-        self._is_released = False
+    storage: Storage
+    owner: object
+    _released: Callable[[EmulatedMemory], None]
+    _is_released: bool = field(default=False, init=False)
 
     @property
     def size(self) -> int:
@@ -209,12 +209,15 @@ class EmulatedMemory:
 
 @frozen(eq=False)
 class _Mapping:
+    """Storage that one context has mapped at an address."""
+
     start: int
     storage: Storage
     owner: object
 
     @property
     def end(self) -> int:
+        """The first address after it."""
         return self.start + self.storage.size
 
 

@@ -322,5 +322,5 @@ def _status_of(error: Exception) -> Status:
     if isinstance(error, BackendError):
         return Status(error.code, error.reason)
     if isinstance(error, DeviceFault):
-        return Status(Result(error.code), str(error))
+        return Status(error.code, str(error))
     return Status(Result.ERROR_LAUNCH_FAILED, f"the emulated device failed: {type(error).__name__}: {error}")

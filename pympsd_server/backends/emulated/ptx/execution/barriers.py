@@ -52,6 +52,9 @@ class Barriers:
         self._expected[cta, numbers] = spread(count, threads.count)[first]
 
     def wait(self, waiting: Waiting, count: Value | None) -> None:
+        """Add threads that have arrived and wait. `count`: the threads that the barrier waits for, None for
+        all of the block.
+        """
         threads = waiting.threads
         ids = threads.indices()
         self._at[ids] = waiting.number

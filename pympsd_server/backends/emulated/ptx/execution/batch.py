@@ -105,6 +105,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
+        """Whether all threads have exited."""
         return not (self._run or self._parked or self._has_waiting() or self._state.asleep)
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
@@ -137,6 +138,7 @@ class Batch:
         return self._barriers is not None and bool(self._barriers.waiting)
 
     def _advance(self) -> None:
+        """Choose a block, and run it for the threads that are there."""
         if not self._run:
             self._unblock()
             return
@@ -163,11 +165,12 @@ class Batch:
         if plan.kind == "branch":
             self._branch(plan, threads, *returned)
         elif plan.kind == "next":
-            self._go(plan.target, Group(threads, returned))
+            self._move(plan.target, Group(threads, returned))
         else:
-            self._rare(plan, threads, returned)
+            self._end_block(plan, threads, returned)
 
-    def _go(self, target: int, group: Group) -> None:
+    def _move(self, target: int, group: Group) -> None:
+        """Put a group at the beginning of a block, or end its threads."""
         if target == EXIT:
             self._state.exit(group.threads)
             self._after_exits()
@@ -184,16 +187,16 @@ class Batch:
         else:
             yes = int(np.count_nonzero(condition))
         if yes == threads.count:
-            self._go(plan.target, Group(threads, taken))
+            self._move(plan.target, Group(threads, taken))
         elif yes == 0:
-            self._go(plan.following, Group(threads, other))
+            self._move(plan.following, Group(threads, other))
         else:
-            self._go(plan.target, part_of(threads, taken, condition.nonzero()[0]))
-            self._go(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
+            self._move(plan.target, part_of(threads, taken, condition.nonzero()[0]))
+            self._move(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
 
-    def _rare(self, plan: BlockPlan, threads: Threads, returned: object) -> None:
+    def _end_block(self, plan: BlockPlan, threads: Threads, returned: object) -> None:
         if plan.kind == "exit":
-            self._go(EXIT, Group(threads, ()))
+            self._move(EXIT, Group(threads, ()))
         elif plan.kind == "barrier":
             self._arrive(plan, threads, *returned)  # type: ignore[misc]
         elif plan.kind == "index":
@@ -212,7 +215,7 @@ class Batch:
         for entry, (target, registers) in enumerate(zip(plan.targets, outgoing, strict=True)):
             chosen = np.flatnonzero(index == entry)
             if len(chosen):
-                self._go(target, part_of(threads, registers, chosen))
+                self._move(target, part_of(threads, registers, chosen))
 
     def _choose(self) -> int:
         """Return the block to run next: the lowest, with bursts of others when the lowest seems to spin."""
@@ -244,11 +247,11 @@ class Batch:
         ready = all_arrived(self._state, group.threads, mask, plan.warps)
         if ready.all():
             return group
-        late = part_of(group.threads, group.registers, np.flatnonzero(~ready))
+        late = group.where(~ready)
         self._parked.setdefault(at, []).append(late)
         if not ready.any():
             return None
-        return part_of(group.threads, group.registers, np.flatnonzero(ready))
+        return group.where(ready)
 
     @staticmethod
     def _mask(plan: BlockPlan, group: Group) -> Value:
@@ -278,10 +281,10 @@ class Batch:
         if not ready.any() or at in self._run:
             return False
         self._released.add(at)
-        self._run[at] = [part_of(group.threads, group.registers, np.flatnonzero(ready))]
+        self._run[at] = [group.where(ready)]
         del self._parked[at]
         if not ready.all():
-            self._parked[at] = [part_of(group.threads, group.registers, np.flatnonzero(~ready))]
+            self._parked[at] = [group.where(~ready)]
         return True
 
     def _after_exits(self) -> None:
@@ -315,7 +318,7 @@ class Batch:
             raise LaunchFailed(f"barrier {int(number.max())} does not exist")
         everyone = threads.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
         if everyone and not barrier.arrive and predicate is None:
-            self._go(plan.following, Group(threads, registers))
+            self._move(plan.following, Group(threads, registers))
             return
         if self._barriers is None:
             self._barriers = Barriers(self._state)
@@ -323,7 +326,7 @@ class Batch:
             if count is None:
                 raise LaunchFailed("bar.arrive without a thread count")
             self._barriers.arrive_only(threads, number, count)
-            self._go(plan.following, Group(threads, registers))
+            self._move(plan.following, Group(threads, registers))
         else:
             numbers = spread(number, threads.count).astype(np.int64)
             self._barriers.wait(Waiting(plan, threads, registers, numbers, predicate), count)
@@ -336,21 +339,21 @@ class Batch:
         barriers = self._barriers
         if barriers is None or (opens := barriers.open()) is None:
             return False
-        going: list[tuple[Waiting, Array]] = []
+        released: list[tuple[Waiting, Array]] = []
         waiting, barriers.waiting = barriers.waiting, []
         for entry in waiting:
             passes = opens[entry.threads.pick(self._state.cta), entry.number]
             if passes.any():
-                going.append((entry, np.flatnonzero(passes)))
+                released.append((entry, np.flatnonzero(passes)))
             if not passes.all():
                 barriers.waiting.append(rest_of(entry, np.flatnonzero(~passes)))
-        self._go_on(going)
+        self._continue(released)
         return True
 
-    def _go_on(self, going: list[tuple[Waiting, Array]]) -> None:
+    def _continue(self, released: list[tuple[Waiting, Array]]) -> None:
         for mode in {"", "popc", "and", "or"}:
-            entries = [e for e in going if e[0].plan.barrier and e[0].plan.barrier.reduction == mode]
+            entries = [e for e in released if e[0].plan.barrier and e[0].plan.barrier.reduction == mode]
             results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
             for (entry, chosen), result in zip(entries, results, strict=True):
                 group = part_of(entry.threads, entry.registers, chosen)
-                self._go(entry.plan.following, with_result(entry.plan, group, result, self._plans))
+                self._move(entry.plan.following, with_result(entry.plan, group, result, self._plans))

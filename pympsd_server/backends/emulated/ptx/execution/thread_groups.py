@@ -16,6 +16,10 @@ class Group:
     threads: Threads
     registers: tuple[Value, ...]
 
+    def where(self, mask: Array) -> Group:
+        """Return the group of the threads for which a mask is true."""
+        return part_of(self.threads, self.registers, np.flatnonzero(mask))
+
 
 def part_of(threads: Threads, registers: tuple[Value, ...], chosen: Array) -> Group:
     """Return the group of only some of the threads (`chosen` are positions in `threads`)."""
@@ -24,6 +28,7 @@ def part_of(threads: Threads, registers: tuple[Value, ...], chosen: Array) -> Gr
 
 
 def pick_registers(registers: tuple[Value, ...], chosen: Array) -> tuple[Value, ...]:
+    """Return the registers of only some of the threads (`chosen` are positions); shared values stay shared."""
     return tuple(v if v.ndim == 0 else v.take(chosen) for v in registers)
 
 

@@ -67,6 +67,7 @@ def dtype_name(dtype: DType) -> str:
 
 
 def unsigned_of(dtype: DType) -> DType:
+    """Return the unsigned dtype of the same width; a predicate's is its own."""
     return np.dtype(f"u{dtype.itemsize}") if dtype.kind != "b" else dtype
 
 

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from pympsd.errors import DeviceError, InputError
-
-OUT_OF_MEMORY = 2
-ILLEGAL_ADDRESS = 700
-LAUNCH_TIMEOUT = 702
-ASSERT = 710
-ILLEGAL_INSTRUCTION = 715
-MISALIGNED_ADDRESS = 716
-INVALID_PC = 718
-LAUNCH_FAILED = 719
+from pympsd.vocabulary.results import Result
 
 
 class DeviceFault(DeviceError):
-    """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult integer."""
+    """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult."""
 
-    code = LAUNCH_FAILED
+    code = Result.ERROR_LAUNCH_FAILED
 
     def __init__(self, message: str, *, kernel: str | None = None, position: int = 0) -> None:
         """`position` is the index among the threads that ran together, until `thread` is known."""
@@ -38,43 +30,43 @@ class DeviceFault(DeviceError):
 class IllegalAddress(DeviceFault):
     """An access outside the client's own allocations (CUDA_ERROR_ILLEGAL_ADDRESS)."""
 
-    code = ILLEGAL_ADDRESS
+    code = Result.ERROR_ILLEGAL_ADDRESS
 
 
 class MisalignedAddress(DeviceFault):
     """An access whose address is not a multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
 
-    code = MISALIGNED_ADDRESS
+    code = Result.ERROR_MISALIGNED_ADDRESS
 
 
 class DeviceAssertion(DeviceFault):
     """A device-side assert failed (CUDA_ERROR_ASSERT)."""
 
-    code = ASSERT
+    code = Result.ERROR_ASSERT
 
 
 class IllegalInstruction(DeviceFault):
     """An instruction that a GPU cannot execute, such as a copy by an invalid tensor map (..._ILLEGAL_INSTRUCTION)."""
 
-    code = ILLEGAL_INSTRUCTION
+    code = Result.ERROR_ILLEGAL_INSTRUCTION
 
 
 class InvalidProgramCounter(DeviceFault):
     """A call of an address at which no function of its shape is (CUDA_ERROR_INVALID_PC)."""
 
-    code = INVALID_PC
+    code = Result.ERROR_INVALID_PC
 
 
 class LaunchFailed(DeviceFault):
     """A trap, or a deadlock of threads (CUDA_ERROR_LAUNCH_FAILED)."""
 
-    code = LAUNCH_FAILED
+    code = Result.ERROR_LAUNCH_FAILED
 
 
 class OutOfMemory(DeviceFault):
     """No free range is large enough (CUDA_ERROR_OUT_OF_MEMORY)."""
 
-    code = OUT_OF_MEMORY
+    code = Result.ERROR_OUT_OF_MEMORY
 
 
 class Cancelled(Exception):

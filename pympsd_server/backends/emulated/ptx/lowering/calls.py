@@ -26,6 +26,8 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Immediate,
 
 @frozen
 class _SystemFunction:
+    """A function of the system library: its operation, and the types of its parameters and results."""
+
     operation: str
     parameters: tuple[str, ...]
     results: tuple[str, ...]

@@ -45,6 +45,7 @@ class Block:
 
     @property
     def successors(self) -> tuple[int, ...]:
+        """The indices of the blocks that may run next; EXIT for the end of a thread."""
         after = () if self.following is None else (self.following,)
         return (*self.targets, *after)
 

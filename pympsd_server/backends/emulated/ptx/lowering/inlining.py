@@ -98,6 +98,8 @@ def flatten(table: FunctionTable, kernel: Function) -> Code:
 
 @define
 class _Flattener:
+    """The state of `flatten`: the list of operations, and counters that make names unique."""
+
     table: FunctionTable
     code: Code
     resolver: Resolver
@@ -172,6 +174,7 @@ class _Flattener:
         return f"$function:{function.name}"
 
     def function(self, function: Function, names: Names, stack: tuple[str, ...]) -> None:
+        """Append a function's body. `stack` has the names of the functions that are being inlined."""
         if function.body is None:
             raise InvalidPtx(f"unsupported: call of {function.name}, which has no body", function.line)
         self._scope(function.body, names, stack)

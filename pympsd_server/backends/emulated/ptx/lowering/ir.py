@@ -20,6 +20,8 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Variable
 
 @frozen
 class Register:
+    """A register of the kernel, by its index in `Code.register_types`."""
+
     number: int
 
 
@@ -46,12 +48,16 @@ class Symbol:
 
 @frozen
 class Memory:
+    """`[base+offset]`; the offset is in bytes."""
+
     base: Register | Symbol | Immediate
     offset: int = 0
 
 
 @frozen
 class Group:
+    """`{a, b, ...}`: the elements of a vector, or other operands that belong together."""
+
     items: tuple[Argument, ...]
 
 
@@ -65,12 +71,14 @@ class Both:
 
 @frozen
 class Not:
+    """`!p`: a negated predicate."""
+
     register: Register
 
 
 @frozen
 class Part:
-    """`r.b0`: a part of a register, or of what an instruction of several lanes takes (`r.h10`)."""
+    """`r.b0`: a part of a register, or of what a SIMD instruction takes (`r.h10`)."""
 
     register: Register
     selector: str
@@ -85,6 +93,8 @@ class Negative:
 
 @frozen
 class Target:
+    """A label, for a branch or in a "label" operation."""
+
     label: str
 
 
@@ -95,6 +105,8 @@ Argument: TypeAlias = (
 
 @frozen
 class Predicate:
+    """The guard of an operation: it takes effect for threads whose register is true, or false if `negated`."""
+
     register: Register
     negated: bool
 
@@ -112,10 +124,12 @@ class Operation:
 
     @property
     def opcode(self) -> str:
+        """The opcode as PTX has it, for refusals."""
         return ".".join((self.name, *self.modifiers, *self.types))
 
     @property
     def type(self) -> str:
+        """The last type suffix, "" if there is none."""
         return self.types[-1] if self.types else ""
 
     @property
@@ -124,6 +138,7 @@ class Operation:
         return self.operands[1:]
 
     def has(self, modifier: str) -> bool:
+        """Return whether the opcode has a modifier."""
         return modifier in self.modifiers
 
     def one_of(self, *choices: str) -> str:
@@ -132,10 +147,12 @@ class Operation:
 
 
 def plain(name: str, types: tuple[str, ...], operands: tuple[Argument, ...], line: int) -> Operation:
+    """Return an operation without modifiers and guard."""
     return Operation(name, (), types, operands, None, line)
 
 
 def label(name: str, line: int) -> Operation:
+    """Return the operation that marks a label."""
     return plain("label", (), (Target(name),), line)
 
 
@@ -158,6 +175,7 @@ class Code:
     wide_accesses: bool = False
 
     def new_register(self, type_name: str) -> Register:
+        """Return a new register of a type."""
         self.register_types.append(type_name)
         return Register(len(self.register_types) - 1)
 
@@ -230,4 +248,5 @@ def registers_read(operation: Operation, carry: Register) -> list[Register]:
 
 
 def with_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:
+    """Return an operation with other operands."""
     return evolve(operation, operands=operands)

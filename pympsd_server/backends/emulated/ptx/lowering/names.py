@@ -73,6 +73,7 @@ class Names:
     """What distinguishes its labels from those of other scopes."""
 
     def inner(self) -> Names:
+        """Return the names of a scope inside of this one, which begins with the same."""
         return evolve(
             self,
             meanings=dict(self.meanings),
@@ -82,6 +83,7 @@ class Names:
         )
 
     def declare(self, variable: Variable, meaning: Argument) -> None:
+        """Declare a variable whose address is `meaning`."""
         self.meanings[variable.name] = meaning
         self.variables[variable.name] = variable
 
@@ -108,12 +110,14 @@ class Resolver:
     code: Code
 
     def guard(self, guard: Guard, names: Names, line: int) -> Predicate:
+        """Return an instruction's guard."""
         register = names.meanings.get(guard.register)
         if not isinstance(register, Register):
             raise InvalidPtx(f"unknown predicate {guard.register}", line)
         return Predicate(register, guard.negated)
 
     def argument(self, operand: Operand, names: Names, line: int) -> Argument:
+        """Return an operand; appends operations for operands that need some."""
         match operand:
             case Name(text):
                 return self._name(text, names, line)

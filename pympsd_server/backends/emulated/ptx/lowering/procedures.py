@@ -35,6 +35,7 @@ _RETURNS = "$returns"
 
 
 def align(size: int) -> int:
+    """Return a size in bytes, rounded up to the alignment of frames."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 

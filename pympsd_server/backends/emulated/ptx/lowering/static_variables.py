@@ -24,6 +24,8 @@ def place_static_variables(module: Module) -> None:
 
 @define
 class _Function:
+    """The static variables of one function while they are placed."""
+
     module: Module
     name: str
     counts: dict[str, int] = field(factory=dict)

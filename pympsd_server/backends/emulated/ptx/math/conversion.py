@@ -36,6 +36,7 @@ def to_integral(value: Value, mode: str) -> Value:
 
 
 def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
+    """Convert integers to a float type, rounding by `mode`."""
     if mode in ("", "rn") and dtype.itemsize > 2:
         return value.astype(dtype)
     if dtype.itemsize == 8:
@@ -73,6 +74,7 @@ def _whole_directed(value: Value, mode: str) -> Value:
 
 
 def float_to_float(value: Value, dtype: DType, mode: str) -> Value:
+    """Convert floats to another float type, rounding by `mode`."""
     if dtype.itemsize >= value.dtype.itemsize or mode in ("", "rn"):
         return value.astype(dtype)
     return narrow(value.astype(np.float64), dtype, mode)
@@ -124,8 +126,10 @@ def rectify_halves(pair: Value) -> Value:
 
 
 def low_half(value: Value) -> Value:
+    """Return the lower 16 bits of 32-bit values as uint16."""
     return value.astype(np.uint16)
 
 
 def high_half(value: Value) -> Value:
+    """Return the upper 16 bits of 32-bit values as uint16."""
     return (value >> np.uint32(16)).astype(np.uint16)

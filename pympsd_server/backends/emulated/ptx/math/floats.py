@@ -45,6 +45,7 @@ def _split(a: Value) -> tuple[Value, Value]:
 
 
 def two_product(a: Value, b: Value) -> tuple[Value, Value]:
+    """Return a product and its rounding error, whose sum is exact."""
     product = a * b
     a_high, a_low = _split(a)
     b_high, b_low = _split(b)
@@ -187,6 +188,7 @@ def float_min(a: Value, b: Value) -> Value:
 
 
 def float_max(a: Value, b: Value) -> Value:
+    """max: a NaN loses against a number, and +0 is greater than -0."""
     result = np.fmax(a, b)
     zeros = (a == 0) & (b == 0)
     return select(zeros, select(np.signbit(a), b, a), result) if zeros.any() else result
@@ -198,6 +200,7 @@ def float_min_nan(a: Value, b: Value) -> Value:
 
 
 def float_max_nan(a: Value, b: Value) -> Value:
+    """max.NaN: a NaN in either operand gives NaN."""
     return select(np.isnan(a) | np.isnan(b), a + b, float_max(a, b))
 
 
@@ -208,22 +211,27 @@ def with_xor_of_signs(function: Callable[[Value, Value], Value], a: Value, b: Va
 
 
 def is_unordered(a: Value, b: Value) -> Value:
+    """Return where one of two values is NaN."""
     return np.isnan(a) | np.isnan(b)
 
 
 def test_finite(x: Value) -> Value:
+    """testp.finite"""
     return np.isfinite(x)
 
 
 def test_infinite(x: Value) -> Value:
+    """testp.infinite"""
     return np.isinf(x)
 
 
 def test_number(x: Value) -> Value:
+    """testp.number: anything except NaN."""
     return ~np.isnan(x)
 
 
 def test_notanumber(x: Value) -> Value:
+    """testp.notanumber"""
     return np.isnan(x)
 
 
@@ -233,6 +241,7 @@ def test_normal(x: Value) -> Value:
 
 
 def test_subnormal(x: Value) -> Value:
+    """testp.subnormal"""
     return (x != 0) & (np.abs(x) < _SMALLEST[x.dtype.str[1:]])
 
 

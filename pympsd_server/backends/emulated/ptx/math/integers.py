@@ -84,6 +84,7 @@ def add_saturating(a: Value, b: Value, negate: bool = False) -> Value:
 
 
 def absolute_difference(a: Value, b: Value) -> Value:
+    """Return |a - b| without overflow, as sad needs it."""
     return select(a < b, b - a, a - b)
 
 
@@ -141,6 +142,7 @@ def convert_integer(value: Value, dtype: DType, saturate: bool) -> Value:
 
 
 def population(value: Value) -> Value:
+    """popc: return the number of set bits (uint32)."""
     return np.bitwise_count(value).astype(np.uint32)
 
 
@@ -154,6 +156,7 @@ def _smear(value: Value) -> Value:
 
 
 def leading_zeros(value: Value) -> Value:
+    """clz: return the number of zeros above the highest set bit (uint32)."""
     width = value.dtype.itemsize * 8
     return np.uint32(width) - population(_smear(value.view(unsigned_of(value.dtype))))
 
@@ -170,6 +173,7 @@ def find_highest(value: Value, shift_amount: bool) -> Value:
 
 
 def reverse(value: Value) -> Value:
+    """brev: return the bits in reverse order."""
     width = value.dtype.itemsize * 8
     step, mask = width // 2, (1 << width) - 1
     while step:
@@ -251,6 +255,7 @@ def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
 
 
 def funnel_shift(low: Value, high: Value, amount: Value, left: bool, wrap: bool) -> Value:
+    """shf: shift 64 bits of two registers, and return the upper or lower half."""
     amount = amount & np.uint32(31) if wrap else np.minimum(amount, np.uint32(32))
     both = low.astype(np.uint64) | (high.astype(np.uint64) << np.uint64(32))
     by = amount.astype(np.uint64)

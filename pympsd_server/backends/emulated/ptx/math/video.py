@@ -122,7 +122,7 @@ def video_multiply_add(
     return video_word(_clamp(total, _WORD, signed) if saturate else total)
 
 
-def video_lanes(
+def video_simd(
     name: str,
     a: Value,
     b: Value,
@@ -133,17 +133,18 @@ def video_lanes(
     saturate: bool,
     accumulate: bool,
 ) -> Value:
-    """Return what an instruction of two or four lanes makes of uint32 values.
+    """Return the result of an instruction of two or four elements (SIMD), of uint32 values.
 
-    `selectors` are, for each operand and lane from the lowest, a part of a and b together; `mask` the lanes that are
-    written, of others c is kept; `signs` whether d, a and b are signed. `accumulate`: the sum of c and all lanes.
+    `selectors` are, for each operand and element from the lowest, a part of a and b together; `mask` the elements
+    that are written, of others c is kept; `signs` whether d, a and b are signed. `accumulate`: the sum of c and all
+    elements.
     """
     width = _WORD // len(selectors[0])
     result = c
-    for lane in mask:
+    for element in mask:
         x, y = (
             video_part(a if part * width < _WORD else b, part * width % _WORD, width, signed)
-            for part, signed in zip((selectors[0][lane], selectors[1][lane]), signs[1:], strict=True)
+            for part, signed in zip((selectors[0][element], selectors[1][element]), signs[1:], strict=True)
         )
         part = video_result(name, x, y)
         if saturate:
@@ -151,6 +152,6 @@ def video_lanes(
         if accumulate:
             result = result + video_word(part)
             continue
-        ones, at = np.uint32((1 << width) - 1), np.uint32(lane * width)
+        ones, at = np.uint32((1 << width) - 1), np.uint32(element * width)
         result = (result & ~(ones << at)) | ((video_word(part) & ones) << at)
     return result

@@ -33,6 +33,7 @@ class Fragment:
 
     @property
     def registers(self) -> int:
+        """The number of registers of each lane."""
         return int(self.rows.shape[1]) // self.packed
 
 

@@ -18,6 +18,7 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def is_float(operation: Operation) -> bool:
+    """Return whether an operation is one of floats, by its type."""
     return operation.type in _FLOAT_TYPES
 
 

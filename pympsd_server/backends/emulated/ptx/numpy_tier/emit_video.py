@@ -1,4 +1,8 @@
-"""Video instructions of words and parts of them, and of two and four lanes; math/video.py computes them."""
+"""Video instructions of words and parts of them, and of two and four elements (SIMD).
+
+math/video.py computes them. Operands may be parts of registers (`.b0`, `.h1`); the SIMD instructions have selectors
+and masks instead (`.h10`, `.b3210`).
+"""
 
 from __future__ import annotations
 
@@ -152,49 +156,50 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
     writer.set_result(f"video_multiply_add({values}, {writer.value(c, U32)}, {options})", U32)
 
 
-def _names(lanes: int) -> str:
-    return " ".join(f"{name}{lanes}" for name in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"))
+def _names(elements: int) -> str:
+    return " ".join(f"{name}{elements}" for name in ("vadd", "vsub", "vavrg", "vabsdiff", "vmin", "vmax"))
 
 
 @emits(f"{_names(2)} {_names(4)}", 4, "sat add", _WORDS)
-def _lanes(writer: Writer, operation: Operation) -> None:
+def _simd(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 3)
     if operation.has("sat") and operation.has("add"):
         raise writer.refuse(".sat and .add exclude each other")
-    _write_lanes(writer, operation, operation.name[:-1], operation.types)
+    _write_simd(writer, operation, operation.name[:-1], operation.types)
 
 
 @emits("vset2 vset4", 4, f"add {' '.join(_COMPARISONS)}", _WORDS)
-def _compare_lanes(writer: Writer, operation: Operation) -> None:
+def _compare_simd(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 2)
-    _write_lanes(writer, operation, _comparison(writer, operation), ("u32", *operation.types))
+    _write_simd(writer, operation, _comparison(writer, operation), ("u32", *operation.types))
 
 
-def _write_lanes(writer: Writer, operation: Operation, name: str, types: tuple[str, ...]) -> None:
-    lanes = int(operation.name[-1])
+def _write_simd(writer: Writer, operation: Operation, name: str, types: tuple[str, ...]) -> None:
+    elements = int(operation.name[-1])
     (target, mask), *inputs = (_whole(writer, x) for x in operation.operands)
     if inputs[2][1]:
         raise writer.refuse("the third operand is a whole register")
-    digits = [_digits(writer, lanes, selector) for selector in (mask, inputs[0][1], inputs[1][1])]
-    written = digits[0] or tuple(range(lanes))
-    if any(a >= b for a, b in itertools.pairwise(written)) or written[-1] >= lanes:
-        raise writer.refuse(f"a mask names each of {lanes} lanes once at most, the highest first")
+    digits = [_digits(writer, elements, selector) for selector in (mask, inputs[0][1], inputs[1][1])]
+    written = digits[0] or tuple(range(elements))
+    if any(a >= b for a, b in itertools.pairwise(written)) or written[-1] >= elements:
+        raise writer.refuse(f"a mask names each of {elements} elements once at most, the highest first")
     selectors = tuple(
-        chosen or tuple(range(first, first + lanes)) for chosen, first in zip(digits[1:], (0, lanes), strict=True)
+        chosen or tuple(range(first, first + elements))
+        for chosen, first in zip(digits[1:], (0, elements), strict=True)
     )
-    if any(len(chosen) != lanes or max(chosen) >= 2 * lanes for chosen in selectors):
-        raise writer.refuse(f"a selector has {lanes} digits below {2 * lanes}")
+    if any(len(chosen) != elements or max(chosen) >= 2 * elements for chosen in selectors):
+        raise writer.refuse(f"a selector has {elements} digits below {2 * elements}")
     values = ", ".join(writer.value(x, U32) for x, _ in inputs)
     signs = tuple(kind == "s32" for kind in types)
     options = f"{selectors}, {written}, {signs}, {operation.has('sat')}, {operation.has('add')}"
-    writer.assign(target, f"video_lanes({name!r}, {values}, {options})", U32)
+    writer.assign(target, f"video_simd({name!r}, {values}, {options})", U32)
 
 
-def _digits(writer: Writer, lanes: int, selector: str) -> tuple[int, ...]:
-    """Return the digits of a selector or mask, that of the lowest lane first; none if there is no selector."""
+def _digits(writer: Writer, elements: int, selector: str) -> tuple[int, ...]:
+    """Return the digits of a selector or mask, that of the lowest element first; none if there is no selector."""
     if not selector:
         return ()
     match = _SELECTOR.fullmatch(selector)
-    if match is None or match[1] != {2: "h", 4: "b"}[lanes]:
-        raise writer.refuse(f".{selector} is not a selector of {lanes} lanes")
+    if match is None or match[1] != {2: "h", 4: "b"}[elements]:
+        raise writer.refuse(f".{selector} is not a selector of {elements} elements")
     return tuple(int(digit) for digit in reversed(match[2]))

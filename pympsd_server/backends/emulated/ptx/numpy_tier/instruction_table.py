@@ -15,6 +15,8 @@ Emit = Callable[[Writer, Operation], None]
 
 @frozen
 class Emitter:
+    """A row of the table: the emitter of an instruction, and what it accepts."""
+
     emit: Emit
     modifiers: frozenset[str]
     types: frozenset[str]

@@ -93,7 +93,7 @@ REFUSED_REGISTERS = {
 }
 """Special registers of the PTX ISA 9.0 that are not there, or examples of them, and why."""
 
-_BESIDE_THE_TABLE = """
+_NOT_IN_TABLE = """
 `mov`, `ld`, `ldu` and `st` also have `.b128`; registers and variables may have that type. Operands of video
 instructions may be parts of registers (`.b0` to `.b3`, `.h0`, `.h1`), or have masks and selectors (`.h10`, `.b3210`).
 `vote` and `shfl` without `.sync` are executed where PTX has them: before version 6.4, and for targets below sm_70.
@@ -168,7 +168,7 @@ def page() -> str:
             alike.setdefault(key, []).append(name)
     parts = [_HEAD, "\n## Instructions\n\n| instruction | modifiers | types |\n| --- | --- | --- |\n"]
     parts += [_row(names, TABLE[names[0]]) for names in sorted(alike.values())]
-    parts.append(_BESIDE_THE_TABLE)
+    parts.append(_NOT_IN_TABLE)
     parts.append("\n## Control flow\n\n| instruction | forms |\n| --- | --- |\n")
     parts += [f"| {name} | {forms} |\n" for name, forms in _CONTROL.items()]
     parts += [*_matrices(), _TENSOR_MAPS]

@@ -111,6 +111,7 @@ class _Layout:
     local_bytes: int = 0
 
     def offset_of(self, symbol: Symbol) -> int:
+        """Return the offset of a variable in its frame, -1 for dynamic shared memory."""
         return symbol.offset if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
 
 

@@ -63,6 +63,7 @@ class Constants:
     addresses: dict[str, tuple[str, int]] = field(factory=dict)
 
     def scalar(self, value: np.generic) -> str:
+        """Return the name of a scalar."""
         key = (value.dtype.str, value.tobytes().hex())
         if key not in self.names:
             self.names[key] = f"K{len(self.names)}"
@@ -70,6 +71,7 @@ class Constants:
         return self.names[key]
 
     def address(self, variable: str, offset: int) -> str:
+        """Return the name of the address of a variable plus an offset."""
         name = f"A{len(self.addresses)}"
         for other, what in self.addresses.items():
             if what == (variable, offset):
@@ -91,6 +93,7 @@ class Span:
     accesses: set[tuple[int, int]] = field(factory=set)
 
     def line(self) -> str:
+        """Return the line that computes the indices."""
         accesses = tuple(sorted(self.accesses))
         furthest = max(accesses, key=sum)
         if accesses[-1] != furthest:  # the first is to begin first, the last to end last
@@ -129,6 +132,7 @@ class Writer:
             self.current[number] = (f"r{number}", self.register_dtype(number))
 
     def register_dtype(self, number: int) -> DType:
+        """Return the dtype of a register's declaration."""
         return DTYPES[self.code.register_types[number]]
 
     def refuse(self, why: str = "") -> InvalidPtx:

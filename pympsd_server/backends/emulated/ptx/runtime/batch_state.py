@@ -31,6 +31,8 @@ def _place(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 class CancelFlag(Protocol):
+    """The part of threading.Event that kernels poll."""
+
     def is_set(self) -> bool: ...
 
 

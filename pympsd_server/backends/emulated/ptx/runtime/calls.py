@@ -32,6 +32,7 @@ def function_index(address: Value, functions: tuple[int, ...]) -> Value:
 
 
 def align_up(value: Value, alignment: int) -> Value:
+    """Return addresses, rounded up to a power of two."""
     mask = value.dtype.type(alignment - 1)
     return (value + mask) & ~mask
 

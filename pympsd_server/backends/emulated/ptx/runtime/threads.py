@@ -31,12 +31,14 @@ class Threads:
         return value if self.ids is None or value.ndim == 0 else value.take(self.ids)
 
     def remember(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return what is kept under a key, computed the first time."""
         value = self.cache.get(key)
         if value is None:
             value = self.cache[key] = compute()
         return value
 
     def indices(self) -> Array:
+        """Return the numbers of the threads in their batch."""
         if self.ids is None:
             indices: Array = self.remember("indices", lambda: np.arange(self.count))
             return indices

@@ -33,6 +33,7 @@ def _per_thread(state: BatchState, threads: Threads, per_warp: Array) -> Array:
 
 
 def active_mask(state: BatchState, threads: Threads) -> Array:
+    """activemask: return for each thread the lanes of its warp that are in this group."""
     return _per_thread(state, threads, active(state, threads))
 
 

@@ -25,6 +25,7 @@ def check_type(name: str, line: int) -> str:
 
 
 def parse_registers(tokens: TokenStream) -> Registers:
+    """Return a .reg directive."""
     line = tokens.line
     tokens.expect(".reg")
     length, type_name = _register_type(tokens, line)

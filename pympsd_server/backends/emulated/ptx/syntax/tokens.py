@@ -26,6 +26,8 @@ _PATTERN = re.compile(
 
 @frozen
 class Token:
+    """A word, number, string or symbol, with its line; `kind` "end" after the last one."""
+
     kind: str
     text: str
     line: int
@@ -60,20 +62,25 @@ class TokenStream:
 
     @property
     def current(self) -> Token:
+        """The token that is next."""
         return self._tokens[self._at]
 
     @property
     def line(self) -> int:
+        """The line of the next token."""
         return self.current.line
 
     @property
     def following(self) -> Token:
+        """The token after the next one."""
         return self._tokens[min(self._at + 1, len(self._tokens) - 1)]
 
     def error(self, expected: str) -> InvalidPtx:
+        """Return the refusal of the next token, where something else is `expected`."""
         return InvalidPtx(f"expected {expected}, found {self.current.text!r}", self.line)
 
     def take(self) -> Token:
+        """Return the next token and step over it. Raises InvalidPtx at the end."""
         token = self.current
         if token.kind == "end":
             raise self.error("more text")
@@ -81,24 +88,29 @@ class TokenStream:
         return token
 
     def is_at(self, *texts: str) -> bool:
+        """Return whether the next token is one of some texts."""
         return self.current.text in texts and self.current.kind != "string"
 
     def accept(self, text: str) -> bool:
+        """Step over a text if it is next; return whether it was."""
         if self.is_at(text):
             self._at += 1
             return True
         return False
 
     def expect(self, text: str) -> None:
+        """Step over a text. Raises InvalidPtx if it is not next."""
         if not self.accept(text):
             raise self.error(repr(text))
 
     def word(self, what: str) -> str:
+        """Return the next token, a word. Raises InvalidPtx, naming `what`, for another one."""
         if self.current.kind != "word":
             raise self.error(what)
         return self.take().text
 
     def integer(self) -> int:
+        """Return the next token, an integer with or without a sign. Raises InvalidPtx for another one."""
         negative = self.accept("-")
         if self.current.kind != "integer":
             raise self.error("an integer")
@@ -112,10 +124,12 @@ class TokenStream:
             self._at += 1
 
     def skip_past(self, text: str) -> None:
+        """Step over everything up to a text and the text."""
         while not self.accept(text):
             self.take()
 
     def skip_braces(self) -> None:
+        """Step over everything up to the end of the next pair of braces."""
         self.skip_past("{")
         depth = 1
         while depth:
@@ -124,6 +138,7 @@ class TokenStream:
 
 
 def parse_integer(text: str) -> int:
+    """Return the value of a literal: decimal, octal, hexadecimal or binary, with or without U."""
     digits = text.rstrip("U")
     if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
         return int(digits, 8)

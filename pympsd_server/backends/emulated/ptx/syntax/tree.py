@@ -96,6 +96,8 @@ Operand: TypeAlias = Name | Immediate | Address | Vector | Pair | Negated | Nega
 
 @frozen
 class Guard:
+    """`@p` or `@!p` in front of an instruction."""
+
     register: str
     negated: bool
 
@@ -113,11 +115,14 @@ class Instruction:
 
     @property
     def opcode(self) -> str:
+        """The opcode as it stands in the text, its types last."""
         return ".".join((self.name, *self.modifiers, *self.types))
 
 
 @frozen
 class Label:
+    """`name:`"""
+
     name: str
     line: int
 
@@ -183,11 +188,14 @@ class Variable:
 
     @property
     def size(self) -> int:
+        """Its size in bytes, 0 for an unsized array."""
         return self.element_size * (self.count or 0)
 
 
 @frozen
 class Scope:
+    """`{ ... }` within a body."""
+
     statements: tuple[Statement, ...]
 
 
@@ -196,6 +204,8 @@ Statement: TypeAlias = Instruction | Label | Registers | Variable | Targets | Pr
 
 @define
 class Function:
+    """A .func or .entry; `body` is None for a declaration."""
+
     name: str
     is_entry: bool
     returns: tuple[Variable, ...]
@@ -226,6 +236,8 @@ class Target:
 
 @define
 class Module:
+    """A parsed image."""
+
     version: tuple[int, int] = (0, 0)
     target: Target = Target()
     variables: dict[str, Variable] = field(factory=dict)

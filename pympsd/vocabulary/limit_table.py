@@ -1,0 +1,355 @@
+"""The limits of namespaces, servers and clients: one table, from which everything else about a limit follows.
+
+Theory of operation
+===================
+
+The problem: an operator can limit a client in four places, with the same limits in each. Its *namespace* has limits
+(``namespace set``, ``server set``, the configuration file), its server may have *maxima* (``--max-...``), a *rule*
+may fit its process, and its own *environment* may ask for less. Whoever adds a limit should not have to visit all
+readers, lists, files and messages in which limits occur.
+
+The idea: `Limits` holds what one of these places states, and None for a limit of which the place states nothing.
+`LIMITS` has a row for each limit: its name, its reader, its text, and how `combine` decides between the places. All
+else loops over the rows:
+
+- the options of commands (pympsd/commands/v3/options.py) and the cells of lists (pympsd/commands/v3/view.py);
+- the configuration file: read (pympsd/configuration/reader.py), written (``show.py``) and compared (``changes.py``);
+- the log lines, the state file and the message AdmitClient, which contain `Limits` as they are.
+
+    namespace            maximum              rule             environment
+    50 %                 30 % on device 1     -                0=40, priority 1
+      \\____________________\\_____________ combine ______________/
+                device 0: 40 %    device 1: 30 %    priority 1
+
+A limit by device is a dictionary by the daemon's device index. The percentage also has the key ALL_DEVICES, for every
+device without an entry of its own: it can be set before the devices are known. A limit of memory for all devices
+becomes an entry for each, as no entry means no limit.
+
+Invariants: neither a rule nor the environment ever raises a limit above the namespace's, and nothing raises one above
+a maximum. The environment replaces one thing only, the namespace's client priority, and not beyond that of a rule.
+
+To add a limit: a field of `Limits`, a row of LIMITS, and its enforcement. The server has the client's limits, already
+combined, in pympsd_server/state_machine/client_limits.py, and its executor gets a Quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from attrs import field, fields, frozen
+
+from pympsd.vocabulary.limits import (
+    ALL_DEVICES,
+    ClientPriority,
+    MemoryGroup,
+    PinnedMemory,
+    ThreadPercentage,
+)
+from pympsd.vocabulary.partitions import NO_PARTITION, ChosenPartition
+from pympsd.vocabulary.texts import (
+    memory_text,
+    percentage_text,
+    read_by_device,
+    read_memory,
+    read_partition,
+    read_percentage,
+    read_priority,
+)
+
+V = TypeVar("V")
+
+
+@frozen
+class Limits:
+    """What one place states of limits, or a change of them; None: it states nothing.
+
+    The names are those of the state file and of messages.
+    """
+
+    thread_percentage: dict[int, ThreadPercentage] | None = None
+    """Of each client, by device index or ALL_DEVICES."""
+    pinned_memory: dict[int, PinnedMemory] | None = None
+    """Of each client, by device index; a device that is absent has no limit."""
+    client_priority: ClientPriority | None = None
+    total_memory: dict[int, PinnedMemory] | None = None
+    """Of all clients together, by device index; a device that is absent has no limit."""
+    sm_partition: str | None = None
+    """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
+
+    def changed_by(self, change: Limits) -> Limits:
+        """Return these limits with those that a change states in place of what was stated before."""
+        both = ((name, getattr(change, name), getattr(self, name)) for name in _FIELDS)
+        return Limits(**{name: before if new is None else new for name, new, before in both})
+
+
+_FIELDS: Final = tuple(each.name for each in fields(Limits))
+NO_LIMITS: Final = Limits()
+
+
+@frozen
+class ClientLimits:
+    """What the daemon sends a server of the limits of a client that it admits."""
+
+    own: Limits = NO_LIMITS
+    """Those of its namespace, or in protocol 2 of its server."""
+    bounds: tuple[Limits, ...] = ()
+    """Those that its own never exceed: its server's maxima, and those of its rule."""
+    devices: tuple[int, ...] | None = None
+    """The indices of the devices that it may see, in their order; None: all."""
+    namespace: str = ""
+    partitions: dict[int, ChosenPartition] = field(factory=dict)
+    """By index, of devices in static use."""
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    """Limits of memory that it shares with other clients, by device index."""
+    audited: bool = False
+    """Whether the memory that it takes and returns is logged."""
+
+    def combine(self, environment: Limits = NO_LIMITS) -> Limits:
+        """Return the limits that hold for the client; see the function of this name."""
+        return combine(self.own, *self.bounds, environment=environment)
+
+
+def combine(own: Limits, *bounds: Limits, environment: Limits = NO_LIMITS) -> Limits:
+    """Return the limits that hold for a client. This is THE place where a client's limits are decided.
+
+    ``own`` are those of its namespace (in protocol 2: of its server), ``bounds`` its server's maxima and those of its
+    rule, and ``environment`` what its variables ask for. A row that has no limit in any of them stays None.
+
+    The daemon passes the namespace's, the maxima and the rule's on to the server (`ClientLimits`), which calls this
+    when the client has connected and its environment is known. For a server of the driver the daemon calls it without
+    an environment, which that driver reads itself.
+
+        >>> combine(Limits(percentages(50.0)), Limits(percentages(30.0))).thread_percentage
+        {-1: ThreadPercentage(value=30.0)}
+    """
+    return Limits(
+        **{
+            row.field: row.combine(row.of(own), row.of(environment), [row.of(bound) for bound in bounds])
+            for row in LIMITS
+        }
+    )
+
+
+def percentages(value: float) -> dict[int, ThreadPercentage]:
+    """Return the limit of one percentage for all devices."""
+    return {ALL_DEVICES: ThreadPercentage(value)}
+
+
+def on_device(values: Mapping[int, V] | None, index: int) -> V | None:
+    """Return the entry of a limit by device that holds for a device; None: it has no limit there."""
+    return None if values is None else values.get(index, values.get(ALL_DEVICES))
+
+
+def percentage_on(limits: Limits, index: int = ALL_DEVICES) -> ThreadPercentage:
+    """Return the percentage of a device, or of every device without an entry of its own."""
+    return on_device(limits.thread_percentage, index) or ThreadPercentage()
+
+
+def differing_percentages(limits: Limits, indices: Iterable[int]) -> dict[int, float]:
+    """Return the percentage of each of some devices, by index; nothing if all have the same."""
+    by_device = {index: percentage_on(limits, index).value for index in indices}
+    return by_device if len(set(by_device.values())) > 1 else {}
+
+
+def in_bytes(memory: Mapping[int, PinnedMemory] | None) -> dict[int, int]:
+    """Return limits of memory in bytes, by device index."""
+    return {index: limit.value for index, limit in (memory or {}).items()}
+
+
+def lowest(limits: Iterable[Mapping[int, V] | None]) -> dict[int, V] | None:
+    """Return the lowest entry for each device of several limits by device; None: there is none."""
+    stated = [limit for limit in limits if limit is not None]
+    if not stated:
+        return None
+    least: dict[int, V] = {}
+    for index in dict.fromkeys(index for limit in stated for index in limit):
+        entries: Any = (on_device(limit, index) for limit in stated)
+        least[index] = min(entry for entry in entries if entry is not None)
+    return least
+
+
+def _combine_by_device(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
+    return lowest((own, environment, *bounds))
+
+
+def _combine_priority(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
+    """Return the client's own level, else the default, but none above that of a bound (1 is below normal)."""
+    levels = (environment or own, *bounds)
+    return max((level for level in levels if level is not None), default=None)
+
+
+def _keep_own(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
+    return own
+
+
+@frozen
+class LimitRow:
+    """A row of the table."""
+
+    name: str
+    """That of its option (``--max-`` before it: the maximum of a server) and its column; see `key`."""
+    field: str
+    """Its name in `Limits`."""
+    read: Callable[[str], Any]
+    """Reads its text; raises BadText. If it is by device: a dictionary by what names each, "" for all."""
+    form: str
+    """Its value in the usage of commands."""
+    render: Callable[[Any], str]
+    """Returns the text of its value (by device: of an entry)."""
+    number: Callable[[Any], Any]
+    """Returns what JSON has for its value (by device: for an entry)."""
+    combine: Callable[[Any, Any, Sequence[Any]], Any]
+    """Decides between a namespace's value, the environment's and those of bounds."""
+    default: Any = None
+    """The value (by device: the entry) where nothing is stated."""
+    is_by_device: bool = False
+    is_for_all: bool = False
+    """Whether a value for all devices is kept as ALL_DEVICES, not as an entry for each."""
+    has_maximum: bool = False
+    """Whether a server may have a maximum of it."""
+    is_own: bool = False
+    """Whether it is not the vendor's: in a file its key is in a namespace's table ``pympsd``, and no rule has it."""
+    types: tuple[type, ...] = (str,)
+    """The types of its value in a configuration file."""
+    driver_lacks: Callable[[Any], str] = lambda _: ""
+    """Returns why a value that was read is not possible with the driver's own server; empty: it is."""
+
+    @property
+    def key(self) -> str:
+        """Its key in a configuration file, and the keyword of its option."""
+        return self.name.replace("-", "_")
+
+    def of(self, limits: Limits) -> Any:
+        """Return what limits state of it, or None."""
+        return getattr(limits, self.field)
+
+    def entries(self, limits: Limits, indices: Sequence[int]) -> list[Any]:
+        """Return its value, or if it is by device its entry for each of some devices; for no device that of all."""
+        value = self.of(limits)
+        if not self.is_by_device:
+            return [self.default if value is None else value]
+        entries = (on_device(value, index) for index in indices or (ALL_DEVICES,))
+        return [self.default if entry is None else entry for entry in entries]
+
+    def text(self, limits: Limits, indices: Sequence[int]) -> str:
+        """Return its text: one value if all of some devices have the same, else one for each.
+
+        A device is named by its position in ``indices``, as the clients that see these devices name it.
+        """
+        entries = self.entries(limits, indices)
+        if len(set(entries)) == 1:
+            return self.render(entries[0])
+        return ",".join(f"{position}={self.render(entry)}" for position, entry in enumerate(entries))
+
+    def json(self, limits: Limits, indices: Sequence[int]) -> Any:
+        """Return what JSON has for it, as in `text`: a value, or an object with one for each device."""
+        entries = self.entries(limits, indices)
+        if len(set(entries)) == 1:
+            return self.number(entries[0])
+        return {str(position): self.number(entry) for position, entry in enumerate(entries)}
+
+    def differs(self, one: Limits, other: Limits, indices: Iterable[int]) -> bool:
+        """Return whether two places state different values, of a limit by device for some devices."""
+        return self.entries(one, tuple(indices)) != self.entries(other, tuple(indices))
+
+    def indices(self, *places: Limits) -> list[int]:
+        """Return the device indices and ALL_DEVICES under which some places have entries; none if not by device."""
+        return (
+            sorted({ALL_DEVICES, *(index for each in places for index in self.of(each) or ())})
+            if self.is_by_device
+            else []
+        )
+
+    def changed(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
+        """Return its entries by device after a change, by device index or ALL_DEVICES; an entry of None lifts one.
+
+        ``indices``: those of all devices.
+        """
+        entries: dict[int, Any] = dict(before or {})
+        for index, entry in change.items():
+            if index == ALL_DEVICES:
+                entries = {} if entry is None else dict.fromkeys([index] if self.is_for_all else indices, entry)
+            elif entry is None:
+                entries.pop(index, None)
+            else:
+                entries[index] = entry
+        return entries
+
+
+def _number_of_memory(limit: PinnedMemory | None) -> int | None:
+    return None if limit is None else limit.value
+
+
+_MEMORY: Final = read_by_device(read_memory, "limit", "0=4G,1=8G")
+LIMITS: Final = (
+    LimitRow(
+        "pinned-memory-limit",
+        "pinned_memory",
+        _MEMORY,
+        "<limit>",
+        memory_text,
+        _number_of_memory,
+        _combine_by_device,
+        is_by_device=True,
+        has_maximum=True,
+    ),
+    LimitRow(
+        "active-thread-percentage",
+        "thread_percentage",
+        read_by_device(read_percentage, "percentage", "0=50,1=25"),
+        "<percentage>",
+        percentage_text,
+        lambda percentage: percentage.value,
+        _combine_by_device,
+        default=ThreadPercentage(),
+        is_by_device=True,
+        is_for_all=True,
+        has_maximum=True,
+        types=(str, int, float),
+        driver_lacks=lambda by_word: ": it has one percentage for all devices" if by_word.keys() - {""} else "",
+    ),
+    LimitRow(
+        "client-priority",
+        "client_priority",
+        read_priority,
+        "0|1",
+        str,
+        lambda priority: priority.level,
+        _combine_priority,
+        default=ClientPriority(),
+        types=(str, int),
+    ),
+    LimitRow(
+        "total-memory-limit",
+        "total_memory",
+        _MEMORY,
+        "<limit>",
+        memory_text,
+        _number_of_memory,
+        _combine_by_device,
+        is_by_device=True,
+        is_own=True,
+        driver_lacks=lambda _: (
+            ": it knows limits of single clients only; the pinned memory limit of a namespace is one of each client"
+        ),
+    ),
+    LimitRow(
+        "sm-partition",
+        "sm_partition",
+        read_partition,
+        "<name>|none",
+        lambda name: name or NO_PARTITION,
+        lambda name: name or None,
+        _keep_own,
+        default="",
+        is_own=True,
+        driver_lacks=lambda name: " of this release" if name else "",
+    ),
+)
+"""Every limit, in the order in which lists and files have them."""
+PINNED_MEMORY, PERCENTAGE, PRIORITY, TOTAL_MEMORY, SM_PARTITION = LIMITS
+BY_DEVICE: Final = tuple(row for row in LIMITS if row.is_by_device)
+WITH_MAXIMUM: Final = tuple(row for row in LIMITS if row.has_maximum)
+VENDORS: Final = tuple(row for row in LIMITS if not row.is_own)
+OWN: Final = tuple(row for row in LIMITS if row.is_own)
