@@ -157,9 +157,9 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
 
 def _sms(number: int) -> Iterator[str]:
     """Yield what percentages give of a device on which pympsd rounds them."""
-    facts = None if process.native is not None else process.device(number).properties
-    if facts is not None and facts.is_volta_or_newer:
-        yield str(rounding(facts))
+    properties = None if process.native is not None else process.device(number).properties
+    if properties is not None and properties.is_volta_or_newer:
+        yield str(rounding(properties))
 
 
 def _daemons_elsewhere() -> list[str]:

@@ -55,13 +55,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def mps_machine() -> str:
-    """The emulated machine of the daemons, as PYMPSD_EMULATED_DEVICES has it. Redefine it for another one."""
+    """The emulated machine of the daemons, as PYMPSD_EMULATED_DEVICES describes it. Redefine it for another one:
+
+    @pytest.fixture
+    def mps_machine():
+        return "4xA100"
+    """
     return "H200"
 
 
 @pytest.fixture
 def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Daemon]:
-    """A `pympsd.control.Daemon` for one test; the mark ``mps`` has its arguments."""
+    """A `pympsd.control.Daemon` for one test; the mark ``mps`` has its arguments.
+
+    It ends after the test with its servers. Raises CannotStart, which fails the test, if the daemon does not start.
+    """
     mark = request.node.get_closest_marker(MARK)
     arguments: dict[str, Any] = {"machine": mps_machine, **(mark.kwargs if mark else {})}
     with Daemon(**arguments) as daemon:
@@ -77,10 +85,17 @@ def mps_session_daemon() -> Iterator[Daemon]:
 
 @pytest.fixture
 def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start Python programs as clients of the test's daemon; they are killed after the test.
+    """A function that starts a Python program as a client of the test's daemon, and returns its `subprocess.Popen`.
 
-    ``mps_client("train.py", "--epochs=1", server="a", namespace="hi", CUDA_MPS_CLIENT_PRIORITY="1")``: the arguments
-    of the interpreter, the server and the namespace of protocol 3, and more variables. The pipes are text.
+    Args of the function:
+        *arguments: The interpreter's arguments: a file and its arguments, ``-m MODULE`` or ``-c CODE``.
+        server, namespace: Names of protocol 3; empty: the daemon chooses.
+        **variables: More environment variables of the program.
+
+    Standard input, output and error are text pipes. Programs that still run are killed after the test::
+
+        client = mps_client("train.py", "--epochs=1", server="a", CUDA_MPS_CLIENT_PRIORITY="1")
+        assert client.wait(60) == 0
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -110,9 +125,10 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
 
 @pytest.fixture
 def mps_fault(mps_client: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
-    """Make another client's kernel trap, a fatal fault of its device; return the name of the error that it gets.
+    """A function that makes another client's kernel trap, which is a fatal fault of its device.
 
-    The arguments are ``server``, ``namespace`` and variables, as of ``mps_client``.
+    It takes ``server``, ``namespace`` and variables as `mps_client` does, waits up to 60 s, and returns the name
+    of the error that the faulting client gets, such as ``CUDA_ERROR_LAUNCH_FAILED``.
     """
 
     def fault(**where: str) -> str:

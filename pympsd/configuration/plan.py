@@ -6,7 +6,7 @@ from collections.abc import Mapping, Set
 
 from attrs import field, frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.rules import Rule
@@ -73,7 +73,7 @@ class Plan:
 class FileContext:
     """What a file is checked against: the daemon that reads it."""
 
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     uid: int
     """The user the daemon runs as."""
     multiuser: bool = False

@@ -1,4 +1,8 @@
-"""A connection to the daemon: its queries as data, its commands as text."""
+"""A connection to the daemon: its queries as data, its commands as text.
+
+`pympsd.control.RunningDaemon` opens one for each call; use `Control` itself to ask several questions over one
+connection, or to choose the time-out.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,22 @@ def _warn(text: str) -> None:
 
 
 class Control:
-    """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY.
+    """A connection to a daemon; close it, or use it in a ``with`` statement.
 
-    ``warn`` is called with a sentence if the daemon is neither root's nor this user's; by default it is a
-    RuntimeWarning. Such a daemon gets queries only, unless ``trust_daemon`` is set, and each of its answers has to
-    end within ``timeout`` seconds.
+    Args:
+        pipe_directory: The daemon's. Empty: CUDA_MPS_PIPE_DIRECTORY, or the default directory.
+        timeout: Seconds to wait for a silent daemon. A daemon that reports that it is working is waited for without
+            a limit, unless it is another user's.
+        warn: Called with a sentence if the daemon is neither root's nor this user's. Default: a RuntimeWarning.
+        trust_daemon: Send commands that change something to such a daemon too. Otherwise it gets queries only.
+
+    Raises:
+        CannotAsk: There is no daemon at this directory, or it does not take commands.
+
+    >>> from pympsd.control import Daemon
+    >>> with Daemon(machine="H200") as daemon, Control(daemon.pipe_directory) as control:
+    ...     control.command("get_default_active_thread_percentage"), control.query("get_server_list", "ps")
+    ('100.0\\n', [[], []])
     """
 
     def __init__(
@@ -68,23 +83,31 @@ class Control:
         self.close()
 
     def close(self) -> None:
-        """Leave the daemon."""
+        """Close the connection. It may be closed more than once."""
         self._daemon.close()
 
     def query(self, *queries: str) -> list[Any]:
-        """Return what queries answer with --json, all asked in one request; raise CannotAsk.
+        """Return what queries answer with --json, a value for each, all asked in one request.
 
         In protocol 3 these are the rows of ``list`` and ``describe``, and the text of another query.
+
+        Raises:
+            CannotAsk: A query was refused, or the daemon is gone.
         """
         return [_json(text) for text in self._ask([f"{query} --json" for query in queries])]
 
     def listing(self, query: str) -> list[dict[str, Any]]:
-        """Return the rows of a query of protocol 3, such as ``namespace list``; raise CannotAsk."""
+        """Return the rows of a query of protocol 3, such as ``namespace list``, a dict for each; raise CannotAsk."""
         rows: list[dict[str, Any]] = _json(self._ask([f"{query} --format=json"])[0])
         return rows
 
     def command(self, line: str) -> str:
-        """Give a command; return what it prints. Raise CannotAsk if it is refused; of config apply the file, too."""
+        """Give the daemon a command and return what it prints. For ``config apply`` the file is sent with it.
+
+        Raises:
+            CannotAsk: The daemon refused the command, the file cannot be read, or the command was not sent because
+                the daemon is another user's.
+        """
         if self._daemon.is_foreign and not self._trust_daemon and not is_query(line):
             raise CannotAsk(
                 f"{line}: not sent, because it may change something: {self.owner_warning} (trust_daemon sends it)"

@@ -1,4 +1,11 @@
-"""The daemon that runs, and one that is started for a while, in directories of its own."""
+"""Daemons as objects: `RunningDaemon` for one that runs, `Daemon` for one that lives as long as a ``with`` block.
+
+>>> with Daemon(machine="2xH200") as daemon:
+...     daemon.command("set_default_active_thread_percentage 50")
+...     len(daemon.devices()), daemon.servers(), daemon.waiting()
+'50.0\\n'
+(2, (), ())
+"""
 
 from __future__ import annotations
 
@@ -31,15 +38,23 @@ OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_
 
 
 class CannotStart(StartError):
-    """A daemon did not start; the message is what it says."""
+    """A daemon did not start; the message is what it printed on standard error."""
 
 
 class RunningDaemon:
-    """The daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY.
+    """A daemon that runs already, such as the system's.
 
-    Each call is a connection of its own, so that another daemon may take over between two calls. CannotAsk is raised
-    if there is none, or if it refuses. ``trust_daemon``: give commands that change something to a daemon that is
-    neither root's nor this user's as well.
+    Each call opens a connection of its own, so another daemon may take over between two calls. Every call that asks
+    the daemon raises CannotAsk if there is no daemon or it refuses, and its subclass Silent if the daemon does not
+    respond within 10 s.
+
+    Args:
+        pipe_directory: Its pipe directory. Empty: CUDA_MPS_PIPE_DIRECTORY, or the default directory.
+        trust_daemon: Give commands that change something also to a daemon that is neither root's nor this user's.
+
+    >>> with Daemon(machine="H200") as started:
+    ...     RunningDaemon(started.pipe_directory).devices() == started.devices()
+    True
     """
 
     def __init__(self, pipe_directory: str = "", trust_daemon: bool = False) -> None:
@@ -47,11 +62,11 @@ class RunningDaemon:
         self.pipe_directory: Final = pipe_directory or os.fsdecode(control_client.pipe_directory())
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the daemon's devices."""
+        """Return the daemon's devices, in the order of their CUDA ordinals."""
         return convert(Machine, self._query("device_query")).devices
 
     def servers(self) -> tuple[Server, ...]:
-        """Return the servers that run, with their clients, and these with their contexts."""
+        """Return the servers that run: each with its clients, and each client with its contexts."""
         return convert(tuple[Server, ...], self._query("get_server_list"))
 
     def ps(self) -> tuple[Client, ...]:
@@ -59,21 +74,52 @@ class RunningDaemon:
         return tuple(client for server in self.servers() for client in server.clients if client.contexts)
 
     def waiting(self) -> tuple[Waiting, ...]:
-        """Return the clients and start requests that wait for a server, in their order."""
+        """Return the clients and start requests that wait for a server; the first in the queue comes first."""
         return convert(tuple[Waiting, ...], self._query("get_waiting_list"))
 
     def listing(self, query: str) -> list[dict[str, Any]]:
-        """Return the rows of a query of protocol 3, such as ``namespace list``."""
+        """Return the rows of a query of protocol 3, a dict for each with the columns as keys.
+
+        Args:
+            query: ``MODULE list`` or ``MODULE describe`` with its options, such as ``namespace list``.
+
+        >>> with Daemon(machine="H200", protocol=3) as daemon:
+        ...     _ = daemon.command("server create a")
+        ...     [row["name"] for row in daemon.listing("server list")]
+        ['a']
+        """
         with Control(self.pipe_directory) as control:
             return control.listing(query)
 
     def command(self, line: str) -> str:
-        """Give a command; return what it prints."""
+        """Give the daemon a command and return what it prints, with line ends.
+
+        Args:
+            line: The command and its arguments as `pympsd` takes them.
+
+        Raises:
+            CannotAsk: The daemon refused the command; the message is its explanation.
+
+        >>> with Daemon(machine="H200") as daemon:
+        ...     daemon.command("set_default_active_thread_percentage 400")
+        Traceback (most recent call last):
+        pympsd.control.connection.CannotAsk: set_default_active_thread_percentage 400: ...
+        """
         with Control(self.pipe_directory, trust_daemon=self._trust_daemon) as control:
             return control.command(line)
 
     def environment(self, server: str = "", namespace: str = "") -> dict[str, str]:
-        """Return the variables of a client: of the daemon, or in protocol 3 of a server or a namespace of it."""
+        """Return the environment variables that make a program a client of this daemon.
+
+        With them a program fails if the daemon is gone, instead of running without MPS.
+
+        Args:
+            server: The name of a server (protocol 3). Empty: the daemon chooses.
+            namespace: The name of a namespace of that server. Empty: its default namespace.
+
+        >>> RunningDaemon("/run/mps").environment("a", "low")["CUDA_MPS_PIPE_DIRECTORY"]
+        '/run/mps/a/low'
+        """
         folder = os.path.join(self.pipe_directory, server, namespace) if server else self.pipe_directory
         return {"CUDA_MPS_PIPE_DIRECTORY": folder, "PYMPSD_REQUIRE_MPS": "1"}
 
@@ -85,9 +131,18 @@ class RunningDaemon:
 class Daemon(RunningDaemon):
     """A daemon that runs during a ``with`` block, in temporary directories, and ends with its servers after it.
 
-    ``machine``: its emulated machine, as PYMPSD_EMULATED_DEVICES has it; empty: this machine's GPUs. ``protocol``: 2
-    or 3. ``users``: ``in-turn`` or ``together``. ``options``: more options of the command line. ``settings``:
-    variables for the daemon, which inherits none of CUDA's and its own.
+    Args:
+        machine: Its emulated machine, as PYMPSD_EMULATED_DEVICES describes one. Empty: this machine's GPUs.
+        protocol: 2 (a server for each user) or 3 (named servers with namespaces).
+        users: ``in-turn`` or ``together``, as ``--users``.
+        options: More options of the command line.
+        settings: Environment variables of the daemon. It inherits none of CUDA's and pympsd's own.
+
+    Raises:
+        CannotStart: On entry, or by `start`; nothing is left behind.
+
+    Some Unix signals kill a daemon as they kill any process; `start` then starts another in the same directories,
+    which takes over its servers.
     """
 
     def __init__(
@@ -111,13 +166,19 @@ class Daemon(RunningDaemon):
         return 0 if self._process is None or self._process.poll() is not None else self._process.pid
 
     def log(self) -> str:
-        """Return what is in its control.log and server.log."""
+        """Return the text of its control.log and of all server.log files, undecodable bytes replaced."""
         folder = Path(self.log_directory)
         paths = (folder / "control.log", folder / "server.log", *sorted(folder.glob("*/server.log")))
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def start(self) -> Self:
-        """Start it, or after a crash another one; return when it accepts clients; raise CannotStart."""
+        """Start the daemon, or after a crash another one; return it when it accepts clients.
+
+        Waits up to 60 s: the driver of a GPU may take long to report its devices.
+
+        Raises:
+            CannotStart: The daemon runs already, did not start, or was not ready in time.
+        """
         if self.pid:
             raise CannotStart(f"the daemon runs already, as process {self.pid}")
         is_new = not self._folder.exists()
@@ -159,7 +220,10 @@ class Daemon(RunningDaemon):
             raise CannotStart(said or f"the daemon was not ready within {START_SECONDS:.0f} s")
 
     def stop(self) -> None:
-        """End it with its servers and their clients' contexts, and remove its directories."""
+        """End the daemon with its servers and their clients' contexts, and remove its directories.
+
+        Waits up to 30 s, and then kills the daemon. Does nothing if the daemon has been stopped already.
+        """
         self._quit()
         if os.path.exists(os.path.join(self.pipe_directory, files.KEEPER)):
             # It was killed, and its servers go on: another daemon takes them over, and ends them.

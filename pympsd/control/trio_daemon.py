@@ -29,33 +29,37 @@ class TrioDaemon:
     daemon: RunningDaemon
 
     async def devices(self) -> tuple[Device, ...]:
-        """As RunningDaemon.devices."""
+        """Return what `RunningDaemon.devices` returns, or raise what it raises."""
         return await trio.to_thread.run_sync(self.daemon.devices)
 
     async def servers(self) -> tuple[Server, ...]:
-        """As RunningDaemon.servers."""
+        """Return what `RunningDaemon.servers` returns, or raise what it raises."""
         return await trio.to_thread.run_sync(self.daemon.servers)
 
     async def ps(self) -> tuple[Client, ...]:
-        """As RunningDaemon.ps."""
+        """Return what `RunningDaemon.ps` returns, or raise what it raises."""
         return await trio.to_thread.run_sync(self.daemon.ps)
 
     async def waiting(self) -> tuple[Waiting, ...]:
-        """As RunningDaemon.waiting."""
+        """Return what `RunningDaemon.waiting` returns, or raise what it raises."""
         return await trio.to_thread.run_sync(self.daemon.waiting)
 
     async def listing(self, query: str) -> list[dict[str, Any]]:
-        """As RunningDaemon.listing."""
+        """Return what `RunningDaemon.listing` returns, or raise what it raises."""
         return await trio.to_thread.run_sync(self.daemon.listing, query)
 
     async def command(self, line: str) -> str:
-        """As RunningDaemon.command."""
+        """Return what `RunningDaemon.command` returns, or raise what it raises."""
         return await trio.to_thread.run_sync(self.daemon.command, line)
 
 
 @asynccontextmanager
 async def open_daemon(**arguments: Any) -> AsyncIterator[TrioDaemon]:
-    """Start a daemon with the arguments of Daemon, and end it after the block."""
+    """Start a daemon with the arguments of `pympsd.control.Daemon`, and end it after the block, even if cancelled.
+
+    Raises:
+        CannotStart: The daemon did not start.
+    """
     daemon = Daemon(**arguments)
     try:
         await trio.to_thread.run_sync(daemon.start)

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from pympsd.devices.machine import describe
 from pympsd.devices.visible import keep_one_generation, select
 from pympsd.errors import StartError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.settings import Settings
 
 
@@ -28,7 +28,7 @@ class NoDriver(StartError, ValueError):
 class Probed:
     """The driver's answer: its devices, or why there are none."""
 
-    devices: tuple[DeviceFacts, ...] = ()
+    devices: tuple[DeviceProperties, ...] = ()
     absent: str = ""
     """Why there is no driver, or no device."""
     unusable: str = ""
@@ -44,7 +44,7 @@ class Machine:
 
     backend: str
     reason: str
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     vendor_server: str = ""
     instead: Machine | None = None
     """The machine that ``auto`` takes if the driver's server turns out not to be known."""
@@ -87,7 +87,7 @@ _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
 Those of textures begin so."""
 
 
-def _as_served(device: DeviceFacts) -> DeviceFacts:
+def _as_served(device: DeviceProperties) -> DeviceProperties:
     refused = {name: 0 for name in device.attributes if name in _NOT_SERVED or name.startswith(_OF_TEXTURES)}
     return evolve(device, attributes={**device.attributes, **refused})
 

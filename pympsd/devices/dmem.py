@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import MAX_MEMORY, CgroupLimit, CgroupLimits, PinnedMemory
 
 _LINE: Final = re.compile(r"(\S+) ([0-9]{1,20}|max)")
@@ -27,7 +27,7 @@ class CgroupFiles:
     min: str
 
 
-def limits_in(devices: Sequence[DeviceFacts], cgroups: Iterable[CgroupFiles]) -> CgroupLimits:
+def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles]) -> CgroupLimits:
     """Return the limits of cgroups, each of which is in the one before, by ordinal of ``devices``.
 
     A line that is of no device, or cannot be read, does not count.
@@ -44,19 +44,19 @@ def limits_in(devices: Sequence[DeviceFacts], cgroups: Iterable[CgroupFiles]) ->
     return found
 
 
-def _hard(devices: Sequence[DeviceFacts], text: str) -> dict[int, PinnedMemory]:
+def _hard(devices: Sequence[DeviceProperties], text: str) -> dict[int, PinnedMemory]:
     """Return the least of each device's limits in a dmem.max."""
     least = {ordinal: min(counts) for ordinal, counts in _by_device(devices, text).items()}
     return {ordinal: PinnedMemory(count) for ordinal, count in least.items() if count < MAX_MEMORY}
 
 
-def _soft(devices: Sequence[DeviceFacts], text: str) -> dict[int, int]:
+def _soft(devices: Sequence[DeviceProperties], text: str) -> dict[int, int]:
     """Return the least of each device's guarantees in a dmem.min, in bytes; 0: it has none."""
     # A region's 0 is left out: nobody has set it.
     return {each: min(filter(None, counts), default=0) for each, counts in _by_device(devices, text).items()}
 
 
-def _by_device(devices: Sequence[DeviceFacts], text: str) -> dict[int, list[int]]:
+def _by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list[int]]:
     """Return the values of each device's regions, in bytes.
 
     Of several regions the least counts: the memory of a client may lie in any of them, and nobody tells in which.
@@ -77,5 +77,5 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _bus_ids(region: str) -> set[str]:
-    """Return the PCI addresses in a region's name, as DeviceFacts.bus_id writes them."""
+    """Return the PCI addresses in a region's name, as DeviceProperties.bus_id writes them."""
     return {f"{int(domain, 16):08X}{rest.upper()}" for domain, rest in _BUS_ID.findall(region)}

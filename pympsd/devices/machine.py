@@ -29,7 +29,7 @@ from attrs import evolve
 
 from pympsd.devices.profiles import PROFILES, Profile
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
 """What names the machine, in short form or by the path of a file."""
@@ -61,14 +61,14 @@ class BadMachine(InputError, ValueError):
     """An invalid machine description; the message says what is allowed."""
 
 
-def describe(text: str) -> tuple[DeviceFacts, ...]:
+def describe(text: str) -> tuple[DeviceProperties, ...]:
     """Return the devices of a machine: ``text`` is the short form, or the path of a TOML file."""
     if is_file(text):
         try:
             return from_toml(_read(text))
         except BadMachine as error:
             raise BadMachine(f"the machine file {text}: {error}; mend it, or name another in {VARIABLE}") from None
-    return _checked([facts for part in text.split(",") for facts in _short(part.strip(), text)])
+    return _checked([properties for part in text.split(",") for properties in _short(part.strip(), text)])
 
 
 def is_file(text: str) -> bool:
@@ -76,7 +76,7 @@ def is_file(text: str) -> bool:
     return "/" in text or text.endswith(".toml")
 
 
-def from_toml(text: str) -> tuple[DeviceFacts, ...]:
+def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     """Return the devices a TOML text describes."""
     try:
         machine = tomllib.loads(text)
@@ -93,7 +93,7 @@ def from_toml(text: str) -> tuple[DeviceFacts, ...]:
     if containment not in CONTAINMENTS:
         raise BadMachine(f"fault_containment is one of {', '.join(CONTAINMENTS)}, not {containment!r}")
     stops, isolates = (_flag(machine, ability) for ability in ABILITIES)
-    devices = _checked([facts for table in tables for facts in _from_table(table)])
+    devices = _checked([properties for table in tables for properties in _from_table(table)])
     return tuple(
         evolve(
             device,
@@ -139,13 +139,13 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
     return [(profile, table)] * count
 
 
-def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceFacts, ...]:
+def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
     if not 0 < len(devices) <= DEVICE_LIMIT:
         raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
-    facts = tuple(_facts(index, profile, table) for index, (profile, table) in enumerate(devices))
-    if len({device.uuid for device in facts}) < len(facts):
+    properties = tuple(_facts(index, profile, table) for index, (profile, table) in enumerate(devices))
+    if len({device.uuid for device in properties}) < len(properties):
         raise BadMachine("two devices have the same uuid")
-    return facts
+    return properties
 
 
 _OF_OWN_SPACES: Final = (
@@ -159,7 +159,7 @@ _OF_OWN_SPACES: Final = (
 )
 
 
-def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
+def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")
@@ -179,7 +179,7 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
         "PCI_BUS_ID": 0,
         "PCI_DEVICE_ID": 6 + index,
     }
-    return DeviceFacts(
+    return DeviceProperties(
         name=str(table.get("name", profile.name)),
         uuid=_uuid(table, index),
         pci=_pci(table, index),
@@ -237,6 +237,6 @@ def _positive(table: dict[str, Any], key: str, default: int) -> int:
     return value
 
 
-def with_attributes(device: DeviceFacts, **attributes: int) -> DeviceFacts:
+def with_attributes(device: DeviceProperties, **attributes: int) -> DeviceProperties:
     """Return the device with some attributes changed."""
     return evolve(device, attributes={**device.attributes, **attributes})

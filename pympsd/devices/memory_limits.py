@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from attrs import evolve, frozen
 
 from pympsd.devices.visible import find_device, listed
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import ALL_DEVICES, MAX_MEMORY, BadLimit, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS, PERCENTAGE, PERCENTAGE_FORM
 
@@ -59,7 +59,9 @@ def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
     return 0, [BadEntry(shown, reason, OF_CONTAINER)]
 
 
-def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
+def read(
+    devices: Sequence[DeviceProperties], text: str, owner: str
+) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
     """Return the limits of memory by index of ``devices``, and the invalid entries; the last one for a device wins.
 
     Each valid entry counts, whatever the others are. ``owner`` names the owner of the devices in messages.
@@ -68,7 +70,7 @@ def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[in
 
 
 def read_percentages(
-    environment: Mapping[str, str], devices: Sequence[DeviceFacts]
+    environment: Mapping[str, str], devices: Sequence[DeviceProperties]
 ) -> tuple[dict[int, ThreadPercentage], list[BadEntry]]:
     """Return a client's percentages by index of ``devices``, or for all of them, and the invalid entries.
 
@@ -85,7 +87,7 @@ def read_percentages(
 
 
 def _read_by_device(
-    devices: Sequence[DeviceFacts], text: str, owner: str, parse: Callable[[str], V | None], form: str
+    devices: Sequence[DeviceProperties], text: str, owner: str, parse: Callable[[str], V | None], form: str
 ) -> tuple[dict[int, V], list[BadEntry]]:
     limits: dict[int, V] = {}
     bad: list[BadEntry] = []
@@ -109,6 +111,6 @@ def _read_by_device(
     return limits, bad
 
 
-def no_such_device(devices: Sequence[DeviceFacts], word: str, owner: str) -> str:
+def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
     """Return the message that a word names no device, with the devices that there are."""
     return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {listed(devices)}"

@@ -23,7 +23,7 @@ class Profile:
     memory_bytes: int
     attributes: dict[str, int] = field(factory=dict)
     sm_chunks: tuple[int, int] | None = None
-    """As in DeviceFacts: recorded with an H100, and taken to be the same on an H200."""
+    """As in DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
 
 
 _EVERY_DEVICE: Final = {

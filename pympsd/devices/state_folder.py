@@ -22,7 +22,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.devices.machine import COMPUTE_MODES, VARIABLE, BadMachine, is_file, with_attributes
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 MODES: Final = "modes"
 READ_BYTES: Final = 1 << 16
@@ -202,7 +202,7 @@ def unusable_directory(machine: str) -> str:
     return f"{DIRECTORY}={named} is not a directory: {effect}. Make it (mkdir -p {named})"
 
 
-def with_current_modes(devices: Sequence[DeviceFacts], machine: str) -> tuple[DeviceFacts, ...]:
+def with_current_modes(devices: Sequence[DeviceProperties], machine: str) -> tuple[DeviceProperties, ...]:
     """Return a machine's devices with their current compute modes; raise BadMachine."""
     modes = state_folder_of(machine).modes()
     return tuple(

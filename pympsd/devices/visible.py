@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 
 class NoVisibleDevice(InputError, ValueError):
@@ -20,7 +20,7 @@ class DuplicateDevice(InputError, ValueError):
     """A device is named twice. The daemon's exit status is CUDA_ERROR_INVALID_DEVICE."""
 
 
-def select(devices: Sequence[DeviceFacts], visible: str | None) -> tuple[int, ...]:
+def select(devices: Sequence[DeviceProperties], visible: str | None) -> tuple[int, ...]:
     """Return the indexes of the visible devices in order; None: all of them."""
     if visible is None:
         return tuple(range(len(devices)))
@@ -38,25 +38,27 @@ def select(devices: Sequence[DeviceFacts], visible: str | None) -> tuple[int, ..
     return tuple(chosen)
 
 
-def select_of(devices: Sequence[DeviceFacts], allowed: Sequence[int] | None, visible: str | None) -> tuple[int, ...]:
+def select_of(
+    devices: Sequence[DeviceProperties], allowed: Sequence[int] | None, visible: str | None
+) -> tuple[int, ...]:
     """Return the indexes of the visible devices among the allowed ones, as which ``visible`` counts them."""
     if allowed is None:
         return select(devices, visible)
     return tuple(allowed[index] for index in select([devices[index] for index in allowed], visible))
 
 
-def keep_one_generation(devices: Sequence[DeviceFacts], chosen: Sequence[int]) -> tuple[int, ...]:
+def keep_one_generation(devices: Sequence[DeviceProperties], chosen: Sequence[int]) -> tuple[int, ...]:
     """Drop the pre-Volta devices if any visible one is Volta or newer (MPS documents, 2.3.4)."""
     volta = tuple(index for index in chosen if devices[index].is_volta_or_newer)
     return volta or tuple(chosen)
 
 
-def listed(devices: Sequence[DeviceFacts]) -> str:
+def listed(devices: Sequence[DeviceProperties]) -> str:
     """Return the indexes and UUIDs of devices, for messages."""
     return ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(devices))
 
 
-def find_device(devices: Sequence[DeviceFacts], entry: str) -> int | None:
+def find_device(devices: Sequence[DeviceProperties], entry: str) -> int | None:
     """Return the index of the device that an index, a UUID or a unique prefix of one names, or None."""
     if entry.isdecimal():
         # By text: Python refuses to read numbers of thousands of digits.

@@ -24,7 +24,7 @@ CONTROL_LINES: Final = {
     "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
     "shares_set": Line("Shares of each user: {shares}", None),
     "default_socket_set": Line("Clients of the daemon's own pipe directory: default_socket is {state}", None),
-    "rules_set": Line("Rules for the limits of later clients: {count}", None),
+    "rules_set": Line("Rules for the limits of new clients: {count}", None),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
     "daemon_defect": same("The control daemon met an internal error, continuing: {reason}"),
     "connection_accepted": same("Accepting connection..."),
@@ -36,7 +36,7 @@ CONTROL_LINES: Final = {
     "ui_closed": same("UI closed"),
     "command": same("Cmd:{line}"),
     "answer": same("{text}"),
-    "user_lines_dropped": same("{count} log lines that user {uid} caused were dropped: too many at once"),
+    "user_lines_dropped": same("{count} log lines that user {uid} caused were dropped: too many at the same time"),
     "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
     "operator_refused": Line(
@@ -46,14 +46,12 @@ CONTROL_LINES: Final = {
     "client_setting_wrong": Line("Client {pid} of user {uid}: {problem}", None),
     "turn_awaited": Line("Client {pid} of user {uid} waits for its turn after {before}", None),
     "turn_requested": Line("A server for user {uid} waits for its turn after {before}", None),
-    "turn_policy_failed": Line(
-        "PYMPSD_TURN_POLICY has failed, and users take turns in the order in which they came: {reason}", None
-    ),
+    "turn_policy_failed": Line("PYMPSD_TURN_POLICY has failed; users take turns in order of arrival: {reason}", None),
     "turn_closed": Line(
-        "User {uid} has waited {seconds:g} s: server {server} takes no new clients of user {active}", None
+        "User {uid} has waited {seconds:g} s; server {server} no longer accepts new clients of user {active}", None
     ),
-    "debugger_waits": Line("Client {pid} of user {uid} is under a debugger: it waits for {count} to leave", None),
-    "debugger_let_go": Line("Client {pid} of user {uid} is under a debugger: it goes on without MPS", None),
+    "debugger_waits": Line("Client {pid} of user {uid} is being debugged; it waits for {count} to leave", None),
+    "debugger_let_go": Line("Client {pid} of user {uid} is being debugged; it runs without MPS", None),
     "server_starting": same("Starting new server {server} for user {uid}", r580_pid="server"),
     "server_spawn_failed": same("Failed to start a server for user {uid}: {reason}"),
     "server_start_failed": Line("{reason}: trying again in {seconds:g} s", None),
@@ -63,56 +61,64 @@ CONTROL_LINES: Final = {
     "server_shutdown_tried": same("Try shutting down server {server}, backoff is disabled"),
     "server_busy": same("Server {server} has {workers} active worker threads. Server will not shutdown."),
     "server_forced": same("Force shutting down server {server}"),
-    "server_awaited": Line("Server {server} of user {uid} ran under the last daemon: waiting for its return", None),
-    "server_returned": Line("Server {server} of user {uid} is back with {count} clients", None),
-    "server_not_returned": Line("Server {server} has not returned within {seconds:g} s: killing it", None),
-    "server_left_alone": Line("Server {server} is not taken in and goes with its last client: {reason}", None),
-    "server_ended": Line("Server {server} has ended; another daemon started it: its exit status is unknown", None),
-    "server_refused": Line("Refusing process {pid} of user {uid}, which says it is a server: {reason}", None),
+    "server_awaited": Line(
+        "Server {server} of user {uid} ran under the previous daemon; waiting for its report", None
+    ),
+    "server_returned": Line("Took over server {server} of user {uid} with {count} clients", None),
+    "server_not_returned": Line("Server {server} has not reported within {seconds:g} s; killing it", None),
+    "server_left_alone": Line("Not adopting server {server} ({reason}); it will exit with its last client", None),
+    "server_ended": Line(
+        "Server {server} has ended; its exit status is unknown, because another daemon started it", None
+    ),
+    "server_refused": Line("Refusing process {pid} of user {uid}, which claims to be a server: {reason}", None),
     "server_added": same("Adding server '{name}'"),
-    "server_user_set": same("Server '{name}' is user {uid}'s"),
-    "server_ceiling_set": same("No later client of server '{name}' is above: {limits}"),
-    "server_contains": same("Faults in SM partitions of server '{name}' reach {reach}"),
-    "server_log_not_opened": same("The lines of server '{name}' are in the log of all servers: its own: {reason}"),
+    "server_user_set": same("Server '{name}' belongs to user {uid}"),
+    "server_ceiling_set": same("Maximum limits for new clients of server '{name}': {limits}"),
+    "server_contains": same("Faults in SM partitions of server '{name}' affect {reach}"),
+    "server_log_not_opened": same(
+        "Cannot open the log of server '{name}' ({reason}); its lines go to the shared server.log"
+    ),
     "server_removed": same("Removing server '{name}'"),
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),
-    "namespace_set": same("Limits of later clients of namespace '{name}': {before} -> {limits}"),
+    "namespace_set": same("Limits of new clients of namespace '{name}': {before} -> {limits}"),
     "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
-    "cgroup_gone": same("Cgroup {path} is gone, and its memory limits with it"),
+    "cgroup_gone": same("Cgroup {path} was removed, and its memory limits with it"),
     "cgroup_limits_set": same("Limits of cgroups: {count}"),
     "accounting_set": same("Feature memacct is {state}"),
     "audit_set": same("The memory that clients take and return is {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),
     "partition_removed": same("Removing SM partition '{name}' of device {device}"),
-    "namespace_lost": same("The socket of '{name}' was removed: making what is missing anew"),
-    "namespace_not_opened": same("The sockets of '{name}' cannot be made: {reason}"),
-    "state_refused": Line("{path} is left out: {reason}", None),
-    "state_device_gone": Line("{owner} named device {device}, which is gone: that is left out", None),
-    "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
-    "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),
+    "namespace_lost": same("The socket of namespace '{name}' was removed; recreating it"),
+    "namespace_not_opened": same("Cannot create the sockets of '{name}': {reason}"),
+    "state_refused": Line("Ignoring {path}: {reason}", None),
+    "state_device_gone": Line("{owner} named device {device}, which is gone; ignoring that", None),
+    "state_not_kept": Line(
+        "Cannot write the state file ({reason}); if this daemon dies, no other can take over its servers", None
+    ),
+    "daemon_hands_over": Line("Handing over to another daemon; servers keep running", None),
     "trace_ends": Line("The trace {file} ends with this daemon", None),
     "client_memory_unknown": Line(
         "Cannot read the memory of clients by NVML: {reason}; trying again after {seconds} s", None
     ),
-    "keeper_ended": Line("The keeper of the sockets is gone: {reason}; another starts in {seconds:g} s", None),
-    "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
+    "keeper_ended": Line("The keeper of the sockets has ended ({reason}); starting another in {seconds:g} s", None),
+    "keeper_useless": Line("The previous daemon's keeper cannot be used ({reason}); killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
     "client_mute": Line(
-        "A client did not answer server {server} in time, which waits for it: closing its connection",
+        "A client did not respond to server {server}, which waits for it; closing its connection",
         None,
     ),
     "server_silent": Line(
-        "All clients of server {server} have ended, but it has not said so for {seconds:g} s", None
+        "All clients of server {server} have ended, but the server has not reported that for {seconds:g} s", None
     ),
-    "server_overdue": same("Server {server} does not answer: killing it"),
+    "server_overdue": same("Server {server} does not respond; killing it"),
     "driver_unknown": Line(
-        "The MPS server {server} of driver {version} speaks otherwise than the known ones (driver 580): {reason}",
+        "The MPS server {server} of driver {version} does not speak the known protocol (driver 580): {reason}",
         None,
     ),
-    "backend_changes": Line("Changing to another backend, for this driver's MPS server is not known", None),
+    "backend_changes": Line("Changing to another backend, because this driver's MPS server is not known", None),
     "server_misbehaved": same("Protocol violation by server {server}: {reason}"),
-    "quit_resumed": Line("An operator asked the last daemon to quit: going on with that", None),
+    "quit_resumed": Line("An operator asked the previous daemon to quit; continuing with that", None),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }
 
@@ -134,7 +140,7 @@ SERVER_LINES: Final = {
     "server_failed": same("MPS server failed to start"),
     "server_failed_reason": same("{reason}"),
     "device_unregistered": same(
-        "Device {device} is served, but a server that wants it for itself cannot see that yet: {reason}"
+        "Device {device} is served, but a server that requests it exclusively cannot see that yet: {reason}"
     ),
     "devices_not_registered": Line("pympsd-smi and other servers cannot see this server: {reason}", None),
     "device_registered": Line("Device {device} is registered now", None),
@@ -142,9 +148,9 @@ SERVER_LINES: Final = {
     "server_shutdown_busy": same("Server was unable to shutdown due to {workers} active clients"),
     "server_waiting": same("Waiting for current clients to finish"),
     "server_exiting": same("Exiting"),
-    "server_orphaned": Line("The link to the control daemon has ended: ending with {count} clients", None),
-    "server_taken_in": Line("A new control daemon has taken the server in", None),
-    "server_dismissed": Line("A new control daemon does not take the server in: {reason}", None),
+    "server_orphaned": Line("The link to the control daemon has ended; ending with {count} clients", None),
+    "server_taken_in": Line("A new control daemon has taken over this server", None),
+    "server_dismissed": Line("A new control daemon has not taken over this server: {reason}", None),
     "server_defect": same("The server met an internal error with client {pid}, continuing: {reason}"),
     "client_requested": same(f"Received new client request for {_CLIENT}"),
     "client_connected": Line("New client {pid} connected", f"Client {_CLIENT} connected"),
@@ -219,7 +225,7 @@ SERVER_LINES: Final = {
     "server_context_recreating": volta("Volta MPS: Creating server context on device {device}", None),
     "server_context_dropped": Line(None, "Destroy server context on device {device} ({name})"),
     "server_context_remade": Line(None, "Creating server context on device {device} ({name})"),
-    "server_context_failed": same("Device {device} could not be made anew: {reason}"),
+    "server_context_failed": same("Cannot reset device {device}: {reason}"),
     "devices_queried": same("Received device query command. There are {count} devices"),
     "termination_requested": same(f"MPS server requesting client {_CLIENT} to exit"),
     "context_terminated": volta("Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", None),
@@ -229,13 +235,13 @@ SERVER_LINES: Final = {
     ),
     "termination_failed": same("Client termination failed with invalid device context."),
     "memory_short": same(
-        "Memory of {uuid} is short: client {pid} asks for {short} bytes more than are free, within its soft limit"
+        "Memory of {uuid} is short: client {pid} requests {short} bytes more than are free, within its soft limit"
     ),
     "memory_audited": same(
         "memacct: client {pid} namespace {namespace} device {uuid} {change} used={used} limit={limit}"
     ),
     "client_evicted": same("Evicted client {pid} ({group}): {excess} MiB above its soft limit"),
-    "eviction_overdue": same("Client {pid} does not end within {seconds:.0f} s: its memory is not free yet"),
+    "eviction_overdue": same("Client {pid} has not ended within {seconds:.0f} s; its memory is not free yet"),
     "nobody_above_soft_limit": same("No client is above its soft limit"),
     "too_little_borrowed": same("No {count} clients above their soft limits hold as much"),
     "executor_started": Line("Device {device} is run by process {pid}", None),
@@ -243,19 +249,19 @@ SERVER_LINES: Final = {
     "executor_user": Line("Process {pid} works for user {uid}", None),
     "executor_partition": Line("Process {pid} works for SM partition '{name}'", None),
     "executor_forsaken": Line(
-        "Ending process {pid} of device {device}: no client is left on it, but kernels of departed clients still run",
+        "Ending process {pid} of device {device}: it has no clients, but kernels of clients that exited still run",
         None,
     ),
-    "executor_silent": same("Process {pid} of device {device} does not answer: killing it"),
+    "executor_silent": same("Process {pid} of device {device} does not respond; killing it"),
     "termination_by_reset": Line(
-        "Device {device} is reset, for a kernel of process {pid} does not end and cannot be stopped", None
+        "Resetting device {device}, because a kernel of process {pid} does not end and cannot be stopped", None
     ),
     "termination_overdue": same("Client termination of process {pid} did not end within {seconds:.0f} s."),
     "executor_not_started": Line("{reason}", None),
     "trace_without_device": same("The trace has no work of device {device}: {reason}"),
     "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),
     "executor_killed": Line("{reason}", None),
-    "records_dropped": same("{count} log lines were dropped: too many at once"),
+    "records_dropped": same("{count} log lines were dropped: too many at the same time"),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
     "fifo_line": same("{text}"),
     # Of the driver's own server, when this catalogue has no event for it.

@@ -1,6 +1,12 @@
 """The dispatcher: feeds events to the state machine and carries out its instructions in order, without waiting.
 
-The protocols describe the sessions, which import this module.
+This is the only place where the state changes. Sessions, timers and children call `Dispatcher.feed` with an event;
+the state machine decides; the state is saved for the next daemon; then each instruction is carried out: a line is
+logged, an operator answered, a process spawned. None of them waits, so an event is handled as a whole before the
+next one. An internal error is logged and answered, and the daemon continues; only an impossible status of a server
+is raised, because the session that reported it has to end.
+
+The protocols below describe the sessions, which import this module.
 """
 
 from __future__ import annotations
@@ -73,7 +79,7 @@ class RunningServer(Protocol):
     def has_room(self) -> bool: ...
     def shut_down(self, forced: bool, is_deletion: bool) -> None: ...
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None: ...
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None: ...
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None: ...
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None: ...
     def note_waiting(self) -> None: ...
@@ -110,15 +116,15 @@ class Dispatcher:
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The latest of several equal timers."""
     serials: Serials = field(factory=Serials)
-    """Serial numbers of clients and operators."""
+    """Ids of clients and operators."""
     connections: Serials = field(factory=Serials)
-    """Serial numbers of connections, by which the keeper knows them."""
+    """Ids of connections, by which the keeper names them."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
     """Another daemon takes over: the state file stays for it."""
     changes_backend: bool = False
-    """It ends to begin anew with the other backend."""
+    """It ends to start again with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
     keeper: KeeperLink | None = None
@@ -156,7 +162,7 @@ class Dispatcher:
     """Makes users wait whose connections and commands take too much of this process's time."""
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Have the keeper hold a descriptor, which stays the caller's; one with too long a note is held no longer."""
+        """Let the keeper hold a descriptor, which stays the caller's; release it if its note is too long."""
         if self.keeper is None:
             return
         if len(note) <= NOTE_BYTES:
@@ -165,20 +171,20 @@ class Dispatcher:
             self.keeper.drop(name)
 
     def drop(self, name: str) -> None:
-        """Have the keeper close a descriptor; to be called before it is closed here."""
+        """Let the keeper close a descriptor; to be called before it is closed here."""
         if self.keeper is not None:
             self.keeper.drop(name)
 
     @contextlib.contextmanager
     def held(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
-        """Have a descriptor held during a block, and after it if the daemon ends: the next one goes on with it."""
+        """Let the keeper hold a descriptor during a block, and after it for the next daemon if this one ends."""
         self.hold(name, fd, note)
         with self.dropped_after(name):
             yield
 
     @contextlib.contextmanager
     def dropped_after(self, name: str) -> Iterator[None]:
-        """Have what is held already dropped after a block, unless the daemon ends."""
+        """On leaving the block, release a descriptor that the keeper held before it, unless the daemon ends."""
         is_cancelled = True
         try:
             yield
@@ -298,9 +304,9 @@ class Dispatcher:
             case do.UpdateServerLimits(server, percentage, limits):
                 if server in self.servers:
                     self.servers[server].set_limits(percentage, limits)
-            case do.TerminateClient(server, token, pid, by_reset, expelled):
+            case do.TerminateClient(server, token, pid, by_reset, evicted):
                 if server in self.servers:
-                    self.servers[server].terminate(token, pid, by_reset, expelled)
+                    self.servers[server].terminate(token, pid, by_reset, evicted)
             case do.WatchClient(client, server, pid):
                 if server in self.servers:
                     self.servers[server].watch_by_pid(self, client, pid)

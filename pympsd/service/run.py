@@ -1,4 +1,11 @@
-"""The running daemon in one page: what it opens, and the tasks of its nursery."""
+"""The running daemon on one page: what it opens, and the tasks of its nursery.
+
+`run` is called after the fork. In order: an earlier daemon's descriptors are fetched from its keeper, the listening
+sockets and the log FIFO are opened or taken over, the state is restored and from then on saved, the listeners run,
+and once the servers of the earlier daemon have reported, the configuration file is applied and ``ready`` is called.
+Every task belongs to one nursery; the daemon ends when the dispatcher's ``done`` is set, after the last answers
+were sent.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +47,7 @@ from pympsd.state_machine.shares import shares_text
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon, Defaults, ProcessLimits, Usage
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, MAX_SERVERS, DaemonOptions
-from pympsd.state_machine.state.turns import TurnPolicy, Turns, guarded, order
+from pympsd.state_machine.state.turns import TurnPolicy, Turns, guard, order
 from pympsd.takeover.directory_claim import HAND_OVER
 from pympsd.takeover.keeper.entries import KeptEntries, file_note
 from pympsd.takeover.keeper.link import KeeperLink
@@ -199,7 +206,7 @@ async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.Task
 def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
     is_vendor = setup.settings.backend == "vendor"
-    # libcuda, finding a stream socket, goes on without MPS: programs that are not ours work beside an own server.
+    # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
     kind = socket.SOCK_SEQPACKET if is_vendor else socket.SOCK_STREAM
     kinds = {files.CONTROL: kind, files.CONTROL_PRIVILEGED: kind}
     if is_vendor:
@@ -296,7 +303,7 @@ def _dispatcher(
         ),
         setup.machine.devices,
         Defaults(settings.thread_percentage, settings.client_priority, limits),
-        turns=Turns(policy=guarded(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.turn_patience),
+        turns=Turns(policy=guard(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.turn_patience),
         process_limits=ProcessLimits(rules=setup.rules),
         usage=Usage(Shares(settings.user_shares, fd_limit())),
         configuration=Configuration(starts=setup.configuration is not None),

@@ -31,7 +31,7 @@ def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[st
             why = "Insufficient Permissions"
             said.append(f"Unable to set the compute mode for GPU {device.bus_id}: {why}\n{EARLY_END}")
             return "".join(said), NO_PERMISSION
-        changes[device.facts.uuid] = mode
+        changes[device.properties.uuid] = mode
         said.append(f"Set compute mode to {mode} for GPU {device.bus_id}.\n")
     if changes:
         try:

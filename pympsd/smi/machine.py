@@ -11,7 +11,7 @@ from pympsd.devices.machine import COMPUTE_MODES, describe
 from pympsd.devices.registrations import GONE, registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.untrusted import printable
 
 MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}
@@ -47,19 +47,19 @@ class Device:
     """One device, by its index on the machine."""
 
     index: int
-    facts: DeviceFacts
+    properties: DeviceProperties
     processes: tuple[Process, ...]
     """Each server, followed by its clients, by PID; empty if they were not looked up."""
 
     @property
     def bus_id(self) -> str:
-        """As in DeviceFacts."""
-        return self.facts.bus_id
+        """As in DeviceProperties."""
+        return self.properties.bus_id
 
     @property
     def mode(self) -> str:
         """DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS."""
-        return MODE_NAMES[self.facts.attributes["COMPUTE_MODE"]]
+        return MODE_NAMES[self.properties.attributes["COMPUTE_MODE"]]
 
     @property
     def shown_mode(self) -> str:
@@ -69,7 +69,7 @@ class Device:
     @property
     def total(self) -> int:
         """Bytes of memory."""
-        return self.facts.memory_bytes
+        return self.properties.memory_bytes
 
     @property
     def used(self) -> int:
@@ -89,9 +89,9 @@ class Machine:
     def of(cls, text: str, with_processes: bool = True) -> Machine:
         """Read a machine's state, by default with the processes on it; raise BadMachine."""
         folder = state_folder_of(text)
-        facts = with_current_modes(describe(text), text)
+        properties = with_current_modes(describe(text), text)
         seen = folder if with_processes else None
-        devices = (Device(index, one, _processes(seen, one)) for index, one in enumerate(facts))
+        devices = (Device(index, one, _processes(seen, one)) for index, one in enumerate(properties))
         return cls(text, tuple(devices), folder)
 
     def chosen(self, ids: str | None) -> tuple[Device, ...]:
@@ -103,15 +103,15 @@ class Machine:
 
     def _named(self, word: str) -> Device:
         for device in self.devices:
-            if word in (str(device.index), device.facts.uuid) or word.upper() == device.bus_id:
+            if word in (str(device.index), device.properties.uuid) or word.upper() == device.bus_id:
                 return device
         raise NoSuchDevice(word)
 
 
-def _processes(folder: StateFolder | None, facts: DeviceFacts) -> tuple[Process, ...]:
+def _processes(folder: StateFolder | None, properties: DeviceProperties) -> tuple[Process, ...]:
     found: list[Process] = []
-    for server in registered(folder, facts.uuid) if folder is not None else ():
-        if facts.is_volta_or_newer:
+    for server in registered(folder, properties.uuid) if folder is not None else ():
+        if properties.is_volta_or_newer:
             held = _by_process(server.clients)
             # Memory of departed clients is the server's.
             found.append(Process(server.pid, "C", held.pop(GONE, 0)))

@@ -17,8 +17,8 @@ NOT_AVAILABLE: Final = "[N/A]"
 _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "timestamp": lambda _: _now(),
     "index": lambda device: device.index,
-    "uuid": lambda device: device.facts.uuid,
-    "name": lambda device: device.facts.name,
+    "uuid": lambda device: device.properties.uuid,
+    "name": lambda device: device.properties.name,
     "pci.bus_id": lambda device: device.bus_id,
     "pci.domain": lambda device: f"0x{device.bus_id.split(':')[0][-4:]}",
     "pci.bus": lambda device: f"0x{device.bus_id.split(':')[1]}",
@@ -28,7 +28,7 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "memory.used": lambda device: device.used // MIB,
     "memory.free": lambda device: device.total // MIB - device.used // MIB,
     "compute_mode": lambda device: device.shown_mode,
-    "compute_cap": lambda device: ".".join(map(str, device.facts.compute_capability)),
+    "compute_cap": lambda device: ".".join(map(str, device.properties.compute_capability)),
     "driver_version": lambda _: DRIVER_VERSION,
 }
 """What an emulated device has."""
@@ -37,8 +37,8 @@ _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
     "pid": lambda _, process: process.pid,
     "process_name": lambda _, process: process.name,
     "used_gpu_memory": lambda _, process: process.used // MIB,
-    "gpu_name": lambda device, _: device.facts.name,
-    "gpu_uuid": lambda device, _: device.facts.uuid,
+    "gpu_name": lambda device, _: device.properties.name,
+    "gpu_uuid": lambda device, _: device.properties.uuid,
     "gpu_bus_id": lambda device, _: device.bus_id,
 }
 

@@ -45,10 +45,10 @@ def parts(display: str) -> frozenset[str]:
 
 
 def _identity(device: Device) -> Iterator[str]:
-    yield _line(1, "Product Name", device.facts.name)
-    yield _line(1, "GPU UUID", device.facts.uuid)
-    yield _line(1, "CUDA Compute Capability", ".".join(map(str, device.facts.compute_capability)))
-    yield _line(1, "Multiprocessors", device.facts.multiprocessors)
+    yield _line(1, "Product Name", device.properties.name)
+    yield _line(1, "GPU UUID", device.properties.uuid)
+    yield _line(1, "CUDA Compute Capability", ".".join(map(str, device.properties.compute_capability)))
+    yield _line(1, "Multiprocessors", device.properties.multiprocessors)
     yield "    PCI"
     yield _line(2, "Bus Id", device.bus_id)
 

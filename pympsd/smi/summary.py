@@ -28,7 +28,7 @@ _PROCESS_HEADINGS: Final = (
 
 def listing(devices: Sequence[Device]) -> str:
     """Return one line for each device."""
-    return "".join(f"GPU {one.index}: {one.facts.name} (UUID: {one.facts.uuid})\n" for one in devices)
+    return "".join(f"GPU {one.index}: {one.properties.name} (UUID: {one.properties.uuid})\n" for one in devices)
 
 
 def table(devices: Sequence[Device]) -> str:
@@ -54,7 +54,7 @@ def _device_lines(devices: Sequence[Device]) -> Iterator[str]:
 def _cells(device: Device) -> Iterator[str]:
     used, total = device.used // MIB, device.total // MIB
     mode = _SHOWN_MODES[device.mode]
-    yield f" {device.index:>3}  {device.facts.name[:30]:<30}N/A  |{device.bus_id:>19} Off |{'N/A':>21} "
+    yield f" {device.index:>3}  {device.properties.name[:30]:<30}N/A  |{device.bus_id:>19} Off |{'N/A':>21} "
     yield f" N/A   N/A    N/A            N/A /  N/A  |{used:>8}MiB / {total:>6}MiB |{'N/A':>8} {mode:>12} "
     yield f"{'':41}|{'':24}|{'N/A':>21} "
 

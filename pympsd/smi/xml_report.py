@@ -71,7 +71,7 @@ def _identity(device: Device) -> Elements:
         *_lacking("pci_sub_system_id"),
     )
     return (
-        ("product_name", device.facts.name),
+        ("product_name", device.properties.name),
         *_lacking("product_brand", "product_architecture", "display_mode", "display_attached", "display_active"),
         *_lacking("persistence_mode", "addressing_mode"),
         ("mig_mode", _lacking("current_mig", "pending_mig")),
@@ -79,7 +79,7 @@ def _identity(device: Device) -> Elements:
         *_lacking("accounting_mode", "accounting_mode_buffer_size"),
         ("driver_model", _lacking("current_dm", "pending_dm")),
         *_lacking("serial"),
-        ("uuid", device.facts.uuid),
+        ("uuid", device.properties.uuid),
         *_lacking("minor_number", "vbios_version", "multigpu_board", "board_id", "board_part_number"),
         ("ecc_mode", _lacking("current_ecc", "pending_ecc")),
         ("pci", pci),

@@ -1,4 +1,30 @@
-"""Which clients get a server, and which wait: users in turn (see `turns`), or each with a server at once."""
+"""Admission: assign clients to servers, queue them or refuse them, and start and end servers for them.
+
+The problem: every client needs the server of its user (protocol 2) or of its namespace (protocol 3), but only so many
+servers may run at the same time, in protocol 2 often only one. A user must neither be kept waiting for ever by
+another's clients, nor by what another user does to a server, such as stopping it.
+
+The idea: whatever happens, `serve_queue` is called at the end, and derives what has to be done from the state alone:
+
+1. clients are admitted to the servers that are open, in the order and as far as the queue allows;
+2. servers are started for those that wait without one, the next user's only if users take turns;
+3. if the maximum of servers is reached, servers without clients are asked to end;
+4. the time of servers that somebody waits for is bounded.
+
+So no handler has to know for whom an event makes room, and it is harmless to call `serve_queue` once too often.
+
+A server that is asked to end has time limits: START (it becomes ready), LEAVE (it ends once it has no clients) and
+SILENCE (it reports that clients whose processes have ended are gone). All of them end with force: only in SILENCE
+does the server still have clients, and none of these lives, so no work is lost.
+
+Invariants:
+
+- A client is answered once: admitted, refused, or continued without MPS.
+- A client is admitted only by a server in an `OPEN` phase, of the same name, and never by one of a previous daemon
+  that has not reported yet.
+- No server is ended for another user while it has a client whose process lives.
+- A server is started for a queue entry, which is then the first to be admitted (``has_turn``).
+"""
 
 from __future__ import annotations
 
@@ -45,10 +71,10 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         rule = limits_by_rule(daemon, event.process, target)
         check_cgroups(daemon, event.process)
     except Unknown as error:
-        reason = f"this process cannot be let in: {error}"
+        reason = f"this process is not allowed to connect: {error}"
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
-        server = _joined_server(daemon, event.process, target) if event.joins else None
+        server = _server_of_client(daemon, event.process, target) if event.joins else None
         if server is not None:
             yield from _join(daemon, server, event, target, rule)
         elif (refusal := _refusal(daemon, event, target)) is not None:
@@ -95,7 +121,7 @@ def _queue_entry(event: ClientConnected, target: Destination, ticket: int, rule:
 
 
 def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[Instruction]:
-    """Let a client wait for its server, be that for no time because the server is ready."""
+    """Let a client wait for its server; if the server is ready, it is admitted in the same event."""
     server = daemon.server_named(entry.server)
     is_ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
     where = daemon.place_of(entry.server, process.namespace)
@@ -151,7 +177,7 @@ def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
         server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
     )
     for entry in _without_server(daemon):
-        # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
+        # In protocol 2 no user waits for another's start below the maximum of servers: start_server begins one.
         is_next = starting[entry.uid] < daemon.options.policy.max_starts or entry.server in waited_for
         if (
             not is_next
@@ -187,10 +213,10 @@ def _without_server(daemon: Daemon) -> list[QueueEntry]:
 
 def _make_room(daemon: Daemon) -> Iterator[Instruction]:
     """End as many servers without clients as users wait for, the oldest first."""
-    wanted = len(_without_server(daemon))
+    needed = len(_without_server(daemon))
     ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
     for server in _open_servers(daemon):
-        if not server.clients and ending < wanted:
+        if not server.clients and ending < needed:
             ending += 1
             yield from shut_down_server(server, forced=False)
 
@@ -200,19 +226,19 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
     return server.phase is Phase.LEAVING or (daemon.is_full and bool(_without_server(daemon)))
 
 
-def close_to_newcomers(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
-    """End the time for which newcomers of the active user may overtake a queue entry."""
+def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
+    """End the time for which new clients of the active user may overtake a queue entry."""
     daemon.queue.raise_barrier(ticket)
     yield from serve_queue(daemon)
 
 
-def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """Remove a client from its server, and serve the queue: it may have been the last one."""
     daemon.named_servers.occupied.pop(client, None)
     if server.clients.pop(client, None) is not None:
         failed_starts.has_served(daemon, server)
         if server.silence_timed:
-            # The server responds, so its time to report the other ended clients begins anew.
+            # The server responds, so its time to report the other ended clients begins again.
             server.silence_timed = False
             yield CancelTimer(Timer(TimerKind.SILENCE, server.serial))
         if server.phase is Phase.LEAVING:
@@ -220,21 +246,21 @@ def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruc
     yield from serve_queue(daemon)
 
 
-def reported(daemon: Daemon, server: Server, event: ServerReported) -> None:
+def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> None:
     """Note which contexts a server's clients have; clients are in its order, those it does not list come last."""
     order = {pid: place for place, pid in enumerate(event.contexts)}
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))
     remaining = dict(event.contexts)
     for client in server.clients.values():
-        # The server knows those with PID 0 as one process: its contexts are listed under the first.
+        # The server takes all clients with PID 0 for one process: its contexts are listed under the first.
         client.contexts = {context.serial: context for context in remaining.pop(client.pid, ())}
         if client.contexts:
             failed_starts.has_served(daemon, server)
 
 
-def ends(daemon: Daemon, server: Server, untaken: Sequence[int]) -> Iterator[Instruction]:
-    """Give an idle server that ends no more clients; those that it had have left, ``untaken`` were never its own."""
-    for client in untaken:
+def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) -> Iterator[Instruction]:
+    """Give an idle server that ends no more clients; its own have left, it never took the ``unaccepted``."""
+    for client in unaccepted:
         server.clients.pop(client, None)
     if server.clients:
         failed_starts.has_served(daemon, server)
@@ -245,12 +271,12 @@ def ends(daemon: Daemon, server: Server, untaken: Sequence[int]) -> Iterator[Ins
     yield from serve_queue(daemon)
 
 
-def client_ended(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck."""
-    known = server.clients.get(client)
-    if known is None:
+    record = server.clients.get(client)
+    if record is None:
         return
-    known.ended = True
+    record.ended = True
     if _is_waited_for(daemon, server):
         yield from time_silence(server)
 
@@ -306,7 +332,7 @@ def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tup
     return (daemon.options.policy.failed_start_code, given_up) if given_up else None
 
 
-def _joined_server(daemon: Daemon, process: ClientProcess, target: Destination) -> Server | None:
+def _server_of_client(daemon: Daemon, process: ClientProcess, target: Destination) -> Server | None:
     """Return the server of its user that the process is a client of, unless the server is to end immediately."""
     for server in daemon.servers.values():
         # Of another user's client with this PID the end has not been seen yet.
@@ -335,8 +361,8 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
         if entry.process is None:
             continue
         process = entry.process
-        known = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
-        limits = client_limits(daemon, server, *known)
+        arguments = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
+        limits = client_limits(daemon, server, *arguments)
         granted = grant(daemon, server, entry.client, limits)
         if not (entry.joins and _has_client(server, process)):
             client = server.clients[entry.client] = Client(entry.client, entry.uid, process)

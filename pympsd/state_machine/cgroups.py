@@ -49,10 +49,10 @@ def set_limits(
     kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
     if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MAX_CGROUPS:
         raise NotPossible(f"{MAX_CGROUPS} cgroups have limits, and no more are possible.")
-    known = daemon.process_limits.cgroups.pop(path, None)
+    previous = daemon.process_limits.cgroups.pop(path, None)
     if kept:
         daemon.process_limits.cgroups[path] = kept
-        if known is None:
+        if previous is None:
             daemon.process_limits.transient_cgroups[path] = False
     else:
         daemon.process_limits.transient_cgroups.pop(path, None)
@@ -64,7 +64,7 @@ def set_limits(
 
 def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction]:
     """Set the limits of all cgroups; for clients that come later."""
-    daemon.process_limits.cgroups = {path: each for path, each in limits.items() if each}
+    daemon.process_limits.cgroups = {path: by_device for path, by_device in limits.items() if by_device}
     daemon.process_limits.transient_cgroups.clear()
     yield Log("cgroup_limits_set", {"count": len(daemon.process_limits.cgroups)})
 
@@ -80,7 +80,7 @@ def note_client(daemon: Daemon, event: ClientConnected) -> None:
 
 def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction]:
     """Drop the limits of cgroups that are gone, without a client: those of a command, not those of a file, whose
-    cgroup may come again. One that has not been there yet is awaited.
+    cgroup may come again. The limits of a cgroup that has not been there yet are kept.
     """
     used = clients_by_cgroup(daemon)
     for path, is_seen in tuple(daemon.process_limits.transient_cgroups.items()):
@@ -148,9 +148,9 @@ def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 def clients_by_cgroup(daemon: Daemon) -> dict[str, list[Client]]:
     """Return the clients in each cgroup and those below, as far as their cgroups are known."""
-    found: dict[str, list[Client]] = {}
+    by_path: dict[str, list[Client]] = {}
     for server in daemon.servers.values():
         for client in server.clients.values():
             for path in at_or_above(client.process.cgroups):
-                found.setdefault(path, []).append(client)
-    return found
+                by_path.setdefault(path, []).append(client)
+    return by_path

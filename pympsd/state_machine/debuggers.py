@@ -1,4 +1,6 @@
-"""Clients under a debugger: each waits until the others have left, then runs without MPS (MPS documents, 2.3.6.1).
+"""Clients under a debugger: each waits until the clients before it have left, then runs without MPS.
+
+Source: MPS documents, 2.3.6.1.
 
 They take no turn: no server is started, kept or shut down for them.
 """
@@ -40,7 +42,7 @@ def release(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def server_returned(daemon: Daemon, server: Server) -> None:
-    """Make the debugged clients that waited for an awaited server wait for its clients, which are known now."""
+    """Replace a server that has reported its clients by them, for the debugged clients that waited for it."""
     for debugged in daemon.queue.debugged.values():
         if -server.serial in debugged.others:
             debugged.others |= set(server.clients)
@@ -50,6 +52,6 @@ def _present(daemon: Daemon, uid: int | None = None) -> set[int]:
     """Return the clients that are admitted or queued: all, or one user's."""
     servers = [server for server in daemon.servers.values() if uid in (None, server.uid)]
     admitted = {client for server in servers for client in server.clients}
-    # An awaited server stands for its clients, which are not known yet.
+    # A server that has not reported yet stands for its clients.
     unknown = {-server.serial for server in servers if server.pending}
     return admitted | unknown | daemon.queue.clients(uid)

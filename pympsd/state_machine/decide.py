@@ -1,4 +1,34 @@
-"""The state machine's entry point: an event in, instructions out, in order."""
+"""The state machine's entry point: an event in, instructions out, in order.
+
+The daemon is divided into an I/O layer (`pympsd.service`), which waits, opens and forks, and this state machine,
+which decides. The machine is sans-I/O: `handle` changes the state by one event and returns a list of instructions;
+it opens nothing, waits for nothing and reads no clock. So every sequence of events can be tested, in any order and
+a thousand times a second, without processes (tests/support/daemon_machine.py draws them).
+
+::
+
+    session, timer, child --event--> handle(daemon, event) --instructions--> dispatcher --> socket, timer, child
+                                          |
+                                     daemon (state)
+
+Rules that hold for every event:
+
+- The dispatcher saves the state before it carries out the first instruction: what an operator or a client is told
+  survives the daemon that told it.
+- Events about servers and clients that are gone are normal: they were on their way when the end was reported. A
+  handler looks its server up and does nothing if there is none. An impossible move of a server's phase raises
+  IllegalMove, and the server that caused it is killed.
+- Instructions are carried out in their order, without waiting in between. What takes time comes back as an event.
+- After each handler, whatever it was: timers of entries that left the queue are cancelled, clients under a debugger
+  whose others have left are released, refusals and starts are counted, log lines get the server's name (protocol 3),
+  and answers of parts are combined to those of compound commands.
+
+Example: a client of user 500 connects, and no server is running. ClientConnected gives a Log line and SpawnServer;
+the dispatcher forks, and ServerSpawned gives a START timer. The server reports that it is active (StatusPushed):
+the queue is served, and AdmitClient makes the session between the client and the server.
+
+A new kind of event: a record in `events`, its handler here, and the module of its topic that decides.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +88,8 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     else:
         decided = list(_decide(event, daemon))
     decided += [*queueing.cancel_stale_timers(daemon), *debuggers.release(daemon)]
-    daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
-    daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
+    daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(instruction, RefuseClient) for instruction in decided)
+    daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(instruction, SpawnServer) for instruction in decided)
     if daemon.options.policy.has_named_servers:
         decided = list(_name_servers(daemon, gone, decided))
     return list(combine_answers(daemon.compound_commands, decided))
@@ -91,7 +121,7 @@ def _name_servers(daemon: Daemon, gone: Server | None, decided: Iterable[Instruc
 
 @singledispatch
 def _decide(event: object, daemon: Daemon) -> Iterator[Instruction]:
-    raise TypeError(f"{type(event).__name__} is no event of the daemon")
+    raise TypeError(f"{type(event).__name__} is not an event of the daemon")
 
 
 @_decide.register
@@ -154,7 +184,7 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
 def _(event: events.ServerReported, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:
-        admission.reported(daemon, server, event)
+        admission.update_contexts(daemon, server, event)
         yield from _decide(events.StatusPushed(event.server, event.status), daemon)
 
 
@@ -218,7 +248,7 @@ def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:
         gone = server.clients.get(event.client)
-        yield from admission.client_left(daemon, server, event.client)
+        yield from admission.remove_client(daemon, server, event.client)
         if gone is not None and gone.groups:
             cgroups.drop_groups(server, gone)
 
@@ -227,13 +257,13 @@ def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
 def _(event: events.ClientEnded, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:
-        yield from admission.client_ended(daemon, server, event.client)
+        yield from admission.note_client_end(daemon, server, event.client)
 
 
 @_decide.register
 def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
     daemon.lifetime.counts[Count.TERMINATED] += event.code == 0
-    yield from terminations.answered(daemon, event.server, event.token, event.code)
+    yield from terminations.end_with_answer(daemon, event.server, event.token, event.code)
 
 
 @_decide.register
@@ -245,12 +275,12 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
         yield Log("server_ended", {"server": server.pid})
     else:
         yield Log("server_exited", {"server": server.pid, "status": event.status})
-    yield from terminations.server_gone(daemon, server)
+    yield from terminations.end_with_server(daemon, server)
     death = failed_starts.Death(event.status, event.last_stderr_line)
     if server.phase is Phase.INITIALIZING:
-        yield from failed_starts.died_starting(daemon, server, death)
+        yield from failed_starts.handle_death_in_start(daemon, server, death)
     else:
-        yield from failed_starts.died_unserving(daemon, server, death)
+        yield from failed_starts.handle_death_unserved(daemon, server, death)
     server.become(Phase.GONE)
     yield from _next_after(daemon, server)
 
@@ -270,7 +300,7 @@ def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.ServerTakenOver, daemon: Daemon) -> Iterator[Instruction]:
-    yield from takeover.returned(daemon, event)
+    yield from takeover.adopt(daemon, event)
     if (server := daemon.servers.get(event.server)) is not None:
         yield from named_servers.process_started(daemon, server)
 
@@ -280,7 +310,7 @@ def _(event: events.ServerNotTakenOver, daemon: Daemon) -> Iterator[Instruction]
     server = daemon.servers.pop(event.server, None)
     if server is not None:
         yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
-        yield from terminations.server_gone(daemon, server)
+        yield from terminations.end_with_server(daemon, server)
         yield from _next_after(daemon, server)
 
 
@@ -288,7 +318,7 @@ def _(event: events.ServerNotTakenOver, daemon: Daemon) -> Iterator[Instruction]
 def _(event: events.ServerEnds, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:
-        yield from admission.ends(daemon, server, event.untaken)
+        yield from admission.release_server(daemon, server, event.unaccepted)
 
 
 @_decide.register
@@ -298,12 +328,12 @@ def _(event: events.ServerUnknown, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.NamespaceOpened, daemon: Daemon) -> Iterator[Instruction]:
-    yield from sockets.opened(daemon, event)
+    yield from sockets.handle_opened(daemon, event)
 
 
 @_decide.register
 def _(event: events.NamespaceLost, daemon: Daemon) -> Iterator[Instruction]:
-    yield from sockets.lost(daemon, event)
+    yield from sockets.handle_lost(daemon, event)
 
 
 @_decide.register
@@ -321,16 +351,16 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
         case TimerKind.PLACES:
             yield from admission.forget_reservations(daemon)
         case TimerKind.RETRY:
-            failed_starts.pause_ended(daemon, key)
+            failed_starts.end_pause(daemon, key)
             yield from admission.serve_queue(daemon)
         case TimerKind.TRIAL:
-            failed_starts.trial_ended(daemon, key)
+            failed_starts.end_trial(daemon, key)
         case TimerKind.FAILURE_EXPIRY:
-            failed_starts.failure_expired(daemon, key)
+            failed_starts.expire_failure(daemon, key)
         case TimerKind.TURN:
-            yield from admission.close_to_newcomers(daemon, key)
+            yield from admission.close_to_new_clients(daemon, key)
         case TimerKind.TERMINATION:
-            yield from terminations.timed_out(daemon, key)
+            yield from terminations.end_with_timeout(daemon, key)
         case TimerKind.FORCE:
             yield from shutdown.force(daemon)
 

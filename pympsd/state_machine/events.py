@@ -1,4 +1,9 @@
-"""Everything that can happen to the daemon, as values."""
+"""Everything that can happen to the daemon, as values.
+
+The I/O layer feeds each of them to `pympsd.state_machine.decide.handle`. An event is a fact: nothing is refused at
+this point, and an event about a server or client that is gone has no effect. Events contain what the machine cannot
+find out itself because it does no I/O: the time, the process behind a connection, the content of a file.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin
@@ -209,14 +214,14 @@ class ServerNotTakenOver:
 
 @frozen
 class DevicesReported:
-    """A server reported the devices, which this daemon could not find out by itself."""
+    """A server reported the devices, which this daemon could not find out."""
 
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
 
 
 @frozen
 class ServerReported:
-    """A server that does not report by itself was asked: its status, and contexts by PID in its order."""
+    """The answer of a server that reports only on request: its status, and contexts by PID in its order."""
 
     server: int
     status: str
@@ -225,15 +230,15 @@ class ServerReported:
 
 @frozen
 class ServerEnds:
-    """A server that was asked to end if it is idle ends; ``untaken``: clients that were admitted in vain."""
+    """A server that was asked to end if it is idle ends; ``unaccepted``: clients that it never took."""
 
     server: int
-    untaken: tuple[int, ...] = ()
+    unaccepted: tuple[int, ...] = ()
 
 
 @frozen
 class ServerUnknown:
-    """The driver's server said what no known driver's says."""
+    """The driver's server reported something that no known driver's does."""
 
     server: int
     reason: str

@@ -1,7 +1,25 @@
 """Servers that end before they have served a client: tried again after growing pauses, a limited number of times.
 
-They end before they are ready, while their clients wait, or soon after with their clients, which connect again by
-themselves. A server that states why it cannot start would do so again, so the clients that wait are refused at once.
+The problem: a server may end during its start (its GPU is broken, a library is missing), or soon after it together
+with its clients, which then connect again and start the next one. Without a limit that is an endless loop of
+processes; with a limit of one, a short disturbance refuses programs that could have run.
+
+The idea: failures are counted by the name of the server. `PAUSES` are the seconds before the second, third and fourth
+try; after the fourth failure the clients that wait are refused, and if it was a server that ended *with* its clients,
+new clients are refused for `REFUSED_FOR` seconds too, because they connect again without their users.
+
+::
+
+    start --ends--> pause 0.1 s --> start --ends--> pause 0.5 s --> ...
+      |
+      +--> ready --> a context, an orderly end of a client, or TRIAL seconds: the count is 0 again
+
+- A server counts as working (``verified``) when a client of it has made a context or left in order, or when it has
+  been ready for `TRIAL` seconds.
+- A server that states why it cannot start (StartRefused) would do so again: its clients are refused immediately.
+- A failure with clients that do not connect again expires after `FAILURE_EXPIRY` seconds.
+- During a pause users that take turns wait too: the pause is short, and it may be their own server that fails.
+- A server that was asked to end never counts as failed.
 """
 
 from __future__ import annotations
@@ -35,7 +53,7 @@ class Death:
     last_stderr_line: str = ""
 
 
-def died_starting(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
+def handle_death_in_start(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
     """Pause before the next try, or give up, after a server ended before it was ready."""
     count = _take_count(daemon, server)
     reason = _reason(server, death)
@@ -55,7 +73,7 @@ def begin_trial(server: Server) -> Iterator[Instruction]:
     yield SetTimer(Timer(TimerKind.TRIAL, server.serial), TRIAL)
 
 
-def trial_ended(daemon: Daemon, serial: int) -> None:
+def end_trial(daemon: Daemon, serial: int) -> None:
     """Count a server that has lived for a while as working."""
     server = daemon.servers.get(serial)
     if server is not None and server.phase in (Phase.ACTIVE, Phase.FAULT):
@@ -68,7 +86,7 @@ def has_served(daemon: Daemon, server: Server) -> None:
     clear(daemon, server)
 
 
-def died_unserving(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
+def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
     """Pause before the next try, or give up, after a server ended soon after it was ready, with unserved clients."""
     if server.verified or not server.clients or server.phase not in (Phase.ACTIVE, Phase.FAULT):
         clear(daemon, server)
@@ -97,7 +115,7 @@ def is_pausing(daemon: Daemon, server: str) -> bool:
     return failed is not None and failed.pausing_after != 0
 
 
-def pause_ended(daemon: Daemon, serial: int) -> None:
+def end_pause(daemon: Daemon, serial: int) -> None:
     """End the pause after the death of a server."""
     for name, failed in tuple(daemon.failed_starts.items()):
         if failed.pausing_after != serial:
@@ -109,7 +127,7 @@ def pause_ended(daemon: Daemon, serial: int) -> None:
             del daemon.failed_starts[name]
 
 
-def failure_expired(daemon: Daemon, serial: int) -> None:
+def expire_failure(daemon: Daemon, serial: int) -> None:
     """Drop the failure of a server that ended with its clients: no other has failed for a while."""
     for name, failed in tuple(daemon.failed_starts.items()):
         if failed.unserved != serial or failed.refusal:

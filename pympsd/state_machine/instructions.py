@@ -1,4 +1,9 @@
-"""Everything the state machine can ask of the I/O layer."""
+"""Everything that the state machine requests of the I/O layer, as values.
+
+`pympsd.service.dispatcher` carries them out in order, without waiting; what takes time is reported by a later
+event. Whoever an instruction is for may be gone by then: the dispatcher leaves out answers to operators and clients
+that have hung up.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +76,7 @@ class ContinueWithoutMps:
 
 @frozen
 class ShutDownServer:
-    """Ask a server to end when its last client has gone, or (forced) at once."""
+    """Ask a server to end when its last client has gone, or (forced) immediately."""
 
     server: int
     forced: bool
@@ -97,7 +102,7 @@ class TerminateClient:
     pid: int
     by_reset: bool
     """Whether to reset a device if a kernel on it cannot be stopped."""
-    expelled: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = ()
     """Clients that get no context any more."""
 
 
@@ -197,7 +202,7 @@ class Exit:
 
 @frozen
 class ChangeBackend:
-    """Begin anew with the other backend."""
+    """Start again with the other backend."""
 
 
 Instruction = (

@@ -12,12 +12,12 @@ from pympsd.devices.visible import find_device
 from pympsd.errors import InputError
 from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.instructions import AdmitClient, UpdateServerLimits
-from pympsd.state_machine.partition_choice import chosen
+from pympsd.state_machine.partition_choice import choose
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.state_machine.state.server import Server
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import ClientLimits, Limits, in_bytes, percentage_on
 from pympsd.vocabulary.limits import (
     MAX_MEMORY,
@@ -51,7 +51,7 @@ def limits_update(server: Server) -> UpdateServerLimits:
     return UpdateServerLimits(server.serial, server.thread_percentage.value, in_bytes(server.memory_limits))
 
 
-def default_limits(devices: Sequence[DeviceFacts], text: str) -> tuple[dict[int, PinnedMemory], list[str]]:
+def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict[int, PinnedMemory], list[str]]:
     """Read the daemon's own ``0=1G,GPU-...=512MB``; return the limits by ordinal, and a complaint per bad entry.
 
     Each valid entry counts, whatever the others are; the last one for a device wins.
@@ -61,7 +61,7 @@ def default_limits(devices: Sequence[DeviceFacts], text: str) -> tuple[dict[int,
     return limits, complaints
 
 
-def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
+def device_named(devices: Sequence[DeviceProperties], word: str) -> int:
     """Return the ordinal of the device a word names: an ordinal, a UUID or a unique prefix; raise UnknownDevice."""
     ordinal = find_device(devices, word)
     if ordinal is not None:
@@ -104,7 +104,7 @@ def client_limits(
         (named.maximum, *bounds),
         named.allowed_devices,
         found.name,
-        chosen(daemon, server.name, namespace, sm_partition),
+        choose(daemon, server.name, namespace, sm_partition),
         _memory_groups(daemon, named, found, cgroups, kernel_limits or {}),
         daemon.process_limits.audits_memory,
     )

@@ -21,40 +21,42 @@ class Elsewhere:
 
 
 def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
-    """Return for each server, by serial, what clients of the others hold, by device ordinal."""
-    limited = _limited(daemon)
-    own = {server.serial: _held(daemon, server, limited) for server in daemon.servers.values()}
-    found: dict[int, dict[int, Elsewhere]] = {serial: {} for serial in own}
+    """Return for each server, by id, what clients of other servers hold, by device index."""
+    limited = _find_limited_groups(daemon)
+    own = {server.serial: _count_by_group(daemon, server, limited) for server in daemon.servers.values()}
+    elsewhere: dict[int, dict[int, Elsewhere]] = {serial: {} for serial in own}
     for ordinal in range(len(daemon.devices)):
         in_all = Counter[str]()
-        for held in own.values():
-            in_all.update(held[ordinal])
-        for serial, held in own.items():
-            left = {name: in_all[name] - count for name, count in held[ordinal].items()}
-            found[serial][ordinal] = Elsewhere(left.pop(""), {name: count for name, count in left.items() if count})
-    return found
+        for counts in own.values():
+            in_all.update(counts[ordinal])
+        for serial, counts in own.items():
+            rest = {name: in_all[name] - count for name, count in counts[ordinal].items()}
+            elsewhere[serial][ordinal] = Elsewhere(
+                rest.pop(""), {name: count for name, count in rest.items() if count}
+            )
+    return elsewhere
 
 
-def _limited(daemon: Daemon) -> set[str]:
+def _find_limited_groups(daemon: Daemon) -> set[str]:
     """Return the groups of cgroups that have limits, and those that clients came with: the kernel had some then."""
     clients = [client for server in daemon.servers.values() for client in server.clients.values()]
-    found = {group.name for client in clients for groups in client.groups.values() for group in groups}
-    return found.union(map(cgroup_group, daemon.process_limits.cgroups))
+    names = {group.name for client in clients for groups in client.groups.values() for group in groups}
+    return names.union(map(cgroup_group, daemon.process_limits.cgroups))
 
 
-def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
+def _count_by_group(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
     """Return by device what a server's clients hold by group of several servers; in all under an empty name.
 
-    A server's reports are not trusted, for they are its user's: more than there is counts as all.
+    A server's reports are not trusted because its user controls it: more than the device has counts as all of it.
     """
-    held = [Counter({"": 0}) for _ in daemon.devices]
+    counts = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():
         names = ("", *limited.intersection(map(cgroup_group, at_or_above(client.process.cgroups))))
-        for ordinal, of_device in enumerate(held):
+        for ordinal, of_device in enumerate(counts):
             count = client.memory.get(ordinal, 0)
             for name in names:
                 of_device[name] += count
     return [
         Counter({name: min(count, device.memory_bytes) for name, count in of_device.items()})
-        for device, of_device in zip(daemon.devices, held, strict=True)
+        for device, of_device in zip(daemon.devices, counts, strict=True)
     ]

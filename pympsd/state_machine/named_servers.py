@@ -1,4 +1,20 @@
-"""Making, changing and deleting named servers: what is not possible raises NotPossible and changes nothing."""
+"""Creating, changing and deleting named servers.
+
+A named server is what an operator, the configuration file, or the first client of a user creates; whether it has a
+process is another matter (`status` combines both)::
+
+    create_server --> sockets open --> Configured --> Starting --> Ready <--> Fault
+                           |               ^                         |
+                           v               +----- process ends ------+
+                        refused                                    Failed (its start failed; the next client retries)
+
+- What is not possible raises NotPossible with the sentence for the operator, and changes nothing: all checks come
+  before the first change of the state. `config apply --check` relies on that, and begins changes on a copy.
+- A command that takes time is answered later: its session is kept with the server or the namespace (``creators``,
+  ``deleters``) and answered when the sockets are open, the process is ready, or has ended.
+- A deleted server keeps its name until its process has ended; nothing else is possible with it.
+- Each change that the next daemon has to know increases `NamedServers.changes`, which makes the saved state new.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +76,8 @@ def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
 def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Client]:
     """Return the clients of a server, or of one of its namespaces."""
     process = daemon.server_named(name)
-    known = process.clients.values() if process is not None else ()
-    return [client for client in known if namespace in (None, client.process.namespace or DEFAULT)]
+    all_clients = process.clients.values() if process is not None else ()
+    return [client for client in all_clients if namespace in (None, client.process.namespace or DEFAULT)]
 
 
 def create_server(
@@ -100,17 +116,17 @@ def create_server(
 
 
 def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[Instruction]:
-    """Have a server without clients run as another user: its process and its sockets are made anew.
+    """Change the user of a server without clients: its process and its sockets are recreated.
 
     Its ``session`` is answered as by create_server. If the sockets cannot be made, it stays that of its user.
     """
     named = server(daemon, name)
     present = len(clients(daemon, name))
     if present:
-        raise NotPossible(f"Server '{name}' has {counted(present)}: its user can change when it has none.")
-    found = status(daemon, named)
-    if found not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
-        raise NotPossible(f"Server '{name}' is {found}: its user can change when it is Ready.")
+        raise NotPossible(f"Server '{name}' has {count_clients(present)}: its user can change when it has none.")
+    current = status(daemon, named)
+    if current not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
+        raise NotPossible(f"Server '{name}' is {current}: its user can change when it is Ready.")
     _check_user(daemon, name, uid)
     yield from _working(session)
     if session:
@@ -131,8 +147,8 @@ def set_server(
     if changed != named.maximum:
         named.maximum = changed
         daemon.named_servers.changes += 1
-        shown = _shown(changed, named.ordinals(len(daemon.devices)))
-        yield Log("server_ceiling_set", {"name": name, "limits": shown})
+        text = _render(changed, named.ordinals(len(daemon.devices)))
+        yield Log("server_ceiling_set", {"name": name, "limits": text})
     if contains_partitions not in (None, named.contains_partitions):
         named.contains_partitions = bool(contains_partitions)
         daemon.named_servers.changes += 1
@@ -140,14 +156,14 @@ def set_server(
 
 
 def change_limits(daemon: Daemon, named: NamedServer, namespace: str, limits: Limits) -> Iterator[Instruction]:
-    """Change what is said of a namespace's limits; its clients keep theirs."""
-    found = named.namespaces[namespace]
+    """Change the limits of a namespace; its clients keep theirs."""
+    target = named.namespaces[namespace]
     ordinals = named.ordinals(len(daemon.devices))
-    changed, before = found.limits.changed_by(limits), _shown_of(found.limits, ordinals)
-    if changed != found.limits:
-        found.limits = changed
+    changed, before = target.limits.changed_by(limits), _render_all(target.limits, ordinals)
+    if changed != target.limits:
+        target.limits = changed
         daemon.named_servers.changes += 1
-        name, after = f"{named.name}/{namespace}", _shown_of(changed, ordinals)
+        name, after = f"{named.name}/{namespace}", _render_all(changed, ordinals)
         yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
 
@@ -156,7 +172,7 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
     named = server(daemon, name)
     present = len(clients(daemon, name))
     if present and not forced and not named.deleted:
-        raise NotPossible(f"Server '{name}' has {active(present)}")
+        raise NotPossible(f"Server '{name}' has {end_of_refusal(present)}")
     if session:
         named.deleters.append(session)
     yield from _working(session)
@@ -181,18 +197,18 @@ def check_share(problem: str) -> None:
         raise NotPossible(f"{problem[0].upper()}{problem[1:]}.")
 
 
-def counted(count: int) -> str:
+def count_clients(count: int) -> str:
     """Return a number of clients in words."""
     return "1 active client" if count == 1 else f"{count} active clients"
 
 
-def active(count: int) -> str:
+def end_of_refusal(count: int) -> str:
     """Return the end of the sentence that refuses to delete what has clients."""
-    return f"{counted(count)}; --force terminates {'it' if count == 1 else 'them'} first."
+    return f"{count_clients(count)}; --force terminates {'it' if count == 1 else 'them'} first."
 
 
 def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
-    """End a process that has started, or is back, for a server that has been deleted meanwhile."""
+    """End a process that has started, or is back, for a server that has been deleted since."""
     named = daemon.named_servers.get(process.name)
     if named is not None and named.deleted:
         yield from shut_down_server(process, forced=True, is_deletion=True)
@@ -262,19 +278,19 @@ def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
         raise NotPossible("--allowed-devices names each device once, and at least one.")
 
 
-def _shown(limits: Limits, ordinals: tuple[int, ...]) -> str:
+def _render(limits: Limits, ordinals: tuple[int, ...]) -> str:
     memory = _by_device(limits.pinned_memory, ordinals) or "unlimited"
     return f"{PERCENTAGE.text(limits, ordinals)} %, memory {memory}"
 
 
-def _shown_of(limits: Limits, ordinals: tuple[int, ...]) -> str:
+def _render_all(limits: Limits, ordinals: tuple[int, ...]) -> str:
     total = _by_device(limits.total_memory, ordinals)
     together = f" each, {total} together" if total else ""
     partition = f", SM partition {limits.sm_partition}" if limits.sm_partition else ""
-    return f"{_shown(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
+    return f"{_render(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
 
 
 def _by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:
     """Return limits by the ordinals that the clients of a server see, whose devices have these in the daemon."""
     limits = memory or {}
-    return ", ".join(f"{shown}={limits[ordinal]}" for shown, ordinal in enumerate(ordinals) if ordinal in limits)
+    return ", ".join(f"{index}={limits[ordinal]}" for index, ordinal in enumerate(ordinals) if ordinal in limits)

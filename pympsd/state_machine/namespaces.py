@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from pympsd.state_machine import queueing, shares, terminations
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
-from pympsd.state_machine.named_servers import NotPossible, active, change_limits, check_share, clients, server
+from pympsd.state_machine.named_servers import (
+    NotPossible,
+    change_limits,
+    check_share,
+    clients,
+    end_of_refusal,
+    server,
+)
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
@@ -59,7 +66,7 @@ def delete_namespace(
         raise NotPossible("Namespace 'default' belongs to its server.")
     present = clients(daemon, server_name, name)
     if present and not forced:
-        raise NotPossible(f"Namespace '{name}' has {active(len(present))}")
+        raise NotPossible(f"Namespace '{name}' has {end_of_refusal(len(present))}")
     del named.namespaces[name]
     daemon.named_servers.changes += 1
     yield Log("namespace_removed", {"name": f"{server_name}/{name}"})

@@ -14,7 +14,7 @@ from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import ChosenPartition, SmPartition, partition_id
 
 
-def chosen(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:
+def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:
     """Return what a client gets on each device that is in static use or that its variable names, by ordinal.
 
     ``namespace``: the one it comes to, which may be bound to a partition; ``text``: for each device one
@@ -26,7 +26,7 @@ def chosen(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
     found: dict[int, ChosenPartition] = {}
     problems: dict[int, ChosenPartition] = {}
     for entry in filter(None, (each.strip() for each in text.split(","))):
-        places, wanted = _named_by(daemon, named, entry)
+        places, wanted = _read_entry(daemon, named, entry)
         matching = {place: one for place in places if (one := _matching(daemon, named, place, wanted)) is not None}
         found |= {place: ChosenPartition(one.name, one.chunks) for place, one in matching.items()}
         if not matching:
@@ -57,7 +57,7 @@ def _bind(daemon: Daemon, named: NamedServer, namespace: str, found: dict[int, C
             found[device] = ChosenPartition(bound, its[device].chunks)
 
 
-def _named_by(daemon: Daemon, named: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:
+def _read_entry(daemon: Daemon, named: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:
     """Return the devices that an entry of the variable is about, and its word for the partition."""
     ordinals = named.ordinals(len(daemon.devices))
     word, slash, wanted = entry.partition("/")

@@ -44,32 +44,32 @@ def create_partition(
     `create_server`.
     """
     named = server(daemon, server_name)
-    shown = named.ordinals(len(daemon.devices)).index(device)
-    _check_possible(daemon, named, device, shown)
+    index = named.ordinals(len(daemon.devices)).index(device)
+    _check_possible(daemon, named, device, index)
     if problem := partition_name_problem(name):
         raise NotPossible(problem)
     if _find(named, name, device) is not None:
-        raise NotPossible(f"SM partition '{name}' exists already on device {shown} of server '{server_name}'.")
+        raise NotPossible(f"SM partition '{name}' exists already on device {index} of server '{server_name}'.")
     free, remainder = free_of(daemon, device), chunk_count(daemon.devices[device])
     if include_remainder and not has_remainder(daemon.devices[device]):
-        raise NotPossible(f"The chunks of device {shown} leave no SMs over.")
+        raise NotPossible(f"The chunks of device {index} leave no SMs over.")
     if include_remainder and remainder not in free:
         count = len(multiprocessors(daemon.devices[device], [remainder]))
-        owner, its = next(one for one in partitions_on(daemon, device) if remainder in one[1].chunks)
+        owner, its = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
         of = "" if owner is named else f" of server '{owner.name}'"
-        raise NotPossible(f"The remaining {count} SMs of device {shown} are in partition '{its.name}'{of}.")
+        raise NotPossible(f"The remaining {count} SMs of device {index} are in partition '{its.name}'{of}.")
     whole = [chunk for chunk in free if chunk != remainder]
     if chunks > len(whole):
         others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
         beside = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
-        raise NotPossible(f"Device {shown} has {_chunks(len(whole))} free, not {chunks}{beside}.")
+        raise NotPossible(f"Device {index} has {_chunks(len(whole))} free, not {chunks}{beside}.")
     _check_clients_known(daemon, server_name)
     outside = [client for client in clients(daemon, server_name) if device not in client.partitions]
     if outside:
         remedy = (
             "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
         )
-        raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions; {remedy}.")
+        raise NotPossible(f"Device {index} has {_clients(len(outside))} outside partitions; {remedy}.")
     check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named.contains_partitions))))
     check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
     taken = (*whole[:chunks], *([remainder] if include_remainder else []))
@@ -83,19 +83,19 @@ def delete_partition(
 ) -> Iterator[Instruction]:
     """Delete a partition; its ``session`` gets the answer when the partition's clients have been terminated."""
     named = server(daemon, server_name)
-    found = _find(named, name, device)
-    if found is None:
-        shown = named.ordinals(len(daemon.devices)).index(device)
-        raise NotPossible(f"No SM partition named '{name}' on server '{server_name}', device {shown}.")
+    partition = _find(named, name, device)
+    if partition is None:
+        index = named.ordinals(len(daemon.devices)).index(device)
+        raise NotPossible(f"No SM partition named '{name}' on server '{server_name}', device {index}.")
     _check_clients_known(daemon, server_name)
-    present = clients_in(daemon, named, found)
+    present = clients_in(daemon, named, partition)
     if present and not forced:
         them = "it" if len(present) == 1 else "them"
         raise NotPossible(f"SM partition '{name}' has {_clients(len(present))}; terminate {them} first.")
-    named.partitions.remove(found)
+    named.partitions.remove(partition)
     for client in present:
         client.partitions[device] = ""
-        daemon.named_servers.occupied[client.serial] = found
+        daemon.named_servers.occupied[client.serial] = partition
     daemon.named_servers.changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
     process = daemon.server_named(server_name)
@@ -130,14 +130,20 @@ def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
     """Return the chunks of a device that no server has and nothing runs on, the one that is left over included."""
     present = {serial for server in daemon.servers.values() for serial in server.clients}
     occupied = [
-        one for serial, one in daemon.named_servers.occupied.items() if one.device == device and serial in present
+        partition
+        for serial, partition in daemon.named_servers.occupied.items()
+        if partition.device == device and serial in present
     ]
-    return free_chunks(daemon.devices[device], [*(one for _, one in partitions_on(daemon, device)), *occupied])
+    return free_chunks(
+        daemon.devices[device], [*(partition for _, partition in partitions_on(daemon, device)), *occupied]
+    )
 
 
 def clients_in(daemon: Daemon, named: NamedServer, partition: SmPartition) -> list[Client]:
     """Return the clients of a partition."""
-    return [one for one in clients(daemon, named.name) if one.partitions.get(partition.device) == partition.name]
+    return [
+        client for client in clients(daemon, named.name) if client.partitions.get(partition.device) == partition.name
+    ]
 
 
 def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int) -> None:
@@ -145,11 +151,11 @@ def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int)
         raise NotPossible(f"Server '{named.name}' is being deleted.")
     if not daemon.options.has_own_servers:
         raise NotPossible(NO_PARTITIONS)
-    facts = daemon.devices[device]
-    if facts.compute_capability < LEAST_CAPABILITY:
-        major, minor = facts.compute_capability
+    properties = daemon.devices[device]
+    if properties.compute_capability < LEAST_CAPABILITY:
+        major, minor = properties.compute_capability
         raise NotPossible(
-            f"Static partitions need compute capability 8.0; device {shown}, {facts.name}, has {major}.{minor}."
+            f"Static partitions need compute capability 8.0; device {shown}, {properties.name}, has {major}.{minor}."
         )
 
 
@@ -160,7 +166,9 @@ def _check_clients_known(daemon: Daemon, name: str) -> None:
 
 
 def _find(named: NamedServer, name: str, device: int) -> SmPartition | None:
-    return next((one for one in named.partitions if (one.name, one.device) == (name, device)), None)
+    return next(
+        (partition for partition in named.partitions if (partition.name, partition.device) == (name, device)), None
+    )
 
 
 def _chunks(count: int) -> str:

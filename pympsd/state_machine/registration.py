@@ -1,4 +1,7 @@
-"""Where a client goes in protocol 3: to the namespace whose socket it comes by; from the top one, by its user."""
+"""Named servers as they come and go: added with their sockets, ready or failed, closed.
+
+These steps are shared by the commands of operators, the first client of a user, and a daemon that takes over.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,14 @@ def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, sessio
 
 
 def open_sockets(named: NamedServer) -> Iterator[Instruction]:
-    """Have the sockets of a server and its namespaces opened; that of ``default`` last, after which it may start."""
+    """Open the sockets of a server and its namespaces; that of ``default`` last, after which it may start."""
     yield OpenNamespace(named.name, "", named.uid)
-    for namespace in (*(one for one in named.namespaces if one != DEFAULT), DEFAULT):
+    for namespace in (*(name for name in named.namespaces if name != DEFAULT), DEFAULT):
         yield OpenNamespace(named.name, namespace, named.uid)
 
 
 def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
-    """Have the sockets and directories of a server made anew for a user."""
+    """Close the sockets of a server and open them again for another user."""
     named.uid, named.opening, named.failed = uid, True, ""
     daemon.named_servers.changes += 1
     yield Log("server_user_set", {"name": named.name, "uid": uid})
@@ -60,12 +63,12 @@ def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     if not server:
         return daemon.options.clients_only
     named = daemon.named_servers.get(server)
-    found = named.namespaces.get(namespace) if named is not None else None
-    return found is not None and found.clients_only
+    target = named.namespaces.get(namespace) if named is not None else None
+    return target is not None and target.clients_only
 
 
 def close_sockets(named: NamedServer) -> Iterator[Instruction]:
-    """Have the sockets and directories of a server and its namespaces removed."""
+    """Remove the sockets and directories of a server and its namespaces."""
     for namespace in named.namespaces:
         yield CloseNamespace(named.name, namespace)
     yield CloseNamespace(named.name, "")

@@ -15,9 +15,9 @@ from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 
 def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
-    """Restore the named servers, whether or not their processes return; those that do not start anew."""
+    """Restore the named servers, whether or not their processes return; those that do not are started again."""
     for kept in left.named_servers:
-        daemon.named_servers.add(_named(kept))
+        daemon.named_servers.add(_restore_server(kept))
     for process in left.servers:
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
@@ -29,8 +29,11 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
         yield from registration.close_sockets(named) if named.deleted else registration.open_sockets(named)
 
 
-def _named(kept: PersistentNamedServer) -> NamedServer:
-    namespaces = {one.name: Namespace(one.name, one.limits, clients_only=one.clients_only) for one in kept.namespaces}
+def _restore_server(kept: PersistentNamedServer) -> NamedServer:
+    namespaces = {
+        namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
+        for namespace in kept.namespaces
+    }
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
     named = NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
     named.partitions += kept.partitions

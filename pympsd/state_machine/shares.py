@@ -64,7 +64,7 @@ def resources_of(daemon: Daemon) -> tuple[Resource, ...]:
 
 def shares_text(daemon: Daemon) -> str:
     """Return the shares of each user in words."""
-    return ", ".join(f"{each.name} {daemon.usage.shares.share(each)}" for each in resources_of(daemon))
+    return ", ".join(f"{resource.name} {daemon.usage.shares.share(resource)}" for resource in resources_of(daemon))
 
 
 def set_shares(daemon: Daemon, configured: Mapping[str, int]) -> Iterator[Instruction]:
@@ -79,7 +79,7 @@ def count_used(daemon: Daemon, resource: Resource, uid: int) -> int:
         return daemon.usage.taken[resource.name][uid]
     if resource is SM_CHUNKS:
         return _percent_of_chunks(daemon, {uid})
-    return sum(_cost(daemon, each, resource) for each in daemon.named_servers.values() if each.uid == uid)
+    return sum(_cost(daemon, server, resource) for server in daemon.named_servers.values() if server.uid == uid)
 
 
 def count_used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exempt: bool = False) -> int:
@@ -89,16 +89,16 @@ def count_used_together(daemon: Daemon, resource: Resource, *, own: bool = True,
     if resource is SM_CHUNKS:
         return _percent_of_chunks(daemon, None if exempt else _sharing_users(daemon))
     return sum(
-        _cost(daemon, each, resource) + (_base_cost(daemon, each, resource) if own and is_own(each) else 0)
-        for each in daemon.named_servers.values()
-        if exempt or not is_exempt(daemon, each.uid)
+        _cost(daemon, server, resource) + (_base_cost(daemon, server, resource) if own and is_own(server) else 0)
+        for server in daemon.named_servers.values()
+        if exempt or not is_exempt(daemon, server.uid)
     )
 
 
 def list_users(daemon: Daemon) -> list[int]:
     """Return the users who have anything of a share, or were refused something."""
-    found = {each.uid for each in daemon.named_servers.values()} | {uid for uid, _ in daemon.usage.refusals}
-    return sorted(found.union(*(counts.keys() for counts in daemon.usage.taken.values())))
+    users = {server.uid for server in daemon.named_servers.values()} | {uid for uid, _ in daemon.usage.refusals}
+    return sorted(users.union(*(counts.keys() for counts in daemon.usage.taken.values())))
 
 
 def is_own(named: NamedServer) -> bool:
@@ -206,19 +206,21 @@ def _problem(daemon: Daemon, resource: Resource, asker: int, more: int) -> str:
 
 
 def _over_share(daemon: Daemon, resource: Resource, uid: int, has: int, share: int, more: int) -> str:
-    shown = _servers_of(daemon, uid) if resource is SERVERS else ""
+    names = _servers_of(daemon, uid) if resource is SERVERS else ""
     needs = f", and {more} more are needed" if more > 1 else ""
     remedy = f"{_REMEDIES[resource]}, or " if resource in _REMEDIES else ""
     option = f"{OPTION} {resource.name}={has + more}"
     return (
-        f"user {uid} has {has} of at most {share} {resource.unit}{shown}{needs}: {remedy}ask an "
+        f"user {uid} has {has} of at most {share} {resource.unit}{names}{needs}: {remedy}ask an "
         f"administrator for a larger share ({option}, or {resource.name} in [{TABLE}] of the configuration file)"
     )
 
 
 def _servers_of(daemon: Daemon, uid: int) -> str:
     """Return the names of a user's servers in parentheses; nothing if there are none."""
-    names = sorted(each.name for each in daemon.named_servers.values() if each.uid == uid and not is_own(each))
+    names = sorted(
+        server.name for server in daemon.named_servers.values() if server.uid == uid and not is_own(server)
+    )
     more = ", ..." if len(names) > _MAX_SHOWN else ""
     return f" ({', '.join(names[:_MAX_SHOWN])}{more})" if names else ""
 
@@ -246,7 +248,7 @@ def _remedy_of_all(daemon: Daemon, resource: Resource) -> str:
 
 def _sharing_users(daemon: Daemon) -> set[int]:
     """Return the users who have servers and shares."""
-    return {each.uid for each in daemon.named_servers.values()} - exempt_users(daemon)
+    return {server.uid for server in daemon.named_servers.values()} - exempt_users(daemon)
 
 
 def _chunks_of(daemon: Daemon, device: int) -> int:
@@ -256,8 +258,10 @@ def _chunks_of(daemon: Daemon, device: int) -> int:
 
 def _owned_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
     """Return how many chunks of a device are in partitions of users; None: of everybody."""
-    servers = (each for each in daemon.named_servers.values() if uids is None or each.uid in uids)
-    return sum(len(one.chunks) for server in servers for one in server.partitions if one.device == device)
+    servers = (named for named in daemon.named_servers.values() if uids is None or named.uid in uids)
+    return sum(
+        len(partition.chunks) for server in servers for partition in server.partitions if partition.device == device
+    )
 
 
 def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:

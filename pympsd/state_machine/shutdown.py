@@ -30,7 +30,7 @@ LEAVE_TIMEOUT: Final = 5.0
 FORCED_TIMEOUT: Final = 2.0
 SILENCE_TIMEOUT: Final = 10.0
 """Seconds a server has to report that clients whose processes have ended are gone, while another client or user waits
-for that. A healthy server reports it at once, or within 5 s if one of its executors is stopped."""
+for that. A healthy server reports it immediately, or within 5 s if one of its executors is stopped."""
 _FORCE: Final = Timer(TimerKind.FORCE)
 
 
@@ -49,7 +49,7 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
 
 
 def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[Instruction]:
-    """Go on with an operator's quit of an earlier daemon, whose servers are awaited; its time limit begins anew."""
+    """Continue an operator's quit of an earlier daemon; its time limit begins again."""
     daemon.quitting = Quit(by_operator=True, timeout=timeout)
     yield Log("quit_resumed")
     if timeout is not None:
@@ -121,7 +121,7 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
         server.forced = True
         yield Log("server_forced", {"server": server.pid})
     yield ShutDownServer(server.serial, forced, is_deletion)
-    # A user must not keep the others waiting by what is done to the server, such as stopping it.
+    # A user must not keep other users waiting by what is done to the server, such as stopping it.
     if forced:
         yield from _time_leaving(server, FORCED_TIMEOUT)
     else:

@@ -17,8 +17,8 @@ from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import Result
 
 
-def opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
-    """Go on when a socket is open, or could not be opened."""
+def handle_opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
+    """Continue what waited for a socket, which is open now or could not be opened."""
     named, owner = _of(daemon, event)
     if named is None or owner is None:
         return
@@ -31,8 +31,8 @@ def opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
         yield from _answer_creators(daemon, named, owner)
 
 
-def lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
-    """Have a socket made anew that is not there; it is tried again and again, and logged once."""
+def handle_lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
+    """Recreate a socket that was removed; it is tried again and again, and logged once."""
     named, owner = _of(daemon, event)
     if named is None or owner is None or daemon.quitting is not None:
         return
@@ -44,7 +44,7 @@ def lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
 def _of(
     daemon: Daemon, event: NamespaceOpened | NamespaceLost
 ) -> tuple[NamedServer | None, NamedServer | Namespace | None]:
-    """Return the server of a socket, and whose it is; None if that is gone meanwhile."""
+    """Return the server of a socket, and the server or namespace that owns it; None if they are gone."""
     named = daemon.named_servers.get(event.server)
     if named is None or named.deleted:
         return None, None
@@ -64,7 +64,7 @@ def _may_start(daemon: Daemon, named: NamedServer) -> Iterator[Instruction]:
 def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iterator[Instruction]:
     yield from refuse_waiting(daemon, named.name, Result.ERROR_MPS_CONNECTION_FAILED, problem)
     if named.former_uid is not None:
-        yield from _go_back(daemon, named, named.former_uid, problem)
+        yield from _restore_user(daemon, named, named.former_uid, problem)
     elif named.opening and named.creators:
         yield from refuse_creators(named, f"could not be made: {problem}")
         daemon.named_servers.remove(named.name)
@@ -72,8 +72,8 @@ def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iter
     # One of an earlier daemon's stays listed, so that its users see what has happened.
 
 
-def _go_back(daemon: Daemon, named: NamedServer, uid: int, problem: str) -> Iterator[Instruction]:
-    """Have a server run as its user of before, for whom its directories are."""
+def _restore_user(daemon: Daemon, named: NamedServer, uid: int, problem: str) -> Iterator[Instruction]:
+    """Restore the server's previous user, who owns its directories."""
     for session in named.creators:
         yield from reply(session, refusal(f"Server '{named.name}' stays that of user {uid}: {problem}"))
     named.creators.clear()

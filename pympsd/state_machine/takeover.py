@@ -1,6 +1,6 @@
 """The servers of a daemon that died: the next one awaits them, adopts them as they are, or continues without them.
 
-An awaited server keeps its place: its user gets no other meanwhile, and the clients that connect are queued.
+A pending server keeps its place: until it reports, its user gets no other, and the clients that connect are queued.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ GENERATION_BITS: Final = 40
 
 def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     """Continue from the state of a daemon that did not end in order."""
-    left = event.state
+    saved = event.state
     if event.devices is not None:
-        left, lost = moved(left, event.devices)
+        saved, lost = moved(saved, event.devices)
         for owner, device in lost:
             yield Log("state_device_gone", {"owner": owner, "device": device})
-    _take_defaults(daemon, left)
-    if left.servers:
+    _take_defaults(daemon, saved)
+    if saved.servers:
         daemon.lifetime.backend_works = True
         # What the servers hold has serials of the earlier daemons.
-        daemon.lifetime.generation = left.generation + 1
+        daemon.lifetime.generation = saved.generation + 1
         daemon.lifetime.server_ids = Serials(first_serial(daemon.lifetime.generation))
         daemon.terminations.ids = Serials(first_serial(daemon.lifetime.generation))
-    for known in left.servers:
-        daemon.servers[known.serial] = _pending_server(daemon, known, left)
-        yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
-        yield SetTimer(Timer(TimerKind.RETURN, known.serial), TAKEOVER_TIMEOUT)
+    for process in saved.servers:
+        daemon.servers[process.serial] = _pending_server(daemon, process, saved)
+        yield Log("server_awaited", {"server": process.pid, "uid": process.uid})
+        yield SetTimer(Timer(TimerKind.RETURN, process.serial), TAKEOVER_TIMEOUT)
     if daemon.options.policy.has_named_servers:
-        yield from restoration.restore(daemon, left)
-    if left.quit is not None and left.servers:
+        yield from restoration.restore(daemon, saved)
+    if saved.quit is not None and saved.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
-        yield from shutdown.resume_quit(daemon, left.quit.timeout)
-    yield from queueing.restore(daemon, left.wishes, left.queue_order, event.connections)
+        yield from shutdown.resume_quit(daemon, saved.quit.timeout)
+    yield from queueing.restore(daemon, saved.wishes, saved.queue_order, event.connections)
     if daemon.queue.reserved:
         yield SetTimer(Timer(TimerKind.PLACES), TAKEOVER_TIMEOUT)
     yield from serve_queue(daemon)
@@ -67,8 +67,8 @@ def first_serial(generation: int) -> int:
     return (generation << GENERATION_BITS) + 1
 
 
-def returned(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
-    """Adopt an awaited server that is back, with its clients."""
+def adopt(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
+    """Adopt a pending server that is back, with its clients."""
     server = daemon.servers.get(event.server)
     if server is None or not server.pending:
         return
@@ -100,35 +100,35 @@ def takeover_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
         yield KillServer(serial)
 
 
-def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
-    if left.thread_percentage is not None:
-        daemon.defaults.thread_percentage = ThreadPercentage(left.thread_percentage)
-    if left.client_priority is not None:
-        daemon.defaults.client_priority = ClientPriority(left.client_priority)
-    if left.rules is not None and daemon.process_limits.rules is None:
-        daemon.process_limits.rules = left.rules
-    daemon.usage.shares = evolve(daemon.usage.shares, configured=left.shares)
-    daemon.named_servers.default_socket = left.default_socket or not daemon.options.policy.has_named_servers
+def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
+    if saved.thread_percentage is not None:
+        daemon.defaults.thread_percentage = ThreadPercentage(saved.thread_percentage)
+    if saved.client_priority is not None:
+        daemon.defaults.client_priority = ClientPriority(saved.client_priority)
+    if saved.rules is not None and daemon.process_limits.rules is None:
+        daemon.process_limits.rules = saved.rules
+    daemon.usage.shares = evolve(daemon.usage.shares, configured=saved.shares)
+    daemon.named_servers.default_socket = saved.default_socket or not daemon.options.policy.has_named_servers
     daemon.process_limits.accounts_cgroups, daemon.process_limits.audits_memory = (
-        left.accounts_cgroups,
-        left.audits_memory,
+        saved.accounts_cgroups,
+        saved.audits_memory,
     )
-    daemon.process_limits.cgroups = limits_of_cgroups(left)
-    passing = left.passing_cgroups.items()
+    daemon.process_limits.cgroups = limits_of_cgroups(saved)
+    passing = saved.passing_cgroups.items()
     daemon.process_limits.transient_cgroups = {
         path: is_seen for path, is_seen in passing if path in daemon.process_limits.cgroups
     }
-    if (known := left.configuration) is not None:
+    if (configuration := saved.configuration) is not None:
         daemon.configuration = evolve(
             daemon.configuration,
-            generation=known.generation,
-            source=known.source,
-            applied=known.applied,
-            refused=known.failed,
-            text=known.text,
+            generation=configuration.generation,
+            source=configuration.source,
+            applied=configuration.applied,
+            refused=configuration.failed,
+            text=configuration.text,
         )
-    if left.memory_limits is not None:
-        daemon.defaults.memory_limits = in_memory(left.memory_limits)
+    if saved.memory_limits is not None:
+        daemon.defaults.memory_limits = in_memory(saved.memory_limits)
 
 
 def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:

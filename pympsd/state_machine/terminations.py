@@ -1,4 +1,21 @@
-"""terminate_client under way: each is answered once, by its server, its timeout or its server's end."""
+"""Pending terminate_client commands: each is answered once, by its server, by its timeout or by its server's end.
+
+The problem: ending a client's contexts takes as long as its kernels run; the server may be stopped then, may
+end, or may answer after the operator has been told that it did not. And deleting a namespace or an SM partition
+terminates its clients as a part of a larger command, which has an answer of its own.
+
+The idea: every termination has an id that is never used again (the *token* of TerminateClient). Whichever comes first
+of the server's answer, the TERMINATION timer and the server's end takes the termination out of the table and answers
+its session; what comes later finds nothing. The server gives up after `SERVER_TIMEOUT` seconds; the daemon
+waits a little longer, so that its own time limit is met only if the server is stopped.
+
+Invariants:
+
+- A session is answered exactly once; session 0 means that nobody waits for the answer.
+- The answer of another server, or with a token that is not pending, is ignored.
+- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`_OVER`): their chunks are
+  given to nobody else while a kernel may still use them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +31,10 @@ from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.results import Result
 
-SERVERS_PATIENCE: Final = 10.0
+SERVER_TIMEOUT: Final = 10.0
 """Seconds after which a server gives up."""
 TERMINATION_TIMEOUT: Final = 15.0
-"""Seconds a server has to answer: it gives up by itself before, unless it is stopped."""
+"""Seconds a server has to answer: it gives up earlier unless it is stopped."""
 RESET_TIMEOUT: Final = 30.0
 """The same for a server that does not give up then, but ends processes that have kernels on a device."""
 _CAUSES: Final[dict[int, str]] = {
@@ -32,7 +49,7 @@ _CAUSES: Final[dict[int, str]] = {
     ),
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
 }
-"""Why the client was not terminated, by the number that is printed; docs/operations.md says what can be done."""
+"""Why the client was not terminated, by the number that is printed; docs/operations.md lists the remedies."""
 _OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
 """The results after which nothing of the client runs any more."""
 
@@ -51,7 +68,7 @@ def begin(
     """Have a server end the contexts of a client process, for an operator session.
 
     ``session`` 0: none is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
-    as protocol 3 says it. ``timeout``: seconds to wait, if they are fewer than the server has. ``evicted``: clients
+    as protocol 3 has it. ``timeout``: seconds to wait, if they are fewer than the server has. ``evicted``: clients
     that get no context any more.
     """
     token = daemon.terminations.ids.take()
@@ -66,62 +83,72 @@ def begin(
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
 
-def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
+def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
     """Answer with a server's CUresult number, if that server works on the termination."""
-    known = daemon.terminations.pending.get(token)
-    if known is not None and known.server == server:
+    termination = daemon.terminations.pending.get(token)
+    if termination is not None and termination.server == server:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
-        yield from _end(daemon, token, _answer(known, code), code)
+        yield from _end(daemon, token, _answer(termination, code), code)
 
 
-def server_gone(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+def end_with_server(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Answer the terminations that a server worked on when it ended."""
-    for token in [token for token, known in daemon.terminations.pending.items() if known.server == server.serial]:
+    for token in [
+        token for token, termination in daemon.terminations.pending.items() if termination.server == server.serial
+    ]:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
         code = Result.ERROR_MPS_RPC_FAILURE
         yield from _end(daemon, token, _answer(daemon.terminations.pending[token], code), code)
 
 
-def timed_out(daemon: Daemon, token: int) -> Iterator[Instruction]:
+def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
     """Answer a termination whose server did not answer in time."""
-    known = daemon.terminations.pending.get(token)
-    if known is not None and known.pid:
-        yield from _end(daemon, token, _in_words(known, Result.ERROR_LAUNCH_TIMEOUT), Result.ERROR_LAUNCH_TIMEOUT)
-    elif known is not None:
-        why = f"the server did not answer within {known.timeout:g} s; shutdown_server -f ends it with its clients"
+    termination = daemon.terminations.pending.get(token)
+    if termination is not None and termination.pid:
+        yield from _end(
+            daemon, token, _in_words(termination, Result.ERROR_LAUNCH_TIMEOUT), Result.ERROR_LAUNCH_TIMEOUT
+        )
+    elif termination is not None:
+        why = (
+            f"the server did not answer within {termination.timeout:g} s; shutdown_server -f ends it with its clients"
+        )
         answer = refusal(f"{Result.ERROR_LAUNCH_TIMEOUT}", diagnostic=f"terminate_client: {why}")
         yield from _end(daemon, token, answer, Result.ERROR_LAUNCH_TIMEOUT)
 
 
-def _answer(known: Termination, code: int) -> Answer:
+def _answer(termination: Termination, code: int) -> Answer:
     """Return the answer for a CUresult number, 0 when the contexts are gone."""
-    if known.pid:
-        return _in_words(known, code)
+    if termination.pid:
+        return _in_words(termination, code)
     if code == 0:
         return lines("0")
     why = _CAUSES.get(code, "the server could not end it")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
-def _in_words(known: Termination, code: int) -> Answer:
+def _in_words(termination: Termination, code: int) -> Answer:
     """Return the same in words, as protocol 3 has it."""
     if code == 0:
         return Answer()
     if code == Result.ERROR_INVALID_CONTEXT:
-        return refusal(f"No client with PID {known.pid}.")
+        return refusal(f"No client with PID {termination.pid}.")
     if code == Result.ERROR_LAUNCH_TIMEOUT:
-        seconds = min(known.timeout, SERVERS_PATIENCE)
-        return refusal(f"Client {known.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])
-    return refusal(f"Client {known.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}"))
+        seconds = min(termination.timeout, SERVER_TIMEOUT)
+        return refusal(f"Client {termination.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])
+    return refusal(
+        f"Client {termination.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}")
+    )
 
 
 def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
-    known = daemon.terminations.pending.pop(token)
+    termination = daemon.terminations.pending.pop(token)
     if code in _OVER:
-        for client in known.evicted:
+        for client in termination.evicted:
             daemon.named_servers.occupied.pop(client, None)
-    elif known.answer is not None:
-        # Done is done; what did not end is said beside it.
-        answer = evolve(known.answer, diagnostic=answer.diagnostic or answer.printed)
-    if known.session:
-        yield from reply(known.session, known.answer if known.answer is not None and code in _OVER else answer)
+    elif termination.answer is not None:
+        # The deletion is done; what did not end is reported with it.
+        answer = evolve(termination.answer, diagnostic=answer.diagnostic or answer.printed)
+    if termination.session:
+        yield from reply(
+            termination.session, termination.answer if termination.answer is not None and code in _OVER else answer
+        )

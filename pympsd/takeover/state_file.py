@@ -23,7 +23,7 @@ from pympsd.service.processes.status import has_ended, started_at
 from pympsd.takeover.state.protocol_2 import lost
 from pympsd.takeover.state.records import PersistentState, check
 from pympsd.vocabulary import files
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 
@@ -68,10 +68,10 @@ class SavedState:
     """Those that it, or the previous daemon, has made for the logs of servers."""
 
 
-def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
+def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
     """Return a text for each device that tells it from others, in order."""
     return tuple(
-        f"{facts.uuid} {facts.name} {facts.multiprocessors} SMs {facts.memory_bytes} bytes" for facts in devices
+        f"{device.uuid} {device.name} {device.multiprocessors} SMs {device.memory_bytes} bytes" for device in devices
     )
 
 

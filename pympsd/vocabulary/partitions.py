@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.namespaces import name_problem
 
 VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
@@ -44,21 +44,21 @@ class ChosenPartition:
     """Where clients of an executor share an address space, the partition has an executor of its own."""
 
 
-def chunk_size(device: DeviceFacts) -> int:
+def chunk_size(device: DeviceProperties) -> int:
     """Return the SMs in a chunk (CUDA's documents: 8 from compute capability 9.0 on, 2 before and if integrated)."""
     if device.sm_chunks is not None:
         return device.sm_chunks[1]
     return 8 if device.compute_capability >= (9, 0) and not device.attributes.get("INTEGRATED") else 2
 
 
-def chunk_count(device: DeviceFacts) -> int:
+def chunk_count(device: DeviceProperties) -> int:
     """Return the number of chunks of a device; 0: it has no static partitions."""
     if device.compute_capability < LEAST_CAPABILITY:
         return 0
     return device.multiprocessors // chunk_size(device) if device.sm_chunks is None else device.sm_chunks[0]
 
 
-def multiprocessors(device: DeviceFacts, chunks: Sequence[int]) -> tuple[int, ...]:
+def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[int, ...]:
     """Return the ids of the SMs in chunks of a device, the one that is left over included, ascending."""
     size, count = chunk_size(device), chunk_count(device)
     every = (
@@ -68,13 +68,13 @@ def multiprocessors(device: DeviceFacts, chunks: Sequence[int]) -> tuple[int, ..
     return tuple(number for each in every for number in each)
 
 
-def free_chunks(device: DeviceFacts, partitions: Sequence[SmPartition]) -> tuple[int, ...]:
+def free_chunks(device: DeviceProperties, partitions: Sequence[SmPartition]) -> tuple[int, ...]:
     """Return the chunks of a device that none of its partitions owns, the one that is left over included."""
     taken = {chunk for partition in partitions for chunk in partition.chunks}
     return tuple(chunk for chunk in range(chunk_count(device) + has_remainder(device)) if chunk not in taken)
 
 
-def has_remainder(device: DeviceFacts) -> bool:
+def has_remainder(device: DeviceProperties) -> bool:
     """Return whether the chunks of a device leave multiprocessors over."""
     return device.multiprocessors > chunk_count(device) * chunk_size(device)
 
@@ -94,7 +94,7 @@ def no_partition_note(server: str, namespace: str, partition: str) -> str:
     )
 
 
-def partition_id(server: str, device: DeviceFacts, name: str) -> str:
+def partition_id(server: str, device: DeviceProperties, name: str) -> str:
     """Return the id of a partition: the same after every restart. Treat it as opaque."""
     digest = sha256("\0".join((server, device.uuid, name)).encode()).digest()
     return urlsafe_b64encode(digest[:_ID_BYTES]).decode()

@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import ThreadPercentage
 
 
@@ -61,7 +61,7 @@ ROUNDINGS: Final = (
 """From the newest architecture to the oldest that limits SMs (MPS documents, 2.3.5.2: Volta and newer)."""
 
 
-def multiprocessors(percentage: ThreadPercentage, device: DeviceFacts) -> int:
+def multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> int:
     """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all."""
     if percentage.value >= 100 or not device.is_volta_or_newer:
         return device.multiprocessors
@@ -70,7 +70,7 @@ def multiprocessors(percentage: ThreadPercentage, device: DeviceFacts) -> int:
     return rounding(device).down(exact, device.multiprocessors)
 
 
-def rounding(device: DeviceFacts) -> SmRounding:
+def rounding(device: DeviceProperties) -> SmRounding:
     """Return the row of a device; raise LookupError before Volta, where nothing limits SMs."""
     for row in ROUNDINGS:
         if device.compute_capability >= row.capability:

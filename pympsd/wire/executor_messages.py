@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import message
@@ -21,7 +21,7 @@ class ExecutorSetup:
     ordinal: int
     generation: int
     backend: str
-    device: DeviceFacts
+    device: DeviceProperties
     reports_memory: bool = False
     """Whether the executor is to send MemoryUsed."""
 

@@ -1,10 +1,16 @@
-"""Messages between the daemon and a server, over the registration socket the server inherits."""
+"""Messages between the daemon and a server, over the registration socket that the server inherits.
+
+The fields' names are the encoding (MessagePack maps): a name stays even if the product calls the thing otherwise by
+now, because a daemon takes over servers that an earlier version started, and speaks with them as long as they run.
+So ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` its MPS namespace; a new field has a
+default, which stands for what an older sender does not send, and an older receiver ignores it.
+"""
 
 from __future__ import annotations
 
 from attrs import field, frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
@@ -28,13 +34,13 @@ class ServerSetup:
     uid: int
     control_socket: str
     backend: str
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     thread_percentage: float
     client_priority: int
     memory_limits: dict[int, int]
     """Bytes by device ordinal: the limit of each client of this server there."""
     machine: str = ""
-    """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is beside that file."""
+    """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is next to that file."""
     used: tuple[int, ...] | None = None
     """The ordinals of the devices that its clients may use; None: all."""
 
@@ -126,7 +132,7 @@ class ClientGone:
 @message(39)
 @frozen
 class ShutDown:
-    """Shut down when the last client has gone, or (forced) at once."""
+    """Shut down when the last client has gone, or (forced) immediately."""
 
     forced: bool
     is_deletion: bool = False
@@ -259,7 +265,7 @@ class ServerReturn:
     """It was asked to shut down, and ends with its last client."""
     clients: int
     token: int = 0
-    """As in the request."""
+    """The token of the request."""
 
 
 @message(53)
@@ -278,11 +284,11 @@ class ReturningClient:
     partitions: dict[int, str] = field(factory=dict)
     """Its SM partitions by device ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """As in AdmitClient."""
+    """Limits of memory that it shares with other clients, by device index."""
     since: float = 0.0
-    """As in AdmitClient."""
+    """When it connected, in seconds since the epoch."""
     limits: LimitsInForce | None = None
-    """As in ClientJoined, if it was accepted."""
+    """The limits in force for it, if it was accepted."""
 
 
 @message(54)

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from pympsd.errors import LocalError, RemoteError
 from pympsd.process.version import VERSION
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.wire import frames
 from pympsd.wire.framing import Frame
 
@@ -112,7 +112,7 @@ class SessionWelcome:
 
     server_pid: int
     driver_version: int
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     ordinals: tuple[int, ...]
     """For each device its ordinal among the daemon's devices, which determines its address window."""
 

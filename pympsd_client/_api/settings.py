@@ -12,7 +12,7 @@ from socket import gethostname
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.module import check_bank_size, check_cache_preference
 from pympsd_client._arguments.bindings import members
@@ -64,7 +64,7 @@ def set_limit(requested: int, value: int) -> None:
     context.settings[name] = value
 
 
-def _limit_name(requested: int, properties: DeviceFacts) -> str:
+def _limit_name(requested: int, properties: DeviceProperties) -> str:
     name = _LIMITS.get(requested)
     if name is None or name == "PER_BLOCK_MEMORY_SIZE":
         raise invalid_value(f"there is no limit {requested}")
@@ -78,7 +78,7 @@ def _limit_name(requested: int, properties: DeviceFacts) -> str:
     return name
 
 
-def _default(name: str, properties: DeviceFacts) -> int:
+def _default(name: str, properties: DeviceProperties) -> int:
     """Return a limit that no program has set: as recorded with an H200, or as documented."""
     return {
         "STACK_SIZE": 1024,

@@ -16,8 +16,9 @@ stream go on.
   An executable graph gives each of its functions an order of its own, because a function in one branch may wait for
   one in another.
 - **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
-  is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request for room.
-  HOST_FUNCTION_DONE and the work of a running function are exempt: they are what makes room.
+  is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request that the
+  executor answers once it takes more. HOST_FUNCTION_DONE and the work of a running function are exempt: they are
+  what makes room.
 - Callback threads are daemon threads: they never keep a process from exiting.
 """
 
@@ -116,7 +117,7 @@ callback_threads: Final = CallbackThreads()
 
 
 ROOM_CHECK_INTERVAL: Final = 1024
-"""The number of records after which, while functions are pending, the client asks the executor for room.
+"""The number of records after which, while functions are pending, the client asks whether the executor takes more.
 
 It stops reading when too much is unfinished, and would not see that a function is done.
 """
@@ -267,7 +268,7 @@ class HostCallbacks:
     def _wait_for_room(self, record: bytes) -> None:
         """Wait until the executor takes more records; done before every ROOM_CHECK_INTERVAL-th record is posted."""
         if _running.in_function or self._posted() < ROOM_CHECK_INTERVAL:
-            return  # the work of a running function lets the others finish
+            return  # the work of a running function lets other functions finish
         with self._requesting:
             if self._posted() < ROOM_CHECK_INTERVAL:
                 return  # another thread has just asked

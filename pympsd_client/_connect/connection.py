@@ -8,7 +8,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream.ring import ring_of
 from pympsd_client._command_stream.staging import StagingMemory
@@ -21,7 +21,7 @@ class Device:
 
     number: int
     ordinal: int
-    properties: DeviceFacts
+    properties: DeviceProperties
 
 
 @frozen

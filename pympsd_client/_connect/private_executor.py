@@ -22,7 +22,7 @@ import msgspec
 import pympsd.process.version
 from pympsd.channel.descriptors import close_all
 from pympsd.process.version import API_VERSION, build_id
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
     Attach,
@@ -70,7 +70,7 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
         )  # fmt: skip
         answer = msgspec.json.decode(child.stdout, type=dict[str, msgspec.Raw])
         if "devices" in answer:
-            properties = msgspec.json.decode(answer["devices"], type=tuple[DeviceFacts, ...])
+            properties = msgspec.json.decode(answer["devices"], type=tuple[DeviceProperties, ...])
             if answer.get("backend") == b'"cuda"':
                 reason = "a private device is an emulated one, and this machine has GPUs; set PYMPSD_BACKEND=emulated"
                 raise CudaError(Result.ERROR_NO_DEVICE, reason)

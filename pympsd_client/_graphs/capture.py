@@ -22,7 +22,7 @@ event adds them to its own, and joins the capture if it did not capture before:
 
 **Invariants**
 
-- The streams of a capture are exactly the keys of its ``next``; ``_of`` finds the capture of a stream.
+- The streams of a capture are exactly the keys of its ``next``; ``_captures`` finds the capture of a stream.
 - At the end each captured node must lead to the origin's latest work, else UNJOINED.
 - An invalid capture (``reason`` is set) takes nothing more; it must still be ended where it began.
 - A capture begins with `launch_cache.invalidate`, because launches in C would bypass it.
@@ -143,7 +143,7 @@ class Captures:
 
     def __init__(self) -> None:
         self._lock: Final = threading.RLock()
-        self._of: Final[dict[StreamKey, Capture]] = {}
+        self._captures: Final[dict[StreamKey, Capture]] = {}
         """The capture of each capturing stream."""
         self._events: Final[dict[int, tuple[Capture, dict[Node, Edge]]]] = {}
         """Events that stand for captured work: the capture, and what they stand for."""
@@ -166,14 +166,14 @@ class Captures:
         if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
             raise invalid_value(f"the capture mode is GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
         with self._lock:
-            if place in self._of:
+            if place in self._captures:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream captures already; end that capture first")
             if graph is not None and graph.is_captured_into:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "another capture into the graph has not ended")
             capture = Capture(graph or graphs.new(), place, mode, threading.get_ident(), graph is not None)
             capture.graph.is_captured_into = True
             capture.next[place] = after
-            self._of[place] = capture
+            self._captures[place] = capture
             intercepted.by = self
             invalidate()  # launches in C would bypass the capture
 
@@ -185,7 +185,7 @@ class Captures:
         STREAM_CAPTURE_UNJOINED and STREAM_CAPTURE_INVALIDATED, after which it has ended without a graph.
         """
         with self._lock:
-            capture = self._of.get(place)
+            capture = self._captures.get(place)
             if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
             if capture.origin != place:
@@ -215,17 +215,17 @@ class Captures:
     def _drop(self, capture: Capture) -> None:
         capture.graph.is_captured_into = False
         for place in capture.next:
-            self._of.pop(place, None)
+            self._captures.pop(place, None)
         for event, (its_capture, _) in tuple(self._events.items()):
             if its_capture is capture:
                 del self._events[event]
-        if not self._of:
+        if not self._captures:
             intercepted.by = None
 
     def end_in(self, context: Context) -> None:
         """End the captures in a context that closes."""
         with self._lock:
-            for capture in {capture for place, capture in self._of.items() if place[0] is context}:
+            for capture in {capture for place, capture in self._captures.items() if place[0] is context}:
                 self._abandon(capture)
 
     def _abandon(self, capture: Capture) -> None:
@@ -235,7 +235,7 @@ class Captures:
 
     def streams_in(self, context: Context) -> list[StreamKey]:
         """Return the capturing streams of a context."""
-        return [place for place in self._of if place[0] is context]
+        return [place for place in self._captures if place[0] is context]
 
     # --- queries
 
@@ -247,11 +247,11 @@ class Captures:
                     Result.ERROR_STREAM_CAPTURE_IMPLICIT,
                     "a stream that the legacy default stream waits for is capturing",
                 )
-            return self._of.get(place)
+            return self._captures.get(place)
 
     def active(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream, None if it does not capture; INVALIDATED if it was."""
-        capture = self._of.get(place)
+        capture = self._captures.get(place)
         if capture is not None and capture.reason:
             raise invalidation_error(capture)
         return capture
@@ -347,14 +347,14 @@ class Captures:
         operands = operation.layout.unpack_from(record)[5:]
         stream, event = (_handle(operation, operands, kind) for kind in (Kind.STREAM, Kind.EVENT))
         with self._lock:
-            context = next((key for key, _ in self._of if key.id == context_id), None)
+            context = next((key for key, _ in self._captures if key.id == context_id), None)
             if context is None:
                 return self._leave(operation, flags)
             if operation.name == _OF_CONTEXT:
                 raise self._break(self.streams_in(context), "waiting for a context in which a stream captures")
             place = None if stream is None else (context, stream)
             is_ending = operation.name == "DESTROY_STREAM"
-            capture = None if place is None else self._of.get(place) if is_ending else self.active(place)
+            capture = None if place is None else self._captures.get(place) if is_ending else self.active(place)
             if event is not None:
                 return self._event(operation, flags, place, event, capture)
             if place is None:
@@ -363,7 +363,7 @@ class Captures:
                 if capture is not None and place == capture.origin:
                     self._abandon(capture)
                 elif capture is not None:
-                    del self._of[place], capture.next[place]
+                    del self._captures[place], capture.next[place]
                 return False
             if capture is None:
                 self.of_legacy(place, operation)
@@ -377,7 +377,7 @@ class Captures:
         """Refuse work in the legacy stream that would wait for a capturing stream; that capture is invalid then."""
         if place[1] != STREAM_LEGACY:
             return
-        waiting = [self._of[key] for key in self.streams_in(place[0]) if waits_for_legacy(key)]
+        waiting = [self._captures[key] for key in self.streams_in(place[0]) if waits_for_legacy(key)]
         if waiting:
             for capture in waiting:
                 capture.reason = capture.reason or f"{operation.name} was called in the legacy default stream"
@@ -430,7 +430,7 @@ class Captures:
         if place[1] == STREAM_LEGACY:
             capture.reason = "the legacy default stream was to join it"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_IMPLICIT, "the legacy default stream cannot join a capture")
-        self._of[place] = capture
+        self._captures[place] = capture
         capture.next[place] = {**capture.next.get(place, {}), **after}
         return True
 
@@ -444,7 +444,7 @@ class Captures:
         me, mode = threading.get_ident(), self._modes.current
         prohibiting = [
             capture
-            for capture in set(self._of.values())
+            for capture in set(self._captures.values())
             if (capture.mode != RELAXED if capture.thread == me else capture.mode == mode == GLOBAL)
         ]
         if not prohibiting:
@@ -460,7 +460,7 @@ class Captures:
 
     def _break(self, places: list[StreamKey], what: str) -> CudaError:
         for place in places:
-            self._of[place].reason = self._of[place].reason or what
+            self._captures[place].reason = self._captures[place].reason or what
         return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what}; end the capture first")
 
 

@@ -129,7 +129,7 @@ def executable_id(executable: int) -> int:
 def update(executable: int, graph: int) -> bytes:
     """Take over the parameters of a graph of the same structure; GRAPH_EXEC_UPDATE_FAILURE, and nothing changes.
 
-    The CUgraphExecUpdateResultInfo says what differs.
+    The CUgraphExecUpdateResultInfo names the difference.
     """
     target, source = find(executable), graphs.find(graph)
     try:

@@ -1,4 +1,15 @@
-"""The structure of graphs: nodes, edges, order, clones. Nothing in this module depends on what a node does."""
+"""The structure of graphs: nodes, edges, order, clones. Nothing in this module depends on what a node does.
+
+A node keeps its edges in both directions, in the order in which they were added; that order decides how
+cuGraphExecUpdate pairs nodes, and in which order array queries return them. Graphs and nodes are found by handle in
+`graphs` and `nodes`; child graphs and the bodies of conditional nodes are among them, and name the node that they
+belong to (``of``).
+
+    graph -> nodes by handle -> node.dependents[other] is other.dependencies[node]: one Edge
+
+Edges are checked before any is added or removed, so a refused call changes nothing. A cycle is found when an order
+is needed (`Graph.in_order`), as the API documents for instantiation.
+"""
 
 from __future__ import annotations
 

@@ -402,8 +402,8 @@ def any_at(graph: Graph, address: int) -> Any:
         return free_work(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
-        known = ", ".join(node_type.name for node_type in NodeType)
-        reason = f"pympsd does not have graph nodes of type {kind} yet; it has {known}"
+        types = ", ".join(node_type.name for node_type in NodeType)
+        reason = f"pympsd does not have graph nodes of type {kind} yet; it has {types}"
         raise not_supported(reason)
     return read(at)
 

@@ -351,7 +351,7 @@ def context_on(ordinal: int) -> Context:
 
 
 def usable_on(ordinal: int) -> Context | None:
-    """Return a context on a device (its ordinal) that is open and has no error, None if there is none."""
+    """Return an open context without an error on a device (by its ordinal), or None."""
     for context in tuple(contexts.values()):
         if context.device.ordinal == ordinal and context.active and context.sticky_error is None:
             return context

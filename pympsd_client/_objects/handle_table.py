@@ -1,4 +1,4 @@
-"""Tables of the program's objects by handle, one for each kind; a table loses what a closed context owned."""
+"""Tables of the program's objects by handle, one for each kind; a table drops the objects of a closed context."""
 
 from __future__ import annotations
 

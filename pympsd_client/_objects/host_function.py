@@ -125,7 +125,7 @@ def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error
 
 
 def mark(run: Callable[[int], None]) -> Callable[[int], None]:
-    """Return a function that runs a host function, and refuses CUDA calls in its thread meanwhile."""
+    """Return a function that runs a host function, and refuses CUDA calls in its thread while it runs."""
     process.calls_back = True
     invalidate()
 

@@ -1,7 +1,7 @@
 """The part of the port for memory that clients map at addresses of their choice (Virtual Memory Management).
 
-Ranges are of whole granules (`pympsd.vocabulary.device_facts.MAPPING_GRANULE`). BackendError as in the rest of the
-port; NOT_SUPPORTED from all without the capability ``maps_virtual_memory``.
+Ranges are of whole granules (`pympsd.vocabulary.device_properties.MAPPING_GRANULE`). BackendError as in the rest of
+the port; NOT_SUPPORTED from all without the capability ``maps_virtual_memory``.
 """
 
 from __future__ import annotations

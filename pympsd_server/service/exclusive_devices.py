@@ -19,7 +19,7 @@ from pympsd.devices.machine import BadMachine
 from pympsd.devices.registrations import InUse, Registration, register
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import StartError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
 
@@ -39,7 +39,7 @@ class CannotStart(StartError):
 class RegisteredDevices:
     """A server's devices. Real devices are not registered, nor are others if the folder cannot be used."""
 
-    properties: tuple[DeviceFacts, ...]
+    properties: tuple[DeviceProperties, ...]
     folder: StateFolder | None = None
     unregistered: dict[int, str] = field(factory=dict, init=False)
     """The reason for each device that is not registered yet, by ordinal."""

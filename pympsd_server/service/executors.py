@@ -48,7 +48,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import RemoteError
 from pympsd.process.spawn import open_process
 from pympsd.process.version import build_id
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd_server.service.cgroup_memory import CgroupMemory
@@ -73,7 +73,7 @@ NOWHERE: Final = "/dev/null/no-mps-for-executors"
 class Executors:
     """All executors of a server."""
 
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     backend: str
     nursery: trio.Nursery
     log: Any

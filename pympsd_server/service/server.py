@@ -20,7 +20,7 @@ from attrs import define, field
 from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.memory_limits import OF_CONTAINER, BadEntry
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -63,7 +63,7 @@ class Server:
 
     link: DaemonLink
     log: Any
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, int]
     """Bytes by device ordinal: what each later client may hold there."""

@@ -16,7 +16,7 @@ from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.memory_limits import BadEntry
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import (
     ClientLimits,
     Limits,
@@ -55,7 +55,7 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
 
 
 def combine_with_environment(
-    limits: ClientLimits, environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceFacts]
+    limits: ClientLimits, environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[ClientLimits, list[BadEntry]]:
     """Return a client's limits with what its variables ask for, and the invalid entries of these.
 
@@ -70,7 +70,7 @@ def combine_with_environment(
 
 
 def read_environment(
-    environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceFacts]
+    environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[Limits, list[BadEntry]]:
     """Return the limits that a client's variables ask for, by the server's device index, and the invalid entries."""
     memory, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
@@ -111,7 +111,7 @@ def memory_on(limits: ClientLimits, ordinal: int) -> int:
     return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
 
-def as_seen(limits: ClientLimits, ordinal: int, device: DeviceFacts) -> DeviceFacts:
+def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
@@ -120,7 +120,7 @@ def as_seen(limits: ClientLimits, ordinal: int, device: DeviceFacts) -> DeviceFa
 
 
 def in_force(
-    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceFacts]
+    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceProperties]
 ) -> tuple[LimitsInForce, dict[int, str]]:
     """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees."""
     counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
@@ -137,7 +137,7 @@ def in_force(
 
 
 def multiprocessors(
-    limits: ClientLimits, ordinal: int, device: DeviceFacts, environment: Mapping[str, str], asked: OpenContext
+    limits: ClientLimits, ordinal: int, device: DeviceProperties, environment: Mapping[str, str], asked: OpenContext
 ) -> int:
     """Return the SMs of a requested context: the client can only lower those of its process. Raise
     PartitionRefused or AffinityRefused.
@@ -147,6 +147,6 @@ def multiprocessors(
     return context_multiprocessors(percentage_on(limits.own, ordinal), environment, device, *requested)
 
 
-def _most(limits: ClientLimits, ordinal: int, device: DeviceFacts) -> int | None:
+def _most(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
     chunks = limits.partitions.get(ordinal, ChosenPartition()).chunks
     return len(sms_of(device, chunks)) if chunks else None

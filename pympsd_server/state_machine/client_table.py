@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field, frozen
 
 from pympsd.errors import InternalError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd_server.state_machine.connections import Pool
@@ -80,7 +80,7 @@ class ClientTable:
     _ids: Serials = field(factory=Serials, init=False)
 
     @classmethod
-    def of(cls, devices: tuple[DeviceFacts, ...]) -> ClientTable:
+    def of(cls, devices: tuple[DeviceProperties, ...]) -> ClientTable:
         """Return an empty client table for devices."""
         return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
 

@@ -11,7 +11,7 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 VOLTA_SLOTS: Final = 48
 PRE_VOLTA_SLOTS: Final = 16
@@ -53,7 +53,7 @@ class Pool:
     """Slots by context id."""
 
     @classmethod
-    def of(cls, device: DeviceFacts) -> Pool:
+    def of(cls, device: DeviceProperties) -> Pool:
         """Return the empty pool of a device."""
         return cls(VOLTA_SLOTS if device.is_volta_or_newer else PRE_VOLTA_SLOTS)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 ALL_USERS: Final = -1
 """Instead of a user: the executor is for all clients."""
@@ -35,6 +35,6 @@ class FaultDomain:
     partition: str = ""
 
 
-def slot_of(uid: int, device: int, properties: DeviceFacts, partition: str = "") -> ExecutorSlot:
+def slot_of(uid: int, device: int, properties: DeviceProperties, partition: str = "") -> ExecutorSlot:
     """Return the slot of a user's contexts on a device; ``partition``: that which has an executor of its own."""
     return ExecutorSlot(device) if properties.isolates_address_spaces else ExecutorSlot(device, uid, partition)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ThreadPercentage
 from pympsd.vocabulary.sm_rounding import multiprocessors, rounding
 
@@ -18,7 +18,7 @@ class AffinityRefused(InputError, ValueError):
     """An execution affinity that the context cannot have; the message has the allowed range."""
 
 
-def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts, most: int | None = None) -> int:
+def process_multiprocessors(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
     """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
     2.3.5.2).
     """
@@ -26,7 +26,7 @@ def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts, m
     return by_percentage if most is None else min(most, by_percentage)
 
 
-def affine_multiprocessors(asked: int, available: int, device: DeviceFacts) -> int:
+def affine_multiprocessors(asked: int, available: int, device: DeviceProperties) -> int:
     """Return the SMs of an execution affinity out of ``available`` SMs of a device: rounded up as on such a device.
 
     Raise AffinityRefused for more than are available, and before Volta.
@@ -43,7 +43,7 @@ def affine_multiprocessors(asked: int, available: int, device: DeviceFacts) -> i
 def context_multiprocessors(
     process: ThreadPercentage,
     environment: Mapping[str, str],
-    device: DeviceFacts,
+    device: DeviceProperties,
     thread_percentage: float | None,
     affinity: int | None,
     partition: int | None = None,

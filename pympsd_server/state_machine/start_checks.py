@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 MIN_CAPABILITY: Final = (3, 5)
 POINTER_BITS: Final = 64
@@ -19,7 +19,7 @@ SUPPORTED: Final = "MPS is only supported on 64-bit Linux platforms, with an SM 
 
 
 def refusals(
-    system: str, pointer_bits: int, devices: Sequence[DeviceFacts], used: Collection[int] | None = None
+    system: str, pointer_bits: int, devices: Sequence[DeviceProperties], used: Collection[int] | None = None
 ) -> tuple[str, ...]:
     """Return the reasons why a server cannot start, as sentences; none if it can.
 
@@ -43,7 +43,7 @@ def platform_is_supported(system: str, pointer_bits: int) -> bool:
     return system == "Linux" and pointer_bits == POINTER_BITS
 
 
-def is_exclusive(device: DeviceFacts) -> bool:
+def is_exclusive(device: DeviceProperties) -> bool:
     """Return whether only one process may use the device."""
     return device.attributes.get("COMPUTE_MODE") == EXCLUSIVE_PROCESS
 
@@ -72,7 +72,7 @@ class DeviceHolder:
         return f" ({self.name} of user {self.uid}{directory}{end})"
 
 
-def in_use(ordinal: int, device: DeviceFacts, holder: DeviceHolder) -> str:
+def in_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -> str:
     """Return the sentence for an exclusive device that another process uses."""
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process "
@@ -80,7 +80,7 @@ def in_use(ordinal: int, device: DeviceFacts, holder: DeviceHolder) -> str:
     )
 
 
-def cannot_be_held(ordinal: int, device: DeviceFacts, why: str) -> str:
+def cannot_be_held(ordinal: int, device: DeviceProperties, why: str) -> str:
     """Return the sentence for an exclusive device that cannot be kept from other processes."""
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and cannot be kept for "
@@ -88,16 +88,16 @@ def cannot_be_held(ordinal: int, device: DeviceFacts, why: str) -> str:
     )
 
 
-def _subject(ordinal: int, device: DeviceFacts) -> str:
+def _subject(ordinal: int, device: DeviceProperties) -> str:
     """Return a device's name for the start of a sentence."""
     return f"Device {ordinal} ({device.name}, {device.uuid})"
 
 
-def _object(ordinal: int, device: DeviceFacts) -> str:
+def _object(ordinal: int, device: DeviceProperties) -> str:
     return f"device {ordinal} ({device.name}, {device.uuid})"
 
 
-def _unfit(ordinal: int, device: DeviceFacts) -> list[str]:
+def _unfit(ordinal: int, device: DeviceProperties) -> list[str]:
     # A missing attribute has CUDA's value for a 64-bit program.
     unfit = []
     if not device.attributes.get("UNIFIED_ADDRESSING", 1):

@@ -22,6 +22,7 @@ SHORT = frozenset(
         "pympsd.state_machine.v3.log_names",
         "pympsd.configuration.differences",
         "pympsd.commands.v3.recordings",
+        "pympsd.commands.v3.options",
         "pympsd.vocabulary.phases",  # the daemon and the server have it in common, and nothing else of it
         "pympsd_server.backends.quota",
         "pympsd_server.backends.cuda.objects.device_services",
@@ -53,8 +54,8 @@ SAME_NAMES = {
         "Block Frame Function Group Memory Negative Operand Operation Part Scope Space Step Target Variable"
     ),
     "ordinary words for values of one module": (
-        "Allocation Answer BadShare CannotStart Column Condition Ended Extent Flag Foreign Holder Kind NvmlError "
-        "Options Origin PinnedMemory Pool Refused Request Resource Row Slot Trace Usage"
+        "Allocation Answer BadShare CannotStart Column Condition Ended Extent Flag Foreign Holder Kind Limit "
+        "NvmlError Options Origin PinnedMemory Pool Refused Request Resource Row Slot Trace Usage"
     ),
 }
 """Public classes of several modules that have one name."""

@@ -82,7 +82,10 @@ def test_defects_are_reported() -> None:
 
 
 def test_dropped_lines_leave_the_books_open() -> None:
-    assert judge(history_of(START + END, MET + "7 3 log lines were dropped: too many at once"), (), (), [51]) == []
+    assert (
+        judge(history_of(START + END, MET + "7 3 log lines were dropped: too many at the same time"), (), (), [51])
+        == []
+    )
 
 
 def test_a_killed_daemons_server_may_go_on() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from pympsd.vocabulary.device_facts import DeviceFacts, window_of
+from pympsd.vocabulary.device_properties import DeviceProperties, window_of
 from pympsd.wire import records
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd.wire.records import Record
@@ -27,7 +27,7 @@ from pympsd_client._objects.context import Context
 SHARED_BYTES = 1 << 20
 OPCODES = {name: operation.opcode for name, operation in records.BY_NAME.items()}
 
-FACTS = DeviceFacts(
+FACTS = DeviceProperties(
     name="NVIDIA Fake",
     uuid="GPU-00112233-4455-6677-8899-aabbccddeeff",
     pci="0000:1A.06.00",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd.vocabulary.device_facts import ordinal_of, window_of
+from pympsd.vocabulary.device_properties import ordinal_of, window_of
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._objects.memory import allocations as device_memory

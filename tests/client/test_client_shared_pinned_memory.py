@@ -20,7 +20,7 @@ import pytest
 from attrs import evolve
 
 from pympsd.channel.mapping import map_nothing, unmap
-from pympsd.vocabulary.device_facts import mapped_window_of, pinned_window_of, window_of
+from pympsd.vocabulary.device_properties import mapped_window_of, pinned_window_of, window_of
 from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error

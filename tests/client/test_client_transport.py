@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from processes import wait_until
 
-from pympsd.vocabulary.device_facts import window_of
+from pympsd.vocabulary.device_properties import window_of
 from pympsd.wire.records import FLAG_POISONED, HEADER, Record
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.host_pointer import HostMemory

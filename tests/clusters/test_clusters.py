@@ -46,6 +46,7 @@ def _check_halves(results: list[dict[str, Any]], devices: tuple[Device, ...]) ->
     assert all(0 <= devices[0].memory_bytes / 2 - one["total"] < MIB for one in results)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("distributed") is None, reason="needs pympsd[dask]")
 def test_workers_of_dask_have_their_shares_and_give_them_back(daemon: Daemon) -> None:
     results, again = _run("dask_program.py", daemon)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from processes import DaemonProcess, wait_until
 
 from tests.conformance.this_machine import as_here
@@ -57,6 +58,7 @@ def _ours(entry: dict[str, Any], case: dict[str, Any], daemon: DaemonProcess) ->
     return {"stdout": entry["stdout"].replace("{name}", name), "exit": 0, "log": log}
 
 
+@pytest.mark.long
 def test_every_case_is_answered_as_recorded_or_as_the_table_says(make_daemon: Callable[..., DaemonProcess]) -> None:
     differences = {entry["index"]: entry for entry in DIFFERENCES}
     wrong, unneeded = [], []

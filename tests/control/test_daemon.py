@@ -75,6 +75,7 @@ def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing() -> None:
     assert not Path(never.pipe_directory).parent.exists()
 
 
+@pytest.mark.long(but=["3"])
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_daemon_ends_with_its_servers_clients_or_not(protocol: int) -> None:
     with Daemon(machine="2xH200", protocol=protocol) as daemon:
@@ -90,6 +91,7 @@ def test_a_daemon_ends_with_its_servers_clients_or_not(protocol: int) -> None:
         daemon.ps()
 
 
+@pytest.mark.long(but=["9"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_daemon_that_somebody_else_ends_is_no_error(number: signal.Signals) -> None:
     with Daemon(machine="2xH200") as daemon:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pympsd import control
-from pympsd.control import trio_daemon
+from pympsd.control import connection, daemon, trio_daemon
+from pympsd.vocabulary import variables
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
@@ -19,8 +20,8 @@ def test_the_examples_of_the_page() -> None:
     assert found.attempted > 10
 
 
-@pytest.mark.parametrize("module", [control, trio_daemon])
+@pytest.mark.parametrize("module", [control, connection, daemon, trio_daemon, variables])
 def test_the_examples_of_docstrings(module: object) -> None:
-    found = doctest.testmod(module)  # type: ignore[arg-type]
+    found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)  # type: ignore[arg-type]
     assert found.failed == 0
     assert found.attempted

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pympsd.devices.dmem import CgroupFiles, limits_in
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import MAX_MEMORY, CgroupLimit, PinnedMemory
 
 (FACTS,) = describe("H200")
@@ -100,7 +100,7 @@ ADDRESSES = st.tuples(st.sampled_from((0, 1, 0xABCD)), st.integers(0, 255), st.i
 VALUES = st.one_of(st.none(), st.integers(0, MAX_MEMORY - 1))
 
 
-def _device(address: tuple[int, int, int, int]) -> DeviceFacts:
+def _device(address: tuple[int, int, int, int]) -> DeviceProperties:
     domain, bus, slot, function = address
     return evolve(FACTS, pci=f"{domain:04x}:{bus:02x}.{slot:02x}.{function:02x}")
 

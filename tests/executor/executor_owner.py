@@ -15,7 +15,7 @@ from attrs import define, field
 
 from pympsd.devices.machine import describe
 from pympsd.process import version
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.wire import messages
 from pympsd.wire.executor_messages import (
     AskTrace,
@@ -78,7 +78,7 @@ class ExecutorOwner:
             )
         return cls(process, ours)
 
-    def set_up(self, device: DeviceFacts | None = None, **changes: Any) -> Any:
+    def set_up(self, device: DeviceProperties | None = None, **changes: Any) -> Any:
         """Send it its device; return its first message."""
         build = changes.get("build", current_build())
         backend = changes.get("backend", "emulated")
@@ -86,7 +86,7 @@ class ExecutorOwner:
         self.send(ExecutorSetup(build, changes.get("ordinal", 0), GENERATION, backend, facts))
         return self.receive()[0]
 
-    def ready(self, device: DeviceFacts | None = None) -> ExecutorOwner:
+    def ready(self, device: DeviceProperties | None = None) -> ExecutorOwner:
         """Set it up and expect it to be ready."""
         first = self.set_up(device)
         assert first == ExecutorReady(self.process.pid), first

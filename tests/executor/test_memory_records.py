@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pympsd.vocabulary.device_facts import window_of
+from pympsd.vocabulary.device_properties import window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach

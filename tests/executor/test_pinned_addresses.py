@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.device_facts import PINNED_BITS, PINNED_END, PINNED_WINDOWS, WINDOW_BASE, pinned_window_of
+from pympsd.vocabulary.device_properties import PINNED_BITS, PINNED_END, PINNED_WINDOWS, WINDOW_BASE, pinned_window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.memory.pinned_addresses import (

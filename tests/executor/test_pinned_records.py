@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 
-from pympsd.vocabulary.device_facts import mapped_window_of, pinned_window_of, window_of
+from pympsd.vocabulary.device_properties import mapped_window_of, pinned_window_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, Attached

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from pympsd.vocabulary.device_facts import MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
+from pympsd.vocabulary.device_properties import MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
 from pympsd.vocabulary.results import Result
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import ENDLESS, RawClient

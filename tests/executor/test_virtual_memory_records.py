@@ -8,7 +8,7 @@ import struct
 import pytest
 from processes import wait_until
 
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
 from pympsd.vocabulary.results import Result
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import RawClient

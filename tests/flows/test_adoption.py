@@ -160,7 +160,7 @@ def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) 
     wait_until(lambda: not alive(daemon.pid) and not alive(server), "the end")
     left = {path.name for path in (daemon.directory / "pipe").iterdir()}
     assert left == {"control", "control_lock", "control_privileged"}
-    assert f"Server {server} has ended; another daemon started it: its exit status is unknown" in daemon.log()
+    assert f"Server {server} has ended; its exit status is unknown, because another daemon started it" in daemon.log()
 
 
 def test_clients_that_begin_after_an_idle_daemon_was_killed_wait_for_the_next(
@@ -180,6 +180,7 @@ def test_clients_that_begin_after_an_idle_daemon_was_killed_wait_for_the_next(
     assert [client.do("add") for client in clients] == [RIGHT] * 2
 
 
+@pytest.mark.long
 def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_client: Make) -> None:
     stays, leaves = make_client().connect(), make_client().connect()
     server_of(daemon)
@@ -267,6 +268,7 @@ def test_one_server_for_all_users_is_taken_in_too(
     assert [client.do("add") for client in clients] == [RIGHT, RIGHT]
 
 
+@pytest.mark.long
 def test_the_daemon_of_an_ordinary_user_is_replaced_in_the_same_way(
     make_daemon: Callable[..., DaemonProcess],
 ) -> None:
@@ -326,6 +328,7 @@ def test_a_waiting_client_that_ends_meanwhile_is_not_admitted(daemon: DaemonProc
     assert len(daemon.say("ps").splitlines()) == 2
 
 
+@pytest.mark.long
 def test_the_queue_has_the_same_order_after_the_daemon_was_killed(daemon: DaemonProcess, make_client: Make) -> None:
     active, first, last = make_client(A).connect(), make_client(B), make_client(D)
     first.begin("init")
@@ -358,6 +361,7 @@ def test_a_queued_start_of_a_server_outlives_the_daemon(daemon: DaemonProcess, m
     wait_until(lambda: any(line.endswith(f"for user {B}") and "Starting new" in line for line in daemon.log()), "it")
 
 
+@pytest.mark.long
 def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)
@@ -367,7 +371,7 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     daemon.kill()
     quitting.communicate(timeout=SECONDS)
     again(daemon)
-    assert "An operator asked the last daemon to quit: going on with that" in daemon.log()
+    assert "An operator asked the previous daemon to quit; continuing with that" in daemon.log()
     assert daemon.servers() == [server]
     assert client.do("add") == RIGHT
     assert make_client().do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -498,7 +502,7 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
     daemon.settings["PYMPSD_EMULATED_DEVICES"] = "2xA100"
     again(daemon)
     reason = "the devices of this daemon are others"
-    line = f"Server {server} is not taken in and goes with its last client: {reason}"
+    line = f"Not adopting server {server} ({reason}); it will exit with its last client"
     wait_until(lambda: line in daemon.log(), "its return in vain")
     assert daemon.servers() == []
     assert client.do("add") == RIGHT
@@ -524,7 +528,7 @@ def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
         assert [client.result() for client in clients] == [RIGHT] * 3
         assert daemon.say("ps") == before
     assert not alive(first)
-    assert daemon.log().count("Another daemon takes over: the servers go on") == 3
+    assert daemon.log().count("Handing over to another daemon; servers keep running") == 3
     for client in clients:
         client.end()
     assert waiting.result() == "CUDA_SUCCESS"
@@ -597,6 +601,7 @@ def another_keeper(daemon: DaemonProcess, before: int) -> int:
     return keeper
 
 
+@pytest.mark.long
 def test_a_keeper_that_is_killed_is_followed_by_another(daemon: DaemonProcess, make_client: Make) -> None:
     active, waiting = make_client(A).connect(), make_client(B)
     waiting.begin("init")
@@ -617,6 +622,7 @@ def test_a_keeper_that_is_killed_is_followed_by_another(daemon: DaemonProcess, m
     assert waiting.result() == "CUDA_SUCCESS"
 
 
+@pytest.mark.long
 def test_without_daemon_and_keeper_everything_ends_and_the_next_starts_clean(
     daemon: DaemonProcess, make_client: Make
 ) -> None:
@@ -639,6 +645,7 @@ def test_without_daemon_and_keeper_everything_ends_and_the_next_starts_clean(
     assert make_client(B).connect().do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_servers_that_still_end_are_not_taken_in(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     server = server_of(daemon)

@@ -27,6 +27,7 @@ def start(daemon: DaemonProcess) -> Iterator[Start]:
         client.end()
 
 
+@pytest.mark.long
 def test_context_creation_fails_through_an_api_older_than_4(start: Start) -> None:
     for version in ("3010", "3020", "3999"):
         client = start(CUDA_FORCE_API_VERSION=version)
@@ -37,6 +38,7 @@ def test_context_creation_fails_through_an_api_older_than_4(start: Start) -> Non
             assert "CUDA 4.0" in client.do("error")
 
 
+@pytest.mark.long
 def test_context_creation_works_through_a_newer_api(start: Start) -> None:
     for version in ("4000", "13000", "", "newest"):
         client = start(CUDA_FORCE_API_VERSION=version).connect()

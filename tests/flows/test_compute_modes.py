@@ -55,6 +55,7 @@ def failure(daemon: DaemonProcess) -> str:
     return lines[lines.index(FAILED) + 1]
 
 
+@pytest.mark.long
 def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(exclusive: Node) -> None:
     first, second = exclusive.daemon("a"), exclusive.daemon("b")
     for _ in range(2):  # its clients share the device: the mode binds the server alone
@@ -70,6 +71,7 @@ def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(ex
     assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
+@pytest.mark.long(but=["False"])
 @pytest.mark.parametrize("has_client", [False, True])
 def test_a_server_without_daemon_and_directory_ends_with_its_last_client(exclusive: Node, has_client: bool) -> None:
     first, second = exclusive.daemon("a"), exclusive.daemon("b")
@@ -133,6 +135,7 @@ def test_a_server_that_cannot_have_all_its_devices_holds_none(make_node: MakeNod
     node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="0")).connect()
 
 
+@pytest.mark.long
 def test_the_mode_counts_that_there_is_when_a_server_starts(make_node: MakeNode) -> None:
     node = make_node()
     daemon = node.daemon("a")
@@ -217,6 +220,7 @@ def test_an_exclusive_server_names_the_process_in_its_way(exclusive: Node) -> No
     assert "mkdir" not in reason
 
 
+@pytest.mark.long
 def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) -> None:
     node = make_node()
     daemon = node.daemon("a")
@@ -273,6 +277,7 @@ def test_a_device_is_reset_only_when_it_is_not_in_use(make_node: MakeNode) -> No
     wait_until(lambda: node.smi("-i", "0", "-r").returncode == 0, "the reset")
 
 
+@pytest.mark.long
 def test_a_machine_in_short_form_keeps_modes_and_shows_clients(make_node: MakeNode) -> None:
     node = make_node()
     short = {"PYMPSD_EMULATED_DEVICES": "H200", "PYMPSD_STATE_DIRECTORY": str(node.directory)}

@@ -88,6 +88,7 @@ def test_c2_captured_output_ends_with_the_parent(make_daemon: MakeDaemon) -> Non
     assert [os.stat(f"/proc/{server}/fd/{fd}").st_rdev for fd in (0, 1)] == [null] * 2
 
 
+@pytest.mark.long(but=["  get_default_active_thread_percentage\\r\\n"])
 @pytest.mark.parametrize(
     "said",
     [
@@ -127,6 +128,7 @@ def test_c3_with_stdin_closed_nothing_is_asked(daemon: DaemonProcess) -> None:
 # --- C4 to C7: what the answers are for
 
 
+@pytest.mark.long(but=["get_server_status 1"])
 @pytest.mark.parametrize("said", ["get_server_list", "frobnicate", "get_server_status 1", "", "set_default_x 7\n\n"])
 def test_c4_exit_status_0_while_it_is_reachable(daemon: DaemonProcess, said: str) -> None:
     assert daemon.run([], said).returncode == 0
@@ -162,6 +164,7 @@ def test_c5_answers_while_a_server_initialises(daemon: DaemonProcess) -> None:
     assert asked_in_time(daemon, "get_server_list")
 
 
+@pytest.mark.long
 def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     client.do("endless")

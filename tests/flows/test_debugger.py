@@ -40,7 +40,7 @@ def make_debugged(make_client: MakeClient) -> Iterator[MakeClient]:
 
 def waits(daemon: DaemonProcess, client: ClientProcess, count: int) -> None:
     """Return when a debugged client waits for that many others."""
-    line = f"Client {client.pid} of user {os.stat(f'/proc/{client.pid}').st_uid} is under a debugger: "
+    line = f"Client {client.pid} of user {os.stat(f'/proc/{client.pid}').st_uid} is being debugged; "
     wait_until(lambda: f"{line}it waits for {count} to leave" in daemon.log(), "the debugged client's request")
 
 
@@ -67,6 +67,7 @@ def test_alone_it_runs_without_mps_at_once(daemon: DaemonProcess, make_debugged:
     assert said.count("PrivateExecutorWarning: this process runs under a debugger") == 1
 
 
+@pytest.mark.long
 def test_it_waits_for_the_clients_that_are_there_and_not_for_later_ones(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:

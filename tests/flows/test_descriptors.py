@@ -101,6 +101,7 @@ def test_daemon_servers_and_executors_use_the_hard_limit(sharing: Sharing) -> No
         assert limits(pid) == (HARD, HARD)
 
 
+@pytest.mark.long
 def test_a_next_daemon_that_may_not_open_what_is_left_to_it_refuses_and_nothing_is_lost(sharing: Sharing) -> None:
     daemon = sharing.daemon
     daemon.kill()
@@ -117,6 +118,7 @@ def test_a_next_daemon_that_may_not_open_what_is_left_to_it_refuses_and_nothing_
     assert sharing.client.do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(sharing: Sharing) -> None:
     leave_room(sharing.server, 4)
     refused = sharing.start_client()
@@ -135,6 +137,7 @@ def test_a_server_without_descriptors_refuses_one_client_and_serves_the_others(s
     assert sharing.daemon.servers() == [sharing.server]
 
 
+@pytest.mark.long(but=["1"])
 @pytest.mark.parametrize("room", [0, 1])
 def test_a_server_that_cannot_even_take_a_session_goes_on(sharing: Sharing, room: int) -> None:
     leave_room(sharing.server, room)
@@ -191,6 +194,7 @@ def test_a_daemon_without_descriptors_keeps_its_servers_and_comes_back(sharing: 
     assert daemon.servers() == [sharing.server]
 
 
+@pytest.mark.long(but=["1"])
 @pytest.mark.parametrize("room", [1, 3])
 def test_a_server_that_cannot_start_an_executor_fails_one_context(
     limited: DaemonProcess, start: Start, room: int

@@ -136,6 +136,7 @@ def test_an_old_device_beside_a_newer_one_is_not_there(node: Callable[[str], Nod
     assert "V100" in row
 
 
+@pytest.mark.long(but=["root"])
 @pytest.mark.parametrize("uid", [0, UID], ids=["root", "a user"])
 def test_kernels_reach_memory_of_another_device_of_the_same_client_alone(make_daemon: MakeDaemon, uid: int) -> None:
     """Peer access: a server's executors map what one client has; the other client of that server stays out."""

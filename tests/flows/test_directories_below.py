@@ -64,6 +64,7 @@ def second(daemon: DaemonProcess) -> Iterator[Second]:
     return Second(daemon)
 
 
+@pytest.mark.long(but=["--replace -p 3"])
 @pytest.mark.parametrize("words", [(), ("-p", "3"), ("--replace",), ("--replace", "-p", "3")], ids=" ".join)
 def test_a_directory_of_a_namespace_takes_no_other_daemon(
     daemon: DaemonProcess, second: Second, words: tuple[str, ...]
@@ -84,6 +85,7 @@ def test_nor_one_of_the_user_it_belongs_to(daemon: DaemonProcess, second: Second
     start(daemon)
 
 
+@pytest.mark.long
 def test_a_killed_daemon_keeps_the_directories_of_its_namespaces(daemon: DaemonProcess, second: Second) -> None:
     keeper = daemon.keeper()
     daemon.kill()
@@ -132,6 +134,7 @@ def test_what_is_left_without_a_daemon_above_is_free(daemon: DaemonProcess, seco
     assert second.start("a/hi").returncode == 0
 
 
+@pytest.mark.long
 def test_a_directory_that_is_not_there_is_no_way_around_limits_in_protocol_3_only(
     make_daemon: Callable[..., DaemonProcess],
 ) -> None:

@@ -185,6 +185,7 @@ def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
     assert fragile.log("server.log").count("the library libpossible.so is not there") == 2
 
 
+@pytest.mark.long
 def test_a_server_that_always_dies_is_given_up_and_all_waiting_clients_get_the_reason(
     clients: list[ClientProcess], fragile: DaemonProcess, interpreter: Interpreter
 ) -> None:

@@ -72,6 +72,7 @@ def used(daemon: DaemonProcess, name: str) -> int:
     return next(int(row.split(",")[3]) for row in rows if row.split(",")[1].strip() == name)
 
 
+@pytest.mark.long(but=["mute"])
 @pytest.mark.parametrize("kind", ["half_frames", "unread", "mute", "idle", "garbage"])
 def test_a_thousand_connections_cost_no_more_than_is_documented(
     daemon: DaemonProcess, make_client: Callable[..., ClientProcess], kind: str
@@ -119,6 +120,7 @@ def test_a_share_is_set_by_an_option(make_daemon: Callable[..., DaemonProcess]) 
         assert ask(daemon, HONEST, "ps") == "Server not found\n"
 
 
+@pytest.mark.long
 def test_a_hostile_user_of_named_servers_leaves_others_served(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon()
     assert daemon.start("-d", "-p", "3").returncode == 0

@@ -121,6 +121,7 @@ def test_the_kernels_limits_hold(
     assert limits(daemon, one) == (GIB, 2 * GIB)
 
 
+@pytest.mark.long
 def test_they_and_the_daemons_own_are_for_clients_that_come_later(
     daemon: DaemonProcess, join: Callable[..., ClientProcess], write: Callable[..., None], cgroups: Cgroups
 ) -> None:
@@ -140,6 +141,7 @@ def test_they_and_the_daemons_own_are_for_clients_that_come_later(
     assert (total(free) > 100, limits(daemon, free)) == (True, (None, None))
 
 
+@pytest.mark.long
 def test_what_is_held_in_another_server_counts_over_a_restart_too(
     daemon: DaemonProcess, join: Callable[..., ClientProcess], write: Callable[..., None]
 ) -> None:

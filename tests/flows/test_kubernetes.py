@@ -29,6 +29,7 @@ def names(directory: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_device_plugin_s_manager(make_daemon: Callable[..., DaemonProcess], names: Path) -> None:
     daemon = make_daemon(PYMPSD_STATE_DIRECTORY=str(names.parent))
     daemon.command = str(names / "nvidia-cuda-mps-control")

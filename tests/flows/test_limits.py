@@ -252,6 +252,7 @@ def uuids(daemon: DaemonProcess) -> list[str]:
     return [word for word in words if word.startswith("GPU-")]
 
 
+@pytest.mark.long
 def test_memory_limits_at_three_levels(three_devices: DaemonProcess, start: Start) -> None:
     daemon = three_devices
     client = begun(start(daemon))
@@ -316,6 +317,7 @@ IMPOSSIBLE = {
 }
 
 
+@pytest.mark.long
 def test_an_impossible_limit_is_refused_with_its_entry(three_devices: DaemonProcess, start: Start) -> None:
     for entry, allowed in IMPOSSIBLE.items():
         client = start(three_devices, **{MEMORY: f"0=1G,{entry},1=2G"})
@@ -373,6 +375,7 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
 # --- connections
 
 
+@pytest.mark.long
 def test_one_process_may_hold_all_48_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
     client, other = begun(start(daemon)), begun(start(daemon))
     assert client.do("contexts 60") == f"48 {FULL}"

@@ -68,7 +68,7 @@ def test_a_daemon_whose_lock_is_gone_keeps_its_servers(
     assert second.servers() == []
     kept = daemon.directory / "pipe" / files.STATE
     reason = f"the daemon that wrote it, process {daemon.pid}, still runs: its lock was removed"
-    assert second.log().count(f"{kept} is left out: {reason}") == 1
+    assert second.log().count(f"Ignoring {kept}: {reason}") == 1
     assert client.do("add") == RIGHT
     client.end()
     ended(daemon, signal.SIGTERM)
@@ -116,4 +116,4 @@ def test_damaged_numbers_do_not_keep_a_daemon_from_running(daemon: DaemonProcess
     path.write_text(text.replace('"wishes":[]', f'"wishes":[{1 << 40}]'))
     second = started(make_daemon)
     assert second.servers() == []
-    assert f"{path} is left out: it is damaged: there is no user {1 << 40}" in second.log()
+    assert f"Ignoring {path}: it is damaged: there is no user {1 << 40}" in second.log()

@@ -30,13 +30,14 @@ def sms_at(daemon: DaemonProcess, place: str, **more: str) -> str:
         return client.connect().do("sm")
 
 
+@pytest.mark.long(but=["a/hi-lost0"])
 @pytest.mark.parametrize(("removed", "lost"), [("a/hi", ["a/hi"]), ("a", ["a", "a/default", "a/hi"])])
 def test_a_directory_that_is_removed_is_made_anew(daemon: DaemonProcess, removed: str, lost: list[str]) -> None:
     listed = ctl(daemon, "namespace list --format=csv")
     shutil.rmtree(pipe(daemon, removed))
     assert ctl(daemon, "namespace list --format=csv") == listed
     said = [line for line in daemon.log() if "was removed" in line]
-    assert sorted(said) == [f"The socket of '{name}' was removed: making what is missing anew" for name in lost]
+    assert sorted(said) == [f"The socket of namespace '{name}' was removed; recreating it" for name in lost]
     assert [sms_at(daemon, place) for place in ("a", "a/hi")] == ["132", "32"]
     daemon.kill()
     start(daemon)
@@ -68,7 +69,7 @@ def test_what_cannot_be_made_anew_has_failed_until_it_can(daemon: DaemonProcess)
     assert ctl(daemon, "server get a status") == "Failed"
     assert f'"reason": "{reason}"' in ctl(daemon, "server list a --format=json")
     assert ctl(daemon, "config status", 1).endswith(" pending=0 failed=3")
-    assert daemon.log().count(f"The sockets of 'a' cannot be made: {reason}") == 1, "it is tried at each event"
+    assert daemon.log().count(f"Cannot create the sockets of 'a': {reason}") == 1, "it is tried at each event"
     pipe(daemon, "a").unlink()
     assert ctl(daemon, "server get a status") == "Ready"
     assert sms_at(daemon, "a/hi") == "32"
@@ -91,6 +92,7 @@ def test_in_a_directory_that_another_daemon_has_taken_nothing_is_made(
     assert pipe(second, "b/control").is_socket()
 
 
+@pytest.mark.long
 def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProcess) -> None:
     rows = ctl(daemon, "device list --server=a --format=csv,noheader").splitlines()
     first, second = (row.split(",")[3] for row in rows)
@@ -106,7 +108,7 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     seen = {"CUDA_VISIBLE_DEVICES": "0"}  # in the daemon's own numbering
     assert sms_at(daemon, "a/hi", **seen) == "32"
     # Of b's devices none is left: its clients are told, and never go on without it.
-    gone = f"named device {first}, which is gone: that is left out"
+    gone = f"named device {first}, which is gone; ignoring that"
     assert [line for line in daemon.log() if gone in line] == [f"Namespace 'a/lo' {gone}", f"Server 'b' {gone}"]
     assert ctl(daemon, "server get b status") == "Failed"
     assert "none of its devices is there any more" in ctl(daemon, "server list b --format=json")
@@ -121,6 +123,7 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     assert sms_at(daemon, "a/hi") == "32"
 
 
+@pytest.mark.long
 def test_a_client_at_a_dead_daemons_namespace_is_told(daemon: DaemonProcess) -> None:
     os.kill(daemon.keeper(), signal.SIGKILL)
     daemon.kill()
@@ -148,6 +151,7 @@ def test_a_client_that_may_not_see_its_directory_is_told(daemon: DaemonProcess) 
         assert "Permission denied" in client.do("error")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 def test_a_server_whose_sockets_cannot_be_its_new_users_stays_its_users(daemon: DaemonProcess) -> None:
     ctl(daemon, f"server create b --uid={USER}")

@@ -221,6 +221,7 @@ def test_foreground_exits_0_by_a_signal_with_a_busy_client(directory: Path) -> N
 # --- what is in the pipe directory already
 
 
+@pytest.mark.long(but=["-d --replace-nvidia-cuda-mps-control.pid"])
 @pytest.mark.parametrize("name", ["control", "control_privileged", "log", "nvidia-cuda-mps-control.pid"])
 @pytest.mark.parametrize("words", [("-d",), ("-f",), ("-d", "--replace")], ids=" ".join)
 def test_somebodys_file_in_the_place_of_one_of_its_own_stays(

@@ -256,6 +256,7 @@ def test_at_the_end_only_its_own_socket_is_removed(make_daemon: Callable[..., Da
     assert path.exists() != own
 
 
+@pytest.mark.long(but=["pympsd.keeper"])
 @pytest.mark.parametrize("name", ["control", "log", "pympsd.keeper", "pympsd.state", "nvidia-cuda-mps-control.pid"])
 def test_a_name_of_the_daemons_own_is_refused(make_daemon: Callable[..., DaemonProcess], name: str) -> None:
     daemon = make_daemon()
@@ -288,6 +289,7 @@ def test_the_next_daemon_takes_the_address_and_the_last_one_removes_it(serving: 
     assert not Path(address).exists()
 
 
+@pytest.mark.long
 def test_a_port_of_the_loopback(make_daemon: Callable[..., DaemonProcess]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -309,6 +311,7 @@ def test_a_port_of_the_loopback(make_daemon: Callable[..., DaemonProcess]) -> No
     assert samples(asked(port)[1])
 
 
+@pytest.mark.long(but=["99999"])
 @pytest.mark.parametrize("address", ["0.0.0.0:9400", "host:9400", "99999", "0", "x", "/nowhere/metrics", "/dev/null"])
 def test_other_addresses_are_refused(make_daemon: Callable[..., DaemonProcess], address: str) -> None:
     done = make_daemon().run(["-d", "--metrics", address])

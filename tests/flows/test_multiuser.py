@@ -57,6 +57,7 @@ def test_a_server_for_another_user_is_the_one_there_is(daemon: DaemonProcess, cl
     assert daemon.servers() == [server]
 
 
+@pytest.mark.long
 def test_the_control_log_is_as_recorded(daemon: DaemonProcess, clients: list[ClientProcess]) -> None:
     for client in clients:
         client.connect()
@@ -118,6 +119,7 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, list[int]]:
     return found
 
 
+@pytest.mark.long
 def test_each_user_has_an_executor_of_his_own_on_each_device(sharing: DaemonProcess, of_user: OfUser) -> None:
     users = [of_user(uid).connect() for uid in UIDS]
     same = of_user(OTHER).connect()

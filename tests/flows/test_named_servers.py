@@ -46,6 +46,7 @@ def join(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
         yield lambda place, **more: make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, place)), **more)
 
 
+@pytest.mark.long
 def test_a_namespace_and_its_clients_outlive_the_daemon(
     daemon: DaemonProcess, join: Callable[..., ClientProcess]
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_namespace_and_its_clients_outlive_the_daemon(
     assert {row.split(",")[3] for row in rows} == {"a/hi (0)"}
 
 
+@pytest.mark.long
 def test_memory_of_a_device_and_of_a_cgroup_is_one_for_all_servers(
     daemon: DaemonProcess, join: Callable[..., ClientProcess]
 ) -> None:
@@ -96,6 +98,7 @@ def test_memory_of_a_device_and_of_a_cgroup_is_one_for_all_servers(
         cgroups.remove()
 
 
+@pytest.mark.long
 def test_which_configuration_is_in_force_outlives_the_daemon(
     daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +127,7 @@ def test_which_configuration_is_in_force_outlives_the_daemon(
     assert status.endswith(" pending=0 failed=1")
 
 
+@pytest.mark.long
 def test_a_configuration_may_have_a_thousand_namespaces(daemon: DaemonProcess) -> None:
     tables = [f"[servers.s{server}.namespaces.n{number}]" for server in range(4) for number in range(255)]
     (daemon.directory / "mps.toml").write_text("\n".join(['schema_version = "1.0"', *tables]))
@@ -137,6 +141,7 @@ def test_a_configuration_may_have_a_thousand_namespaces(daemon: DaemonProcess) -
     assert not [line for line in daemon.log() if "internal error" in line]
 
 
+@pytest.mark.long
 def test_a_fault_stays_in_a_partition_that_has_an_executor(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:
@@ -183,6 +188,7 @@ def test_a_replaced_daemon_leaves_everything_to_the_next(daemon: DaemonProcess) 
     assert "Ready" in before[1]
 
 
+@pytest.mark.long
 def test_limits_outlive_the_servers_process(daemon: DaemonProcess, join: Callable[..., ClientProcess]) -> None:
     ctl(daemon, "server create b")
     neighbour = join("b").connect()
@@ -196,6 +202,7 @@ def test_limits_outlive_the_servers_process(daemon: DaemonProcess, join: Callabl
     assert neighbour.do("sync") == "CUDA_SUCCESS"
 
 
+@pytest.mark.long
 def test_a_server_that_is_deleted_by_force_ends_its_clients_and_frees_the_name(
     daemon: DaemonProcess, join: Callable[..., ClientProcess]
 ) -> None:
@@ -221,6 +228,7 @@ def test_a_namespace_that_is_deleted_by_force_ends_its_clients_only(
     assert not pipe(daemon, "a/hi").exists()
 
 
+@pytest.mark.long
 def test_each_server_has_its_own_log(daemon: DaemonProcess, join: Callable[..., ClientProcess]) -> None:
     join("a").connect()
     join("").connect()
@@ -271,6 +279,7 @@ def test_files_in_a_servers_directory_stay(daemon: DaemonProcess) -> None:
     assert pipe(daemon, "b/log").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 def test_a_server_accepts_its_users_clients_only(daemon: DaemonProcess) -> None:
     ctl(daemon, f"server create theirs --uid={OTHER}")
@@ -322,6 +331,7 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
     assert joined("n1")[0].split()[-1] == "32"
 
 
+@pytest.mark.long
 def test_protocol_2_does_not_lose_what_protocol_3_left(daemon: DaemonProcess) -> None:
     for line in (
         "server create a2 --allowed-devices=0",
@@ -361,6 +371,7 @@ def replaced(daemon: DaemonProcess, *words: str) -> None:
     daemon.found(int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()))
 
 
+@pytest.mark.long
 def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
     make_daemon: Callable[..., DaemonProcess],
 ) -> None:
@@ -376,6 +387,7 @@ def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
         assert client.do("sync") == "CUDA_SUCCESS"
 
 
+@pytest.mark.long
 def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start().returncode == 0
@@ -510,6 +522,7 @@ def test_lines_of_control_log_name_the_server_and_the_namespace(
     assert all(line.endswith(" (a)") for line in about), about
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
 def test_a_client_in_a_container_is_shown_with_its_pid_there(daemon: DaemonProcess) -> None:
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, CLIENT]

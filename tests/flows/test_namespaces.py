@@ -128,6 +128,7 @@ def invisible(daemon_inside: DaemonProcess) -> Iterator[list[ClientProcess]]:
         client.end()
 
 
+@pytest.mark.long
 def test_clients_that_the_daemon_cannot_see_are_distinguished_by_serial(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess]
 ) -> None:

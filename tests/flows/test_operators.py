@@ -130,7 +130,7 @@ def test_a_server_its_user_has_stopped_gives_up_its_turn(daemon: DaemonProcess) 
     os.kill(stopped, signal.SIGSTOP)
     daemon.say("start_server -uid 0\n")
     wait_until(lambda: f"Server {stopped} exited with status -9" in daemon.log(), "the stopped server's end")
-    assert f"Server {stopped} does not answer: killing it" in daemon.log()
+    assert f"Server {stopped} does not respond; killing it" in daemon.log()
     wait_until(lambda: daemon.servers() != [], "the next server")
     assert uid_of(daemon.servers()[0]) == 0
 
@@ -285,6 +285,7 @@ BAD_WORDS = {
 }
 
 
+@pytest.mark.long(but=["a malformed hello"])
 @pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS.keys())
 def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
     daemon: DaemonProcess, words: bytes

@@ -28,7 +28,7 @@ from vendor import devices as vendor_devices
 from vendor.programs import VendorClient
 
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.files import LIBCUDA_SOCKET_PATH_LIMIT, SOCKET_PATH_LIMIT
 from tests.gpu.led import running
 
@@ -148,7 +148,7 @@ class Replay:
             text = text.replace("{" + name + "}", str(value))
         return text
 
-    def _devices(self) -> Sequence[DeviceFacts]:
+    def _devices(self) -> Sequence[DeviceProperties]:
         if self.backend == VENDOR and not on_real_gpu():
             return [evolve(describe("H200")[0], uuid=vendor_devices.uuid_text(0))]
         if self.backend == VENDOR or on_gpus(self.machine):

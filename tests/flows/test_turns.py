@@ -55,7 +55,7 @@ class Users:
 
     def becomes_closed(self, server: int, waiting: int) -> None:
         """Return when a server takes no newcomers, for a user's sake."""
-        line = f"s: server {server} takes no new clients of user "
+        line = f"s; server {server} no longer accepts new clients of user "
         wait_until(
             lambda: any(line in said and said.startswith(f"User {waiting} has waited") for said in self.daemon.log()),
             "the end of patience",

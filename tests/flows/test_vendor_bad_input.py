@@ -178,7 +178,9 @@ def test_a_server_that_is_none_of_ours(daemon: DaemonProcess) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may close at the role
             wrong.say(SERVER, bytes(256) + b"mps.shm.0.1".ljust(260, b"\0"))
         assert wrong.is_closed()
-    said = f"Refusing process {os.getpid()} of user 0, which says it is a server: this daemon started no such server"
+    said = (
+        f"Refusing process {os.getpid()} of user 0, which claims to be a server: this daemon started no such server"
+    )
     assert has_logged(daemon, said)()
 
 

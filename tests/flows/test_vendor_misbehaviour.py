@@ -177,6 +177,7 @@ def test_while_a_server_hangs_at_its_start_all_else_goes_on(users: TwoUsers, mom
     users.next_one_works(client)
 
 
+@pytest.mark.long(but=["set_active_thread_percentage {server} 40"])
 @pytest.mark.parametrize(
     "line",
     [
@@ -220,6 +221,7 @@ COMMANDS: dict[int, str] = {
 """A line that makes the daemon give a command to the server."""
 
 
+@pytest.mark.long(but=["6"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_crashes_on_a_command(users: TwoUsers, command: int) -> None:
     client, server = users.connected(crash=f"on_command:{command}")
@@ -231,6 +233,7 @@ def test_a_server_that_crashes_on_a_command(users: TwoUsers, command: int) -> No
     users.next_one_works(client)
 
 
+@pytest.mark.long(but=["13"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None:
     """Its clients go on, operators are answered, and it can be ended by force."""
@@ -250,7 +253,7 @@ def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None
         assert client.ask("sync") == f"sync {SUCCESS}"
         users.force(server)
     wait_until(has_logged(users.daemon, f"Server {server} exited with status -9"))
-    assert has_logged(users.daemon, f"Server {server} does not answer: killing it")()
+    assert has_logged(users.daemon, f"Server {server} does not respond; killing it")()
     assert time.monotonic() - began < BOUND
     client.ask("sync")
     users.next_one_works(client)
@@ -267,6 +270,7 @@ def test_a_command_for_one_server_does_not_ask_another(users: TwoUsers, line: st
     client.kill()
 
 
+@pytest.mark.long(but=["14"])
 @pytest.mark.parametrize("command", [6, 7, 13, 14])
 def test_a_server_that_answers_with_a_wrong_size(users: TwoUsers, command: int) -> None:
     client, server = users.connected(wrong_size=command)
@@ -308,6 +312,7 @@ def test_a_server_that_gives_no_answer_to_a_question(users: TwoUsers, command: i
 # --- the moments of handover and turn
 
 
+@pytest.mark.long(but=["keys1"])
 @pytest.mark.parametrize(
     "keys", [{"crash": "on_command:2"}, {"crash": "on_command:17"}, {"wrong_size": 17}, {"close": "half_way:17"}]
 )
@@ -322,6 +327,7 @@ def test_a_server_that_ends_when_it_is_given_a_client_or_asked_for_its_status(
     users.next_one_works(client)
 
 
+@pytest.mark.long(but=["keys0"])
 @pytest.mark.parametrize("keys", [{"hang": "after_role"}, {"hang": "on_command:2"}, {"hang": "on_command:17"}])
 def test_a_server_that_never_takes_its_clients_can_be_ended(users: TwoUsers, keys: dict[str, object]) -> None:
     client, server = users.asking_when_it_is_ready(**keys)
@@ -353,6 +359,7 @@ def test_a_server_that_reports_its_devices_wrong(
         assert "NVIDIA H200" in daemon.say("device_query")
 
 
+@pytest.mark.long(but=["keys0"])
 @pytest.mark.parametrize(
     "keys",
     [

@@ -172,6 +172,7 @@ def test_a_reader_that_goes_away_is_no_traceback(theirs: TheirDaemon, tool: Daem
     assert "Traceback" not in said
 
 
+@pytest.mark.long(but=["two-devices"])
 @pytest.mark.parametrize("name", ["commands-and-users", "limits-and-ends", "two-devices"])
 def test_the_recorded_sessions(theirs: TheirDaemon, tool: DaemonProcess, name: str) -> None:
     """Line by line what NVIDIA's own tool printed."""

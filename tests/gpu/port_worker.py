@@ -15,7 +15,7 @@ from attrs import define, evolve, field
 
 from pympsd.devices.driver_probe import ask_driver
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.interface import BackendError, Device, Launch, Module
@@ -75,7 +75,7 @@ class Bench:
         return int(result), "" if result == Result.SUCCESS else self.at_work.context.status.reason
 
 
-def facts_of(backend: str) -> DeviceFacts:
+def facts_of(backend: str) -> DeviceProperties:
     """Return what a device of a backend is."""
     if backend == "emulated":
         return evolve(describe("H200")[0], memory_bytes=DEVICE_BYTES)

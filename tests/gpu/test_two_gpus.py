@@ -10,7 +10,7 @@ import pytest
 from processes import ClientProcess, DaemonProcess, alive, children_of, wait_until
 from tested_machine import LIKE_A_GPU, gpus, rehearses
 
-from pympsd.vocabulary.device_facts import window_of
+from pympsd.vocabulary.device_properties import window_of
 
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 TRAPPED = "CUDA_ERROR_LAUNCH_FAILED"

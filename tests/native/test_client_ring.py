@@ -38,6 +38,7 @@ def _answer_all(rig: Rig) -> Callable[[DeclinedRecord], None]:
     return on_taken
 
 
+@pytest.mark.long
 def test_each_threads_records_arrive_in_order(rig: Rig, driver: FakeDriver, transport: Transport) -> None:
     driver.complete_immediately(rig.default_stream)
     rig.start()

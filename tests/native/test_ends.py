@@ -235,6 +235,7 @@ def test_closing_ends_a_worker_after_a_driver_call(rig: Rig, driver: FakeDriver)
     assert rig.next() is None
 
 
+@pytest.mark.long
 def test_a_closed_worker_is_freed(driver: FakeDriver) -> None:
     for _ in range(20):
         rig = Rig(driver)

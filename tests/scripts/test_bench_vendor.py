@@ -130,6 +130,7 @@ def bench(environment: dict[str, str], *options: str) -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
 
 
+@pytest.mark.long
 def test_a_rehearsal(environment: dict[str, str], program: Path, tmp_path: Path) -> None:
     place = tmp_path / "figures.json"
     short = ("--seconds", "0.05", "--counts", "2", "--rounds", "2", "--json", str(place))

@@ -93,6 +93,7 @@ def bin_folder(
     return folder / "bin"
 
 
+@pytest.mark.long(but=["venv-pympsd-link"])
 @pytest.mark.parametrize("linked", [False, True], ids=["itself", "link"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_launcher_works_where_pip_puts_it(
@@ -136,6 +137,7 @@ print(sitecustomize.__name__, getattr(sitecustomize, "OWN", "none"))
     assert sorted(done.stdout.splitlines()) == ["True argument", "True child", "sitecustomize own"]
 
 
+@pytest.mark.long(but=["user"])
 def test_a_daemon_starts_and_ends_there(bin_folder: Path, interpreter: Path, tmp_path: Path) -> None:
     environment = {
         "PATH": f"{interpreter.parent}:/usr/bin:/bin",

@@ -255,6 +255,7 @@ def test_a_user_that_is_not_there_changes_nothing(node: BatchNode) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_job_whose_server_cannot_start_goes_back_to_the_queue(node: BatchNode) -> None:
     """Another daemon's server has the device."""
     other = f"CUDA_MPS_PIPE_DIRECTORY={node.directory}/other CUDA_MPS_LOG_DIRECTORY={node.directory}/other"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import ClientLimits, Limits, percentage_on, percentages
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.sm_rounding import multiprocessors
@@ -38,11 +38,11 @@ def percentages_of(server: float, **environment: str) -> list[float]:
     return [percentage_on(combined.own, index).value for index in (0, 1)]
 
 
-def _device(multiprocessors: int) -> DeviceFacts:
+def _device(multiprocessors: int) -> DeviceProperties:
     return evolve(H200, multiprocessors=multiprocessors)
 
 
-def _t4() -> DeviceFacts:
+def _t4() -> DeviceProperties:
     return evolve(V100, name="Tesla T4", compute_capability=(7, 5), multiprocessors=40)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe, from_toml, with_attributes
 from pympsd.devices.visible import keep_one_generation
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd_server.state_machine import start_checks
 from pympsd_server.state_machine.start_checks import SUPPORTED, refusals
 
@@ -17,7 +17,7 @@ CAPABILITIES = st.tuples(st.integers(1, 12), st.integers(0, 9))
 (H200,) = describe("H200")
 
 
-def device(capability: str = "9.0", **attributes: int) -> DeviceFacts:
+def device(capability: str = "9.0", **attributes: int) -> DeviceProperties:
     (one,) = from_toml(f'[[device]]\ncompute_capability = "{capability}"')
     return with_attributes(one, **attributes)
 

@@ -75,6 +75,7 @@ MODES = st.sampled_from([0o700, 0o710, 0o701, 0o711, 0o755, 0o750, 0o077, 0o000]
 OWNERS = st.sampled_from([(0, 0), (UID, GID), (0, GID), (0, OTHER_GID), (UID, 0)])
 
 
+@pytest.mark.long
 @as_root
 @settings(max_examples=40)
 @given(

@@ -511,6 +511,7 @@ async def test_closed_peers_are_dropped_while_no_daemon_runs_unless_they_left_wo
             assert os.read(held["server 1"].fd, 100) == b"last words"
 
 
+@pytest.mark.long(but=["64"])
 @pytest.mark.parametrize("open_files", [64, 115])
 def test_a_next_daemon_out_of_descriptors_refuses_to_start_and_nothing_is_lost(
     daemons: Daemons, open_files: int

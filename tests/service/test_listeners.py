@@ -259,7 +259,7 @@ async def test_a_user_cannot_fill_the_log(daemon: RunningDaemon, monkeypatch: py
     now += 2
     await (await daemon.operator()).ask(b"get_server_list")
     assert daemon.sentences()[16:18] == [
-        "96 log lines that user 10001 caused were dropped: too many at once",
+        "96 log lines that user 10001 caused were dropped: too many at the same time",
         "Accepting connection...",
     ]
 
@@ -317,7 +317,8 @@ async def test_a_waiting_client_is_identified_by_the_kernel(daemon: RunningDaemo
     assert spawn.peer is not None
     assert (spawn.uid, spawn.peer.pid) == (os.geteuid(), os.getpid())
     (waiting,) = daemon.dispatcher.state.queue
-    assert waiting.command.startswith(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode())
+    assert waiting.process is not None
+    assert waiting.process.command.startswith(Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode())
     assert daemon.sentences()[-1].endswith("Server is not ready, push client to pending list")
 
 

@@ -189,7 +189,7 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
     }
     assert await server_end.message() == link.ServerDismissed(reasons[why])
     assert await server_end.message() is None, "it reports to no daemon after this"
-    said = f"Server {ME} is not taken in and goes with its last client: {reasons[why]}"
+    said = f"Not adopting server {ME} ({reasons[why]}); it will exit with its last client"
     assert daemon.sentences()[-1] == said
     assert daemon.dispatcher.state.servers == {}
     assert await daemon.still_answers()
@@ -262,7 +262,7 @@ async def test_a_state_file_that_is_not_its_own_is_ignored_and_logged(daemon: Ru
     (server_end,) = daemon.take_over(SERIAL)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
-    assert daemon.sentences() == [f"{path} is left out: others than its owner may have changed it"]
+    assert daemon.sentences() == [f"Ignoring {path}: others than its owner may have changed it"]
 
 
 @bounded
@@ -273,7 +273,7 @@ async def test_a_damaged_state_file_is_ignored_and_logged(daemon: RunningDaemon)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
     (line,) = daemon.sentences()
-    assert line.startswith(f"{path} is left out: it is damaged: ")
+    assert line.startswith(f"Ignoring {path}: it is damaged: ")
 
 
 @bounded
@@ -290,5 +290,5 @@ async def test_a_server_that_cannot_be_watched_is_logged_and_one_that_is_gone_is
     (server_end,) = daemon.take_over(SERIAL)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
-    said = f"Server {ME} is not taken in and goes with its last client: Too many open files: raise the limit"
+    said = f"Not adopting server {ME} (Too many open files: raise the limit"
     assert [line.startswith(said) for line in daemon.sentences()] == ([True] if number == errno.EMFILE else [])

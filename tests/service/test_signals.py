@@ -95,6 +95,7 @@ def _end_keeper(path: Path) -> None:
         assert link.recv(1) == b"", "it ends"
 
 
+@pytest.mark.long(but=["SIGINT-ready"])
 @pytest.mark.parametrize("when", ["begins", "ready"])
 @pytest.mark.parametrize(
     "signals",

@@ -71,7 +71,7 @@ def heir(story: Story) -> Story:
 
 
 def test_the_server_is_awaited_for_a_while(heir: Story) -> None:
-    assert heir.take_log() == [f"Server {PID} of user {A} ran under the last daemon: waiting for its return"]
+    assert heir.take_log() == [f"Server {PID} of user {A} ran under the previous daemon; waiting for its report"]
     assert printed(heir, "get_server_list") == f"{PID}\n"
     assert printed(heir, f"get_server_status {PID}") == "INITIALIZING\n"
     assert printed(heir, f"get_client_list {PID}") == ""
@@ -91,7 +91,7 @@ def test_a_server_returns_with_its_clients_and_admits_waiting_ones(heir: Story) 
     assert printed(heir, f"get_client_list {PID}") == "4107\n101\n"
     pid, serial, server, _, namespace, command = printed(heir, "ps").splitlines()[1].split()
     assert (pid, serial, server, namespace, command) == ("4107", "3", str(PID), "99", "train")
-    assert f"Server {PID} of user {A} is back with 1 clients" in heir.logged
+    assert f"Took over server {PID} of user {A} with 1 clients" in heir.logged
     # A timer that ends late changes nothing.
     assert heir.feed(events.TimerEnded(TIMER)) == []
     assert heir.feed(events.ClientGonePushed(SERVER, 7)) == []
@@ -123,8 +123,8 @@ def test_a_server_that_does_not_return_is_killed_and_the_queue_moves_on(heir: St
     (spawn,) = heir.feed(events.ServerExited(SERVER, None))
     assert isinstance(spawn, SpawnServer)
     assert heir.take_log() == [
-        f"Server {PID} has not returned within {TAKEOVER_TIMEOUT:g} s: killing it",
-        f"Server {PID} has ended; another daemon started it: its exit status is unknown",
+        f"Server {PID} has not reported within {TAKEOVER_TIMEOUT:g} s; killing it",
+        f"Server {PID} has ended; its exit status is unknown, because another daemon started it",
     ]
 
 
@@ -176,7 +176,7 @@ def quits(story: Story, *lines: str) -> PersistentState:
 def test_an_operators_quit_goes_on(story: Story) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(quits(story, "quit")))
-    assert heir.take_log()[-1] == "An operator asked the last daemon to quit: going on with that"
+    assert heir.take_log()[-1] == "An operator asked the previous daemon to quit; continuing with that"
     assert [type(one).__name__ for one in heir.connects(2, B)] == ["RefuseClient"]
     assert ShutDownServer(SERVER, forced=False) in returns(heir, "ACTIVE", CLIENT)
     # It persists for the daemon after that, too.

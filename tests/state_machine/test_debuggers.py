@@ -33,7 +33,7 @@ def busy(story: Story) -> Story:
 
 def test_without_other_clients_it_continues_at_once(story: Story) -> None:
     assert story.connects(1, A, traced=True) == [ContinueWithoutMps(1, REASON)]
-    assert story.take_log() == ["Client 101 of user 500 is under a debugger: it goes on without MPS"]
+    assert story.take_log() == ["Client 101 of user 500 is being debugged; it runs without MPS"]
     assert story.daemon.servers == {}
 
 
@@ -43,8 +43,8 @@ def test_it_waits_for_the_admitted_clients(busy: Story) -> None:
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.feed(events.ClientGonePushed(1, 2)) == [ContinueWithoutMps(3, REASON)]
     assert busy.take_log()[1:] == [
-        "Client 103 of user 500 is under a debugger: it waits for 2 to leave",
-        "Client 103 of user 500 is under a debugger: it goes on without MPS",
+        "Client 103 of user 500 is being debugged; it waits for 2 to leave",
+        "Client 103 of user 500 is being debugged; it runs without MPS",
     ]
 
 

@@ -181,7 +181,7 @@ def test_quit_with_a_timeout_forces_a_busy_server_then_kills_it(story: Story) ->
         "Try shutting down server 847, backoff is disabled",
         "Server 847 has 1 active worker threads. Server will not shutdown.",
         "Force shutting down server 847",
-        "Server 847 does not answer: killing it",
+        "Server 847 does not respond; killing it",
         "Server 847 exited with status -9",
         "Exit with status 0",
     ]
@@ -347,7 +347,7 @@ def test_a_command_is_logged_as_one_line(story: Story) -> None:
 
 
 def test_an_unknown_event_is_refused(story: Story) -> None:
-    with pytest.raises(TypeError, match="str is no event of the daemon"):
+    with pytest.raises(TypeError, match="str is not an event of the daemon"):
         story.feed("event")  # type: ignore[arg-type]
 
 

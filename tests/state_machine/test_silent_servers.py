@@ -40,7 +40,10 @@ def is_forced(story: Story) -> None:
     story.take_log()
     assert story.feed(events.TimerEnded(SILENCE)) == [ShutDownServer(SERVER, forced=True)]
     said = story.take_log()
-    assert said[0] == f"All clients of server {PID} have ended, but it has not said so for {SILENCE_TIMEOUT:g} s"
+    assert (
+        said[0]
+        == f"All clients of server {PID} have ended, but the server has not reported that for {SILENCE_TIMEOUT:g} s"
+    )
     assert said[-1] == f"Force shutting down server {PID}"
     assert story.watches[-1] == (LEAVE, FORCED_TIMEOUT)
     assert story.feed(events.TimerEnded(LEAVE)) == [KillServer(SERVER)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pympsd.state_machine.state.turns import WaitingUser, fewest_turns, guarded
+from pympsd.state_machine.state.turns import WaitingUser, fewest_turns, guard
 
 USERS = (WaitingUser(1000, 1, 2), WaitingUser(1001, 3, 0))
 
@@ -18,7 +18,7 @@ def raising(users: Sequence[WaitingUser]) -> WaitingUser:
 
 def test_a_policy_that_does_its_work_decides() -> None:
     said: list[Any] = []
-    assert guarded(fewest_turns(), lambda event, **fields: said.append(fields))(USERS) == USERS[1]
+    assert guard(fewest_turns(), lambda event, **fields: said.append(fields))(USERS) == USERS[1]
     assert not said
 
 
@@ -32,7 +32,7 @@ def test_a_policy_that_does_its_work_decides() -> None:
 )
 def test_a_policy_that_fails_is_complained_of_once(policy: Any, reason: str) -> None:
     said: list[tuple[str, str]] = []
-    choose = guarded(policy, lambda event, reason: said.append((event, reason)))
+    choose = guard(policy, lambda event, reason: said.append((event, reason)))
     assert [choose(USERS), choose(USERS[1:]), choose(USERS)] == [USERS[0], USERS[1], USERS[0]]
     assert [event for event, _ in said] == ["turn_policy_failed"]
     assert said[0][1].startswith(reason)

@@ -70,7 +70,7 @@ def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:
     assert busy.connects(4, A) == []
     assert busy.take_log() == [
         "NEW CLIENT 103 from user 500: Server already exists",
-        "User 600 has waited 30 s: server 847 takes no new clients of user 500",
+        "User 600 has waited 30 s; server 847 no longer accepts new clients of user 500",
         "NEW CLIENT 104 from user 500: Server is not ready, push client to pending list",
         "Client 104 of user 500 waits for its turn after user 600",
     ]
@@ -96,7 +96,7 @@ def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
     assert story.watches == [(Timer(TimerKind.START, 1), 60.0)]
     assert story.take_log()[1:3] == [
         "Client 102 of user 600 waits for its turn after user 500",
-        "User 600 has waited 0 s: server 847 takes no new clients of user 500",
+        "User 600 has waited 0 s; server 847 no longer accepts new clients of user 500",
     ]
 
 
@@ -113,20 +113,20 @@ def test_whole_and_fractional_turn_patience_is_logged() -> None:
     story.is_ready(1, 847)
     story.connects(2, B)
     turn_timer_ends(story)
-    assert story.take_log()[-1] == "User 600 has waited 0.25 s: server 847 takes no new clients of user 500"
+    assert story.take_log()[-1] == "User 600 has waited 0.25 s; server 847 no longer accepts new clients of user 500"
 
 
 def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
     busy.connects(3, C)
     turn_timer_ends(busy, 0)
     turn_timer_ends(busy, 1)
-    assert [line for line in busy.take_log() if "takes no new clients" in line] == [
-        "User 600 has waited 30 s: server 847 takes no new clients of user 500"
+    assert [line for line in busy.take_log() if "no longer accepts new clients" in line] == [
+        "User 600 has waited 30 s; server 847 no longer accepts new clients of user 500"
     ]
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     busy.is_ready(2, 848)
-    assert busy.take_log()[-1] == "User 700 has waited 30 s: server 848 takes no new clients of user 600"
+    assert busy.take_log()[-1] == "User 700 has waited 30 s; server 848 no longer accepts new clients of user 600"
 
 
 def test_the_server_admits_newcomers_again_when_the_waiting_client_leaves(busy: Story) -> None:
@@ -136,7 +136,7 @@ def test_the_server_admits_newcomers_again_when_the_waiting_client_leaves(busy: 
     assert admitted(busy.connects(4, A)) == [4]
     busy.connects(5, B)
     turn_timer_ends(busy)
-    assert busy.take_log()[-1].startswith("User 600 has waited 30 s: server 847")
+    assert busy.take_log()[-1].startswith("User 600 has waited 30 s; server 847")
 
 
 def test_a_late_newcomer_waits_with_a_turn_timer_of_its_own(busy: Story) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from pympsd.devices.discovery import Probed
 from pympsd.devices.driver_probe import ask_driver
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 VARIABLE = "PYMPSD_TEST_BACKEND"
 REHEARSAL = "rehearsal"
@@ -60,12 +60,12 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
     return {**machine, **passed, **settings}
 
 
-def gpus() -> tuple[DeviceFacts, ...]:
+def gpus() -> tuple[DeviceProperties, ...]:
     """Return the facts of all GPUs of this machine."""
     return tuple(describe(LIKE_A_GPU) if rehearses() else _probed().devices)
 
 
-def gpu() -> DeviceFacts:
+def gpu() -> DeviceProperties:
     """Return the facts of the GPU that is tested."""
     devices = gpus()
     assert devices, f"there is no GPU to test on: {_probed().unusable or _probed().absent}"

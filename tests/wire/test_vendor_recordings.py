@@ -30,7 +30,7 @@ from pympsd.state_machine.instructions import AdmitClient, Reply, SpawnServer
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text
+from pympsd.vocabulary.device_properties import DeviceProperties, uuid_text
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver import handshake, tool_lines
 from pympsd.wire.driver import server_commands as commands
@@ -333,9 +333,9 @@ class Replay:
         self.serial = spawn.server
         self._feed(events.ServerSpawned(self.serial, server))
 
-    def _devices(self) -> tuple[DeviceFacts, ...]:
+    def _devices(self) -> tuple[DeviceProperties, ...]:
         (exchange, *_) = [one for one in self.recording.exchanges if one.command == 24]
-        return tuple(DeviceFacts(one.name, one.uuid, one.pci, (9, 0), 0, 0, {}) for one in value_of(exchange))
+        return tuple(DeviceProperties(one.name, one.uuid, one.pci, (9, 0), 0, 0, {}) for one in value_of(exchange))
 
     def _feed(self, event: events.Event) -> list[Any]:
         return list(handle(self.daemon, event, answer_line))

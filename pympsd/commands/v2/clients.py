@@ -14,7 +14,7 @@ from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
 """The recorded columns of ps; only the heading pads the last column, to 15."""
@@ -109,6 +109,6 @@ def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> 
     return Decision(lines(*texts), data={"devices": devices, "servers": [server.pid for server in servers]})
 
 
-def _device_rows(devices: Sequence[DeviceFacts], csv: bool) -> list[str]:
+def _device_rows(devices: Sequence[DeviceProperties], csv: bool) -> list[str]:
     rows = [DEVICE_HEADING, *((n, device.pci, device.uuid, device.name, "N/A") for n, device in enumerate(devices))]
     return [",".join(map(str, row)) if csv else DEVICE_ROW.format(*row) for row in rows]

@@ -30,7 +30,7 @@ from pympsd.state_machine.partitions import (
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import VARIABLE, chunk_count, multiprocessors, partition_id
 from pympsd.vocabulary.texts import read_boolean, read_count
 
@@ -157,7 +157,7 @@ def _rows(daemon: Daemon, owner: NamedServer, index: int) -> list[Row]:
     ]
 
 
-def _free_row(owner: NamedServer, properties: DeviceFacts, free: tuple[int, ...]) -> Row:
+def _free_row(owner: NamedServer, properties: DeviceProperties, free: tuple[int, ...]) -> Row:
     whole = sum(chunk < chunk_count(properties) for chunk in free)
     cells = (
         owner.name,

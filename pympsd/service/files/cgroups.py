@@ -9,7 +9,7 @@ from typing import Final
 
 from pympsd.devices.dmem import CgroupFiles, limits_in
 from pympsd.state_machine.cgroups import MOUNT
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.rules import at_or_above
 
@@ -24,7 +24,7 @@ def has_dmem(root: Path = _ROOT) -> bool:
     return (root / "dmem.capacity").exists()
 
 
-def kernel_limits(devices: Sequence[DeviceFacts], cgroup: str, root: Path = _ROOT) -> CgroupLimits:
+def kernel_limits(devices: Sequence[DeviceProperties], cgroup: str, root: Path = _ROOT) -> CgroupLimits:
     """Return the limits that the kernel has for a cgroup and those above, by ordinal of ``devices``."""
     # The kernel writes .. for what is outside of this process's cgroup namespace. The root has no limits.
     paths = [] if ".." in cgroup.split("/") else at_or_above([cgroup])[1 : MOST_LEVELS + 1]

@@ -1,4 +1,4 @@
-"""One connecting client of pympsd_client: it waits until it gets a session, is refused, or goes on without MPS."""
+"""One connecting client of pympsd_client: it waits until it gets a session, is refused, or continues without MPS."""
 
 from __future__ import annotations
 

@@ -90,12 +90,12 @@ class Conversation:
     def _note_hello(self, name: str, sock: trio.socket.SocketType) -> bytes:
         """Have a client's hello noted while it is in the socket still: if the daemon is killed it is lost nowhere.
 
-        Return the hello; nothing if it is no client's, or is not there as a whole.
+        Return the hello; nothing if it is not a client's, or not complete.
         """
         try:
             frame = next(FrameReader().feed(_received(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
         except RemoteError:
-            return b""  # the receive that follows takes it from the socket, and says what is wrong
+            return b""  # the receive that follows takes it from the socket, and raises
         if frame is None or frame.kind < frames.FIRST_MESSAGE_KIND:
             return b""
         hello = frames.encode(frame.kind, frame.body)

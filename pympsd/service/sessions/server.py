@@ -1,4 +1,9 @@
-"""The daemon's side of a server's link: turns the server's messages into events and its log records into lines."""
+"""The daemon's side of a server's link: turns the server's messages into events and its log records into lines.
+
+A server runs as its user and is not trusted: every message is checked before it becomes an event, one that violates
+the protocol ends the server, and its log lines are limited, cleaned and counted. What is sent to a server that does
+not read is queued within bounds; beyond them its clients are refused.
+"""
 
 from __future__ import annotations
 
@@ -98,19 +103,19 @@ class ServerSession:
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
-        """Ask it to end with its last client, or (forced) at once; ``is_deletion``: its clients get the reason."""
+        """Request its end: with its last client, or (forced) immediately; ``is_deletion``: clients get the reason."""
         self.send(link.ShutDown(forced, is_deletion))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Send it the limits of its later clients."""
         self.send(link.LimitsChanged(percentage, memory_limits))
 
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
-        """Have it end the contexts of a client process, and give clients that are ``expelled`` no new ones."""
-        self.send(link.TerminateClient(token, pid, by_reset, expelled))
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
+        """Have it end the contexts of a client process, and give clients that are ``evicted`` no new ones."""
+        self.send(link.TerminateClient(token, pid, by_reset, evicted))
 
     def note_waiting(self) -> None:
-        """Do nothing: the server reports by itself that clients have gone."""
+        """Do nothing: the server reports clients that have gone unasked."""
 
     def start_trace(self, trace: TraceFile) -> None:
         """Have its executors write to a trace; one that is not set up yet is included when it is."""

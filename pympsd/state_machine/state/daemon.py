@@ -38,7 +38,7 @@ from pympsd.state_machine.state.queue import ClientQueue
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import Turns
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
@@ -168,7 +168,7 @@ class Daemon:
     """The whole state, in parts."""
 
     options: DaemonOptions
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     defaults: Defaults = field(factory=Defaults)
     servers: dict[int, Server] = field(factory=dict)
     """By id, in the order in which they were started."""

@@ -1,9 +1,9 @@
 """Servers by name (protocol 3), each with namespaces, whether or not they have a process.
 
 A named server outlives its processes: it has a user, devices, namespaces with limits, and static SM partitions, and
-gets a process when a client comes. Its sockets are opened by the I/O layer; ``opening`` and ``unopened`` say how far
-that is. A namespace has a socket of its own in the server's directory; a client gets the limits of the namespace by
-whose socket it comes. Every server has the namespace ``default``, which cannot be deleted.
+gets a process when a client comes. Its sockets are opened by the I/O layer; ``opening`` and ``unopened`` record how
+far that is. A namespace has a socket of its own in the server's directory; a client gets the limits of the
+namespace by whose socket it comes. Every server has the namespace ``default``, which cannot be deleted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Namespace:
 
     name: str
     limits: Limits = field(factory=Limits)
-    """What was stated of each client's limits."""
+    """The limits that were set for each client."""
     creators: list[int] = field(factory=list, eq=False)
     """Operator sessions to answer when its socket is open."""
     clients_only: bool = False
@@ -90,7 +90,7 @@ class NamedServer:
     created: float = 0.0
     """When it was made, in seconds since 1970."""
     contains_partitions: bool = False
-    """Each SM partition has executors of its own where a fault would reach the others."""
+    """Each SM partition has executors of its own if a fault would otherwise reach the other partitions."""
 
     @property
     def unreachable(self) -> str:

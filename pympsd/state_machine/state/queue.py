@@ -53,9 +53,9 @@ class QueueEntry:
     rule: Limits | None = None
     """The limits that hold for it by rule; None: there are no rules."""
     sm_partition: str = ""
-    """What its CUDA_MPS_SM_PARTITION says."""
+    """The value of its CUDA_MPS_SM_PARTITION."""
     connection: int = 0
-    """As in ClientConnected."""
+    """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
 
 
 @define

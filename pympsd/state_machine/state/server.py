@@ -31,7 +31,7 @@ class Phase(Enum):
     ACTIVE = "active"
     FAULT = "fault"
     LEAVING = "leaving"
-    """Asked to end: when its clients have gone, or at once."""
+    """Asked to end: when its clients have gone, or immediately."""
     GONE = "gone"
 
 
@@ -79,13 +79,13 @@ class Server:
     launches: dict[int, int] = field(factory=dict)
     """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
     closed: bool = False
-    """Its user's newcomers wait, because another user has waited long enough; kept for the log."""
+    """New clients of its user wait because another user has waited long enough; kept for the log."""
     pending: bool = False
     """The previous daemon had it, and it has not returned yet: its clients are unknown."""
     start_refusal: str = ""
     """Why it cannot start, if known: trying again would be useless."""
     violation: str = ""
-    """What it said that is not known."""
+    """The unknown message that it sent."""
     verified: bool = False
     """A client of it has made a context or left in order, or it has lived for a while."""
     leave_timed: bool = False

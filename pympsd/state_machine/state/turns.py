@@ -40,7 +40,7 @@ def fewest_turns(argument: str = "") -> TurnPolicy:
     return lambda users: min(users, key=lambda user: user.turns)
 
 
-def guarded(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
+def guard(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
     """Return a policy that is first come, first served where the given one raises, or returns none of the users.
 
     ``complain`` is called the first time, with the event and its reason.

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 from attrs import frozen
 
 from pympsd.errors import RemoteError
-from pympsd.vocabulary.device_facts import uuid_text
+from pympsd.vocabulary.device_properties import uuid_text
 from pympsd.wire.driver.handshake import DESCRIPTOR, encode_device
 
 T = TypeVar("T")

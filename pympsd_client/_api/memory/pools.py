@@ -274,7 +274,7 @@ _VALUES: Final = {
         "EXPORT_HANDLE_TYPES": _Attribute(lambda pool: DESCRIPTOR if pool.secret else 0, "I"),
         "LOCATION_ID": _Attribute(lambda pool: pool.kind.location.id),
         "LOCATION_TYPE": _Attribute(lambda pool: pool.kind.location.type),
-        "MAX_POOL_SIZE": _Attribute(lambda pool: pool.most, "Q"),
+        "MAX_POOL_SIZE": _Attribute(lambda pool: pool.max_bytes, "Q"),
         "HW_DECOMPRESS_ENABLED": _Attribute(lambda pool: 0),
         "LOCALITY_DOMAIN_ID": _Attribute(lambda pool: -1),
     }.items()

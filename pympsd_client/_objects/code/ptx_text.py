@@ -2,7 +2,7 @@
 
 What the texts declare of each other is resolved by name (PTX ISA, Linking Directives). Symbols that are local to
 one text and have the name of another text's symbol are renamed. Comments, strings and debugging directives are
-skipped by the tokenizer, so a name inside them counts for nothing.
+skipped by the tokenizer, so names inside them have no effect.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from typing import Final
 
 from attrs import define
 
-from pympsd.vocabulary.device_facts import ordinal_of
+from pympsd.vocabulary.device_properties import ordinal_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value

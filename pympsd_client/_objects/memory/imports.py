@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import MAPPING_GRANULE
+from pympsd.vocabulary.device_properties import MAPPING_GRANULE
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, when_closed

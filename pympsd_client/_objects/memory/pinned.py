@@ -8,7 +8,7 @@
   thread may: what it writes to that page at that moment may be lost. Around a fork the pages are private, so that
   parent and child do not write to each other's memory.
 - **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
-  Allocations in progress count (``_coming``).
+  Allocations in progress count (``_pending_bytes``).
 - As in CUDA with unified addressing the memory belongs to the process, not to a context: it stays until it is
   freed.
 
@@ -159,7 +159,7 @@ class Pinned:
     def __init__(self, shared_memory: str = SHARED_MEMORY) -> None:
         self._shared_memory: Final = shared_memory
         self._regions: Final[dict[int, Region]] = {}
-        self._coming = 0
+        self._pending_bytes = 0
         """Bytes of allocations in progress."""
         self._shared: tuple[tuple[int, ...], tuple[Region, ...]] = ((), ())
         """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
@@ -191,14 +191,14 @@ class Pinned:
         charged = _whole_pages(0, size)[1]
         with self._changing:
             self._check_bound(charged, bounded)
-            self._coming += charged
+            self._pending_bytes += charged
         try:
             pages = make(size)
             with self._changing:
                 self._enter(Region(pages.address, size, flags, pages, context))
         finally:
             with self._changing:
-                self._coming -= charged
+                self._pending_bytes -= charged
         return pages.address
 
     def _enter(self, region: Region) -> None:
@@ -381,7 +381,10 @@ class Pinned:
     def _check_bound(self, requested: int, bounded: bool) -> None:
         if not bounded:
             return
-        size, used = self._size(), self._coming + sum(region.charged for region in tuple(self._regions.values()))
+        size, used = (
+            self._size(),
+            self._pending_bytes + sum(region.charged for region in tuple(self._regions.values())),
+        )
         if used + requested > size:
             raise CudaError(
                 Result.ERROR_OUT_OF_MEMORY,

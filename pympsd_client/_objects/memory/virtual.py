@@ -29,7 +29,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties

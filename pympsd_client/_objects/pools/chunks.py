@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from attrs import frozen
 
-from pympsd.vocabulary.device_facts import MAPPING_GRANULE
+from pympsd.vocabulary.device_properties import MAPPING_GRANULE
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations

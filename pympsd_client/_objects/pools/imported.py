@@ -54,10 +54,10 @@ class ImportedPool(Pool):
 
     def __init__(self, kind: PoolKind, device: Device | None, secret: int) -> None:
         super().__init__(kind, device)
-        self._of: Final = secret
+        self._source_secret: Final = secret
         self._chunks: Final[dict[tuple[Context, int], _Chunk]] = {}
         self._importing: Final = RLock()
-        self._no_longer: Callable[[Pool], None] | None = None
+        self._when_ended: Callable[[Pool], None] | None = None
 
     def allocate(self, size: int, user: Context, stream: int) -> int:
         """Refuse: INVALID_VALUE."""
@@ -71,7 +71,7 @@ class ImportedPool(Pool):
 
     def import_block(self, handle: SharedHandle) -> int:
         """Return where an allocation is mapped that the other process has exported; raise CudaError."""
-        if handle.pool != self._of:
+        if handle.pool != self._source_secret:
             raise invalid_value("the allocation is of another pool than the one that was imported")
         with self._importing:
             context = self._context(handle.ordinal if self.device is None else self.device.ordinal)
@@ -160,11 +160,11 @@ class ImportedPool(Pool):
     def destroy(self, when_ended: Callable[[Pool], None]) -> None:
         """Call ``when_ended`` as soon as nothing of it is mapped."""
         with self._importing:
-            self._no_longer = when_ended
+            self._when_ended = when_ended
             self._unmap_unused()
             self._end_unused()
 
     def _end_unused(self) -> None:
-        if self._no_longer is not None and not self._chunks:
-            self._no_longer(self)
+        if self._when_ended is not None and not self._chunks:
+            self._when_ended(self)
             self._release_primary()

@@ -20,8 +20,8 @@ threshold.
 
 **Invariants**
 
-- ``_in_use`` counts blocks the program has, ``reserved`` the bytes of all chunks; freed blocks that wait for their
-  stream are in neither (`Pool.used` adds them).
+- ``_bytes_in_use`` counts the blocks that the program has, ``reserved`` the bytes of all chunks. `Pool.used` adds
+  freed blocks that still wait for their stream.
 - The points of a stream that is destroyed become events first, so that they can still be asked for.
 - Locks are reentrant: what a call drops may free memory again.
 - A destroyed pool lives on in ``_all`` until the program has freed its last block.
@@ -117,16 +117,16 @@ class Pool:
         """
         self.handle: Final = new_handle()
         self.secret: Final = int.from_bytes(os.urandom(16), "little") if is_exported else 0
-        """What names it for other processes; 0 if it is not exported."""
+        """The secret by which other processes import it; 0 if it is not exported."""
         self.kind: Final = kind
         self.device: Final = device
-        self.most: Final = round_up(max_bytes)
+        self.max_bytes: Final = round_up(max_bytes)
         self.is_default = False
         self.follows_events = self.is_opportunistic = self.adds_dependencies = True
         self.release_threshold = 0
         self.reserved = self.reserved_high = 0
-        self._in_use = self._most_in_use = 0
-        self._ended: Callable[[Pool], None] | None = None
+        self._bytes_in_use = self._max_bytes_in_use = 0
+        self._when_ended: Callable[[Pool], None] | None = None
         self._primary: Primary | None = None
         """The primary context that the pool has retained, if any."""
         self._arenas: Final[dict[Context, Arena]] = {}
@@ -142,7 +142,7 @@ class Pool:
 
     def _used_bytes(self) -> int:
         pending = sum(ranges.bytes for arena in self._arenas.values() for ranges in arena.freed.values())
-        return self._in_use + pending
+        return self._bytes_in_use + pending
 
     def _reclaim_all(self) -> None:
         for arena in self._arenas.values():
@@ -152,13 +152,13 @@ class Pool:
     def used_high(self) -> int:
         """The most bytes that were used since `reset_used_high`."""
         with self._lock:
-            self._most_in_use = max(self._most_in_use, self._used_bytes())
-            return self._most_in_use
+            self._max_bytes_in_use = max(self._max_bytes_in_use, self._used_bytes())
+            return self._max_bytes_in_use
 
     def reset_used_high(self) -> None:
         """Begin again to observe the most that is used."""
         with self._lock:
-            self._most_in_use = self._used_bytes()
+            self._max_bytes_in_use = self._used_bytes()
 
     def reset_reserved_high(self) -> None:
         """Begin again to observe the most that is reserved."""
@@ -204,9 +204,9 @@ class Pool:
             start = arena.take(block_bytes, point)
             if start is None:
                 start = self._take_with_effort(arena, block_bytes, point)
-            self._in_use += block_bytes
-            if self._in_use > self._most_in_use:
-                self._most_in_use = self._in_use
+            self._bytes_in_use += block_bytes
+            if self._bytes_in_use > self._max_bytes_in_use:
+                self._max_bytes_in_use = self._bytes_in_use
             block = allocations.add(Block(start, context, size, pool=self, taken=block_bytes))
             if self.kind.is_shared:
                 block.is_managed, block.is_host = self.kind.is_managed, self.kind.is_host
@@ -244,10 +244,10 @@ class Pool:
         """Add a chunk to an arena, a smaller one if there is no memory for a large one; return why there is none."""
         error: CudaError | None = None
         for chunk in dict.fromkeys((arena.growth(size, self.reserved), round_up(size))):
-            if self.most and self.reserved + chunk > self.most:
+            if self.max_bytes and self.reserved + chunk > self.max_bytes:
                 error = CudaError(
                     Result.ERROR_OUT_OF_MEMORY,
-                    f"the pool has {self.reserved} of the {self.most} bytes that it may have, and needs {chunk} more",
+                    f"the pool has {self.reserved} of at most {self.max_bytes} bytes, and needs {chunk} more",
                 )
                 continue
             try:
@@ -272,11 +272,11 @@ class Pool:
             arena = self._arenas.get(block.context)
             if arena is None:  # its context has been closed
                 return
-            self._in_use -= block.taken
+            self._bytes_in_use -= block.taken
             if point is not None and point.context is not block.context and point.is_passed():
                 point = None
             arena.give(block.handle, block.taken, point)
-            if self._ended is not None:
+            if self._when_ended is not None:
                 self._end()
 
     def trim(self, keep: int) -> None:
@@ -333,7 +333,7 @@ class Pool:
 
     def _release_some(self) -> None:
         self._release(self.release_threshold)
-        if self._ended is not None:
+        if self._when_ended is not None:
             self._end()
 
     def before_destroying(self, context: Context, stream: int) -> None:
@@ -353,25 +353,25 @@ class Pool:
                 size = sum(end - start for start, end in arena.chunks.items())
                 free = arena.free.bytes + sum(ranges.bytes for ranges in arena.freed.values())
                 self.reserved -= size
-                self._in_use -= size - free
+                self._bytes_in_use -= size - free
                 arena.source.drop()
-            for arena_left in self._arenas.values():
-                arena_left.reclaim(lambda point: point.context is context)
+            for remaining_arena in self._arenas.values():
+                remaining_arena.reclaim(lambda point: point.context is context)
 
     def destroy(self, when_ended: Callable[[Pool], None]) -> None:
         """Release its memory as soon as nothing of it is in use, and then call ``when_ended``."""
         with self._lock:
-            self._ended = when_ended
+            self._when_ended = when_ended
             self._end()
 
     def _end(self) -> None:
-        if not self._in_use:
+        if not self._bytes_in_use:
             for arena in self._arenas.values():
                 if arena.context.sticky_error is None:
                     arena.reclaim_some()
             self._release(0)
-        if self._ended is not None and not self._in_use and not self.reserved:
-            self._ended(self)
+        if self._when_ended is not None and not self._bytes_in_use and not self.reserved:
+            self._when_ended(self)
             self._release_primary()
 
 

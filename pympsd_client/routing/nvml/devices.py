@@ -14,7 +14,7 @@ from typing import Final
 
 from pympsd.errors import CallError
 from pympsd.process.version import API_VERSION
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.connection import Connection, Device
@@ -149,6 +149,6 @@ def device(handle: int) -> Device:
     return _devices[index(handle)]
 
 
-def facts(handle: int) -> DeviceFacts:
+def properties(handle: int) -> DeviceProperties:
     """Return a device's properties."""
     return device(handle).properties

@@ -19,7 +19,7 @@ from ctypes import c_int, c_uint64, memmove
 from typing import Any, Final
 
 from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import explanations
 from pympsd_client._arguments.errors import CudaError
@@ -62,7 +62,7 @@ def _by_index(index: int, place: int) -> None:
     c_uint64.from_address(place).value = nvml.handle_of(index)
 
 
-def _find(name: str | None, place: int, names: Callable[[DeviceFacts], tuple[str, ...]]) -> None:
+def _find(name: str | None, place: int, names: Callable[[DeviceProperties], tuple[str, ...]]) -> None:
     nvml.place(place)
     if name is None:
         raise NvmlError(nvml.INVALID, "the name is NULL")
@@ -72,45 +72,45 @@ def _find(name: str | None, place: int, names: Callable[[DeviceFacts], tuple[str
     raise NvmlError(nvml.NOT_FOUND, f"no visible device is {name}")
 
 
-def _pci(facts: DeviceFacts) -> tuple[int, int, int, int]:
+def _pci(properties: DeviceProperties) -> tuple[int, int, int, int]:
     """Return domain, bus, device and function."""
-    domain, bus, device, function = (int(part, 16) for part in facts.pci.replace(":", ".").split("."))
+    domain, bus, device, function = (int(part, 16) for part in properties.pci.replace(":", ".").split("."))
     return domain, bus, device, function
 
 
-def _uuids(facts: DeviceFacts) -> tuple[str, str]:
-    return facts.uuid, facts.uuid.removeprefix("GPU-")  # cuda.core asks for the latter
+def _uuids(properties: DeviceProperties) -> tuple[str, str]:
+    return properties.uuid, properties.uuid.removeprefix("GPU-")  # cuda.core asks for the latter
 
 
-def _bus_ids(facts: DeviceFacts) -> tuple[str, str]:
+def _bus_ids(properties: DeviceProperties) -> tuple[str, str]:
     """Return a PCI bus id with a domain of 8 digits, as NVML writes it, and with one of 4."""
-    domain, bus, device, function = _pci(facts)
+    domain, bus, device, function = _pci(properties)
     rest = f"{bus:02X}:{device:02X}.{function:X}"
     return f"{domain:08X}:{rest}", f"{domain:04X}:{rest}"
 
 
 def _pci_info(handle: int, place: int) -> None:
-    facts = nvml.facts(handle)
-    long, short = _bus_ids(facts)
-    packed = _PCI.pack(short.encode(), *_pci_numbers(facts), long.encode())
+    properties = nvml.properties(handle)
+    long, short = _bus_ids(properties)
+    packed = _PCI.pack(short.encode(), *_pci_numbers(properties), long.encode())
     memmove(nvml.place(place), packed, len(packed))
 
 
 def _pci_info_extended(handle: int, place: int) -> None:
-    facts = nvml.facts(handle)
-    data = _PCI_EXTENDED.pack(*_pci_numbers(facts), _CLASS, _SUBCLASS, _bus_ids(facts)[0].encode())
+    properties = nvml.properties(handle)
+    data = _PCI_EXTENDED.pack(*_pci_numbers(properties), _CLASS, _SUBCLASS, _bus_ids(properties)[0].encode())
     nvml.write_versioned(place, data, 1)
 
 
-def _pci_numbers(facts: DeviceFacts) -> tuple[int, ...]:
+def _pci_numbers(properties: DeviceProperties) -> tuple[int, ...]:
     """Return domain, bus, device, and the board's device and subsystem ids, 0 if they are unknown."""
-    board = (facts.attributes.get(f"GPU_PCI_{name}_ID", 0) for name in ("DEVICE", "SUBSYSTEM"))
-    return *_pci(facts)[:3], *board
+    board = (properties.attributes.get(f"GPU_PCI_{name}_ID", 0) for name in ("DEVICE", "SUBSYSTEM"))
+    return *_pci(properties)[:3], *board
 
 
 def _memory_info(handle: int, place: int) -> None:
     """Write the memory like cuMemGetInfo: the total is the process's limit if there is one."""
-    uuid = nvml.facts(handle).uuid
+    uuid = nvml.properties(handle).uuid
     nvml.place(place)
     usable = (context for context in tuple(contexts.values()) if context.sticky_error is None)
     own = next((context for context in usable if context.device.properties.uuid == uuid), None)
@@ -138,12 +138,12 @@ def _ask_memory(uuid: str) -> bytes:
 
 
 def _capability(handle: int, major: int, minor: int) -> None:
-    for place, value in zip((major, minor), nvml.facts(handle).compute_capability, strict=True):
+    for place, value in zip((major, minor), nvml.properties(handle).compute_capability, strict=True):
         c_int.from_address(nvml.place(place)).value = value
 
 
-def _architecture(facts: DeviceFacts) -> int:
-    capability = facts.compute_capability
+def _architecture(properties: DeviceProperties) -> int:
+    capability = properties.compute_capability
     numbers = (number for *least, number in _ARCHITECTURES if tuple(least) <= capability < (10, 0))
     return next(numbers, 0xFFFF_FFFF)  # NVML_DEVICE_ARCH_UNKNOWN
 
@@ -160,12 +160,12 @@ def _process_name(pid: int, place: int, length: int) -> None:
 _Row = tuple[Callable[..., Any], str]
 
 
-def _number_of(value: Callable[[DeviceFacts], int]) -> _Row:
-    return (lambda handle, place: nvml.number(place, value(nvml.facts(handle)))), "QQ"
+def _number_of(value: Callable[[DeviceProperties], int]) -> _Row:
+    return (lambda handle, place: nvml.number(place, value(nvml.properties(handle)))), "QQ"
 
 
-def _text_of(value: Callable[[DeviceFacts], str]) -> _Row:
-    return (lambda handle, place, length: nvml.text(place, length, value(nvml.facts(handle)))), "QQI"
+def _text_of(value: Callable[[DeviceProperties], str]) -> _Row:
+    return (lambda handle, place, length: nvml.text(place, length, value(nvml.properties(handle)))), "QQI"
 
 
 def _constant(text: str) -> _Row:
@@ -184,7 +184,7 @@ _FUNCTIONS: Final[dict[str, _Row]] = {
     "nvmlSystemGetNVMLVersion": _constant(f"{CUDA_VERSION // 1000}.{DRIVER_VERSION}"),
     "nvmlSystemGetProcessName": (_process_name, "IQI"),
     "nvmlDeviceGetArchitecture": _number_of(_architecture),
-    "nvmlDeviceGetComputeMode": _number_of(lambda facts: facts.attributes["COMPUTE_MODE"]),
+    "nvmlDeviceGetComputeMode": _number_of(lambda properties: properties.attributes["COMPUTE_MODE"]),
     "nvmlDeviceGetCount_v2": (lambda place: nvml.number(place, len(nvml.devices())), "Q"),
     "nvmlDeviceGetCudaComputeCapability": (_capability, "QQQ"),
     "nvmlDeviceGetHandleByIndex_v2": (_by_index, "IQ"),
@@ -192,7 +192,7 @@ _FUNCTIONS: Final[dict[str, _Row]] = {
     "nvmlDeviceGetHandleByUUID": (lambda name, place: _find(name, place, _uuids), "sQ"),
     "nvmlDeviceGetIndex": (lambda handle, place: nvml.number(place, nvml.index(handle)), "QQ"),
     "nvmlDeviceGetMemoryInfo_v2": (_memory_info, "QQ"),
-    "nvmlDeviceGetName": _text_of(lambda facts: facts.name),
+    "nvmlDeviceGetName": _text_of(lambda properties: properties.name),
     "nvmlDeviceGetPciInfoExt": (_pci_info_extended, "QQ"),
     "nvmlDeviceGetPciInfo_v3": (_pci_info, "QQ"),
     "nvmlDeviceGetBrand": _number_of(machine.brand),
@@ -209,8 +209,8 @@ _FUNCTIONS: Final[dict[str, _Row]] = {
     "nvmlDeviceGetTopologyNearestGpus": (machine.nearest, "QiQQ"),
     "nvmlDeviceSetPersistenceMode": (machine.set_persistence, "Qi"),
     "nvmlSystemGetTopologyGpuSet": (machine.near_gpus, "IQQ"),
-    "nvmlDeviceGetUUID": _text_of(lambda facts: facts.uuid),
-    "nvmlDeviceIsMigDeviceHandle": _number_of(lambda facts: facts.uuid.startswith("MIG-")),
+    "nvmlDeviceGetUUID": _text_of(lambda properties: properties.uuid),
+    "nvmlDeviceIsMigDeviceHandle": _number_of(lambda properties: properties.uuid.startswith("MIG-")),
 }
 
 

@@ -11,7 +11,7 @@ from ctypes import c_int32, c_uint32, c_uint64
 from pathlib import Path
 from typing import Final
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd_client._connect.connection import Device
 from pympsd_client.routing.nvml import devices as nvml
 from pympsd_client.routing.nvml.devices import NvmlError
@@ -36,9 +36,9 @@ def emulated_device(handle: int) -> Device:
     return device
 
 
-def brand(facts: DeviceFacts) -> int:
+def brand(properties: DeviceProperties) -> int:
     """Return a nvmlBrandType_t: the first word of the name."""
-    return {"Tesla": _BRAND_TESLA, "NVIDIA": _BRAND_NVIDIA}.get(facts.name.partition(" ")[0], _BRAND_UNKNOWN)
+    return {"Tesla": _BRAND_TESLA, "NVIDIA": _BRAND_NVIDIA}.get(properties.name.partition(" ")[0], _BRAND_UNKNOWN)
 
 
 def near_cpus(handle: int, size: int, place: int, scope: int = 0) -> None:
@@ -52,7 +52,7 @@ def near_nodes(handle: int, size: int, place: int, scope: int) -> None:
 
 
 def _node(handle: int, scope: int) -> int:
-    node = nvml.facts(handle).attributes.get("HOST_NUMA_ID", -1)
+    node = nvml.properties(handle).attributes.get("HOST_NUMA_ID", -1)
     if scope not in _SCOPES:
         raise NvmlError(nvml.INVALID, f"there is no scope {scope}")
     if node < 0:

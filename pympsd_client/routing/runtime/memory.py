@@ -6,7 +6,7 @@ import struct
 from ctypes import memmove
 from typing import Final
 
-from pympsd.vocabulary.device_facts import ordinal_of
+from pympsd.vocabulary.device_properties import ordinal_of
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory import pointer
 from pympsd_client._arguments.errors import CudaError

@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Final
 
-from pympsd.vocabulary.device_facts import PINNED_BITS, PINNED_WINDOWS, pinned_window_of
+from pympsd.vocabulary.device_properties import PINNED_BITS, PINNED_WINDOWS, pinned_window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.budget import DeviceBudget
 from pympsd_server.backends.interface import Capabilities, Device
@@ -21,7 +21,7 @@ from tests.backends.contract.port_user import PortUser
 
 HERE = Path(__file__).parent
 DEVICE_BYTES = 8 << 30
-_FACTS: dict[str, dict[str, DeviceFacts]] = {
+_FACTS: dict[str, dict[str, DeviceProperties]] = {
     "emulated": {
         **{model: describe(model)[0] for model in ("H200", "P100")},
         "no-better-than-real": evolve(describe("H200")[0], stops_kernels=False, isolates_address_spaces=False),
@@ -53,7 +53,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 
 @pytest.fixture
-def facts(request: pytest.FixtureRequest, device: Device) -> DeviceFacts:
+def facts(request: pytest.FixtureRequest, device: Device) -> DeviceProperties:
     """The facts of the device."""
     return next(iter(_FACTS[request.node.callspec.params["device"]].values()))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import count
 
 from pympsd.channel.sealed_file import make_sealed
-from pympsd.vocabulary.device_facts import pinned_window_of
+from pympsd.vocabulary.device_properties import pinned_window_of
 from pympsd_server.backends.interface import Device
 from pympsd_server.executor.memory.pinned import map_at
 

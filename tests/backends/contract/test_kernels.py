@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device, Launch
@@ -207,7 +207,9 @@ def test_a_context_keeps_to_its_multiprocessors(device: Device) -> None:
 
 
 @pytest.mark.needs("limits_multiprocessors")
-def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(device: Device, facts: DeviceFacts) -> None:
+def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(
+    device: Device, facts: DeviceProperties
+) -> None:
     size, count = chunk_size(facts), chunk_count(facts)
     rest = facts.multiprocessors - size * count
     users = [PortUser.on(device, chunks=chunks) for chunks in ((0, 1), (2,), (3, 4, count))]
@@ -224,7 +226,7 @@ def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(device: 
 
 
 @pytest.mark.needs("limits_multiprocessors")
-def test_a_limit_in_a_partition_holds_whatever_its_last_chunk_has(device: Device, facts: DeviceFacts) -> None:
+def test_a_limit_in_a_partition_holds_whatever_its_last_chunk_has(device: Device, facts: DeviceProperties) -> None:
     size, count = chunk_size(facts), chunk_count(facts)
     users = [PortUser.on(device, chunks=(0, 1, 2, count), multiprocessors=2 * size - 1) for _ in range(3)]
     assert all(user.synchronize() == Result.SUCCESS for user in users)

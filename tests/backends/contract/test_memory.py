@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pympsd.vocabulary.device_facts import window_of
+from pympsd.vocabulary.device_properties import window_of
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import Shortage

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.interface import Status
@@ -16,7 +16,7 @@ from pympsd_server.backends.quota import Quota
 from tests.backends.cuda.fake_driver import MEMORY_BYTES, FakeDriver
 
 ROOM: Final = "pympsd_server.backends.cuda."
-FACTS: Final = DeviceFacts(
+FACTS: Final = DeviceProperties(
     "a fake GPU",
     "GPU-00000000-0000-0000-0000-000000000000",
     "0",

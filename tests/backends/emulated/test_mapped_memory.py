@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.device_facts import MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
+from pympsd.vocabulary.device_properties import MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.device import EmulatedDevice

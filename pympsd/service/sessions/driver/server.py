@@ -24,7 +24,7 @@ from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.service.sessions.driver.watched_clients import WatchedClients
 from pympsd.state_machine import events
 from pympsd.state_machine.state.client import Client, Context
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentage_on
 from pympsd.vocabulary.limits import MAX_MEMORY
 from pympsd.vocabulary.results import Result, ServerStatus
@@ -127,8 +127,8 @@ class VendorServerSession:
             self.link.ask(commands.devices(), self._report_devices)
 
     def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
-        facts = (DeviceFacts(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
-        self.dispatcher.feed(events.DevicesReported(tuple(facts)))
+        properties = (DeviceProperties(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
+        self.dispatcher.feed(events.DevicesReported(tuple(properties)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Send it the limits of its later clients, if they have changed; before it is registered there is no need."""
@@ -162,7 +162,7 @@ class VendorServerSession:
         }
         return {**removed, **memory_limits}
 
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
         """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
 
         def answered(code: int) -> None:
@@ -243,7 +243,7 @@ class VendorServerSession:
     def _report(
         self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
     ) -> None:
-        ordinals = {facts.uuid: ordinal for ordinal, facts in enumerate(self.dispatcher.state.devices)}
+        ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
         contexts: dict[int, list[Context]] = {process.pid: [] for process in found}
         first = {(process.pid, process.context, process.uuid): process.identity for process in found}
         others = 0

@@ -14,7 +14,7 @@ from typing import Any, Final
 if not __package__:  # run by path, isolated: the packages are five folders up
     sys.path.insert(0, os.path.abspath(os.path.join(__file__, *[os.pardir] * 5)))
 
-from pympsd.vocabulary.device_facts import uuid_text
+from pympsd.vocabulary.device_properties import uuid_text
 
 _NO_DEVICE: Final = 100
 _STUB_LIBRARY: Final = 34

@@ -22,7 +22,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any, Final
 
-from pympsd.vocabulary.device_facts import WINDOW_BITS
+from pympsd.vocabulary.device_properties import WINDOW_BITS
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
 from pympsd_server.backends.cuda.memory.address_ranges import PAGE_BYTES, AddressWindow, NoRange, Pages

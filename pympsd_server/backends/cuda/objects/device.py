@@ -21,7 +21,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
-from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text, window_of
+from pympsd.vocabulary.device_properties import DeviceProperties, uuid_text, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import chosen_connections
 from pympsd.vocabulary.variables import BadSetting
@@ -90,7 +90,7 @@ class CudaDevice(AccountedDevice):
     native: NativeAccess
     """Set if streams can write the marks by which a native worker sees the end of work."""
 
-    def __init__(self, properties: DeviceFacts, ordinal: int) -> None:
+    def __init__(self, properties: DeviceProperties, ordinal: int) -> None:
         """Open it; BackendError when the driver has no such device, or refuses."""
         prepare_environment(os.environ)
         try:

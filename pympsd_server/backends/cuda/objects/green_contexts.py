@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
@@ -74,7 +74,7 @@ class Split:
 class Partitions:
     """The partitions of one device. Safe to use from several threads."""
 
-    def __init__(self, driver: Driver, device: int, properties: DeviceFacts, memory: DeviceMemory) -> None:
+    def __init__(self, driver: Driver, device: int, properties: DeviceProperties, memory: DeviceMemory) -> None:
         self._driver = driver
         self._device = device
         self._memory = memory

@@ -33,7 +33,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.module import EmulatedModule
@@ -60,7 +60,7 @@ class EmulatedContext:
     The scheduler's lock guards ``pending``, ``busy`` and the streams' tails.
     """
 
-    properties: DeviceFacts
+    properties: DeviceProperties
     scheduler: Scheduler
     memory: ContextMemory
     placement: Placement

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import GRANULE_BYTES, round_up_to_granules
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
@@ -252,7 +252,7 @@ SHARED_CONTEXT_OVERHEAD_BYTES: Final = 8 << 20
 """The cost of a context before Volta, when all clients share the one context of their server, in bytes."""
 
 
-def context_overhead(properties: DeviceFacts, multiprocessors: int) -> int:
+def context_overhead(properties: DeviceProperties, multiprocessors: int) -> int:
     """Return the bytes that a context on this number of multiprocessors costs without any allocation."""
     if not properties.is_volta_or_newer:
         return SHARED_CONTEXT_OVERHEAD_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
-from pympsd.vocabulary.device_facts import DeviceFacts, mapped_window_of, window_of
+from pympsd.vocabulary.device_properties import DeviceProperties, mapped_window_of, window_of
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
@@ -24,7 +24,7 @@ from pympsd_server.backends.quota import Quota
 class EmulatedDevice(AccountedDevice):
     """One device of an emulated machine."""
 
-    def __init__(self, properties: DeviceFacts, ordinal: int, policy: Policy | None = None) -> None:
+    def __init__(self, properties: DeviceProperties, ordinal: int, policy: Policy | None = None) -> None:
         """``ordinal`` chooses the window of addresses; ``policy`` decides whose work runs, by default fair shares."""
         self._properties = properties
         self._ordinal = ordinal

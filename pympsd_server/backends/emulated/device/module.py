@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
@@ -33,7 +33,7 @@ _NO_CLUSTER = dict.fromkeys(
 class ModuleOwner(Protocol):
     """The part of a context that its modules use."""
 
-    properties: DeviceFacts
+    properties: DeviceProperties
 
     def unload(self, module: EmulatedModule) -> None:
         """Free a module's memory after the work queued before."""

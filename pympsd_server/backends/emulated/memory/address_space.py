@@ -39,7 +39,7 @@ import numpy as np
 from attrs import frozen
 
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
 from pympsd_server.backends.emulated.memory.window import Window

@@ -13,7 +13,7 @@ from threading import Lock
 from attrs import define, field
 
 from pympsd.channel.descriptors import explain
-from pympsd.vocabulary.device_facts import VIRTUAL_OFFSET, WINDOW_BITS, DeviceFacts
+from pympsd.vocabulary.device_properties import VIRTUAL_OFFSET, WINDOW_BITS, DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
@@ -156,7 +156,7 @@ def _detach(client: ClientSpace, address: int) -> None:
 class ClientSpaces:
     """The clients of one device, by the key of their address space. Its owner locks it."""
 
-    def __init__(self, properties: DeviceFacts, base: int, device: DeviceBudget) -> None:
+    def __init__(self, properties: DeviceProperties, base: int, device: DeviceBudget) -> None:
         self._properties = properties
         self._base = base
         self._device = device

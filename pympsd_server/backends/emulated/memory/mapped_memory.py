@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from pympsd.channel.descriptors import explain
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, PINNED_WINDOWS, window_of
+from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, PINNED_WINDOWS, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
 from pympsd_server.backends.emulated.memory.peer_windows import refusals

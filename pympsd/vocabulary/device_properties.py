@@ -1,4 +1,4 @@
-"""The facts about one device, which the daemon lists, servers check and clients answer from."""
+"""The properties of one device, which the daemon lists, servers check and clients answer from."""
 
 from attrs import frozen
 
@@ -20,7 +20,7 @@ MAPPING_GRANULE = 2 << 20
 
 
 @frozen
-class DeviceFacts:
+class DeviceProperties:
     """One device as a machine description or a probe found it.
 
     ``memory_bytes`` is the total of device memory in bytes; ``attributes`` maps the names of CUdevice_attribute
