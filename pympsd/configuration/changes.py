@@ -91,7 +91,7 @@ class SetNamespace:
 
 @frozen
 class SetServer:
-    """Set what no client of a server is above, and what a fault reaches."""
+    """Set the maximum limits of a server's clients, and which partitions a fault affects."""
 
     server: str
     maximum: Limits

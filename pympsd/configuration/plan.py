@@ -1,4 +1,4 @@
-"""A checked configuration: the servers and namespaces that a file names, with what it says of each."""
+"""A checked configuration: the servers and namespaces that a file names, with what it states of each."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class ServerPlan:
     uid: int | None = None
     """None: the daemon's user."""
     devices: tuple[int, ...] | None = None
-    """The ordinals of its devices; None: nothing is said, which is all of them for a new server."""
+    """The ordinals of its devices; None: not stated, which means all of them for a new server."""
     namespaces: dict[str, Limits] = field(factory=dict)
-    """``default`` is among them if anything is said of it."""
+    """``default`` is among them if anything is stated of it."""
     clients_only: dict[str, bool] = field(factory=dict)
-    """Which namespaces refuse operators, as far as it is said."""
+    """Which namespaces refuse operators, as far as it is stated."""
     partitions: tuple[PartitionPlan, ...] = ()
     maximum: Limits = field(factory=Limits)
-    """What no client of the server is above, as far as it is said."""
+    """The maximum limits of the server's clients, as far as they are stated."""
     contains_partitions: bool | None = None
-    """None: nothing is said."""
+    """None: not stated."""
 
 
 @frozen
 class Features:
-    """The features of a daemon; None: nothing is said."""
+    """The features of a daemon; None: not stated."""
 
     default_socket: bool | None = True
     """Clients that name no server are served."""
@@ -61,12 +61,12 @@ class Plan:
 
     servers: dict[str, ServerPlan] = field(factory=dict)
     rules: tuple[Rule, ...] | None = None
-    """None: nothing is said of them."""
+    """None: not stated."""
     features: Features = field(factory=lambda: Features(None, None, None))
     cgroups: CgroupLimits | None = None
-    """None: nothing is said of them."""
+    """None: not stated."""
     shares: dict[str, int] | None = None
-    """Each user's shares, by resource. None: nothing is said of them."""
+    """Each user's shares, by resource. None: not stated."""
 
 
 @frozen

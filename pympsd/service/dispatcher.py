@@ -1,6 +1,12 @@
 """The dispatcher: feeds events to the state machine and carries out its instructions in order, without waiting.
 
-The protocols describe the sessions, which import this module.
+This is the only place where the state changes. Sessions, timers and children call `Dispatcher.feed` with an event;
+the state machine decides; the state is saved for the next daemon; then each instruction is carried out: a line is
+logged, an operator answered, a process spawned. None of them waits, so an event is handled as a whole before the
+next one. An internal error is logged and answered, and the daemon continues; only an impossible status of a server
+is raised, because the session that reported it has to end.
+
+The protocols below describe the sessions, which import this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The listening sockets: accept connections, check and limit them, and run their conversations."""
+"""The listening sockets: accept connections, check and limit them, and run their conversations.
+
+A connection costs descriptors and memory before anybody knows what it is for. So each is counted for its user before
+its first byte is read, a refusal is an immediate close, and a connection that an earlier daemon accepted, which the
+keeper held, continues here as if nothing had happened.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The running daemon in one page: what it opens, and the tasks of its nursery."""
+"""The running daemon on one page: what it opens, and the tasks of its nursery.
+
+`run` is called after the fork. In order: an earlier daemon's descriptors are fetched from its keeper, the listening
+sockets and the log FIFO are opened or taken over, the state is restored and from then on saved, the listeners run,
+and once the servers of the earlier daemon have reported, the configuration file is applied and ``ready`` is called.
+Every task belongs to one nursery; the daemon ends when the dispatcher's ``done`` is set, after the last answers
+were sent.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pympsd.devices.visible import find_device
 from pympsd.errors import InputError
 from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.instructions import AdmitClient, UpdateServerLimits
-from pympsd.state_machine.partition_choice import chosen
+from pympsd.state_machine.partition_choice import choose
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
@@ -104,7 +104,7 @@ def client_limits(
         (named.maximum, *bounds),
         named.allowed_devices,
         found.name,
-        chosen(daemon, server.name, namespace, sm_partition),
+        choose(daemon, server.name, namespace, sm_partition),
         _memory_groups(daemon, named, found, cgroups, kernel_limits or {}),
         daemon.process_limits.audits_memory,
     )

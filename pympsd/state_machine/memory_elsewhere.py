@@ -22,8 +22,8 @@ class Elsewhere:
 
 def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
     """Return for each server, by id, what clients of other servers hold, by device index."""
-    limited = _limited(daemon)
-    own = {server.serial: _held(daemon, server, limited) for server in daemon.servers.values()}
+    limited = _find_limited_groups(daemon)
+    own = {server.serial: _count_by_group(daemon, server, limited) for server in daemon.servers.values()}
     elsewhere: dict[int, dict[int, Elsewhere]] = {serial: {} for serial in own}
     for ordinal in range(len(daemon.devices)):
         in_all = Counter[str]()
@@ -37,14 +37,14 @@ def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
     return elsewhere
 
 
-def _limited(daemon: Daemon) -> set[str]:
+def _find_limited_groups(daemon: Daemon) -> set[str]:
     """Return the groups of cgroups that have limits, and those that clients came with: the kernel had some then."""
     clients = [client for server in daemon.servers.values() for client in server.clients.values()]
     names = {group.name for client in clients for groups in client.groups.values() for group in groups}
     return names.union(map(cgroup_group, daemon.process_limits.cgroups))
 
 
-def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
+def _count_by_group(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
     """Return by device what a server's clients hold by group of several servers; in all under an empty name.
 
     A server's reports are not trusted because its user controls it: more than the device has counts as all of it.

@@ -147,7 +147,7 @@ def set_server(
     if changed != named.maximum:
         named.maximum = changed
         daemon.named_servers.changes += 1
-        text = _shown(changed, named.ordinals(len(daemon.devices)))
+        text = _render(changed, named.ordinals(len(daemon.devices)))
         yield Log("server_ceiling_set", {"name": name, "limits": text})
     if contains_partitions not in (None, named.contains_partitions):
         named.contains_partitions = bool(contains_partitions)
@@ -159,11 +159,11 @@ def change_limits(daemon: Daemon, named: NamedServer, namespace: str, limits: Li
     """Change the limits of a namespace; its clients keep theirs."""
     target = named.namespaces[namespace]
     ordinals = named.ordinals(len(daemon.devices))
-    changed, before = target.limits.changed_by(limits), _shown_of(target.limits, ordinals)
+    changed, before = target.limits.changed_by(limits), _render_all(target.limits, ordinals)
     if changed != target.limits:
         target.limits = changed
         daemon.named_servers.changes += 1
-        name, after = f"{named.name}/{namespace}", _shown_of(changed, ordinals)
+        name, after = f"{named.name}/{namespace}", _render_all(changed, ordinals)
         yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
 
@@ -278,16 +278,16 @@ def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
         raise NotPossible("--allowed-devices names each device once, and at least one.")
 
 
-def _shown(limits: Limits, ordinals: tuple[int, ...]) -> str:
+def _render(limits: Limits, ordinals: tuple[int, ...]) -> str:
     memory = _by_device(limits.pinned_memory, ordinals) or "unlimited"
     return f"{PERCENTAGE.text(limits, ordinals)} %, memory {memory}"
 
 
-def _shown_of(limits: Limits, ordinals: tuple[int, ...]) -> str:
+def _render_all(limits: Limits, ordinals: tuple[int, ...]) -> str:
     total = _by_device(limits.total_memory, ordinals)
     together = f" each, {total} together" if total else ""
     partition = f", SM partition {limits.sm_partition}" if limits.sm_partition else ""
-    return f"{_shown(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
+    return f"{_render(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
 
 
 def _by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:

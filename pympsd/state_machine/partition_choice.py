@@ -14,7 +14,7 @@ from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import ChosenPartition, SmPartition, partition_id
 
 
-def chosen(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:
+def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:
     """Return what a client gets on each device that is in static use or that its variable names, by ordinal.
 
     ``namespace``: the one it comes to, which may be bound to a partition; ``text``: for each device one

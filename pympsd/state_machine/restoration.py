@@ -17,7 +17,7 @@ from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
     """Restore the named servers, whether or not their processes return; those that do not are started again."""
     for kept in left.named_servers:
-        daemon.named_servers.add(_named(kept))
+        daemon.named_servers.add(_restore_server(kept))
     for process in left.servers:
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
@@ -29,7 +29,7 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
         yield from registration.close_sockets(named) if named.deleted else registration.open_sockets(named)
 
 
-def _named(kept: PersistentNamedServer) -> NamedServer:
+def _restore_server(kept: PersistentNamedServer) -> NamedServer:
     namespaces = {
         namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
         for namespace in kept.namespaces

@@ -92,9 +92,9 @@ class ClientLimits:
     """What the daemon sends a server of the limits of a client that it admits."""
 
     own: Limits = NO_LIMITS
-    """Those of its namespace, or in protocol 2 of its server."""
+    """The limits of its namespace, or in protocol 2 of its server."""
     bounds: tuple[Limits, ...] = ()
-    """Those that its own never exceed: its server's maxima, and those of its rule."""
+    """Limits that its own never exceed: its server's maxima, and those of its rule."""
     devices: tuple[int, ...] | None = None
     """The indices of the devices that it may see, in their order; None: all."""
     namespace: str = ""
@@ -188,7 +188,7 @@ class LimitRow:
     """A row of the table."""
 
     name: str
-    """That of its option (``--max-`` before it: the maximum of a server) and its column; see `key`."""
+    """The name of its option (with ``max-`` before it, of a server's maximum) and of its column; see `key`."""
     field: str
     """Its name in `Limits`."""
     read: Callable[[str], Any]

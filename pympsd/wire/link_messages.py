@@ -1,4 +1,10 @@
-"""Messages between the daemon and a server, over the registration socket the server inherits."""
+"""Messages between the daemon and a server, over the registration socket that the server inherits.
+
+The fields' names are the encoding (MessagePack maps): a name stays even if the product calls the thing otherwise by
+now, because a daemon takes over servers that an earlier version started, and speaks with them as long as they run.
+So ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` its MPS namespace; a new field has a
+default, which stands for what an older sender does not send, and an older receiver ignores it.
+"""
 
 from __future__ import annotations
 

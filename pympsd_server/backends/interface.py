@@ -98,7 +98,7 @@ class Capabilities:
     """Whether graphs can have conditional nodes (``condition``, ``call``)."""
 
 
-class Limit(IntEnum):
+class ContextLimit(IntEnum):
     """The limits of a context that concern its kernels, by their numbers in CUlimit. Values are in bytes."""
 
     PRINT_BYTES = 1
@@ -404,7 +404,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
     def notify(self, done: Completion) -> None:
         """Call ``done`` when all work queued in all streams before this call is done."""
 
-    def set_limit(self, limit: Limit, count: int) -> None:
+    def set_limit(self, limit: ContextLimit, count: int) -> None:
         """Set a limit to ``count`` bytes.
 
         Raises:
@@ -450,14 +450,7 @@ class Timeline(Protocol):
         """Note that work in a stream is finished, or was stopped; streams are numbered by context, 0: the default."""
 
 
-class SupportsTimeline(Protocol):
-    """The part of a device that reports when it works."""
-
-    def set_timeline(self, timeline: Timeline | None) -> None:
-        """Report all work from now on to a timeline, or to none; BackendError NOT_SUPPORTED, NOT_READY."""
-
-
-class Device(SupportsTimeline, Protocol):
+class Device(Protocol):
     """One device, opened by its executor."""
 
     @property
@@ -516,6 +509,9 @@ class Device(SupportsTimeline, Protocol):
 
     def audit_memory(self, audited: Audit) -> None:
         """Call ``audited``, from any thread, for what clients with an audited quota take and return."""
+
+    def set_timeline(self, timeline: Timeline | None) -> None:
+        """Report all work from now on to a timeline, or to none; BackendError NOT_SUPPORTED, NOT_READY."""
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0

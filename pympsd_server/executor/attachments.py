@@ -43,11 +43,11 @@ from pympsd_server.executor.client import Client
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory
 from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
-from pympsd_server.executor.native_mirror import Workers, native_access
 from pympsd_server.executor.record_source import SHARED_BYTES, create_shared_memory, native_worker
 from pympsd_server.executor.requests.client_context import ClientContext
 from pympsd_server.executor.requests.request import SharedEvents
 from pympsd_server.executor.timeline import ExecutorTimeline
+from pympsd_server.native.mirror import Workers, native_access
 
 
 class Send(Protocol):

@@ -23,13 +23,13 @@ from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory
-from pympsd_server.executor.native_mirror import NativeMirror
 from pympsd_server.executor.operations.table import ROWS, Row
 from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
 from pympsd_server.executor.requests.answers import AnswerWriter
 from pympsd_server.executor.requests.backpressure import Backpressure
 from pympsd_server.executor.requests.client_context import ClientContext
 from pympsd_server.executor.requests.request import ClientResources, Request, SharedEvents
+from pympsd_server.native.mirror import NativeMirror
 from pympsd_server.native.worker import NativeWorker
 
 _JOIN_SECONDS: Final = 1.0

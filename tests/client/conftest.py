@@ -70,14 +70,14 @@ def threads_leave_soon() -> Iterator[None]:
 @pytest.fixture
 def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
     """Make fake executors that are ended after the test."""
-    made: list[FakeExecutor] = []
+    executors: list[FakeExecutor] = []
 
     def make(**settings: Any) -> FakeExecutor:
-        made.append(FakeExecutor(**settings))
-        return made[-1]
+        executors.append(FakeExecutor(**settings))
+        return executors[-1]
 
     yield make
-    for executor in made:
+    for executor in executors:
         executor.close()
     contexts.clear()
 
@@ -95,8 +95,8 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     tables: list[dict[int, Any]] = [contexts, libraries, kernels, links]
     tables += [
         *(
-            each._objects
-            for each in (
+            item._objects
+            for item in (
                 modules,
                 functions,
                 streams,

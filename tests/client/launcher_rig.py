@@ -145,7 +145,7 @@ class Rig:
 
     def add_plan(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> bool:
         """Add a plan for launches of a kernel like one with these values."""
-        given: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "epoch": self.launcher.epoch,
             "function": FUNCTION,
             "stream": STREAM,
@@ -159,21 +159,21 @@ class Rig:
             "sequence_at": SEQUENCE_AT,
             "places": kernel.places,
         }
-        assert changes.keys() <= given.keys()
-        return bool(self.launcher.add_plan(*(given | changes).values()))
+        assert changes.keys() <= arguments.keys()
+        return bool(self.launcher.add_plan(*(arguments | changes).values()))
 
     @staticmethod
     def arguments(kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> tuple[Any, ...]:
         """Return the arguments of cuLaunchKernel for a launch."""
-        given: dict[str, Any] = {
+        passed: dict[str, Any] = {
             "f": FUNCTION,
             "sizes": SIZES,
             "hStream": STREAM,
             "kernelParams": (values, kernel.types),
             "extra": 0,
         }
-        assert changes.keys() <= given.keys()
-        f, sizes, *rest = (given | changes).values()
+        assert changes.keys() <= passed.keys()
+        f, sizes, *rest = (passed | changes).values()
         return (f, *sizes, *rest)
 
     def launch(self, kernel: Kernel, values: tuple[Any, ...], **changes: Any) -> Any:
@@ -196,10 +196,10 @@ class Rig:
         """Call; these very arguments must go to the slow path, and nothing be written."""
         before, calls = self.area.everything(), len(self.slow_calls)
         assert self.launcher.cuLaunchKernel(*arguments, **keywords) is SLOW
-        [(given, named)] = self.slow_calls[calls:]
-        assert len(given) == len(arguments)
-        assert all(one is other for one, other in zip(given, arguments, strict=True))
-        assert named == keywords
+        [(passed, names)] = self.slow_calls[calls:]
+        assert len(passed) == len(arguments)
+        assert all(item is other for item, other in zip(passed, arguments, strict=True))
+        assert names == keywords
         assert self.area.everything() == before
 
 

@@ -46,8 +46,8 @@ def _needs_init(name: str) -> bool:
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if _needs_init(name)])
 def test_before_cuinit_every_call_says_so_with_none_for_each_output(name: str, fresh_process: object) -> None:
-    given = {"char *": b"x", "void *": 0, "void **": 0}
-    arguments = [given.get(one.type, None if one.type.endswith("*") else 0) for one in SIGNATURES[name].inputs]
+    passed = {"char *": b"x", "void *": 0, "void **": 0}
+    arguments = [passed.get(item.type, None if item.type.endswith("*") else 0) for item in SIGNATURES[name].inputs]
     answer = getattr(cuda, name)(*arguments)
     assert answer == (cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED, *(None,) * _outputs(name))
     assert "cuInit" in last_error()

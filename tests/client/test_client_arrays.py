@@ -27,23 +27,23 @@ FLOAT = Format.CU_AD_FORMAT_FLOAT
 
 def described(width: int, height: int, depth: int, format: Any = FLOAT, channels: int = 1, flags: int = 0) -> Any:
     """Return a CUDA_ARRAY3D_DESCRIPTOR."""
-    made = cuda.CUDA_ARRAY3D_DESCRIPTOR()
-    made.Width, made.Height, made.Depth = width, height, depth
-    made.NumChannels, made.Flags = channels, flags
+    description = cuda.CUDA_ARRAY3D_DESCRIPTOR()
+    description.Width, description.Height, description.Depth = width, height, depth
+    description.NumChannels, description.Flags = channels, flags
     if format is not None:
-        made.Format = format
-    return made
+        description.Format = format
+    return description
 
 
 def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, int]]) -> Any:
     """Return a CUDA_MEMCPY3D: of each side its type, what it is, and where the copy begins; packed if no array."""
-    made = cuda.CUDA_MEMCPY3D()
-    made.WidthInBytes, made.Height, made.Depth = extent
+    description = cuda.CUDA_MEMCPY3D()
+    description.WidthInBytes, description.Height, description.Depth = extent
     for name, (kind, what, (x, y, z)) in sides.items():
         field = {HOST: "Host", DEVICE: "Device", ARRAY: "Array"}[kind]
         for key, value in {"MemoryType": kind, field: what, "XInBytes": x, "Y": y, "Z": z}.items():
-            setattr(made, name + key, value)
-    return made
+            setattr(description, name + key, value)
+    return description
 
 
 @pytest.mark.parametrize("format", [Format.CU_AD_FORMAT_UNSIGNED_INT8, Format.CU_AD_FORMAT_HALF, FLOAT])
@@ -53,9 +53,9 @@ def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, 
 def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[int, int, int, int]) -> None:
     width, height, depth, flags = shape
     array = ok(cuda.cuArray3DCreate(described(width, height, depth, format, 2, flags)))
-    found, plain = ok(cuda.cuArray3DGetDescriptor(array)), ok(cuda.cuArrayGetDescriptor(array))
-    assert (found.Width, found.Height, found.Depth, found.Flags) == shape
-    assert (found.Format, found.NumChannels) == (plain.Format, plain.NumChannels) == (format, 2)
+    result, plain = ok(cuda.cuArray3DGetDescriptor(array)), ok(cuda.cuArrayGetDescriptor(array))
+    assert (result.Width, result.Height, result.Depth, result.Flags) == shape
+    assert (result.Format, result.NumChannels) == (plain.Format, plain.NumChannels) == (format, 2)
     assert (plain.Width, plain.Height) == (width, height)
     assert isinstance(array, cuda.CUarray)
     assert cuda.cuArrayDestroy(array) == DONE
@@ -66,10 +66,10 @@ def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[
 def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) -> None:
     array = ok(cuda.cuArray3DCreate(described(5, 0, 0, Format.CU_AD_FORMAT_UNORM_INT_101010_2, 4)))
     assert ok(cuda.cuArray3DGetDescriptor(array)).Format == Format.CU_AD_FORMAT_UNORM_INT_101010_2
-    data, found = np.arange(5, dtype=np.uint32), np.zeros(5, np.uint32)
+    data, result = np.arange(5, dtype=np.uint32), np.zeros(5, np.uint32)
     ok(cuda.cuMemcpyHtoA(array, 0, data, 20))
-    ok(cuda.cuMemcpyAtoH(found, array, 0, 20))
-    assert (found == data).all()
+    ok(cuda.cuMemcpyAtoH(result, array, 0, 20))
+    assert (result == data).all()
 
 
 @pytest.mark.parametrize(
@@ -127,14 +127,14 @@ def test_an_array_is_no_linear_memory(context: Any) -> None:
 
 
 def test_levels_halve(context: Any) -> None:
-    made = ok(cuda.cuMipmappedArrayCreate(described(20, 5, 6, flags=LAYERED), 99))
-    levels = [ok(cuda.cuMipmappedArrayGetLevel(made, number)) for number in range(5)]
+    result = ok(cuda.cuMipmappedArrayCreate(described(20, 5, 6, flags=LAYERED), 99))
+    levels = [ok(cuda.cuMipmappedArrayGetLevel(result, number)) for number in range(5)]
     sizes = [
-        (one.Width, one.Height, one.Depth) for one in (ok(cuda.cuArray3DGetDescriptor(level)) for level in levels)
+        (item.Width, item.Height, item.Depth) for item in (ok(cuda.cuArray3DGetDescriptor(level)) for level in levels)
     ]
     assert sizes == [(20, 5, 6), (10, 2, 6), (5, 1, 6), (2, 1, 6), (1, 1, 6)]
-    assert int(ok(cuda.cuMipmappedArrayGetLevel(made, 1))) == int(levels[1])
-    assert cuda.cuMipmappedArrayGetLevel(made, 5)[0] == INVALID[0]
+    assert int(ok(cuda.cuMipmappedArrayGetLevel(result, 1))) == int(levels[1])
+    assert cuda.cuMipmappedArrayGetLevel(result, 5)[0] == INVALID[0]
     assert cuda.cuArrayDestroy(levels[0]) == NO_HANDLE
     for number, level in enumerate(levels):  # none overlaps another
         size = sizes[number][0] * sizes[number][1] * 6 * 4
@@ -144,10 +144,10 @@ def test_levels_halve(context: Any) -> None:
         back = bytearray(24)
         assert cuda.cuMemcpyAtoH(back, level, 0, 24) == DONE
         assert back == bytes([number + 1]) * 24
-    assert cuda.cuMipmappedArrayDestroy(made) == DONE
-    assert cuda.cuMipmappedArrayDestroy(made) == NO_HANDLE
+    assert cuda.cuMipmappedArrayDestroy(result) == DONE
+    assert cuda.cuMipmappedArrayDestroy(result) == NO_HANDLE
     assert cuda.cuArrayGetDescriptor(levels[0])[0] == NO_HANDLE[0]
-    assert cuda.cuMipmappedArrayGetLevel(made, 0)[0] == NO_HANDLE[0]
+    assert cuda.cuMipmappedArrayGetLevel(result, 0)[0] == NO_HANDLE[0]
 
 
 def test_bytes_of_arrays(context: Any) -> None:
@@ -251,13 +251,13 @@ def test_a_graph_copies_arrays(context: Any) -> None:
 
 def peer_copy(extent: tuple[int, int, int], source: Any, destination: Any) -> Any:
     """Return a CUDA_MEMCPY3D_PEER; each side is a context, a memory type and what it is."""
-    made = cuda.CUDA_MEMCPY3D_PEER()
-    made.WidthInBytes, made.Height, made.Depth = extent
+    description = cuda.CUDA_MEMCPY3D_PEER()
+    description.WidthInBytes, description.Height, description.Depth = extent
     for name, (context, kind, what) in (("src", source), ("dst", destination)):
-        setattr(made, f"{name}Context", context)
-        setattr(made, f"{name}MemoryType", kind)
-        setattr(made, name + {DEVICE: "Device", ARRAY: "Array"}[kind], what)
-    return made
+        setattr(description, f"{name}Context", context)
+        setattr(description, f"{name}MemoryType", kind)
+        setattr(description, name + {DEVICE: "Device", ARRAY: "Array"}[kind], what)
+    return description
 
 
 def test_copies_between_contexts(devices: None) -> None:

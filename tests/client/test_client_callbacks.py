@@ -112,8 +112,8 @@ def test_a_callable_is_called_with_its_data(streams: list[Any]) -> None:
     ok(cuda.cuStreamAddCallback(streams[0], lambda *arguments: seen.append(arguments), data, 0))
     ok(cuda.cuStreamSynchronize(streams[0]))
     assert seen[0] is data
-    stream, status, given = seen[1]
-    assert (int(stream), status, given is data) == (int(streams[0]), R.CUDA_SUCCESS, True)
+    stream, status, passed = seen[1]
+    assert (int(stream), status, passed is data) == (int(streams[0]), R.CUDA_SUCCESS, True)
 
 
 def test_an_object_that_is_no_function_is_refused(streams: list[Any]) -> None:
@@ -245,7 +245,7 @@ def test_threads_launch_into_one_stream(streams: list[Any], context: Any) -> Non
     ok(cuda.cuStreamSynchronize(streams[0]))
     assert len(seen) == 400
     for thread in range(4):
-        assert [number for one, number in seen if one == thread] == list(range(100))
+        assert [number for item, number in seen if item == thread] == list(range(100))
 
 
 def test_more_work_than_the_executor_queues_may_follow_a_slow_function(
@@ -274,7 +274,7 @@ def test_more_work_than_the_executor_queues_may_follow_a_slow_function(
 
 
 def test_cuda_calls_in_a_function_are_not_permitted(streams: list[Any]) -> None:
-    said: SimpleQueue[Any] = SimpleQueue()
+    output: SimpleQueue[Any] = SimpleQueue()
     calls: tuple[Callable[[], Any], ...] = (
         lambda: cuda.cuInit(0),
         lambda: cuda.cuMemAlloc(4),
@@ -286,13 +286,13 @@ def test_cuda_calls_in_a_function_are_not_permitted(streams: list[Any]) -> None:
 
     def function(*_: Any) -> None:
         for call in calls:
-            said.put((call(), last_error()))
+            output.put((call(), last_error()))
 
     ok(cuda.cuLaunchHostFunc(streams[0], function, 0))
     ok(cuda.cuStreamAddCallback(streams[0], function, 0, 0))
     ok(cuda.cuStreamSynchronize(streams[0]))
     for number in range(2 * len(calls)):
-        answer, reason = said.get(timeout=SECONDS)
+        answer, reason = output.get(timeout=SECONDS)
         assert answer[0] == R.CUDA_ERROR_NOT_PERMITTED
         assert answer[1:] == ((None,) if number % len(calls) == 1 else ())
         assert "makes no CUDA calls" in reason

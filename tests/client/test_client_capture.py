@@ -99,17 +99,23 @@ def test_rows_and_page_locked_memory(kernels: Kernels, streams: list[Any]) -> No
     stream, _ = streams
     pinned = int(ok(cuda.cuMemHostAlloc(64, 0)))
     host = (ctypes.c_uint32 * 16).from_address(pinned)
-    given = cuda.CUDA_MEMCPY2D()
-    given.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    given.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
-    given.srcDevice, given.dstHost, given.dstPitch, given.WidthInBytes, given.Height = kernels.result, pinned, 8, 4, 1
+    description = cuda.CUDA_MEMCPY2D()
+    description.srcMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    description.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_HOST
+    description.srcDevice, description.dstHost, description.dstPitch, description.WidthInBytes, description.Height = (
+        kernels.result,
+        pinned,
+        8,
+        4,
+        1,
+    )
     ok(cuda.cuStreamBeginCapture(stream, GLOBAL))
     kernels.store(7, stream)
-    ok(cuda.cuMemcpy2DAsync(given, stream))
+    ok(cuda.cuMemcpy2DAsync(description, stream))
     ok(cuda.cuMemcpyDtoHAsync(pinned + 16, kernels.result, 4, stream))
     pageable = np.zeros(2, dtype=np.uint32)
-    given.dstHost = pageable.ctypes.data
-    ok(cuda.cuMemcpy2DAsync(given, stream))
+    description.dstHost = pageable.ctypes.data
+    ok(cuda.cuMemcpy2DAsync(description, stream))
     launched(ok(cuda.cuStreamEndCapture(stream)), stream)
     assert (host[0], host[4], list(pageable)) == (7, 7, [7, 0])
     ok(cuda.cuMemFreeHost(pinned))
@@ -123,7 +129,7 @@ def test_a_stream_joins_by_an_event_and_is_joined_by_one(kernels: Kernels, strea
     ok(cuda.cuEventRecord(forked, stream))
     ok(cuda.cuStreamWaitEvent(other, forked, 0))
     assert ok(cuda.cuStreamIsCapturing(other)) == ACTIVE
-    numbers = [int(ok(cuda.cuStreamGetCaptureInfo(each))[1]) for each in streams]
+    numbers = [int(ok(cuda.cuStreamGetCaptureInfo(item))[1]) for item in streams]
     assert numbers[0] == numbers[1] > 0
     kernels.store(1, other)
     ok(cuda.cuMemsetD32Async(kernels.flag, 2, 1, stream))
@@ -151,9 +157,9 @@ def test_a_fork_that_is_not_joined(kernels: Kernels, streams: list[Any]) -> None
     ok(cuda.cuStreamWaitEvent(other, forked, 0))
     kernels.store(1, other)
     assert cuda.cuStreamEndCapture(stream) == (R.CUDA_ERROR_STREAM_CAPTURE_UNJOINED, None)
-    for each in streams:
-        assert ok(cuda.cuStreamIsCapturing(each)) == NONE
-        ok(cuda.cuStreamSynchronize(each))
+    for item in streams:
+        assert ok(cuda.cuStreamIsCapturing(item)) == NONE
+        ok(cuda.cuStreamSynchronize(item))
 
 
 def test_begin_and_end_in_the_wrong_state(kernels: Kernels, streams: list[Any]) -> None:
@@ -212,8 +218,8 @@ def test_events_of_a_capture(kernels: Kernels, streams: list[Any]) -> None:
     ok(cuda.cuStreamBeginCapture(other, RELAXED))
     ok(cuda.cuEventRecord(event, other))
     assert cuda.cuStreamWaitEvent(stream, event, 0) == (R.CUDA_ERROR_STREAM_CAPTURE_MERGE,)
-    for each in streams:
-        assert cuda.cuStreamEndCapture(each) == (ENDED, None)
+    for item in streams:
+        assert cuda.cuStreamEndCapture(item) == (ENDED, None)
     ok(cuda.cuEventRecord(event, stream))
     ok(cuda.cuEventSynchronize(event))
 
@@ -234,19 +240,19 @@ def test_unsafe_calls_by_mode(kernels: Kernels, streams: list[Any]) -> None:
 @pytest.mark.parametrize(("mode", "allowed"), [(GLOBAL, False), (THREAD_LOCAL, True), (RELAXED, True)])
 def test_another_threads_calls(context: Any, streams: list[Any], mode: Any, allowed: bool) -> None:
     stream, _ = streams
-    found: list[Any] = []
+    result: list[Any] = []
 
     def other_thread() -> None:
         ok(cuda.cuCtxSetCurrent(context))
-        found.append(cuda.cuMemAlloc(4)[0])
-        found.append(cuda.cuStreamEndCapture(stream)[0])
+        result.append(cuda.cuMemAlloc(4)[0])
+        result.append(cuda.cuStreamEndCapture(stream)[0])
 
     ok(cuda.cuStreamBeginCapture(stream, mode))
     thread = threading.Thread(target=other_thread)
     thread.start()
     thread.join(30)
     wrong = R.CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
-    assert found == [R.CUDA_SUCCESS if allowed else UNSUPPORTED, R.CUDA_SUCCESS if mode == RELAXED else wrong]
+    assert result == [R.CUDA_SUCCESS if allowed else UNSUPPORTED, R.CUDA_SUCCESS if mode == RELAXED else wrong]
     assert (
         cuda.cuStreamEndCapture(stream)[0] == ({GLOBAL: ENDED, THREAD_LOCAL: R.CUDA_SUCCESS, RELAXED: ILLEGAL}[mode])
     )
@@ -268,7 +274,7 @@ def test_a_capture_into_a_graph_and_its_dependencies(kernels: Kernels, streams: 
     first = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
     ok(cuda.cuStreamBeginCaptureToGraph(stream, graph, [first], None, 1, GLOBAL))
     status, number, into, after, edges, count = ok(cuda.cuStreamGetCaptureInfo(stream))
-    assert (status, int(into), [int(one) for one in after], count) == (ACTIVE, int(graph), [int(first)], 1)
+    assert (status, int(into), [int(item) for item in after], count) == (ACTIVE, int(graph), [int(first)], 1)
     assert int(number) > 0
     assert len(edges) == 1
     assert cuda.cuGraphInstantiate(graph, 0) == (ILLEGAL, None), "not before the end"
@@ -277,7 +283,7 @@ def test_a_capture_into_a_graph_and_its_dependencies(kernels: Kernels, streams: 
     ok(cuda.cuStreamUpdateCaptureDependencies(stream, [own], None, 1, 0))
     assert len(ok(cuda.cuStreamGetCaptureInfo(stream))[3]) == 2
     ok(cuda.cuStreamUpdateCaptureDependencies(stream, [own], None, 1, 1))
-    assert [int(one) for one in ok(cuda.cuStreamGetCaptureInfo_v2(stream))[3]] == [int(own)]
+    assert [int(item) for item in ok(cuda.cuStreamGetCaptureInfo_v2(stream))[3]] == [int(own)]
     stranger = ok(cuda.cuGraphAddEmptyNode(ok(cuda.cuGraphCreate(0)), None, 0))
     invalid = (R.CUDA_ERROR_INVALID_VALUE,)
     assert cuda.cuStreamUpdateCaptureDependencies(stream, [stranger], None, 1, 1) == invalid
@@ -342,8 +348,8 @@ def test_stream_ordered_memory_in_a_capture_is_the_graphs(kernels: Kernels, stre
     assert cuda.cuMemFreeAsync(kernels.flag, stream)[0] == R.CUDA_ERROR_INVALID_VALUE
     ok(cuda.cuMemFreeAsync(address, stream))
     graph = ok(cuda.cuStreamEndCapture(stream))
-    found = types_of(graph)
-    assert (found[0], found[-1]) == (TYPES.CU_GRAPH_NODE_TYPE_MEM_ALLOC, TYPES.CU_GRAPH_NODE_TYPE_MEM_FREE)
+    result = types_of(graph)
+    assert (result[0], result[-1]) == (TYPES.CU_GRAPH_NODE_TYPE_MEM_ALLOC, TYPES.CU_GRAPH_NODE_TYPE_MEM_FREE)
     launched(graph, stream, times=2)
     assert kernels.read(stream) == 3
 

@@ -65,29 +65,29 @@ class Bench:
 
     def condition(self, default: int = 0, flags: int = 1, graph: Any = None) -> int:
         """Return a new conditional handle."""
-        made = cuda.cuGraphConditionalHandleCreate(graph or self.graph, self.context, default, flags)
-        return int(ok(made))
+        result = cuda.cuGraphConditionalHandleCreate(graph or self.graph, self.context, default, flags)
+        return int(ok(result))
 
     def conditional(
         self, handle: int, kind: Any, size: int = 1, after: tuple[Any, ...] = (), graph: Any = None
     ) -> list[Any]:
         """Add a conditional node; return its bodies."""
-        given = cuda.CUgraphNodeParams()
-        given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
-        given.conditional.handle, given.conditional.size = cuda.CUgraphConditionalHandle(handle), size
-        given.conditional.type = kind
-        ok(cuda.cuGraphAddNode(graph or self.graph, list(after), None, len(after), given))
-        return list(given.conditional.phGraph_out)
+        description = cuda.CUgraphNodeParams()
+        description.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+        description.conditional.handle, description.conditional.size = cuda.CUgraphConditionalHandle(handle), size
+        description.conditional.type = kind
+        ok(cuda.cuGraphAddNode(graph or self.graph, list(after), None, len(after), description))
+        return list(description.conditional.phGraph_out)
 
     def kernel(self, graph: Any, name: bytes, values: Any, types: Any, after: tuple[Any, ...] = ()) -> Any:
         """Add a kernel of one thread."""
-        given = cuda.CUDA_KERNEL_NODE_PARAMS()
-        given.func = ok(cuda.cuModuleGetFunction(self.module, name))
+        description = cuda.CUDA_KERNEL_NODE_PARAMS()
+        description.func = ok(cuda.cuModuleGetFunction(self.module, name))
         for axis in "XYZ":
-            setattr(given, f"gridDim{axis}", 1)
-            setattr(given, f"blockDim{axis}", 1)
-        given.kernelParams = (values, types)
-        return ok(cuda.cuGraphAddKernelNode(graph, list(after), len(after), given))
+            setattr(description, f"gridDim{axis}", 1)
+            setattr(description, f"blockDim{axis}", 1)
+        description.kernelParams = (values, types)
+        return ok(cuda.cuGraphAddKernelNode(graph, list(after), len(after), description))
 
     def choose(self, graph: Any, handle: int, value: int, *after: Any) -> Any:
         """Add a kernel that sets a condition."""
@@ -126,15 +126,15 @@ class Bench:
 @pytest.fixture
 def bench(context: Any) -> Bench:
     """A bench in the current context."""
-    made = Bench(
+    result = Bench(
         context,
         ok(cuda.cuModuleLoadData(PTX)),
         ok(cuda.cuGraphCreate(0)),
         int(ok(cuda.cuMemAlloc(64))),
         ok(cuda.cuStreamCreate(1)),
     )
-    made.put()
-    return made
+    result.put()
+    return result
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,8 @@ def test_bodies_have_only_what_the_device_does(bench: Bench) -> None:
 def test_handles_and_bodies_that_are_refused(bench: Bench) -> None:
     assert cuda.cuGraphConditionalHandleCreate(bench.graph, bench.context, 0, 2)[0] == R.CUDA_ERROR_INVALID_VALUE
     other = ok(cuda.cuGraphCreate(0))
-    given = cuda.CUgraphNodeParams()
-    given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+    description = cuda.CUgraphNodeParams()
+    description.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
     for handle, kind, size in (
         (bench.condition(graph=other), IF, 1),
         (12, IF, 1),
@@ -338,9 +338,9 @@ def test_handles_and_bodies_that_are_refused(bench: Bench) -> None:
         (bench.condition(), WHILE, 2),
         (bench.condition(), SWITCH, 0),
     ):
-        given.conditional.handle, given.conditional.size = cuda.CUgraphConditionalHandle(handle), size
-        given.conditional.type = kind
-        assert cuda.cuGraphAddNode(bench.graph, None, None, 0, given) == (R.CUDA_ERROR_INVALID_VALUE, None)
+        description.conditional.handle, description.conditional.size = cuda.CUgraphConditionalHandle(handle), size
+        description.conditional.type = kind
+        assert cuda.cuGraphAddNode(bench.graph, None, None, 0, description) == (R.CUDA_ERROR_INVALID_VALUE, None)
 
 
 def test_programs_of_nested_branches_do_what_they_say(bench: Bench) -> None:
@@ -397,9 +397,9 @@ def test_linked_inputs_that_both_set_conditions(bench: Bench) -> None:
     other = (
         PTX.replace(b".entry choose", b".entry chosen").replace(b"count_down", b"counted").replace(b"add(", b"more(")
     )
-    for given in (PTX, other):
+    for arguments in (PTX, other):
         kind = cuda.CUjitInputType.CU_JIT_INPUT_PTX
-        ok(cuda.cuLinkAddData(state, kind, given, len(given), b"input", 0, [], []))
+        ok(cuda.cuLinkAddData(state, kind, arguments, len(arguments), b"input", 0, [], []))
     address, _ = ok(cuda.cuLinkComplete(state))
     bench.module = ok(cuda.cuModuleLoadData(address))
     handle = bench.condition()

@@ -49,7 +49,7 @@ class Finalizer:
 
 
 def codes_of(*classes: type) -> frozenset[CodeType]:
-    members = [member for one in classes for member in vars(one).values()]
+    members = [member for item in classes for member in vars(item).values()]
     return frozenset(member.__code__ for member in members if hasattr(member, "__code__"))
 
 
@@ -98,17 +98,17 @@ def at_every_line(context: Any, classes: tuple[type, ...], prepare: Callable[[],
 @pytest.mark.parametrize("is_clone", [True, False])
 def test_graph_memory(context: Any, is_clone: bool) -> None:
     def used() -> int:
-        wanted = cuda.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
-        return int(ok(cuda.cuDeviceGetGraphMemAttribute(0, wanted)))
+        attribute = cuda.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
+        return int(ok(cuda.cuDeviceGetGraphMemAttribute(0, attribute)))
 
     def graph() -> Any:
-        given = cuda.CUDA_MEM_ALLOC_NODE_PARAMS()
-        given.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        given.poolProps.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        given.bytesize = 64
-        made = ok(cuda.cuGraphCreate(0))
-        ok(cuda.cuGraphAddMemAllocNode(made, None, 0, given))
-        return made
+        description = cuda.CUDA_MEM_ALLOC_NODE_PARAMS()
+        description.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        description.poolProps.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        description.bytesize = 64
+        result = ok(cuda.cuGraphCreate(0))
+        ok(cuda.cuGraphAddMemAllocNode(result, None, 0, description))
+        return result
 
     def prepare() -> tuple[Any, Any, Any]:
         before, first = used(), graph()
@@ -136,7 +136,7 @@ def test_an_executable_graph_destroyed_while_it_is_launched(context: Any) -> Non
             answers.append(cuda.cuGraphLaunch(executable, stream))
 
         def check() -> None:
-            assert {one[0] for one in answers} <= {R.CUDA_SUCCESS, R.CUDA_ERROR_INVALID_VALUE}
+            assert {item[0] for item in answers} <= {R.CUDA_SUCCESS, R.CUDA_ERROR_INVALID_VALUE}
             cuda.cuStreamSynchronize(stream)  # INVALID_HANDLE if it was destroyed just before it was launched
             ok(cuda.cuStreamSynchronize(stream))
 
@@ -162,34 +162,38 @@ def test_a_primary_context(context: Any, finalize: str, users: int) -> None:
 
 def test_page_locked_memory(context: Any) -> None:
     def prepare() -> tuple[Any, Any, Any]:
-        first, made = ok(cuda.cuMemHostAlloc(64, 0)), []
+        first, result = ok(cuda.cuMemHostAlloc(64, 0)), []
 
         def check() -> None:
             is_host = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-            for address, freed in ((int(first), True), (int(made[0]), False)):
+            for address, freed in ((int(first), True), (int(result[0]), False)):
                 assert (cuda.cuPointerGetAttribute(is_host, address)[0] != R.CUDA_SUCCESS) == freed
-            ok(cuda.cuMemFreeHost(made[0]))
+            ok(cuda.cuMemFreeHost(result[0]))
 
-        return lambda: made.append(ok(cuda.cuMemHostAlloc(1 << 16, 0))), lambda: ok(cuda.cuMemFreeHost(first)), check
+        return (
+            lambda: result.append(ok(cuda.cuMemHostAlloc(1 << 16, 0))),
+            lambda: ok(cuda.cuMemFreeHost(first)),
+            check,
+        )
 
     assert at_every_line(context, (Pinned,), prepare) > 10
 
 
 def test_allocations_in_order(context: Any) -> None:
-    wanted = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
+    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT
 
     def prepare() -> tuple[Any, Any, Any]:
         first, second = int(ok(cuda.cuMemAlloc(4))), int(ok(cuda.cuMemAlloc(4)))
 
         def finalize() -> None:
-            ok(cuda.cuPointerGetAttribute(wanted, first))
+            ok(cuda.cuPointerGetAttribute(attribute, first))
             ok(cuda.cuMemFree(first))
 
         def check() -> None:
-            assert cuda.cuPointerGetAttribute(wanted, first)[0] == R.CUDA_ERROR_INVALID_VALUE
+            assert cuda.cuPointerGetAttribute(attribute, first)[0] == R.CUDA_ERROR_INVALID_VALUE
             ok(cuda.cuMemFree(second))
 
-        return lambda: ok(cuda.cuPointerGetAttribute(wanted, second)), finalize, check
+        return lambda: ok(cuda.cuPointerGetAttribute(attribute, second)), finalize, check
 
     assert at_every_line(context, (Allocations,), prepare) > 3
 

@@ -52,41 +52,41 @@ class Bench:
 
     def store(self, place: int, value: int, name: bytes = b"store") -> Any:
         """Return the parameters of a kernel that stores a word."""
-        given = cuda.CUDA_KERNEL_NODE_PARAMS()
-        given.func = ok(cuda.cuModuleGetFunction(self.kernels.module, name))
+        description = cuda.CUDA_KERNEL_NODE_PARAMS()
+        description.func = ok(cuda.cuModuleGetFunction(self.kernels.module, name))
         for axis in "XYZ":
-            setattr(given, f"gridDim{axis}", 1)
-            setattr(given, f"blockDim{axis}", 1)
+            setattr(description, f"gridDim{axis}", 1)
+            setattr(description, f"blockDim{axis}", 1)
         if name == b"store":
-            given.kernelParams = ((self.words + 4 * place, value), STORE)
+            description.kernelParams = ((self.words + 4 * place, value), STORE)
         elif name == b"wait_for":
-            given.kernelParams = ((int(self.kernels.flag),), (ctypes.c_void_p,))
-        self.kept.append(given)
-        return given
+            description.kernelParams = ((int(self.kernels.flag),), (ctypes.c_void_p,))
+        self.kept.append(description)
+        return description
 
     def fill(self, value: int, count: int = 16, place: int = 0) -> Any:
         """Return the parameters of a fill of words."""
-        given = cuda.CUDA_MEMSET_NODE_PARAMS()
-        given.dst, given.value, given.elementSize = self.words + 4 * place, value, 4
-        given.width, given.height = count, 1
-        return given
+        description = cuda.CUDA_MEMSET_NODE_PARAMS()
+        description.dst, description.value, description.elementSize = self.words + 4 * place, value, 4
+        description.width, description.height = count, 1
+        return description
 
     def copy(self, to: int, start: int, count: int, to_kind: Any = DEVICE, from_kind: Any = DEVICE) -> Any:
         """Return the parameters of a copy of bytes."""
-        given = cuda.CUDA_MEMCPY3D()
-        given.dstMemoryType, given.srcMemoryType = to_kind, from_kind
-        setattr(given, "dstDevice" if to_kind == DEVICE else "dstHost", to)
-        setattr(given, "srcDevice" if from_kind == DEVICE else "srcHost", start)
-        given.WidthInBytes, given.Height, given.Depth = count, 1, 1
-        return given
+        description = cuda.CUDA_MEMCPY3D()
+        description.dstMemoryType, description.srcMemoryType = to_kind, from_kind
+        setattr(description, "dstDevice" if to_kind == DEVICE else "dstHost", to)
+        setattr(description, "srcDevice" if from_kind == DEVICE else "srcHost", start)
+        description.WidthInBytes, description.Height, description.Depth = count, 1, 1
+        return description
 
     def host(self, function: Any, data: int = 0) -> Any:
         """Return the parameters of a host function."""
         wrapped = HOST_FN(function)
         self.kept.append(wrapped)
-        given = cuda.CUDA_HOST_NODE_PARAMS()
-        given.fn, given.userData = cuda.CUhostFn(ctypes.cast(wrapped, ctypes.c_void_p).value), data
-        return given
+        description = cuda.CUDA_HOST_NODE_PARAMS()
+        description.fn, description.userData = cuda.CUhostFn(ctypes.cast(wrapped, ctypes.c_void_p).value), data
+        return description
 
     def run(self, executable: Any = None) -> None:
         """Instantiate the graph if need be, launch it, and wait."""
@@ -107,14 +107,14 @@ def bench(context: Any) -> Bench:
 def test_every_node_does_its_work_in_order_at_every_launch(bench: Bench) -> None:
     source, target, calls = np.arange(4, dtype=np.uint32), np.zeros(16, dtype=np.uint32), []
     fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(7), bench.context))
-    given = bench.copy(bench.words, source.ctypes.data, 16, from_kind=HOST)
-    upload = ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), given, bench.context))
+    arguments = bench.copy(bench.words, source.ctypes.data, 16, from_kind=HOST)
+    upload = ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), arguments, bench.context))
     store = ok(cuda.cuGraphAddKernelNode(*bench.after(fill), bench.store(8, 99)))
     joined = ok(cuda.cuGraphAddEmptyNode(*bench.after(upload, store)))
-    given = bench.copy(bench.words + 48, bench.words, 16)
-    inside = ok(cuda.cuGraphAddMemcpyNode(*bench.after(joined), given, bench.context))
-    given = bench.copy(target.ctypes.data, bench.words, 64, to_kind=HOST)
-    download = ok(cuda.cuGraphAddMemcpyNode(*bench.after(inside), given, bench.context))
+    arguments = bench.copy(bench.words + 48, bench.words, 16)
+    inside = ok(cuda.cuGraphAddMemcpyNode(*bench.after(joined), arguments, bench.context))
+    arguments = bench.copy(target.ctypes.data, bench.words, 64, to_kind=HOST)
+    download = ok(cuda.cuGraphAddMemcpyNode(*bench.after(inside), arguments, bench.context))
     call = bench.host(lambda data: calls.append((data, int(target[3]))), 5)
     ok(cuda.cuGraphAddHostNode(*bench.after(download), call))
     executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
@@ -134,8 +134,8 @@ def test_page_locked_memory_is_copied_by_the_device(bench: Bench) -> None:
     pinned = ok(cuda.cuMemHostAlloc(64, 0))
     host = (ctypes.c_uint32 * 16).from_address(int(pinned))
     fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(3), bench.context))
-    given = bench.copy(int(pinned), bench.words, 64, to_kind=HOST)
-    ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), given, bench.context))
+    arguments = bench.copy(int(pinned), bench.words, 64, to_kind=HOST)
+    ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), arguments, bench.context))
     bench.run()
     assert list(host) == [3] * 16
     ok(cuda.cuMemFreeHost(pinned))
@@ -177,10 +177,10 @@ def test_a_launch_is_in_stream_order_and_what_runs_outlives_the_executable_graph
 
 def _memory_operations(bench: Bench, *operations: tuple[str, int, int], flags: int = 0) -> Any:
     """Return the parameters of memory operations: WRITE or WAIT and bits, the number of a word, a value."""
-    made = []
+    result = []
     for kind, place, value in operations:
-        one, name = cuda.CUstreamBatchMemOpParams(), "writeValue" if kind.startswith("WRITE") else "waitValue"
-        part = getattr(one, name)
+        item, name = cuda.CUstreamBatchMemOpParams(), "writeValue" if kind.startswith("WRITE") else "waitValue"
+        part = getattr(item, name)
         part.operation = getattr(cuda.CUstreamBatchMemOpType, f"CU_STREAM_MEM_OP_{kind.replace('_', '_VALUE_')}")
         part.address = cuda.CUdeviceptr(bench.words + 4 * place)
         if kind.endswith("64"):
@@ -189,11 +189,16 @@ def _memory_operations(bench: Bench, *operations: tuple[str, int, int], flags: i
             part.value = value
         if name == "waitValue":
             part.flags = cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
-        made.append(one)
-    given = cuda.CUDA_BATCH_MEM_OP_NODE_PARAMS()
-    given.ctx, given.count, given.paramArray, given.flags = bench.context, len(made), made, flags
-    bench.kept.append(given)
-    return given
+        result.append(item)
+    description = cuda.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+    description.ctx, description.count, description.paramArray, description.flags = (
+        bench.context,
+        len(result),
+        result,
+        flags,
+    )
+    bench.kept.append(description)
+    return description
 
 
 def test_memory_operations_are_done_in_order(bench: Bench) -> None:
@@ -216,12 +221,12 @@ def test_memory_operations_are_read_and_changed(bench: Bench) -> None:
     executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
     two = _memory_operations(bench, ("WRITE_32", 2, 3), ("WAIT_64", 2, 3))
     ok(cuda.cuGraphBatchMemOpNodeSetParams(node, two))
-    found = ok(cuda.cuGraphBatchMemOpNodeGetParams(node))
-    assert (int(found.ctx), found.count, found.flags) == (int(bench.context), 2, 0)
+    result = ok(cuda.cuGraphBatchMemOpNodeGetParams(node))
+    assert (int(result.ctx), result.count, result.flags) == (int(bench.context), 2, 0)
     size = 48
-    given, kept = (ctypes.c_uint64.from_address(int(one.getPtr()) + 16).value for one in (two, found))
-    assert given != kept
-    assert ctypes.string_at(kept, 2 * size) == ctypes.string_at(given, 2 * size)
+    arguments, kept = (ctypes.c_uint64.from_address(int(item.getPtr()) + 16).value for item in (two, result))
+    assert arguments != kept
+    assert ctypes.string_at(kept, 2 * size) == ctypes.string_at(arguments, 2 * size)
     for wrong in (two, _memory_operations(bench, ("WAIT_32", 0, 1)), _memory_operations(bench, ("WRITE_64", 0, 1))):
         assert cuda.cuGraphExecBatchMemOpNodeSetParams(executable, node, wrong) == INVALID
     ok(cuda.cuGraphExecBatchMemOpNodeSetParams(executable, node, _memory_operations(bench, ("WRITE_32", 1, 9))))
@@ -366,9 +371,9 @@ def test_what_is_refused_in_making_a_graph(bench: Bench) -> None:
             setattr(fill, name, value)
         assert cuda.cuGraphAddMemsetNode(graph, None, 0, fill, bench.context)[0] == R.CUDA_ERROR_INVALID_VALUE
     assert cuda.cuGraphAddMemsetNode(graph, None, 0, bench.fill(1), 99)[0] == R.CUDA_ERROR_INVALID_CONTEXT
-    given = cuda.CUgraphNodeParams()
-    given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
-    assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
+    description = cuda.CUgraphNodeParams()
+    description.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
+    assert cuda.cuGraphAddNode(graph, None, None, 0, description) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
     with pytest.raises(TypeError):
         cuda.cuGraphAddKernelNode(graph, None, 0, bench.fill(1))
     with pytest.raises(RuntimeError):
@@ -384,12 +389,12 @@ def test_a_cycle_is_refused_at_instantiation(bench: Bench) -> None:
     second = ok(cuda.cuGraphAddEmptyNode(bench.graph, [first], 1))
     ok(cuda.cuGraphAddDependencies(bench.graph, [second], [first], None, 1))
     assert cuda.cuGraphInstantiate(bench.graph, 0) == (*INVALID, None)
-    given = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
-    assert cuda.cuGraphInstantiateWithParams(bench.graph, given) == (*INVALID, None)
-    assert given.result_out == cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
+    description = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    assert cuda.cuGraphInstantiateWithParams(bench.graph, description) == (*INVALID, None)
+    assert description.result_out == cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE
     ok(cuda.cuGraphRemoveDependencies(bench.graph, [second], [first], None, 1))
-    executable = ok(cuda.cuGraphInstantiateWithParams(bench.graph, given))
-    assert given.result_out == cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_SUCCESS
+    executable = ok(cuda.cuGraphInstantiateWithParams(bench.graph, description))
+    assert description.result_out == cuda.CUgraphInstantiateResult.CUDA_GRAPH_INSTANTIATE_SUCCESS
     ok(cuda.cuGraphLaunch(executable, bench.stream))
     assert cuda.cuGraphLaunch(executable, 12345)[0] == R.CUDA_ERROR_INVALID_HANDLE
     assert cuda.cuGraphLaunch(bench.graph, bench.stream) == INVALID
@@ -401,17 +406,17 @@ def test_a_node_that_cannot_be_launched_is_named(bench: Bench) -> None:
     event = ok(cuda.cuEventCreate(0))
     node = ok(cuda.cuGraphAddEventRecordNode(*bench.after(), event))
     ok(cuda.cuEventDestroy(event))
-    given = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
-    assert cuda.cuGraphInstantiateWithParams(bench.graph, given)[0] == R.CUDA_ERROR_INVALID_HANDLE
-    assert int(given.hErrNode_out) == int(node)
+    description = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
+    assert cuda.cuGraphInstantiateWithParams(bench.graph, description)[0] == R.CUDA_ERROR_INVALID_HANDLE
+    assert int(description.hErrNode_out) == int(node)
 
 
 def test_an_error_of_a_launch_comes_later_and_ends_nothing_else(bench: Bench) -> None:
     gone = int(ok(cuda.cuMemAlloc(64)))
     calls: list[Any] = []
-    given = bench.fill(1)
-    given.dst = gone
-    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), given, bench.context))
+    arguments = bench.fill(1)
+    arguments.dst = gone
+    fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), arguments, bench.context))
     ok(cuda.cuGraphAddHostNode(*bench.after(fill), bench.host(calls.append)))
     executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
     ok(cuda.cuMemFree(gone))
@@ -453,8 +458,8 @@ def test_user_objects_live_as_long_as_a_graph_that_holds_them(bench: Bench) -> N
 def test_kernels_launch_no_graphs(bench: Bench) -> None:
     ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 2)))
     flags = cuda.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
-    for given in (flags, flags | 2):
-        assert cuda.cuGraphInstantiate(bench.graph, given)[0] == R.CUDA_ERROR_NOT_SUPPORTED
+    for arguments in (flags, flags | 2):
+        assert cuda.cuGraphInstantiate(bench.graph, arguments)[0] == R.CUDA_ERROR_NOT_SUPPORTED
         assert "kernels cannot launch graphs here" in last_error()
         assert "without CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH" in last_error()
     parameters = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
@@ -496,12 +501,12 @@ def test_kernel_attributes(bench: Bench) -> None:
 
 def allocation(size: int = 64) -> Any:
     """Return the parameters of an allocation on device 0."""
-    given = cuda.CUDA_MEM_ALLOC_NODE_PARAMS()
-    given.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    given.poolProps.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    given.poolProps.location.id = 0
-    given.bytesize = size
-    return given
+    description = cuda.CUDA_MEM_ALLOC_NODE_PARAMS()
+    description.poolProps.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    description.poolProps.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    description.poolProps.location.id = 0
+    description.bytesize = size
+    return description
 
 
 def used() -> int:
@@ -510,9 +515,9 @@ def used() -> int:
 
 
 def test_memory_of_a_graph_has_one_address_for_all_launches(bench: Bench) -> None:
-    before, given = used(), allocation()
-    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), given))
-    address = int(given.dptr)
+    before, arguments = used(), allocation()
+    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), arguments))
+    address = int(arguments.dptr)
     assert used() > before
     filled = bench.fill(6)
     filled.dst = address
@@ -536,9 +541,9 @@ def test_memory_of_a_graph_has_one_address_for_all_launches(bench: Bench) -> Non
 
 
 def test_memory_that_a_graph_leaves_is_freed_by_the_program(bench: Bench) -> None:
-    given = allocation()
-    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), given))
-    address = int(given.dptr)
+    arguments = allocation()
+    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), arguments))
+    address = int(arguments.dptr)
     filled = bench.fill(9)
     filled.dst = address
     ok(cuda.cuGraphAddMemsetNode(*bench.after(node), filled, bench.context))
@@ -560,13 +565,13 @@ def test_memory_that_a_graph_leaves_is_freed_by_the_program(bench: Bench) -> Non
 
 @pytest.mark.parametrize(("kind", "place"), [("MANAGED", "DEVICE"), ("PINNED", "HOST")])
 def test_memory_of_a_graph_that_the_program_reaches(bench: Bench, kind: str, place: str) -> None:
-    before, given = used(), allocation()
-    given.poolProps.allocType = getattr(cuda.CUmemAllocationType, f"CU_MEM_ALLOCATION_TYPE_{kind}")
-    given.poolProps.location.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{place}")
-    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), given))
-    got, address = ok(cuda.cuGraphMemAllocNodeGetParams(node)), int(given.dptr)
+    before, arguments = used(), allocation()
+    arguments.poolProps.allocType = getattr(cuda.CUmemAllocationType, f"CU_MEM_ALLOCATION_TYPE_{kind}")
+    arguments.poolProps.location.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{place}")
+    node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), arguments))
+    got, address = ok(cuda.cuGraphMemAllocNodeGetParams(node)), int(arguments.dptr)
     assert (got.poolProps.allocType, got.poolProps.location.type) == (
-        given.poolProps.allocType, given.poolProps.location.type,
+        arguments.poolProps.allocType, arguments.poolProps.location.type,
     )  # fmt: skip
     filled, stored = bench.fill(6), bench.store(0, 7)
     filled.dst, stored.kernelParams = address, ((address + 4, 7), STORE)
@@ -589,10 +594,10 @@ def test_memory_of_a_graph_that_the_program_reaches(bench: Bench, kind: str, pla
 
 
 def test_a_capturing_stream_allocates_what_the_pool_has(bench: Bench) -> None:
-    given = cuda.CUmemPoolProps()
-    given.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
-    given.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    pool = ok(cuda.cuMemPoolCreate(given))
+    description = cuda.CUmemPoolProps()
+    description.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+    description.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    pool = ok(cuda.cuMemPoolCreate(description))
     ok(cuda.cuStreamBeginCapture(bench.stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
     address = int(ok(cuda.cuMemAllocFromPoolAsync(64, pool, bench.stream)))
     ok(cuda.cuMemsetD32Async(address, 5, 16, bench.stream))

@@ -46,21 +46,21 @@ def green(count: int = 16) -> Any:
 
 
 def group(count: int, coscheduled: int = 0, flags: int = 0) -> Any:
-    made = cuda.CU_DEV_SM_RESOURCE_GROUP_PARAMS()
-    made.smCount, made.coscheduledSmCount, made.flags = count, coscheduled, flags
-    return made
+    description = cuda.CU_DEV_SM_RESOURCE_GROUP_PARAMS()
+    description.smCount, description.coscheduledSmCount, description.flags = count, coscheduled, flags
+    return description
 
 
 def sizes(parts: list[Any]) -> list[int]:
-    return [one.sm.smCount for one in parts]
+    return [item.sm.smCount for item in parts]
 
 
 def test_the_sms_of_a_device_are_split(context: Any) -> None:
     resource = whole()
     assert (resource.type, resource.sm.smCount) == (SM, 132)
     assert (resource.sm.minSmPartitionSize, resource.sm.smCoscheduledAlignment) == (8, 8)
-    for wanted, least, expected, rest in ((2, 10, [16, 16], 100), (3, 0, [8, 8, 8], 108), (99, 64, [64, 64], 4)):
-        parts, number, remaining = ok(cuda.cuDevSmResourceSplitByCount(wanted, resource, 0, least))
+    for requested, least, expected, rest in ((2, 10, [16, 16], 100), (3, 0, [8, 8, 8], 108), (99, 64, [64, 64], 4)):
+        parts, number, remaining = ok(cuda.cuDevSmResourceSplitByCount(requested, resource, 0, least))
         assert (sizes(parts), number, remaining.sm.smCount) == (expected, len(expected), rest)
     assert ok(cuda.cuDevSmResourceSplitByCount(0, resource, 0, 2))[:2] == ([], 16)
     parts, _, remaining = ok(cuda.cuDevSmResourceSplitByCount(1, resource, 1, 131))
@@ -72,10 +72,10 @@ def test_the_sms_of_a_device_are_split(context: Any) -> None:
 def test_groups(context: Any) -> None:
     parts, rest = ok(cuda.cuDevSmResourceSplit(2, whole(), 0, [group(4, 2), group(16)]))
     assert (sizes(parts), rest.sm.smCount) == ([4, 16], 112)
-    wanted = [group(100, 2), group(0)]
-    parts, rest = ok(cuda.cuDevSmResourceSplit(2, whole(), 0, wanted))
+    expected = [group(100, 2), group(0)]
+    parts, rest = ok(cuda.cuDevSmResourceSplit(2, whole(), 0, expected))
     assert (sizes(parts), rest.sm.smCount) == ([100, 32], 0)
-    assert [one.smCount for one in wanted] == [100, 32], "it says what a group has got"
+    assert [item.smCount for item in expected] == [100, 32], "it says what a group has got"
     assert sizes(ok(cuda.cuDevSmResourceSplit(1, whole(), 0, [group(12, 8, 1)]))[0]) == [12]
     for wrong in ([group(12)], [group(200)], [group(64), group(80)], [group(3, 2)]):
         assert cuda.cuDevSmResourceSplit(len(wrong), whole(), 0, wrong) == (CONFIGURATION, None, None)
@@ -141,11 +141,11 @@ def test_events_go_from_one_to_the_other(context: Any) -> None:
     handle = green()
     stream = ok(cuda.cuGreenCtxStreamCreate(handle, 1, 0))
     event = ok(cuda.cuEventCreate(2))
-    held = Held()
-    assert cuda.cuEventRecord(event, held.stream) == DONE
+    kept_open = Held()
+    assert cuda.cuEventRecord(event, kept_open.stream) == DONE
     assert cuda.cuStreamWaitEvent(stream, event, 0) == DONE
     assert cuda.cuStreamQuery(stream) == (R.CUDA_ERROR_NOT_READY,)
-    held.let_go()
+    kept_open.let_go()
     assert cuda.cuStreamSynchronize(stream) == DONE
     assert cuda.cuEventRecord(event, stream) == DONE
     assert cuda.cuEventSynchronize(event) == DONE
@@ -157,14 +157,14 @@ def test_events_of_all_streams(context: Any) -> None:
     handle = green()
     inside = ok(cuda.cuCtxFromGreenCtx(handle))
     assert cuda.cuCtxPushCurrent(inside) == DONE
-    event, held = ok(cuda.cuEventCreate(2)), Held()
+    event, kept_open = ok(cuda.cuEventCreate(2)), Held()
     assert cuda.cuGreenCtxRecordEvent(handle, event) == DONE
     assert cuda.cuEventQuery(event) == (R.CUDA_ERROR_NOT_READY,)
     assert cuda.cuCtxPopCurrent()[0] == R.CUDA_SUCCESS
     plain = ok(cuda.cuStreamCreate(1))
     assert cuda.cuCtxWaitEvent(context, event) == DONE
     assert cuda.cuStreamQuery(plain) == (R.CUDA_ERROR_NOT_READY,)
-    held.let_go()
+    kept_open.let_go()
     assert cuda.cuStreamSynchronize(plain) == DONE
     assert cuda.cuEventQuery(event) == DONE
     mine = ok(cuda.cuEventCreate(2))
@@ -210,7 +210,7 @@ def test_parts_are_no_more_than_the_whole(count: int, wanted: int, least: int, f
     step = min(2 if flags else 8, count)
     least = min(least, count // step * step)  # a part is of whole alignments
     parts, number, rest = split_by_count(wanted, resource, flags, least)
-    taken = [sm_resource(from_bytes("CUdevResource", one)).count for one in parts]
+    taken = [sm_resource(from_bytes("CUdevResource", item)).count for item in parts]
     assert len(taken) == (number if wanted else 0)
-    assert all(one >= least and one > 0 for one in taken)
+    assert all(item >= least and item > 0 for item in taken)
     assert sum(taken) + from_bytes("CUdevResource", rest).sm.smCount == count

@@ -45,15 +45,15 @@ PLACES = ("HOST", "DEVICE")
 
 
 def of_host(kind: str = "HOST_NUMA", number: int = 0, is_exported: bool = False) -> Any:
-    made = properties(shareable=is_exported)
-    made.location = located(kind, number)
-    return made
+    result = properties(shareable=is_exported)
+    result.location = located(kind, number)
+    return result
 
 
 def access(kind: str = "HOST", flags: Any = BOTH) -> Any:
-    made = cuda.CUmemAccessDesc()
-    made.location, made.flags = located(kind), flags
-    return made
+    description = cuda.CUmemAccessDesc()
+    description.location, description.flags = located(kind), flags
+    return description
 
 
 def mapped(handle: Any) -> int:
@@ -76,9 +76,9 @@ def test_devices_name_a_node_and_serve_its_memory(context: Any) -> None:
         ("HOST_NUMA_ID", 0), ("HOST_NUMA_MEMORY_POOLS_SUPPORTED", 1), ("HOST_MEMORY_POOLS_SUPPORTED", 1),
         ("HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", 1), ("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", 1),
     ):  # fmt: skip
-        wanted = getattr(A, f"CU_DEVICE_ATTRIBUTE_{name}", None)
-        if wanted is not None:  # older versions of cuda-bindings have fewer
-            assert ok(cuda.cuDeviceGetAttribute(wanted, 0)) == value, name
+        attribute = getattr(A, f"CU_DEVICE_ATTRIBUTE_{name}", None)
+        if attribute is not None:  # older versions of cuda-bindings have fewer
+            assert ok(cuda.cuDeviceGetAttribute(attribute, 0)) == value, name
 
 
 @pytest.mark.parametrize("kind", ["HOST", "HOST_NUMA"])
@@ -176,11 +176,11 @@ def test_addresses_that_the_program_uses_are_not_taken_over(context: Any) -> Non
 def test_a_device_without_it_refuses_it(context: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     lacking = dict.fromkeys((f"{kind}_MEMORY_POOLS_SUPPORTED", "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"), 0)
     devices = tuple(
-        evolve(one, properties=evolve(one.properties, attributes={**one.properties.attributes, **lacking}))
-        for one in process.require().devices
+        evolve(item, properties=evolve(item.properties, attributes={**item.properties.attributes, **lacking}))
+        for item in process.require().devices
     )
-    found = contexts[int(context)]
-    monkeypatch.setattr(found, "device", devices[found.device.number])
+    entry = contexts[int(context)]
+    monkeypatch.setattr(entry, "device", devices[entry.device.number])
     monkeypatch.setattr(process.connection, "devices", devices)
     assert cuda.cuMemPoolCreate(pool_at(kind)) == (NOT_SUPPORTED, None)
     assert f"{kind}_MEMORY_POOLS_SUPPORTED is 0" in last_error()
@@ -198,9 +198,9 @@ def test_a_chunk_that_cannot_be_mapped_leaves_nothing(context: Any) -> None:
 
 
 def pool_at(kind: str = "HOST_NUMA", number: int = 0) -> Any:
-    made = shareable()
-    made.location = located(kind, number)
-    return made
+    result = shareable()
+    result.location = located(kind, number)
+    return result
 
 
 def test_a_pool_of_a_node_is_imported(context: Any) -> None:
@@ -261,18 +261,18 @@ def memory_of(kind: str) -> tuple[int, int]:
 @pytest.mark.parametrize("has_rows", [False, True])
 @pytest.mark.parametrize("kind", ["managed", "pool", "mapped", "registered"])
 def test_a_copy_from_it_comes_after_the_streams_earlier_work(context: Any, kind: str, has_rows: bool) -> None:
-    (mine, theirs), device, held = memory_of(kind), ok(cuda.cuMemAlloc(8192)), Held()
-    assert cuda.cuMemsetD8Async(theirs, 7, 4096, held.stream) == DONE
+    (mine, theirs), device, kept_open = memory_of(kind), ok(cuda.cuMemAlloc(8192)), Held()
+    assert cuda.cuMemsetD8Async(theirs, 7, 4096, kept_open.stream) == DONE
     if has_rows:
         rows = cuda.CUDA_MEMCPY2D()
         rows.srcMemoryType, rows.dstMemoryType = (getattr(cuda.CUmemorytype, f"CU_MEMORYTYPE_{to}") for to in PLACES)
         rows.srcHost, rows.dstDevice, rows.srcPitch, rows.dstPitch = mine, device, 64, 64
         rows.WidthInBytes, rows.Height = 64, 64
-        assert cuda.cuMemcpy2DAsync(rows, held.stream) == DONE
+        assert cuda.cuMemcpy2DAsync(rows, kept_open.stream) == DONE
     else:
-        assert cuda.cuMemcpyHtoDAsync(device, mine, 4096, held.stream) == DONE
-    held.let_go()
-    assert cuda.cuStreamSynchronize(held.stream) == DONE
+        assert cuda.cuMemcpyHtoDAsync(device, mine, 4096, kept_open.stream) == DONE
+    kept_open.let_go()
+    assert cuda.cuStreamSynchronize(kept_open.stream) == DONE
     assert (bytes_at(int(device), 4096) == 7).all()
     at(mine, 4096)[:] = 8
     assert cuda.cuMemcpyHtoD(device, mine + 96, 4000) == DONE

@@ -54,11 +54,11 @@ def allocated(size: int = 4096) -> int:
 
 def changed(handle: Any, at: int) -> Any:
     """Return a handle with another byte."""
-    made = type(handle)()
+    result = type(handle)()
     data = bytearray(ctypes.string_at(handle.getPtr(), 64))
     data[at] ^= 1
-    ctypes.memmove(made.getPtr(), bytes(data), 64)
-    return made
+    ctypes.memmove(result.getPtr(), bytes(data), 64)
+    return result
 
 
 def test_opened_memory_is_the_same(context: Any, as_another: Any) -> None:
@@ -72,7 +72,7 @@ def test_opened_memory_is_the_same(context: Any, as_another: Any) -> None:
     assert theirs != mine
     launch(kernel(BASIC, b"add_one"), (theirs, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
     assert (bytes_at(mine, 4000).view(np.float32) == data + 1).all()
-    assert [int(each) for each in ok(cuda.cuMemGetAddressRange(theirs + 10))] == [theirs, 4000]
+    assert [int(item) for item in ok(cuda.cuMemGetAddressRange(theirs + 10))] == [theirs, 4000]
     assert int(ok(cuda.cuIpcOpenMemHandle(handle, 0))) == theirs, "it is counted"
     assert cuda.cuIpcCloseMemHandle(theirs) == DONE
     assert (bytes_at(theirs, 4000).view(np.float32) == data + 1).all()
@@ -182,10 +182,10 @@ def test_mistakes_with_events(context: Any) -> None:
 
 
 def test_a_device_without_them_refuses_them_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = contexts[int(context)]
-    without = {**found.device.properties.attributes, "IPC_EVENT_SUPPORTED": 0}
+    entry = contexts[int(context)]
+    without = {**entry.device.properties.attributes, "IPC_EVENT_SUPPORTED": 0}
     monkeypatch.setattr(
-        found, "device", evolve(found.device, properties=evolve(found.device.properties, attributes=without))
+        entry, "device", evolve(entry.device, properties=evolve(entry.device.properties, attributes=without))
     )
     for name in NAMES:
         answer = getattr(cuda, name)(*given(name))

@@ -42,9 +42,9 @@ def _store(function: Any, stream: Any = 0, value: int = 7, out: Any = None) -> i
     out = out or ok(cuda.cuMemAlloc(4))
     ok(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, ((out, value), (None, ctypes.c_uint)), 0))
     ok(cuda.cuStreamSynchronize(stream))
-    found = np.zeros(1, np.uint32)
-    ok(cuda.cuMemcpyDtoH(found, out, 4))
-    return int(found[0])
+    result = np.zeros(1, np.uint32)
+    ok(cuda.cuMemcpyDtoH(result, out, 4))
+    return int(result[0])
 
 
 def test_a_kernel_is_launched_by_its_handle_and_by_its_functions(library: Any) -> None:
@@ -114,9 +114,9 @@ def test_kernels_and_functions_are_listed_in_order(library: Any) -> None:
     assert count == ok(cuda.cuModuleGetFunctionCount(module))
     kernels = ok(cuda.cuLibraryEnumerateKernels(count, library))
     functions = ok(cuda.cuModuleEnumerateFunctions(count, module))
-    names = [ok(cuda.cuKernelGetName(one)) for one in kernels]
+    names = [ok(cuda.cuKernelGetName(item)) for item in kernels]
     assert names[:2] == [b"add", b"keep"]
-    assert names == [ok(cuda.cuFuncGetName(one)) for one in functions]
+    assert names == [ok(cuda.cuFuncGetName(item)) for item in functions]
     assert len(ok(cuda.cuLibraryEnumerateKernels(2, library))) == 2
     assert len(ok(cuda.cuModuleEnumerateFunctions(1 << 31, module))) == count
     _failed(cuda.cuLibraryEnumerateKernels(0, library), "INVALID_VALUE")

@@ -101,11 +101,11 @@ def _add(state: Any, data: bytes, kind: Any = PTX_INPUT, name: bytes = b"in.ptx"
 
 def _result(state: Any) -> int:
     module = ok(cuda.cuModuleLoadData(ok(cuda.cuLinkComplete(state))[0]))
-    out, found = ok(cuda.cuMemAlloc(4)), np.zeros(1, np.uint32)
+    out, result = ok(cuda.cuMemAlloc(4)), np.zeros(1, np.uint32)
     function = ok(cuda.cuModuleGetFunction(module, b"k"))
     ok(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, ((out,), (None,)), 0))
-    ok(cuda.cuMemcpyDtoH(found, out, 4))
-    return int(found[0])
+    ok(cuda.cuMemcpyDtoH(result, out, 4))
+    return int(result[0])
 
 
 @pytest.mark.parametrize("order", [(FIRST, SECOND), (SECOND, FIRST)])
@@ -245,17 +245,17 @@ LINKAGES = st.sampled_from(["", ".weak", ".visible"])
 
 @given(st.lists(st.dictionaries(NAMES, LINKAGES), min_size=2, max_size=4))
 def test_joined_texts_are_ptx_with_each_symbol_once(inputs: list[dict[str, str]]) -> None:
-    named = []
-    for number, one in enumerate(inputs):
-        lines = [f"{linkage} .global .u32 {name};" for name, linkage in one.items()]
-        named.append((str(number), HEADER + "\n".join(lines).encode()))
-    strong = [name for one in inputs for name, linkage in one.items() if linkage == ".visible"]
+    texts = []
+    for number, item in enumerate(inputs):
+        lines = [f"{linkage} .global .u32 {name};" for name, linkage in item.items()]
+        texts.append((str(number), HEADER + "\n".join(lines).encode()))
+    strong = [name for item in inputs for name, linkage in item.items() if linkage == ".visible"]
     if len(strong) > len(set(strong)):
         with pytest.raises(LinkError, match="Multiple definition"):
-            join(named)
+            join(texts)
         return
-    found = load_program(join(named)).globals
-    local = sum(not linkage for one in inputs for linkage in one.values())
-    shared = {name for one in inputs for name, linkage in one.items() if linkage}
-    assert shared <= set(found)
-    assert len(found) == local + len(shared)
+    result = load_program(join(texts)).globals
+    local = sum(not linkage for item in inputs for linkage in item.values())
+    shared = {name for item in inputs for name, linkage in item.items() if linkage}
+    assert shared <= set(result)
+    assert len(result) == local + len(shared)

@@ -30,10 +30,10 @@ SIZE = 5 * PAGE_BYTES
 
 
 def located(kind: str, number: int = 0) -> Any:
-    made = cuda.CUmemLocation()
-    made.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{kind}")
-    made.id = number
-    return made
+    description = cuda.CUmemLocation()
+    description.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{kind}")
+    description.id = number
+    return description
 
 
 @pytest.fixture
@@ -72,8 +72,8 @@ def test_a_running_kernel_sees_what_the_program_writes(managed: int) -> None:
 
 def test_its_attributes_as_an_address(managed: int, context: Any) -> None:
     def of(name: str) -> Any:
-        wanted = getattr(cuda.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
-        return ok(cuda.cuPointerGetAttribute(wanted, managed + 3))
+        attribute = getattr(cuda.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}")
+        return ok(cuda.cuPointerGetAttribute(attribute, managed + 3))
 
     assert of("IS_MANAGED") is True
     assert of("HOST_POINTER") == int(of("DEVICE_POINTER")) == managed + 3
@@ -120,8 +120,8 @@ def test_advice_and_prefetching_are_returned(managed: int) -> None:
     assert get("LAST_PREFETCH_LOCATION", managed) == 0
     assert cuda.cuMemPrefetchAsync(managed, SIZE, host, 0, 0) == DONE
     assert get("LAST_PREFETCH_LOCATION", managed) == -1
-    wanted = [A.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, A.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY]
-    assert ok(cuda.cuMemRangeGetAttributes([4, 8], wanted, 2, managed, SIZE)) == [0, [-2, -2]]
+    attribute = [A.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, A.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY]
+    assert ok(cuda.cuMemRangeGetAttributes([4, 8], attribute, 2, managed, SIZE)) == [0, [-2, -2]]
 
 
 needs_batches = pytest.mark.skipif(
@@ -196,17 +196,17 @@ def test_bad_sizes_flags_and_addresses(managed: int) -> None:
     ):
         assert cuda.cuMemAdvise(address, count, advice, place) == (INVALID,)
         assert cuda.cuMemPrefetchAsync(address, count, place, 0, 0) == (INVALID,)
-        wanted = A.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY
-        assert cuda.cuMemRangeGetAttribute(4, wanted, address, count) == (INVALID, None)
+        attribute = A.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY
+        assert cuda.cuMemRangeGetAttribute(4, attribute, address, count) == (INVALID, None)
     assert cuda.cuMemAdvise(managed, 8, 99, place) == (INVALID,)
     assert cuda.cuMemAdvise(managed, 8, advice, located("INVALID")) == (INVALID,)
     assert cuda.cuMemAdvise(managed, 8, advice, located("DEVICE", 7)) == (R.CUDA_ERROR_INVALID_DEVICE,)
     assert cuda.cuMemPrefetchAsync(managed, 8, place, 1, 0) == (INVALID,)
     assert cuda.cuMemPrefetchAsync(managed, 8, place, 0, 12345) == (R.CUDA_ERROR_INVALID_HANDLE,)
     for size in (0, 3, 5, 8):
-        assert cuda.cuMemRangeGetAttribute(size, wanted, managed, 8) == (INVALID, None)
+        assert cuda.cuMemRangeGetAttribute(size, attribute, managed, 8) == (INVALID, None)
     assert cuda.cuMemRangeGetAttribute(6, A.CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, managed, 8) == (INVALID, None)
-    assert cuda.cuMemRangeGetAttributes([4], [wanted], 2, managed, 8) == (INVALID, None)
+    assert cuda.cuMemRangeGetAttributes([4], [attribute], 2, managed, 8) == (INVALID, None)
 
 
 def test_attaching_to_a_stream(managed: int) -> None:
@@ -224,11 +224,11 @@ def test_attaching_to_a_stream(managed: int) -> None:
 def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pympsd_client._objects.context import contexts
 
-    found = contexts[int(context)]
+    entry = contexts[int(context)]
     properties = evolve(
-        found.device.properties, attributes={**found.device.properties.attributes, "MANAGED_MEMORY": 0}
+        entry.device.properties, attributes={**entry.device.properties.attributes, "MANAGED_MEMORY": 0}
     )
-    monkeypatch.setattr(found, "device", evolve(found.device, properties=properties))
+    monkeypatch.setattr(entry, "device", evolve(entry.device, properties=properties))
     assert cuda.cuMemAllocManaged(8, GLOBAL) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
     assert last_error().startswith("cuMemAllocManaged: managed memory is not supported")
     answer = cuda.cuMemAdvise(8, 8, ADVISE.CU_MEM_ADVISE_SET_READ_MOSTLY, located("DEVICE"))
@@ -240,14 +240,14 @@ def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytes
 )
 def test_states_of_pages(changes: list[tuple[int, int, bool]]) -> None:
     states, model = PageStates(9 * PAGE_BYTES - 5), [False] * 9
-    for one, other, value in changes:
-        start, end = sorted((one, other))
+    for item, other, value in changes:
+        start, end = sorted((item, other))
         if start == end:
             continue
         states.change(start, end, lambda state, value=value: evolve(state, is_read_mostly=value))
         for page in range(start // PAGE_BYTES, min(9, -(-end // PAGE_BYTES))):
             model[page] = value
     for page, value in enumerate(model):
-        found = set(states.between(page * PAGE_BYTES, page * PAGE_BYTES + 1))
-        assert found == {PageState(is_read_mostly=value)}
-    assert {one.is_read_mostly for one in states.between(0, 9 * PAGE_BYTES)} == set(model)
+        result = set(states.between(page * PAGE_BYTES, page * PAGE_BYTES + 1))
+        assert result == {PageState(is_read_mostly=value)}
+    assert {item.is_read_mostly for item in states.between(0, 9 * PAGE_BYTES)} == set(model)

@@ -105,7 +105,7 @@ def test_each_module_has_managed_variables_of_its_own(module: Any) -> None:
     first, second = address_of(module, b"counter"), address_of(other, b"counter")
     assert first != second
     count(other, 1)
-    assert [int(at(each, 4).view(np.uint32)[0]) for each in (first, second)] == [5, 7]
+    assert [int(at(item, 4).view(np.uint32)[0]) for item in (first, second)] == [5, 7]
 
 
 def test_managed_variables_of_libraries(context: Any) -> None:

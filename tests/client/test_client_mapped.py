@@ -27,7 +27,7 @@ def kernel(image: bytes, name: bytes) -> Any:
 
 def launch(function: Any, *arguments: tuple[int, Any], blocks: int = 1, threads: int = 1, stream: Any = 0) -> None:
     """Launch a kernel with values and their ctypes types."""
-    values, types = tuple(one for one, _ in arguments), tuple(kind for _, kind in arguments)
+    values, types = tuple(item for item, _ in arguments), tuple(kind for _, kind in arguments)
     answer = cuda.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)
     assert answer == DONE, last_error()
 
@@ -42,8 +42,8 @@ def test_kernels_read_and_write_it(context: Any, flags: int) -> None:
     launch(kernel(BASIC, b"add_one"), (pointer, ctypes.c_uint64), (WORDS, ctypes.c_uint32), blocks=4, threads=256)
     assert cuda.cuCtxSynchronize() == DONE
     assert (memory == np.arange(WORDS) + 1).all()
-    wanted = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
-    assert int(ok(cuda.cuPointerGetAttribute(wanted, address + 4))) == address + 4
+    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+    assert int(ok(cuda.cuPointerGetAttribute(attribute, address + 4))) == address + 4
     assert cuda.cuMemFreeHost(address) == DONE
 
 

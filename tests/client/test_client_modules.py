@@ -257,8 +257,8 @@ def test_images_in_every_buffer(context: Any, kind: str) -> None:
 
 
 def test_an_image_at_an_address_and_in_a_file(context: Any, tmp_path: Path) -> None:
-    held = ctypes.create_string_buffer(PTX)
-    assert _function(ok(cuda.cuModuleLoadData(ctypes.addressof(held))), b"nothing")
+    kept_open = ctypes.create_string_buffer(PTX)
+    assert _function(ok(cuda.cuModuleLoadData(ctypes.addressof(kept_open))), b"nothing")
     assert _function(ok(cuda.cuModuleLoad(str(PTX_FILE).encode())), b"nothing")
     missing = str(tmp_path / "none.ptx").encode()
     assert cuda.cuModuleLoad(missing) == (cuda.CUresult.CUDA_ERROR_FILE_NOT_FOUND, None)
@@ -368,10 +368,12 @@ def test_after_unloading_the_handles_are_invalid(module: Any) -> None:
 
 def test_a_fatbin_and_its_wrapper_are_loaded(context: Any) -> None:
     image = (Path(__file__).parents[1] / "data" / "images" / "several.fatbin").read_bytes()
-    wrapper = struct.pack("<IIQQ", 0x466243B1, 1, ctypes.addressof(held := ctypes.create_string_buffer(image)), 0)
-    for given in (image, ctypes.addressof(held), wrapper):
+    wrapper = struct.pack(
+        "<IIQQ", 0x466243B1, 1, ctypes.addressof(kept_open := ctypes.create_string_buffer(image)), 0
+    )
+    for arguments in (image, ctypes.addressof(kept_open), wrapper):
         for load in (cuda.cuModuleLoadData, cuda.cuModuleLoadFatBinary):
-            assert ok(cuda.cuModuleGetFunctionCount(ok(load(given)))) == 1
+            assert ok(cuda.cuModuleGetFunctionCount(ok(load(arguments)))) == 1
     for broken in (wrapper[:12], struct.pack("<IIQQ", 0x466243B1, 1, 0, 0)):
         assert cuda.cuModuleLoadFatBinary(broken)[0].name == "CUDA_ERROR_INVALID_VALUE"
 

@@ -128,10 +128,10 @@ def _counted(count: Any, launch: Any) -> int:
     ok(cuda.cuMemsetD32(counter, 0, 1))
     ok(launch(((int(counter),), (ctypes.c_void_p,))))
     ok(cuda.cuCtxSynchronize())
-    found = np.zeros(1, np.uint32)
-    ok(cuda.cuMemcpyDtoH(found, counter, 4))
+    result = np.zeros(1, np.uint32)
+    ok(cuda.cuMemcpyDtoH(result, counter, 4))
     ok(cuda.cuMemFree(counter))
-    return int(found[0])
+    return int(result[0])
 
 
 def _cooperative(count: Any, grid: tuple[int, int, int], threads: int, parameters: Any, shared: int = 0) -> Any:

@@ -30,11 +30,11 @@ INVALID = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
 
 @given(st.integers(1, 1 << 20), st.integers(1, 8))
 def test_slices_cover_all_bytes_once(count: int, threads: int) -> None:
-    made: list[tuple[int, int]] = []
-    parallel_copy.copy_in_parallel(count, threads, lambda start, size, stop: made.append((start, size)))
-    assert len(made) <= threads
+    result: list[tuple[int, int]] = []
+    parallel_copy.copy_in_parallel(count, threads, lambda start, size, stop: result.append((start, size)))
+    assert len(result) <= threads
     position = 0
-    for start, size in sorted(made):
+    for start, size in sorted(result):
         assert start == position
         position += size
     assert position == count
@@ -66,22 +66,22 @@ def test_without_more_threads_the_caller_copies_all(monkeypatch: pytest.MonkeyPa
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    made: list[int] = []
+    result: list[int] = []
     monkeypatch.setattr(threading.Thread, "start", start)
-    parallel_copy.copy_in_parallel(5 * 4096, 4, lambda start, size, stop: made.append(size))
-    assert sum(made) == 5 * 4096
+    parallel_copy.copy_in_parallel(5 * 4096, 4, lambda start, size, stop: result.append(size))
+    assert sum(result) == 5 * 4096
 
 
 def test_the_caller_copies_a_slice_that_its_helper_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     late: list[threading.Thread] = []
     begin = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: late.append(thread))
-    made: list[int] = []
-    parallel_copy.copy_in_parallel(3 * 4096, 3, lambda start, size, stop: made.append(start))
-    for each in late:
-        begin(each)
-        each.join(30)
-    assert made == [0, 4096, 8192], "and none twice"
+    result: list[int] = []
+    parallel_copy.copy_in_parallel(3 * 4096, 3, lambda start, size, stop: result.append(start))
+    for item in late:
+        begin(item)
+        item.join(30)
+    assert result == [0, 4096, 8192], "and none twice"
 
 
 def interrupt_the_wait(thread: int, left: threading.Event) -> None:
@@ -94,7 +94,7 @@ def interrupt_the_wait(thread: int, left: threading.Event) -> None:
 
 
 def test_a_ctrl_c_during_the_wait_is_raised_after_the_helpers_have_ended() -> None:
-    caller, begun, copied, left = threading.get_ident(), *(threading.Event() for _ in range(3))
+    caller, begun, copied, remaining = threading.get_ident(), *(threading.Event() for _ in range(3))
     seen: list[bool] = []
 
     def copy(start: int, size: int, stop: threading.Event) -> None:
@@ -105,16 +105,16 @@ def test_a_ctrl_c_during_the_wait_is_raised_after_the_helpers_have_ended() -> No
             begun.set()
             assert copied.wait(30)
             for _ in range(30):  # one just before the wait would go unnoticed
-                interrupt_the_wait(caller, left)
-                if stop.wait(1) or left.is_set():
+                interrupt_the_wait(caller, remaining)
+                if stop.wait(1) or remaining.is_set():
                     break
             seen.append(stop.is_set())
-            interrupt_the_wait(caller, left)  # once more: it still waits
-            seen.append(not left.is_set())
+            interrupt_the_wait(caller, remaining)  # once more: it still waits
+            seen.append(not remaining.is_set())
 
     with pytest.raises(KeyboardInterrupt):
         parallel_copy.copy_in_parallel(2 * 4096, 2, copy)
-    left.set()
+    remaining.set()
     assert seen == [True, True]
 
 
@@ -205,11 +205,11 @@ def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: Fak
     kept = [transport.sequence() for _ in range(4)]
     for sequence in kept:
         assert transport.staging.take(sequence, SHARED_BYTES // 4, context, kept=True) is not None
-    waits, found = threading.Event(), []
+    waits, result = threading.Event(), []
 
     def wait_for_room() -> None:
         waits.set()
-        found.append(transport.take_slot(transport.sequence(), GRAIN, context))
+        result.append(transport.take_slot(transport.sequence(), GRAIN, context))
 
     waiter = threading.Thread(target=wait_for_room)
     waiter.start()
@@ -220,7 +220,7 @@ def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: Fak
     transport.free_slot(kept[0])
     waiter.join(10)
     assert not waiter.is_alive(), "it still reads, and nothing comes"
-    assert found == [0]
+    assert result == [0]
 
 
 def test_a_parallel_copy_leaves_no_slot_in_use(executor: FakeExecutor, threads: int) -> None:

@@ -43,14 +43,19 @@ def test_bytes_go_from_a_contexts_device_to_anothers(places: Any, asynchronous: 
 def described(places: Any, **values: Any) -> Any:
     """Return a copy of 2 slices of 3 rows of 100 bytes from the first device to the second."""
     (here, source), (there, destination) = places
-    made = cuda.CUDA_MEMCPY3D_PEER()
-    made.srcMemoryType = made.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
-    made.srcDevice, made.dstDevice, made.srcContext, made.dstContext = source, destination, here, there
-    made.srcPitch, made.srcHeight, made.dstPitch, made.dstHeight = 512, 10, 200, 4
-    made.WidthInBytes, made.Height, made.Depth = 100, 3, 2
+    description = cuda.CUDA_MEMCPY3D_PEER()
+    description.srcMemoryType = description.dstMemoryType = cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE
+    description.srcDevice, description.dstDevice, description.srcContext, description.dstContext = (
+        source,
+        destination,
+        here,
+        there,
+    )
+    description.srcPitch, description.srcHeight, description.dstPitch, description.dstHeight = 512, 10, 200, 4
+    description.WidthInBytes, description.Height, description.Depth = 100, 3, 2
     for name, value in values.items():
-        setattr(made, name, value)
-    return made
+        setattr(description, name, value)
+    return description
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -46,8 +46,8 @@ GATHER = (
 @pytest.fixture
 def peers(devices: None) -> list[Any]:
     """A context on each of two devices, the first one's current."""
-    made = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
-    return made[::-1]
+    result = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
+    return result[::-1]
 
 
 def numbers(context: Any, count: int = WORDS) -> int:
@@ -77,13 +77,13 @@ def use(context: Any) -> None:
 
 
 def test_devices_say_so(devices: None) -> None:
-    for one, other in ((0, 1), (1, 0)):
-        assert ok(cuda.cuDeviceCanAccessPeer(one, other)) == 1
-        held = {
-            name: ok(cuda.cuDeviceGetP2PAttribute(value, one, other))
+    for item, other in ((0, 1), (1, 0)):
+        assert ok(cuda.cuDeviceCanAccessPeer(item, other)) == 1
+        kept_open = {
+            name: ok(cuda.cuDeviceGetP2PAttribute(value, item, other))
             for name, value in ATTRIBUTES.__members__.items()
         }
-        assert {name for name, value in held.items() if value} == {"CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED"}
+        assert {name for name, value in kept_open.items() if value} == {"CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED"}
     assert ok(cuda.cuDeviceCanAccessPeer(0, 0)) == 0, "no peer of itself"
 
 
@@ -137,10 +137,10 @@ def test_threads_of_one_kernel_use_memory_of_both_devices(own: int, peers: list[
     places = [numbers(context, 16) for context in peers]
     use(peers[own])
     ok(cuda.cuCtxEnablePeerAccess(peers[1 - own], 0))
-    wanted = np.array([places[thread % 2] + 4 * (thread // 2) for thread in range(32)], np.uint64)
-    given, out = (int(ok(cuda.cuMemAlloc(size))) for size in (wanted.nbytes, 4 * 32))
-    ok(cuda.cuMemcpyHtoD(given, wanted, wanted.nbytes))
-    launch(kernel(GATHER, b"gather"), (given, ctypes.c_uint64), (out, ctypes.c_uint64), threads=32)
+    expected = np.array([places[thread % 2] + 4 * (thread // 2) for thread in range(32)], np.uint64)
+    arguments, out = (int(ok(cuda.cuMemAlloc(size))) for size in (expected.nbytes, 4 * 32))
+    ok(cuda.cuMemcpyHtoD(arguments, expected, expected.nbytes))
+    launch(kernel(GATHER, b"gather"), (arguments, ctypes.c_uint64), (out, ctypes.c_uint64), threads=32)
     assert cuda.cuCtxSynchronize() == DONE, last_error()
     assert (read(out, 32) == [thread // 2 for thread in range(32)]).all()
 
@@ -237,9 +237,9 @@ def test_what_is_refused(peers: list[Any]) -> None:
     ok(cuda.cuCtxDestroy(same))
     ok(cuda.cuCtxSetCurrent(0))
     assert cuda.cuCtxEnablePeerAccess(peers[1], 0) == INVALID_CONTEXT, "a context must be current"
-    for one, other in ((0, 0), (0, 2), (-1, 0)):
+    for item, other in ((0, 0), (0, 2), (-1, 0)):
         rank = ATTRIBUTES.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK
-        assert cuda.cuDeviceGetP2PAttribute(rank, one, other) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+        assert cuda.cuDeviceGetP2PAttribute(rank, item, other) == (R.CUDA_ERROR_INVALID_DEVICE, None)
     assert cuda.cuDeviceCanAccessPeer(0, 2) == (R.CUDA_ERROR_INVALID_DEVICE, None)
     assert cuda.cuDeviceGetP2PAttribute(99, 0, 1) == (R.CUDA_ERROR_INVALID_VALUE, None)
 
@@ -255,8 +255,8 @@ def made(address: int, device: int, size: int = GRANULE) -> Any:
 
 
 def give(address: int, size: int, *devices: int, flags: Any = BOTH) -> None:
-    wanted = [access(flags, device) for device in devices]
-    assert cuda.cuMemSetAccess(address, size, wanted, len(wanted)) == DONE, last_error()
+    expected = [access(flags, device) for device in devices]
+    assert cuda.cuMemSetAccess(address, size, expected, len(expected)) == DONE, last_error()
 
 
 @pytest.mark.parametrize("own", [0, 1])
@@ -318,7 +318,7 @@ def test_memory_needs_no_context_of_its_device(context: Any) -> None:
     assert cuda.cuMemUnmap(address, 2 * GRANULE) == DONE
     for handle in handles:
         assert cuda.cuMemRelease(handle) == DONE
-    assert [one.device.ordinal for one in contexts.values()] == [0]
+    assert [item.device.ordinal for item in contexts.values()] == [0]
 
 
 def test_the_memory_of_a_closed_context_is_unmapped_everywhere(peers: list[Any]) -> None:
@@ -353,8 +353,8 @@ def test_contexts_that_have_failed_are_closed_with_what_is_mapped(first: int, pe
     handle = made(address, 1)
     assert cuda.cuMemRelease(handle) == DONE
     for peer in peers:
-        found = contexts[int(peer)]
-        found.fault(found.id, int(R.CUDA_ERROR_MPS_CLIENT_TERMINATED), "it was ended")
+        entry = contexts[int(peer)]
+        entry.fault(entry.id, int(R.CUDA_ERROR_MPS_CLIENT_TERMINATED), "it was ended")
     for number in (first, 1 - first):
         assert cuda.cuCtxDestroy(peers[number]) == DONE, last_error()
     ok(cuda.cuCtxCreate(None, 0, 0))
@@ -367,8 +367,8 @@ def test_all_of_a_range_is_unmapped_though_the_memory_s_context_has_failed(peers
     address = reserved(2 * GRANULE)
     for at in (address, address + GRANULE):
         assert cuda.cuMemRelease(made(at, 1)) == DONE
-    found = contexts[int(peers[1])]
-    found.fault(found.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    entry = contexts[int(peers[1])]
+    entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     assert cuda.cuMemUnmap(address, 2 * GRANULE) == DONE, last_error()
     assert cuda.cuMemAddressFree(address, 2 * GRANULE) == DONE
     ok(cuda.cuCtxSynchronize())
@@ -407,12 +407,12 @@ def test_a_pools_access_holds_for_later_contexts(devices: None) -> None:
     pool = ok(cuda.cuDeviceGetDefaultMemPool(1))
     assert cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1) == DONE, last_error()
     for _ in range(2):
-        one, other = (ok(cuda.cuCtxCreate(None, 0, number)) for number in (0, 1))
+        item, other = (ok(cuda.cuCtxCreate(None, 0, number)) for number in (0, 1))
         address = int(ok(cuda.cuMemAllocAsync(4 * WORDS, 0)))
         ok(cuda.cuStreamSynchronize(0))
-        use(one)
+        use(item)
         assert add_one(address) == DONE, last_error()
-        for context in (other, one):
+        for context in (other, item):
             ok(cuda.cuCtxDestroy(context))
     assert cuda.cuMemPoolSetAccess(pool, [access(NO_ACCESS, 0)], 1) == DONE
 
@@ -425,21 +425,21 @@ def test_copies_reach_a_pools_memory_with_its_access_alone(peers: list[Any]) -> 
     ok(cuda.cuStreamSynchronize(0))
     use(peers[0])
     mine = ok(cuda.cuMemAlloc(64))
-    for wanted in (R.CUDA_ERROR_INVALID_VALUE, R.CUDA_SUCCESS, R.CUDA_ERROR_INVALID_VALUE):
-        assert cuda.cuMemcpyDtoDAsync(mine, theirs, 64, 0) == (wanted,)
-        assert cuda.cuMemcpyDtoDAsync(theirs, mine, 64, 0) == (wanted,)
-        flags = NO_ACCESS if wanted == R.CUDA_SUCCESS else BOTH
+    for expected in (R.CUDA_ERROR_INVALID_VALUE, R.CUDA_SUCCESS, R.CUDA_ERROR_INVALID_VALUE):
+        assert cuda.cuMemcpyDtoDAsync(mine, theirs, 64, 0) == (expected,)
+        assert cuda.cuMemcpyDtoDAsync(theirs, mine, 64, 0) == (expected,)
+        flags = NO_ACCESS if expected == R.CUDA_SUCCESS else BOTH
         assert cuda.cuMemPoolSetAccess(pool, [access(flags, 0)], 1) == DONE
     assert cuda.cuMemPoolSetAccess(pool, [access(NO_ACCESS, 0)], 1) == DONE
 
 
 def test_a_pool_for_export_gives_access_too(peers: list[Any]) -> None:
-    wanted = cuda.CUmemPoolProps()
-    wanted.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    wanted.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-    wanted.location = access(device=1).location
+    expected = cuda.CUmemPoolProps()
+    expected.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    expected.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    expected.location = access(device=1).location
     use(peers[1])
-    pool = ok(cuda.cuMemPoolCreate(wanted))
+    pool = ok(cuda.cuMemPoolCreate(expected))
     address = int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0)))
     ok(cuda.cuMemsetD8(address, 0, 4 * WORDS))
     ok(cuda.cuCtxSynchronize())
@@ -486,10 +486,10 @@ def test_no_graph_of_one_device_allocates_from_a_pool_of_another(peers: list[Any
 
 
 def test_an_imported_pool_begins_without_access(peers: list[Any]) -> None:
-    wanted = pool_properties(1)
-    wanted.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    expected = pool_properties(1)
+    expected.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     use(peers[1])
-    pool = ok(cuda.cuMemPoolCreate(wanted))
+    pool = ok(cuda.cuMemPoolCreate(expected))
     ok(cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1))
     theirs = imported(pool)
     place = passed(theirs, int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0))))
@@ -499,9 +499,9 @@ def test_an_imported_pool_begins_without_access(peers: list[Any]) -> None:
     for is_given in (False, True, False):
         flags = BOTH if is_given else NO_ACCESS
         assert cuda.cuMemPoolSetAccess(theirs, [access(flags, 0)], 1) == DONE
-        wanted = R.CUDA_SUCCESS if is_given else R.CUDA_ERROR_INVALID_VALUE
-        assert cuda.cuMemcpyDtoDAsync(mine, place, 64, 0) == (wanted,)
-        assert cuda.cuMemcpyDtoDAsync(place, mine, 64, 0) == (wanted,)
+        expected = R.CUDA_SUCCESS if is_given else R.CUDA_ERROR_INVALID_VALUE
+        assert cuda.cuMemcpyDtoDAsync(mine, place, 64, 0) == (expected,)
+        assert cuda.cuMemcpyDtoDAsync(place, mine, 64, 0) == (expected,)
         if is_given:
             assert add_one(place) == DONE, last_error()
             assert (read(place, 8) == 1).all()

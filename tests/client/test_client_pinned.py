@@ -168,8 +168,8 @@ def allocated(table: Pinned, size: int, *, bounded: bool) -> int:
 
 def size_of(path: Path) -> int:
     """The size of the file system that a path is on."""
-    found = os.statvfs(path)
-    return found.f_blocks * found.f_frsize
+    result = os.statvfs(path)
+    return result.f_blocks * result.f_frsize
 
 
 def test_the_bound_is_the_size_of_the_file_system(tmp_path: Path) -> None:
@@ -202,26 +202,26 @@ def test_the_sum_never_exceeds_the_bound_and_what_is_freed_counts_again(steps: l
     table._size = lambda: bound  # type: ignore[method-assign]
     block = mmap.mmap(-1, 64 * PAGE)
     base = ctypes.addressof(ctypes.c_char.from_buffer(block))
-    held: dict[int, tuple[str, int]] = {}
+    kept_open: dict[int, tuple[str, int]] = {}
     for kind, size in steps:
         pages = -(-size // PAGE) * PAGE
-        used = sum(cost for _, cost in held.values())
-        if kind == "free" and held:
-            address, (how, _) = held.popitem()
+        used = sum(cost for _, cost in kept_open.values())
+        if kind == "free" and kept_open:
+            address, (how, _) = kept_open.popitem()
             (table.free if how == "allocate" else table.unregister)(address)
             continue
         if kind == "free":
             continue
-        address = next(base + 6 * PAGE * n for n in range(10) if base + 6 * PAGE * n not in held)
+        address = next(base + 6 * PAGE * n for n in range(10) if base + 6 * PAGE * n not in kept_open)
         refused = False
         try:
             if kind == "allocate":
                 address = allocated(table, size, bounded=True)
             else:
                 table.register(address, size, 0, bounded=True)
-            held[address] = (kind, pages)
+            kept_open[address] = (kind, pages)
         except CudaError:
             refused = True
         assert refused == (used + pages > bound)
-    for address, (how, _) in held.items():
+    for address, (how, _) in kept_open.items():
         (table.free if how == "allocate" else table.unregister)(address)

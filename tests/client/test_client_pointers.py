@@ -47,19 +47,19 @@ def test_the_range_of_an_inner_address(context: Any) -> None:
 def test_addresses_of_no_memory(context: Any, address: int) -> None:
     assert cuda.cuMemGetAddressRange(address) == (NOT_FOUND, None, None)
     assert _get("MEMORY_TYPE", address) == (INVALID, None)
-    wanted = [A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL]
-    assert ok(cuda.cuPointerGetAttributes(2, wanted, address)) == [0, -2]
+    attribute = [A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL]
+    assert ok(cuda.cuPointerGetAttributes(2, attribute, address)) == [0, -2]
     everything = list(A)
     assert len(ok(cuda.cuPointerGetAttributes(len(everything), everything, address))) == len(everything)
 
 
 def test_several_attributes_need_no_context(context: Any) -> None:
     address = int(ok(cuda.cuMemAlloc(BYTES)))
-    wanted = [A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL]
+    attribute = [A.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, A.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL]
     ok((*cuda.cuCtxSetCurrent(None), None))
     assert _get("MEMORY_TYPE", address) == (cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT, None)
-    assert ok(cuda.cuPointerGetAttributes(2, wanted, address)) == [cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE, 0]
-    assert ok(cuda.cuPointerGetAttributes(2, wanted, 1)) == [0, -2]
+    assert ok(cuda.cuPointerGetAttributes(2, attribute, address)) == [cuda.CUmemorytype.CU_MEMORYTYPE_DEVICE, 0]
+    assert ok(cuda.cuPointerGetAttributes(2, attribute, 1)) == [0, -2]
 
 
 def test_attributes_of_device_memory(context: Any) -> None:
@@ -77,7 +77,7 @@ def test_attributes_of_device_memory(context: Any) -> None:
     assert ok(_get("MAPPED", inner)) is True
     assert int(ok(_get("MEMPOOL_HANDLE", inner))) == 0
     other = int(ok(cuda.cuMemAlloc(BYTES)))
-    ids = [ok(_get("BUFFER_ID", one)) for one in (address, inner, other)]
+    ids = [ok(_get("BUFFER_ID", item)) for item in (address, inner, other)]
     assert ids[0] == ids[1] != ids[2]
     ok((*cuda.cuMemFree(address), None))
     again = int(ok(cuda.cuMemAlloc(BYTES)))
@@ -104,17 +104,21 @@ def test_attributes_of_host_memory(context: Any) -> None:
 def test_a_modules_variable_is_known(context: Any) -> None:
     module = ok(cuda.cuModuleLoadData(PTX))
     address, size = ok(cuda.cuModuleGetGlobal(module, b"counter"))
-    base, found = ok(cuda.cuMemGetAddressRange(int(address) + 1))
-    assert (int(base), found) == (int(address), size)
+    base, result = ok(cuda.cuMemGetAddressRange(int(address) + 1))
+    assert (int(base), result) == (int(address), size)
 
 
 def test_attributes_are_returned_for_those_that_an_address_has(context: Any) -> None:
     address = int(ok(cuda.cuMemAlloc(BYTES)))
-    wanted = [A.CU_POINTER_ATTRIBUTE_HOST_POINTER, A.CU_POINTER_ATTRIBUTE_RANGE_SIZE, A.CU_POINTER_ATTRIBUTE_CONTEXT]
-    host, size, found = ok(cuda.cuPointerGetAttributes(3, wanted, address))
-    assert (host, size, int(found)) == (0, BYTES, int(context))
-    assert ok(cuda.cuPointerGetAttributes(1, wanted, address)) == [0]
-    in_c = (ctypes.c_int * 2)(*(int(one) for one in wanted[:2]))
+    attribute = [
+        A.CU_POINTER_ATTRIBUTE_HOST_POINTER,
+        A.CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        A.CU_POINTER_ATTRIBUTE_CONTEXT,
+    ]
+    host, size, result = ok(cuda.cuPointerGetAttributes(3, attribute, address))
+    assert (host, size, int(result)) == (0, BYTES, int(context))
+    assert ok(cuda.cuPointerGetAttributes(1, attribute, address)) == [0]
+    in_c = (ctypes.c_int * 2)(*(int(item) for item in attribute[:2]))
     assert ok(cuda.cuPointerGetAttributes(2, InMemory(ctypes.addressof(in_c)), address)) == [0, BYTES]
 
 
@@ -161,6 +165,6 @@ def test_the_allocation_that_contains_an_address(steps: list[tuple[bool, int]]) 
             model[place] = table.add(Allocation(place * 100, None, 60))  # type: ignore[arg-type]
         elif not adds and place in model:
             table.remove(model.pop(place).handle)
-        for each in range(16):
-            assert table.containing(each * 100 + 59) is model.get(each)
-            assert table.containing(each * 100 + 60) is None
+        for item in range(16):
+            assert table.containing(item * 100 + 59) is model.get(item)
+            assert table.containing(item * 100 + 60) is None

@@ -30,9 +30,9 @@ MIB = 1 << 20
 
 
 def shareable(device: int = 0, most: int = 0) -> Any:
-    made = properties(device, most)
-    made.handleTypes = DESCRIPTOR
-    return made
+    result = properties(device, most)
+    result.handleTypes = DESCRIPTOR
+    return result
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_an_imported_allocation_is_the_same(pool: Any) -> None:
     assert place - neighbour == second - first, "a chunk is mapped once"
     launch(kernel(BASIC, b"add_one"), (place, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
     assert (bytes_at(second, 4000).view(np.float32) == data + 1).all()
-    assert [int(each) for each in ok(cuda.cuMemGetAddressRange(place + 9))] == [place, 4000]
+    assert [int(item) for item in ok(cuda.cuMemGetAddressRange(place + 9))] == [place, 4000]
     assert passed(theirs, second) == place, "it is counted"
     assert cuda.cuMemFree(place) == DONE
     assert (bytes_at(place, 4000).view(np.float32) == data + 1).all()
@@ -99,13 +99,13 @@ def test_freed_in_order_it_stays_until_the_stream_comes_there(pool: Any) -> None
     theirs = imported(pool)
     mine = allocated(pool)
     place = passed(theirs, mine)
-    held = Held()
-    assert cuda.cuMemsetD8Async(place, 5, 4000, held.stream) == DONE
-    assert cuda.cuMemFreeAsync(place, held.stream) == DONE
-    assert cuda.cuMemFreeAsync(place, held.stream) == (INVALID,)
+    kept_open = Held()
+    assert cuda.cuMemsetD8Async(place, 5, 4000, kept_open.stream) == DONE
+    assert cuda.cuMemFreeAsync(place, kept_open.stream) == DONE
+    assert cuda.cuMemFreeAsync(place, kept_open.stream) == (INVALID,)
     assert not bytes_at(mine, 4000).any()
-    held.let_go()
-    assert cuda.cuStreamSynchronize(held.stream) == DONE
+    kept_open.let_go()
+    assert cuda.cuStreamSynchronize(kept_open.stream) == DONE
     assert (bytes_at(mine, 4000) == 5).all()
     assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), place, 8) == (INVALID,), "it is unmapped"
     again = passed(theirs, mine)
@@ -170,8 +170,8 @@ def test_attributes_of_memory_need_no_context(pool: Any) -> None:
 
 
 def test_attributes(pool: Any) -> None:
-    wanted = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
-    assert ok(cuda.cuDeviceGetAttribute(wanted, 0)) == int(DESCRIPTOR)
+    attribute = cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES
+    assert ok(cuda.cuDeviceGetAttribute(attribute, 0)) == int(DESCRIPTOR)
     if hasattr(A, "CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES"):
         assert get(pool, "EXPORT_HANDLE_TYPES") == int(DESCRIPTOR)
     theirs = imported(pool)
@@ -230,12 +230,12 @@ def test_what_pools_are_not_exported(context: Any, monkeypatch: pytest.MonkeyPat
     assert cuda.cuMemPoolCreate(fabric) == (NOT_SUPPORTED, None)
     devices = tuple(
         evolve(
-            one,
+            item,
             properties=evolve(
-                one.properties, attributes={**one.properties.attributes, "MEMPOOL_SUPPORTED_HANDLE_TYPES": 0}
+                item.properties, attributes={**item.properties.attributes, "MEMPOOL_SUPPORTED_HANDLE_TYPES": 0}
             ),
         )
-        for one in process.require().devices
+        for item in process.require().devices
     )
     monkeypatch.setattr(process.connection, "devices", devices)
     assert cuda.cuMemPoolCreate(shareable()) == (NOT_SUPPORTED, None)

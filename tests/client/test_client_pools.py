@@ -33,12 +33,12 @@ def done(answer: tuple[Any, ...]) -> None:
 
 def properties(device: int = 0, most: int = 0) -> Any:
     """Return the properties of a pool of device memory."""
-    made = cuda.CUmemPoolProps()
-    made.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    made.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    made.location.id = device
-    made.maxSize = most
-    return made
+    description = cuda.CUmemPoolProps()
+    description.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    description.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    description.location.id = device
+    description.maxSize = most
+    return description
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ class Held:
 
 @pytest.fixture
 def held(context: Any) -> Iterator[Held]:
-    made = Held()
-    yield made
-    made.let_go()
+    result = Held()
+    yield result
+    result.let_go()
 
 
 def take(pool: Any, size: int, stream: Any = 0) -> int:
@@ -123,20 +123,20 @@ def test_another_stream_gets_it_only_when_the_stream_has_reached_the_free(pool: 
 
 
 def test_a_stream_that_is_done_is_noticed_without_a_wait(pool: Any) -> None:
-    one, other = (ok(cuda.cuStreamCreate(1)) for _ in range(2))
-    first = take(pool, 2 * MIB, one)
-    done(cuda.cuMemFreeAsync(first, one))
-    while cuda.cuStreamQuery(one)[0] != R.CUDA_SUCCESS:
+    item, other = (ok(cuda.cuStreamCreate(1)) for _ in range(2))
+    first = take(pool, 2 * MIB, item)
+    done(cuda.cuMemFreeAsync(first, item))
+    while cuda.cuStreamQuery(item)[0] != R.CUDA_SUCCESS:
         pass
     assert take(pool, 2 * MIB, other) == first
 
 
 def test_without_opportunistic_reuse_it_is_not(pool: Any) -> None:
     put(pool, "REUSE_ALLOW_OPPORTUNISTIC", 0)
-    one, other = (ok(cuda.cuStreamCreate(1)) for _ in range(2))
-    first = take(pool, 2 * MIB, one)
-    done(cuda.cuMemFreeAsync(first, one))
-    while cuda.cuStreamQuery(one)[0] != R.CUDA_SUCCESS:
+    item, other = (ok(cuda.cuStreamCreate(1)) for _ in range(2))
+    first = take(pool, 2 * MIB, item)
+    done(cuda.cuMemFreeAsync(first, item))
+    while cuda.cuStreamQuery(item)[0] != R.CUDA_SUCCESS:
         pass
     assert take(pool, 2 * MIB, other) != first
 
@@ -177,8 +177,8 @@ def test_what_a_destroyed_stream_freed_is_free_when_its_work_is_done(pool: Any, 
 def test_neighbours_are_joined(pool: Any) -> None:
     keep(pool)
     blocks = [take(pool, MIB // 2) for _ in range(4)]
-    for each in (1, 3, 0, 2):
-        done(cuda.cuMemFreeAsync(blocks[each], 0))
+    for item in (1, 3, 0, 2):
+        done(cuda.cuMemFreeAsync(blocks[item], 0))
     assert take(pool, 2 * MIB) == blocks[0]
     assert get(pool, "RESERVED_MEM_CURRENT") == 2 * MIB
 
@@ -246,8 +246,8 @@ def test_the_pools_of_a_device(context: Any) -> None:
     done(cuda.cuDeviceSetMemPool(0, mine))
     assert int(ok(cuda.cuDeviceGetMemPool(0))) == int(mine)
     address = int(ok(cuda.cuMemAllocAsync(100, 0)))
-    wanted = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
-    assert int(ok(cuda.cuPointerGetAttribute(wanted, address + 50))) == int(mine)
+    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
+    assert int(ok(cuda.cuPointerGetAttribute(attribute, address + 50))) == int(mine)
     done(cuda.cuMemPoolDestroy(mine))
     assert int(ok(cuda.cuDeviceGetMemPool(0))) == int(default), "the default one is current again"
     assert cuda.cuMemAllocFromPoolAsync(8, mine, 0) == (INVALID, None)
@@ -352,13 +352,13 @@ def test_bad_properties_and_attributes(pool: Any) -> None:
     assert cuda.cuMemPoolGetAttribute(pool, 99) == (INVALID, None)
     assert cuda.cuMemPoolGetAttribute(5, A.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD) == (INVALID, None)
     for name in ("RESERVED_MEM_CURRENT", "LOCATION_ID", "USED_MEM_HIGH"):
-        wanted = getattr(A, f"CU_MEMPOOL_ATTR_{name}")
-        assert cuda.cuMemPoolSetAttribute(pool, wanted, cuda.cuuint64_t(1)) == (INVALID,)
+        attribute = getattr(A, f"CU_MEMPOOL_ATTR_{name}")
+        assert cuda.cuMemPoolSetAttribute(pool, attribute, cuda.cuuint64_t(1)) == (INVALID,)
 
 
 def test_values_have_the_types_of_cuda_bindings(pool: Any) -> None:
-    found = ok(cuda.cuMemPoolGetAttribute(pool, A.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD))
-    assert isinstance(found, cuda.cuuint64_t)
+    result = ok(cuda.cuMemPoolGetAttribute(pool, A.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD))
+    assert isinstance(result, cuda.cuuint64_t)
     assert ok(cuda.cuMemPoolGetAttribute(pool, A.CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC)) == 1
     in_c = ctypes.c_uint64(77)
     put(pool, "RELEASE_THRESHOLD", InMemory(ctypes.addressof(in_c)))
@@ -368,9 +368,9 @@ def test_values_have_the_types_of_cuda_bindings(pool: Any) -> None:
 def test_access(pool: Any) -> None:
     mine, other = cuda.CUmemAccessDesc(), cuda.CUmemAccessDesc()
     both = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    for each, device in ((mine, 0), (other, 1)):
-        each.location = properties(device).location
-        each.flags = both
+    for item, device in ((mine, 0), (other, 1)):
+        item.location = properties(device).location
+        item.flags = both
     done(cuda.cuMemPoolSetAccess(pool, [mine], 1))
     wrong = cuda.CUmemAccessDesc()
     wrong.location, wrong.flags = properties(2).location, both
@@ -391,12 +391,12 @@ def test_nothing_is_nowhere(pool: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["MANAGED", "HOST"])
 def test_pools_of_memory_that_the_program_reaches_too(context: Any, kind: str) -> None:
-    wanted = properties()
+    expected = properties()
     if kind == "MANAGED":
-        wanted.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
+        expected.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_MANAGED
     else:
-        wanted.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
-    pool = ok(cuda.cuMemPoolCreate(wanted))
+        expected.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    pool = ok(cuda.cuMemPoolCreate(expected))
     address = take(pool, 1000)
     memory = np.ctypeslib.as_array((ctypes.c_uint8 * 1000).from_address(address))
     memory[:] = 3
@@ -409,8 +409,8 @@ def test_pools_of_memory_that_the_program_reaches_too(context: Any, kind: str) -
     assert managed is (kind == "MANAGED")
     host = ok(cuda.cuPointerGetAttribute(cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_HOST_POINTER, address))
     assert host == address
-    assert get(pool, "LOCATION_TYPE") == int(wanted.location.type)
-    assert get(pool, "ALLOCATION_TYPE") == int(wanted.allocType)
+    assert get(pool, "LOCATION_TYPE") == int(expected.location.type)
+    assert get(pool, "ALLOCATION_TYPE") == int(expected.allocType)
     assert int(ok(cuda.cuMemPoolGetAccess(pool, properties().location))) == 3
     advice = cuda.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY
     answer = cuda.cuMemAdvise(address, 100, advice, properties().location)
@@ -432,16 +432,16 @@ def test_threads(pool: Any, context: Any) -> None:
         stream = ok(cuda.cuStreamCreate(1))
         mine = [take(pool, 4000 + number, stream) for _ in range(20)]
         for turn in range(20):
-            for each in mine:
-                done(cuda.cuMemsetD32Async(each, number * 1000 + turn, 1000, stream))
+            for item in mine:
+                done(cuda.cuMemsetD32Async(item, number * 1000 + turn, 1000, stream))
             back = np.zeros(1000, np.uint32)
             done(cuda.cuMemcpyDtoHAsync(back, mine[turn], 4000, stream))
             if (back != number * 1000 + turn).any():
                 wrong.append(f"{number}, {turn}")
             done(cuda.cuMemFreeAsync(mine[turn], stream))
             mine[turn] = take(pool, 4000 + number, stream)
-        for each in mine:
-            done(cuda.cuMemFreeAsync(each, stream))
+        for item in mine:
+            done(cuda.cuMemFreeAsync(item, stream))
         done(cuda.cuStreamSynchronize(stream))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -456,8 +456,8 @@ def test_threads(pool: Any, context: Any) -> None:
 def test_a_pool_in_a_context_in_error_gives_its_error(pool: Any, context: Any) -> None:
     from pympsd_client._objects.context import contexts
 
-    found = contexts[int(context)]
-    found.fault(found.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    entry = contexts[int(context)]
+    entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     assert cuda.cuMemAllocFromPoolAsync(8, pool, 0) == (R.CUDA_ERROR_ILLEGAL_ADDRESS, None)
     done(cuda.cuCtxDestroy(context))
     gc.collect()
@@ -473,8 +473,8 @@ def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
     done(cuda.cuMemFreeAsync(addresses[0], ok(cuda.cuStreamCreate(0))))
     slow = Held()
     done(cuda.cuMemFreeAsync(addresses[1], slow.stream))
-    found = contexts[int(other)]
-    found.fault(found.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    entry = contexts[int(other)]
+    entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     slow.let_go()
     done(cuda.cuCtxSetCurrent(context))
     assert {take(pool, 2 * MIB), take(pool, 2 * MIB)} == set(addresses)

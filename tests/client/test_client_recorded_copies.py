@@ -56,23 +56,23 @@ class Buffers:
 
 def _copy(case: dict[str, Any], buffers: Buffers) -> int:
     is_3d = case["f"].startswith("3D")
-    given = cuda.CUDA_MEMCPY3D() if is_3d else cuda.CUDA_MEMCPY2D()
-    given.WidthInBytes, given.Height = case["w"], case["h"]
+    description = cuda.CUDA_MEMCPY3D() if is_3d else cuda.CUDA_MEMCPY2D()
+    description.WidthInBytes, description.Height = case["w"], case["h"]
     if is_3d:
-        given.Depth = case["d"]
+        description.Depth = case["d"]
     fields = ("XInBytes", "Y", "Z", "Pitch", "Height") if is_3d else ("XInBytes", "Y", "Pitch")
     for index, side in enumerate(("src", "dst")):
         kind, *values = case[side]
-        setattr(given, f"{side}MemoryType", cuda.CUmemorytype(TYPES[kind]))
+        setattr(description, f"{side}MemoryType", cuda.CUmemorytype(TYPES[kind]))
         for field, value in zip(fields, values, strict=True):
-            setattr(given, f"{side}{field}", value)
+            setattr(description, f"{side}{field}", value)
         if kind == "H":
-            setattr(given, f"{side}Host", ctypes.addressof(buffers.host[index]))
+            setattr(description, f"{side}Host", ctypes.addressof(buffers.host[index]))
         else:
-            setattr(given, f"{side}Device", cuda.CUdeviceptr(buffers.device[index]))
+            setattr(description, f"{side}Device", cuda.CUdeviceptr(buffers.device[index]))
     name = COPIES.get(case["f"], "cuMemcpy3DAsync")
     stream = (0,) if name.endswith("Async") else ()
-    return int(getattr(cuda, name)(given, *stream)[0])
+    return int(getattr(cuda, name)(description, *stream)[0])
 
 
 def _fill(case: dict[str, Any], buffers: Buffers) -> int:

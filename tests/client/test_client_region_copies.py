@@ -127,10 +127,10 @@ def type_of(kind: str, unified: bool) -> Any:
 def test_copies_of_every_direction_move_the_bytes_of_the_model(
     memory: Memory, shape: dict[str, int], source: str, destination: str, call: str, unified: bool, limit: int
 ) -> None:
-    made = cuda.CUDA_MEMCPY3D()
+    description = cuda.CUDA_MEMCPY3D()
     if "2D" in call:
         shape |= {"Depth": 1, "srcZ": 0, "dstZ": 0, "srcHeight": 0, "dstHeight": 0}
-        made = cuda.CUDA_MEMCPY2D()
+        description = cuda.CUDA_MEMCPY2D()
     before = {kind: np.random.default_rng(number).bytes(SIZE) for number, kind in enumerate(KINDS)}
     for kind in {source, destination}:
         memory.write(kind, before[kind])
@@ -147,7 +147,7 @@ def test_copies_of_every_direction_move_the_bytes_of_the_model(
         shape,
         (type_of(source, unified), memory.addresses[source]),
         (type_of(destination, unified), memory.addresses[destination] + offset),
-        made,
+        description,
     )
     with pytest.MonkeyPatch.context() as patch:
         real = region_copy._boxes
@@ -175,8 +175,8 @@ def test_many_large_rows_go_through_the_staging_memory(context: Any, asynchronou
     width, height, pitch = 3001, 5000, 3584
     sent = np.random.default_rng(3).integers(0, 256, (height, width), np.uint8)
     back = np.zeros((height, width), np.uint8)
-    address, given = ok(cuda.cuMemAllocPitch(width, height, 4))
-    assert given == 3072
+    address, arguments = ok(cuda.cuMemAllocPitch(width, height, 4))
+    assert arguments == 3072
     ok(cuda.cuMemFree(address))
     address = ok(cuda.cuMemAlloc(pitch * height))
     shape = {"WidthInBytes": width, "Height": height}

@@ -51,16 +51,16 @@ def add_one(address: int, count: int) -> None:
 
 def test_kernels_and_program_have_the_same_bytes(memory: np.ndarray[Any, Any]) -> None:
     start = np.arange(1001, 4001)
-    found = pointer(memory)
-    assert found != memory.ctypes.data, "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0"
-    assert pointer(memory) == found
-    assert int(ok(cuda.cuMemHostGetDevicePointer(memory.ctypes.data + 100, 0))) == found + 100
-    add_one(found, 3000)
+    result = pointer(memory)
+    assert result != memory.ctypes.data, "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0"
+    assert pointer(memory) == result
+    assert int(ok(cuda.cuMemHostGetDevicePointer(memory.ctypes.data + 100, 0))) == result + 100
+    add_one(result, 3000)
     assert (memory == start + 1).all()
     memory += 1
-    add_one(found, 3000)
+    add_one(result, 3000)
     assert (memory == start + 3).all()
-    assert cuda.cuMemsetD32(found, 0, 3000) == DONE
+    assert cuda.cuMemsetD32(result, 0, 3000) == DONE
     assert not memory.any()
     device = ok(cuda.cuMemAlloc(memory.nbytes))
     memory[:] = 5
@@ -71,7 +71,7 @@ def test_kernels_and_program_have_the_same_bytes(memory: np.ndarray[Any, Any]) -
     assert (memory[1000:] == 5).all()
     assert cuda.cuMemHostUnregister(memory) == DONE
     assert (memory[1000:] == 5).all(), "the bytes stay"
-    assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), found, 8) == (INVALID,)
+    assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), result, 8) == (INVALID,)
     memory[:] = 6
 
 
@@ -87,22 +87,22 @@ def test_a_running_kernel_sees_what_the_program_writes(context: Any) -> None:
 
 
 def test_unregistering_waits_for_the_work(memory: np.ndarray[Any, Any]) -> None:
-    found = pointer(memory)
+    result = pointer(memory)
     for _ in range(20):
-        assert cuda.cuMemsetD32Async(found, 0x3F800000, 3000, 0) == DONE
-        launch(kernel(BASIC, b"add_one"), (found, ctypes.c_uint64), (3000, ctypes.c_uint32), blocks=12, threads=256)
+        assert cuda.cuMemsetD32Async(result, 0x3F800000, 3000, 0) == DONE
+        launch(kernel(BASIC, b"add_one"), (result, ctypes.c_uint64), (3000, ctypes.c_uint32), blocks=12, threads=256)
     assert cuda.cuMemHostUnregister(memory) == DONE
     assert (memory == 2).all()
 
 
 def test_both_addresses_are_the_memorys(memory: np.ndarray[Any, Any]) -> None:
-    mine, found = memory.ctypes.data, pointer(memory)
-    for address in (mine + 8, found + 8):
-        for name, value in (("DEVICE_POINTER", found + 8), ("HOST_POINTER", mine + 8), ("MEMORY_TYPE", 1)):
-            wanted = getattr(P, f"CU_POINTER_ATTRIBUTE_{name}")
-            assert int(ok(cuda.cuPointerGetAttribute(wanted, address))) == value, name
+    mine, result = memory.ctypes.data, pointer(memory)
+    for address in (mine + 8, result + 8):
+        for name, value in (("DEVICE_POINTER", result + 8), ("HOST_POINTER", mine + 8), ("MEMORY_TYPE", 1)):
+            attribute = getattr(P, f"CU_POINTER_ATTRIBUTE_{name}")
+            assert int(ok(cuda.cuPointerGetAttribute(attribute, address))) == value, name
     assert cuda.cuMemHostUnregister(memory) == DONE
-    assert cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, found) == (INVALID, None)
+    assert cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, result) == (INVALID, None)
 
 
 def test_it_is_registered_and_mapped_again_and_again(context: Any) -> None:
@@ -115,7 +115,7 @@ def test_it_is_registered_and_mapped_again_and_again(context: Any) -> None:
 
 
 def test_a_forked_child_has_memory_of_its_own(memory: np.ndarray[Any, Any]) -> None:
-    found = pointer(memory)
+    result = pointer(memory)
     memory[:] = 1
     child = os.fork()
     if child == 0:
@@ -123,7 +123,7 @@ def test_a_forked_child_has_memory_of_its_own(memory: np.ndarray[Any, Any]) -> N
         os._exit(int(memory[0]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert (memory == 1).all(), "what the child wrote is the child's"
-    add_one(found, 3000)
+    add_one(result, 3000)
     assert (memory == 2).all(), "and kernels reach the parent's still"
     assert cuda.cuMemHostUnregister(memory) == DONE
 
@@ -158,26 +158,26 @@ def test_pages_that_cannot_be_replaced(context: Any) -> None:
     shared.close()
     reading.close()
     page = mmap.mmap(-1, PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    one = np.frombuffer(page, np.uint8)
-    first, second = one[:100], one[200:]
-    for each in (first, second):
-        assert cuda.cuMemHostRegister(each.ctypes.data, each.nbytes, MAP) == DONE
+    item = np.frombuffer(page, np.uint8)
+    first, second = item[:100], item[200:]
+    for entry in (first, second):
+        assert cuda.cuMemHostRegister(entry.ctypes.data, entry.nbytes, MAP) == DONE
     assert cuda.cuMemsetD8(pointer(first), 4, 100) == DONE
     assert cuda.cuMemHostGetDevicePointer(second.ctypes.data, 0) == (NOT_SUPPORTED, None)
     assert "other registered memory" in last_error()
     assert cuda.cuMemHostUnregister(first.ctypes.data) == DONE
     assert cuda.cuMemsetD8(pointer(second), 5, 100) == DONE
-    assert (one[:100] == 4).all()
-    assert (one[200:300] == 5).all()
+    assert (item[:100] == 4).all()
+    assert (item[200:300] == 5).all()
     assert cuda.cuMemHostUnregister(second.ctypes.data) == DONE
 
 
 def test_another_devices_kernels_do_not_reach_it(memory: np.ndarray[Any, Any]) -> None:
-    found = pointer(memory)
+    result = pointer(memory)
     other = ok(cuda.cuCtxCreate(None, 0, 1))
     assert cuda.cuMemHostGetDevicePointer(memory.ctypes.data, 0) == (INVALID, None)
     assert cuda.cuCtxDestroy(other) == DONE
-    assert pointer(memory) == found
+    assert pointer(memory) == result
     for flags in (1, 1 << 31):
         assert cuda.cuMemHostGetDevicePointer(memory.ctypes.data, flags) == (INVALID, None)
     for address in (0, memory.ctypes.data + memory.nbytes, 1 << 63):

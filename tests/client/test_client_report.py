@@ -26,14 +26,14 @@ def report(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, str, 
 
 
 def test_without_a_daemon(tmp_path: Path) -> None:
-    status, said, errors = report(tmp_path)
+    status, output, errors = report(tmp_path)
     assert (status, errors) == (1, "")
-    assert VERSION in said
-    assert f"at {tmp_path}/control: no daemon (No such file or directory)" in said
-    assert "a private executor, without MPS" in said
-    assert "backend:       emulated" in said
-    assert said.count("NVIDIA A100") == 2
-    (wrong,) = [line for line in said.splitlines() if line.startswith("wrong: ")]
+    assert VERSION in output
+    assert f"at {tmp_path}/control: no daemon (No such file or directory)" in output
+    assert "a private executor, without MPS" in output
+    assert "backend:       emulated" in output
+    assert output.count("NVIDIA A100") == 2
+    (wrong,) = [line for line in output.splitlines() if line.startswith("wrong: ")]
     assert "start a daemon (pympsd -d)" in wrong
 
 
@@ -41,9 +41,9 @@ def test_a_daemon_elsewhere_is_named(tmp_path: Path) -> None:
     """As with the unit of a user's own daemon; that of root's is at /run/nvidia-mps."""
     with Daemon(machine="2xA100") as daemon:
         (tmp_path / "nvidia-mps").symlink_to(daemon.pipe_directory)
-        status, said, _ = report(tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
+        status, output, _ = report(tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
         assert status == 1
-        (wrong,) = [line for line in said.splitlines() if line.startswith("wrong: ")]
+        (wrong,) = [line for line in output.splitlines() if line.startswith("wrong: ")]
         assert wrong == (
             f"wrong: this program runs without MPS, but a daemon runs at {tmp_path}/nvidia-mps: "
             f"set CUDA_MPS_PIPE_DIRECTORY={tmp_path}/nvidia-mps"
@@ -82,10 +82,10 @@ def test_roots_daemon_of_the_systemd_unit_is_named_and_login_shells_find_it(tmp_
 
 
 def test_what_cuinit_refuses_is_said(tmp_path: Path) -> None:
-    status, said, errors = report(tmp_path, PYMPSD_REQUIRE_MPS="1")
+    status, output, errors = report(tmp_path, PYMPSD_REQUIRE_MPS="1")
     assert (status, errors) == (1, "")
-    assert "CUDA_ERROR_MPS_CONNECTION_FAILED" in said
-    assert "PYMPSD_REQUIRE_MPS=1 asks for one" in said.splitlines()[-1]
+    assert "CUDA_ERROR_MPS_CONNECTION_FAILED" in output
+    assert "PYMPSD_REQUIRE_MPS=1 asks for one" in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
@@ -112,40 +112,40 @@ def test_a_report_that_cannot_be_printed(
 
 
 def test_what_is_compiled_is_listed(tmp_path: Path) -> None:
-    said = report(tmp_path)[1]
-    (compiled,) = [line for line in said.splitlines() if line.startswith("compiled:")]
+    output = report(tmp_path)[1]
+    (compiled,) = [line for line in output.splitlines() if line.startswith("compiled:")]
     built = [path.name.partition(".")[0] for path in Path(pympsd_client.__path__[0]).glob("native/*.so")]
     built += [path.name.partition(".")[0] for path in Path(pympsd_server.__path__[0]).glob("native/*.so")]
     assert compiled.split()[1:] == [f"{name}," for name in sorted(built)][:-1] + sorted(built)[-1:]
 
 
 def test_arguments(tmp_path: Path) -> None:
-    status, said, errors = report(tmp_path, "--help")
+    status, output, errors = report(tmp_path, "--help")
     assert (status, errors) == (0, "")
-    assert said.startswith("usage: python -m pympsd_client")
-    status, said, errors = report(tmp_path, "nonsense")
-    assert (status, said) == (2, "")
+    assert output.startswith("usage: python -m pympsd_client")
+    status, output, errors = report(tmp_path, "nonsense")
+    assert (status, output) == (2, "")
     assert errors == "python -m pympsd_client: unrecognized arguments: nonsense\n"
-    status, said, errors = report(tmp_path, "--hepl")
-    assert (status, said) == (2, "")
+    status, output, errors = report(tmp_path, "--hepl")
+    assert (status, output) == (2, "")
     assert errors == "python -m pympsd_client: there is no option --hepl; did you mean --help?\n"
 
 
 def test_a_vendors_server_that_is_not_there_is_said(tmp_path: Path) -> None:
-    status, said, _ = report(tmp_path, PYMPSD_BACKEND="vendor", PATH=str(tmp_path))
+    status, output, _ = report(tmp_path, PYMPSD_BACKEND="vendor", PATH=str(tmp_path))
     assert status == 1
-    assert "wrong: PYMPSD_BACKEND=vendor: no nvidia-cuda-mps-server is in PATH; name the driver's in" in said
+    assert "wrong: PYMPSD_BACKEND=vendor: no nvidia-cuda-mps-server is in PATH; name the driver's in" in output
 
 
 def test_a_stopped_daemon_is_said(tmp_path: Path) -> None:
     with Daemon(machine="H200") as daemon:
         suspend(daemon.pid)
         try:
-            status, said, errors = report(tmp_path, CUDA_MPS_PIPE_DIRECTORY=daemon.pipe_directory)
+            status, output, errors = report(tmp_path, CUDA_MPS_PIPE_DIRECTORY=daemon.pipe_directory)
             assert (status, errors) == (1, "")
-            assert f"if it is stopped, continue it: kill -CONT {daemon.pid}" in said.splitlines()[-1]
-            assert said.splitlines()[-1].startswith("wrong: the daemon does not answer")
+            assert f"if it is stopped, continue it: kill -CONT {daemon.pid}" in output.splitlines()[-1]
+            assert output.splitlines()[-1].startswith("wrong: the daemon does not answer")
         finally:
             os.kill(daemon.pid, signal.SIGCONT)
-        status, said, _ = report(tmp_path, CUDA_MPS_PIPE_DIRECTORY=daemon.pipe_directory)
-        assert status == 0, said
+        status, output, _ = report(tmp_path, CUDA_MPS_PIPE_DIRECTORY=daemon.pipe_directory)
+        assert status == 0, output

@@ -21,8 +21,8 @@ INVALID_CONTEXT = (cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT,)
 @pytest.fixture
 def peers(devices: None) -> list[Any]:
     """A context on each of two devices, the first one's current."""
-    made = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
-    return made[::-1]
+    result = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
+    return result[::-1]
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def peers(devices: None) -> list[Any]:
     ],
 )
 def test_the_device_attributes_say_the_same(attribute: str, value: int, devices: None) -> None:
-    wanted = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
-    assert ok(cuda.cuDeviceGetAttribute(wanted, 0)) == value
+    requested = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
+    assert ok(cuda.cuDeviceGetAttribute(requested, 0)) == value
 
 
 LAUNCHES = b""".version 7.0

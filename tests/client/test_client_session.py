@@ -209,13 +209,13 @@ def test_the_hello_describes_the_process(daemon: FakeDaemon, session_with: Sessi
 
 def opens_in_order(daemon: FakeDaemon) -> None:
     """Contexts get ids from 11 on, and a device's first one its command stream."""
-    given: list[int] = []
+    arguments: list[int] = []
 
     def serve(server: Peer, request: object) -> None:
         assert isinstance(request, OpenContext)
-        first = request.device not in given
-        given.append(request.device)
-        server.send(opened(request, 10 + len(given)), *(daemon.stream() if first else ()))
+        first = request.device not in arguments
+        arguments.append(request.device)
+        server.send(opened(request, 10 + len(arguments)), *(daemon.stream() if first else ()))
 
     daemon.in_session = serve
 
@@ -223,11 +223,11 @@ def opens_in_order(daemon: FakeDaemon) -> None:
 def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, session_with: SessionWith) -> None:
     opens_in_order(daemon)
     session = session_with(daemon)
-    one, two, other = (session.open_context(session.devices[number], 0) for number in (0, 0, 1))
-    assert (one.context_id, two.context_id, other.context_id) == (11, 12, 13)
-    assert one.transport is two.transport
-    assert other.transport is not one.transport
-    assert (one.generation, one.multiprocessors, one.stream_priorities) == (3, 66, (0, -5))
+    item, two, other = (session.open_context(session.devices[number], 0) for number in (0, 0, 1))
+    assert (item.context_id, two.context_id, other.context_id) == (11, 12, 13)
+    assert item.transport is two.transport
+    assert other.transport is not item.transport
+    assert (item.generation, item.multiprocessors, item.stream_priorities) == (3, 66, (0, -5))
 
 
 def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, session_with: SessionWith) -> None:
@@ -376,11 +376,11 @@ def test_a_daemon_that_ends_without_an_answer_is_not_asked_again(
 def test_a_long_wait_is_warned_of_once_and_goes_on(
     daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch, peer_name: str
 ) -> None:
-    shown: list[tuple[str, type[Warning], str]] = []
+    warnings_seen: list[tuple[str, type[Warning], str]] = []
     is_shown = threading.Event()
 
     def show(message: Warning | str, category: type[Warning], filename: str, *_: object) -> None:
-        shown.append((str(message), category, filename))
+        warnings_seen.append((str(message), category, filename))
         is_shown.set()
 
     def answer_after_the_warning(daemon: FakeDaemon, peer: Peer) -> None:
@@ -403,7 +403,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", show)
         assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
-    ((message, category, filename),) = shown
+    ((message, category, filename),) = warnings_seen
     expected = {
         "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (see ",
         "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",

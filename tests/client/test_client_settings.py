@@ -33,8 +33,8 @@ def _name(answer: tuple[Any, ...]) -> str:
 
 
 def test_limits(context: Any) -> None:
-    found = {each.name: cuda.cuCtxGetLimit(each) for each in Limit}
-    values = {name.removeprefix("CU_LIMIT_"): value for name, (code, value) in found.items() if not int(code)}
+    result = {item.name: cuda.cuCtxGetLimit(item) for item in Limit}
+    values = {name.removeprefix("CU_LIMIT_"): value for name, (code, value) in result.items() if not int(code)}
     assert values == {
         "STACK_SIZE": 1024,
         "PRINTF_FIFO_SIZE": 1 << 20,
@@ -91,7 +91,7 @@ def test_identifiers_are_unique(context: Any) -> None:
     stream = ok(cuda.cuStreamCreate(0))
     second = ok(cuda.cuCtxCreate(None, 0, 1))
     ids = [ok(cuda.cuCtxGetId(context)), ok(cuda.cuCtxGetId(second)), ok(cuda.cuStreamGetId(stream))]
-    ids += [ok(cuda.cuStreamGetId(each)) for each in (0, 2)]
+    ids += [ok(cuda.cuStreamGetId(item)) for item in (0, 2)]
     ids.append(ok(cuda.cuStreamGetId(ok(cuda.cuStreamCreate(0)))))
     assert ok(cuda.cuCtxGetId(None)) == ids.pop(1) == ids[2]  # the legacy stream's is its context's
     assert len(set(ids)) == len(ids)
@@ -154,8 +154,8 @@ def test_attributes_of_streams(context: Any) -> None:
     value.syncPolicy = cuda.CUsynchronizationPolicy.CU_SYNC_POLICY_BLOCKING_SYNC
     ok(cuda.cuStreamSetAttribute(stream, policy, value))
     ok(cuda.cuStreamCopyAttributes(other, stream))
-    for each in (stream, other):
-        assert ok(cuda.cuStreamGetAttribute(each, policy)).syncPolicy == value.syncPolicy
+    for item in (stream, other):
+        assert ok(cuda.cuStreamGetAttribute(item, policy)).syncPolicy == value.syncPolicy
     assert ok(cuda.cuStreamGetAttribute(other, priority)).priority == 0
     assert _name(cuda.cuStreamSetAttribute(stream, priority, value)) == "NOT_SUPPORTED"
     assert _name(cuda.cuStreamSetAttribute(stream, policy, None)) == "INVALID_VALUE"
@@ -177,9 +177,9 @@ def test_attributes_of_streams(context: Any) -> None:
 
 
 def _word(address: Any, size: int = 4) -> int:
-    found = np.zeros(1, f"u{size}")
-    ok(cuda.cuMemcpyDtoH(found, address, size))
-    return int(found[0])
+    result = np.zeros(1, f"u{size}")
+    ok(cuda.cuMemcpyDtoH(result, address, size))
+    return int(result[0])
 
 
 def test_a_stream_writes_words(context: Any) -> None:
@@ -217,10 +217,10 @@ def test_a_stream_waits_for_a_word(context: Any, flags: int, value: int, short: 
 
 
 def _word_on(stream: Any, address: Any) -> int:
-    found = np.zeros(1, "u4")
-    ok(cuda.cuMemcpyDtoHAsync(found, address, 4, stream))
+    result = np.zeros(1, "u4")
+    ok(cuda.cuMemcpyDtoHAsync(result, address, 4, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    return int(found[0])
+    return int(result[0])
 
 
 def test_wrong_words(context: Any) -> None:
@@ -268,9 +268,9 @@ def test_a_batch_of_copies(context: Any) -> None:
     tos = [cuda.CUdeviceptr(int(destination) + at) for at in (128, 0)]
     ok(cuda.cuMemcpyBatchAsync(tos, froms, (128, 128), 2, [], (), 0, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    found = np.zeros(256, np.uint8)
-    ok(cuda.cuMemcpyDtoH(found, destination, 256))
-    assert (found == np.concatenate([data[128:], data[:128]])).all()
+    result = np.zeros(256, np.uint8)
+    ok(cuda.cuMemcpyDtoH(result, destination, 256))
+    assert (result == np.concatenate([data[128:], data[:128]])).all()
     for wrong in (
         (tos, froms, (128, 128), 2, [], (), 0, 0),
         (tos, froms, (128,), 2, [], (), 0, stream),
@@ -283,23 +283,23 @@ def test_a_batch_of_copies(context: Any) -> None:
 
 def _operation(extent: tuple[int, int, int], *operands: tuple[Any, ...]) -> Any:
     """Return a CUDA_MEMCPY3D_BATCH_OP; operands are source and destination: memory or an array, and its sizes."""
-    made, Type = cuda.CUDA_MEMCPY3D_BATCH_OP(), cuda.CUmemcpy3DOperandType
-    made.extent.width, made.extent.height, made.extent.depth = extent
-    for side, (what, *sizes) in zip((made.src, made.dst), operands, strict=True):
+    description, Type = cuda.CUDA_MEMCPY3D_BATCH_OP(), cuda.CUmemcpy3DOperandType
+    description.extent.width, description.extent.height, description.extent.depth = extent
+    for side, (what, *sizes) in zip((description.src, description.dst), operands, strict=True):
         if isinstance(what, cuda.CUarray):
             side.type, side.op.array.array = Type.CU_MEMCPY_OPERAND_TYPE_ARRAY, what
             side.op.array.offset.x, side.op.array.offset.y, side.op.array.offset.z = sizes
         else:
             side.type, side.op.ptr.ptr = Type.CU_MEMCPY_OPERAND_TYPE_POINTER, what
             side.op.ptr.rowLength, side.op.ptr.layerHeight = sizes
-    return made
+    return description
 
 
 def _array_of(channels: int) -> Any:
-    made = cuda.CUDA_ARRAY3D_DESCRIPTOR()
-    made.Width, made.Height, made.Depth = 8, 4, 2
-    made.Format, made.NumChannels = cuda.CUarray_format.CU_AD_FORMAT_FLOAT, channels
-    return ok(cuda.cuArray3DCreate(made))
+    description = cuda.CUDA_ARRAY3D_DESCRIPTOR()
+    description.Width, description.Height, description.Depth = 8, 4, 2
+    description.Format, description.NumChannels = cuda.CUarray_format.CU_AD_FORMAT_FLOAT, channels
+    return ok(cuda.cuArray3DCreate(description))
 
 
 def test_a_batch_of_copies_of_rows_and_slices(context: Any) -> None:
@@ -315,14 +315,14 @@ def test_a_batch_of_copies_of_rows_and_slices(context: Any) -> None:
     ]
     ok(cuda.cuMemcpy3DBatchAsync(3, operations, 0, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    found = np.zeros((2, 3, 4), np.float32)
-    ok(cuda.cuMemcpyDtoH(found, destination, found.nbytes))
-    assert (found == data[:, :3, :4]).all()
+    result = np.zeros((2, 3, 4), np.float32)
+    ok(cuda.cuMemcpyDtoH(result, destination, result.nbytes))
+    assert (result == data[:, :3, :4]).all()
     bytes_only = _operation((16, 2, 1), (source, 24, 5), (destination, 0, 0))  # elements of memory are bytes
     ok(cuda.cuMemcpy3DBatchAsync(1, [bytes_only], 0, stream))
     ok(cuda.cuStreamSynchronize(stream))
-    ok(cuda.cuMemcpyDtoH(found, destination, found.nbytes))
-    assert (found[0, :2] == data[0, :2, :4]).all()
+    ok(cuda.cuMemcpyDtoH(result, destination, result.nbytes))
+    assert (result[0, :2] == data[0, :2, :4]).all()
 
 
 def test_no_copy_of_a_wrong_batch_is_made(context: Any) -> None:
@@ -345,9 +345,9 @@ def test_no_copy_of_a_wrong_batch_is_made(context: Any) -> None:
     for count, flags, where in ((0, 0, stream), (2, 0, stream), (1, 1, stream), (1, 0, 0)):
         assert _name(cuda.cuMemcpy3DBatchAsync(count, [good], flags, where)) == "INVALID_VALUE"
     ok(cuda.cuStreamSynchronize(stream))
-    found = np.zeros(1, np.uint8)
-    ok(cuda.cuMemcpyDtoH(found, int(memory) + 256, 1))
-    assert found[0] == 7
+    result = np.zeros(1, np.uint8)
+    ok(cuda.cuMemcpyDtoH(result, int(memory) + 256, 1))
+    assert result[0] == 7
 
 
 # --- occupancy and attributes of kernels
@@ -409,16 +409,16 @@ def test_sizes_of_clusters(function: Any) -> None:
 
 def test_attributes_of_kernels(function: Any) -> None:
     names = cuda.CUfunction_attribute
-    found = {each.name.removeprefix("CU_FUNC_ATTRIBUTE_"): cuda.cuFuncGetAttribute(each, function) for each in names}
-    assert found.pop("MAX")[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE
-    assert all(not int(code) for code, _ in found.values())
-    assert (found["PTX_VERSION"][1], found["BINARY_VERSION"][1]) == (90, 90)
+    result = {item.name.removeprefix("CU_FUNC_ATTRIBUTE_"): cuda.cuFuncGetAttribute(item, function) for item in names}
+    assert result.pop("MAX")[0] == cuda.CUresult.CUDA_ERROR_INVALID_VALUE
+    assert all(not int(code) for code, _ in result.values())
+    assert (result["PTX_VERSION"][1], result["BINARY_VERSION"][1]) == (90, 90)
     settable = {
         "MAX_DYNAMIC_SHARED_SIZE_BYTES", "PREFERRED_SHARED_MEMORY_CARVEOUT", "REQUIRED_CLUSTER_WIDTH",
         "REQUIRED_CLUSTER_HEIGHT", "REQUIRED_CLUSTER_DEPTH", "NON_PORTABLE_CLUSTER_SIZE_ALLOWED",
         "CLUSTER_SCHEDULING_POLICY_PREFERENCE",
     }  # fmt: skip
-    for name in found:
+    for name in result:
         number = getattr(names, f"CU_FUNC_ATTRIBUTE_{name}")
         assert (_name(cuda.cuFuncSetAttribute(function, number, 1)) == "SUCCESS") is (name in settable), name
         if name in settable:
@@ -451,7 +451,7 @@ def test_settings_of_core_dumps_are_kept(context: Any, monkeypatch: pytest.Monke
     assert cuda.cuCoredumpSetAttributeGlobal(file, b"one") == done
     assert cuda.cuCoredumpSetAttributeGlobal(pipe, b"two") == done
     assert cuda.cuCoredumpSetAttributeGlobal(host, False) == done
-    assert [ok(cuda.cuCoredumpGetAttribute(one)) for one in (file, pipe, host)] == [b"one", b"two", False]
+    assert [ok(cuda.cuCoredumpGetAttribute(item)) for item in (file, pipe, host)] == [b"one", b"two", False]
     assert cuda.cuCoredumpSetAttribute(file, b"own") == done
     assert ok(cuda.cuCoredumpGetAttribute(file)) == b"own"
     assert ok(cuda.cuCoredumpGetAttributeGlobal(file)) == b"one"

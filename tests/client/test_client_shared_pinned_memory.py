@@ -293,8 +293,8 @@ def test_memory_of_one_devices_executor_is_copied_to_all_devices(context: Any) -
     assert (at(other) == at(address)).all()
     assert cuda.cuMemcpyDtoHAsync(address + 8, data, COUNT - 8, 0) == DONE
     assert (at(address)[8:] == at(other)[:-8]).all(), "pageable to this device: there when the call returns"
-    for each in (address, other):
-        assert cuda.cuMemFreeHost(each) == DONE
+    for item in (address, other):
+        assert cuda.cuMemFreeHost(item) == DONE
     ok((*cuda.cuCtxDestroy(elsewhere), None))
 
 
@@ -334,8 +334,8 @@ def test_the_source_is_read_and_the_target_written_when_the_stream_comes_to_it(
     go_on.set()
     assert cuda.cuStreamSynchronize(stream) == DONE
     assert (at(target) == 2).all()
-    for each in (source, target):
-        assert cuda.cuMemFreeHost(each) == DONE
+    for item in (source, target):
+        assert cuda.cuMemFreeHost(item) == DONE
 
 
 def test_freeing_does_not_disturb_copies_in_flight(context: Any) -> None:
@@ -384,8 +384,8 @@ def test_threads_allocate_copy_and_free_at_the_same_time(context: Any) -> None:
             ok((*cuda.cuStreamSynchronize(stream), None))
             right = right and bool((at(target, size) == at(source, size)).all())
             ok((*cuda.cuMemFree(data), None))
-            for each in (source, target):
-                ok((*cuda.cuMemFreeHost(each), None))
+            for item in (source, target):
+                ok((*cuda.cuMemFreeHost(item), None))
         ok((*cuda.cuStreamDestroy(stream), None))
         return right
 

@@ -205,15 +205,15 @@ def test_flags_of_the_current_context_are_set(context: Any) -> None:
 
 
 def test_a_context_is_destroyed_when_all_its_users_have_detached(context: Any) -> None:
-    made = ok(cuda.cuCtxCreate(None, 0, 0))
+    result = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuCtxAttach(1) == (R.CUDA_ERROR_INVALID_VALUE, None)
-    assert int(ok(cuda.cuCtxAttach(0))) == int(made)
+    assert int(ok(cuda.cuCtxAttach(0))) == int(result)
     assert cuda.cuCtxDetach(context) == (R.CUDA_ERROR_INVALID_CONTEXT,)
-    ok(cuda.cuCtxDetach(made))
+    ok(cuda.cuCtxDetach(result))
     ok(cuda.cuMemAlloc(64))
-    ok(cuda.cuCtxDetach(made))
+    ok(cuda.cuCtxDetach(result))
     assert int(ok(cuda.cuCtxGetCurrent())) == int(context)
-    assert cuda.cuCtxSetCurrent(made) == (R.CUDA_ERROR_INVALID_CONTEXT,)
+    assert cuda.cuCtxSetCurrent(result) == (R.CUDA_ERROR_INVALID_CONTEXT,)
 
 
 def test_contexts_make_a_stack(devices: None) -> None:
@@ -255,9 +255,9 @@ def test_contexts_are_made_with_keywords_too(devices: None, arguments: dict[str,
     ],
 )
 def test_contexts_that_cannot_be(devices: None, arguments: tuple[Any, ...], result: Any) -> None:
-    known = len(contexts)
+    before = len(contexts)
     assert cuda.cuCtxCreate(*arguments) == (result, None)
-    assert len(contexts) == known
+    assert len(contexts) == before
     assert int(ok(cuda.cuCtxGetCurrent())) == 0
 
 
@@ -332,8 +332,8 @@ def test_a_poisoned_primary_context_can_be_opened_again(devices: None) -> None:
 
 def test_eight_threads_retain_one_primary_context(devices: None) -> None:
     with ThreadPoolExecutor(8) as threads:
-        made = {int(ok(answer)) for answer in threads.map(cuda.cuDevicePrimaryCtxRetain, [0] * 32)}
-    assert len(made) == 1
+        result = {int(ok(answer)) for answer in threads.map(cuda.cuDevicePrimaryCtxRetain, [0] * 32)}
+    assert len(result) == 1
     for _ in range(32):
         ok(cuda.cuDevicePrimaryCtxRelease(0))
     assert cuda.cuDevicePrimaryCtxRelease(0) == (R.CUDA_ERROR_INVALID_CONTEXT,)
@@ -380,11 +380,11 @@ def test_device_attributes(devices: None, attribute: str, value: int) -> None:
 
 
 def test_the_properties_of_a_device_are_its_attributes(devices: None) -> None:
-    found = ok(cuda.cuDeviceGetProperties(0))
-    assert (found.maxThreadsPerBlock, found.SIMDWidth, found.clockRate) == (1024, 32, 1980000)
-    assert (found.maxThreadsDim, found.maxGridSize) == ([1024, 1024, 64], [2147483647, 65535, 65535])
-    assert (found.sharedMemPerBlock, found.totalConstantMemory, found.regsPerBlock) == (49152, 65536, 65536)
-    assert (found.memPitch, found.textureAlign) == (2147483647, 512)
+    result = ok(cuda.cuDeviceGetProperties(0))
+    assert (result.maxThreadsPerBlock, result.SIMDWidth, result.clockRate) == (1024, 32, 1980000)
+    assert (result.maxThreadsDim, result.maxGridSize) == ([1024, 1024, 64], [2147483647, 65535, 65535])
+    assert (result.sharedMemPerBlock, result.totalConstantMemory, result.regsPerBlock) == (49152, 65536, 65536)
+    assert (result.memPitch, result.textureAlign) == (2147483647, 512)
     assert cuda.cuDeviceGetProperties(99) == (R.CUDA_ERROR_INVALID_DEVICE, None)
 
 

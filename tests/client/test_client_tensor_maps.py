@@ -208,12 +208,12 @@ def test_a_kernel_copies_by_maps(context: Any) -> None:
     assert cuda.cuLaunchKernel(kernel, 4, 3, 1, 1, 1, 1, 0, 0, ((first, second), (None, None)), 0) == DONE
     back = np.zeros((100, 80), "f4")
     assert cuda.cuMemcpyDtoH(back, target, back.nbytes) == DONE
-    wanted = np.zeros((128, 96), "f4")
+    expected = np.zeros((128, 96), "f4")
     for x in range(4):
         for y in range(3):
             part = data[32 * y : 32 * y + 32, 32 * x : 32 * x + 32]
-            wanted[32 * x : 32 * x + part.shape[0], 32 * y : 32 * y + part.shape[1]] = part
-    np.testing.assert_array_equal(back[:, :70], wanted[:100, :70])
+            expected[32 * x : 32 * x + part.shape[0], 32 * y : 32 * y + part.shape[1]] = part
+    np.testing.assert_array_equal(back[:, :70], expected[:100, :70])
 
 
 def test_a_map_of_memory_that_is_not_there(context: Any) -> None:

@@ -34,55 +34,63 @@ suld.b.2d.b32.trap {%r4}, [%d0, {%r1, %r2}]; sust.b.2d.b32.trap [%d1, {%r3, %r0}
 
 def of_array(array: Any) -> Any:
     """Return the CUDA_RESOURCE_DESC of an array."""
-    made = cuda.CUDA_RESOURCE_DESC()
-    made.resType = Type.CU_RESOURCE_TYPE_ARRAY
-    made.res.array.hArray = array
-    return made
+    description = cuda.CUDA_RESOURCE_DESC()
+    description.resType = Type.CU_RESOURCE_TYPE_ARRAY
+    description.res.array.hArray = array
+    return description
 
 
 def of_levels(array: Any) -> Any:
     """Return the CUDA_RESOURCE_DESC of a mipmapped array."""
-    made = cuda.CUDA_RESOURCE_DESC()
-    made.resType = Type.CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
-    made.res.mipmap.hMipmappedArray = array
-    return made
+    description = cuda.CUDA_RESOURCE_DESC()
+    description.resType = Type.CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
+    description.res.mipmap.hMipmappedArray = array
+    return description
 
 
 def of_memory(address: Any, size: int, format: Any = FLOAT, channels: int = 1) -> Any:
     """Return the CUDA_RESOURCE_DESC of linear memory."""
-    made = cuda.CUDA_RESOURCE_DESC()
-    made.resType = Type.CU_RESOURCE_TYPE_LINEAR
-    made.res.linear.devPtr, made.res.linear.format = address, format
-    made.res.linear.numChannels, made.res.linear.sizeInBytes = channels, size
-    return made
+    description = cuda.CUDA_RESOURCE_DESC()
+    description.resType = Type.CU_RESOURCE_TYPE_LINEAR
+    description.res.linear.devPtr, description.res.linear.format = address, format
+    description.res.linear.numChannels, description.res.linear.sizeInBytes = channels, size
+    return description
 
 
 def of_rows(address: Any, width: int, height: int, pitch: int) -> Any:
     """Return the CUDA_RESOURCE_DESC of rows of floats."""
-    made = cuda.CUDA_RESOURCE_DESC()
-    made.resType = Type.CU_RESOURCE_TYPE_PITCH2D
-    made.res.pitch2D.devPtr, made.res.pitch2D.format, made.res.pitch2D.numChannels = address, FLOAT, 1
-    made.res.pitch2D.width, made.res.pitch2D.height, made.res.pitch2D.pitchInBytes = width, height, pitch
-    return made
+    description = cuda.CUDA_RESOURCE_DESC()
+    description.resType = Type.CU_RESOURCE_TYPE_PITCH2D
+    description.res.pitch2D.devPtr, description.res.pitch2D.format, description.res.pitch2D.numChannels = (
+        address,
+        FLOAT,
+        1,
+    )
+    description.res.pitch2D.width, description.res.pitch2D.height, description.res.pitch2D.pitchInBytes = (
+        width,
+        height,
+        pitch,
+    )
+    return description
 
 
 def sampled(flags: int = 0, linear: bool = False, mode: Any = Mode.CU_TR_ADDRESS_MODE_CLAMP) -> Any:
     """Return a CUDA_TEXTURE_DESC."""
-    made = cuda.CUDA_TEXTURE_DESC()
-    made.addressMode, made.flags = [mode] * 3, flags
-    made.filterMode = Filter.CU_TR_FILTER_MODE_LINEAR if linear else Filter.CU_TR_FILTER_MODE_POINT
-    made.maxMipmapLevelClamp, made.borderColor = 9.0, [1.0, 2.0, 3.0, 4.0]
-    return made
+    description = cuda.CUDA_TEXTURE_DESC()
+    description.addressMode, description.flags = [mode] * 3, flags
+    description.filterMode = Filter.CU_TR_FILTER_MODE_LINEAR if linear else Filter.CU_TR_FILTER_MODE_POINT
+    description.maxMipmapLevelClamp, description.borderColor = 9.0, [1.0, 2.0, 3.0, 4.0]
+    return description
 
 
 def viewed(format: int, size: tuple[int, int, int], levels: tuple[int, int], layers: tuple[int, int]) -> Any:
     """Return a CUDA_RESOURCE_VIEW_DESC."""
-    made = cuda.CUDA_RESOURCE_VIEW_DESC()
-    made.format = cuda.CUresourceViewFormat(format)
-    made.width, made.height, made.depth = size
-    made.firstMipmapLevel, made.lastMipmapLevel = levels
-    made.firstLayer, made.lastLayer = layers
-    return made
+    description = cuda.CUDA_RESOURCE_VIEW_DESC()
+    description.format = cuda.CUresourceViewFormat(format)
+    description.width, description.height, description.depth = size
+    description.firstMipmapLevel, description.lastMipmapLevel = levels
+    description.firstLayer, description.lastLayer = layers
+    return description
 
 
 class Sampler:
@@ -94,13 +102,13 @@ class Sampler:
         self.out = ok(cuda.cuMemAlloc(16))
 
     def __call__(self, texture: Any, x: float, y: float) -> list[float]:
-        given = [np.uint64(int(self.out)), np.uint64(int(texture)), np.float32(x), np.float32(y)]
-        held = [np.atleast_1d(one) for one in given]
-        places = np.array([one.ctypes.data for one in held], np.uint64)
+        arguments = [np.uint64(int(self.out)), np.uint64(int(texture)), np.float32(x), np.float32(y)]
+        kept_open = [np.atleast_1d(item) for item in arguments]
+        places = np.array([item.ctypes.data for item in kept_open], np.uint64)
         assert cuda.cuLaunchKernel(self.kernel, 1, 1, 1, 1, 1, 1, 0, 0, places.ctypes.data, 0) == DONE
         back = np.zeros(4, "f4")
         assert cuda.cuMemcpyDtoH(back, self.out, 16) == DONE
-        return [float(one) for one in back]
+        return [float(item) for item in back]
 
 
 @pytest.fixture
@@ -119,7 +127,7 @@ def filled(*shape: Any, **more: Any) -> tuple[Any, Any]:
 
 def test_a_kernel_reads_an_array_by_a_texture(sample: Sampler) -> None:
     array, data = filled(8, 4, 0)
-    near, smooth = (ok(cuda.cuTexObjectCreate(of_array(array), sampled(0, one), None)) for one in (False, True))
+    near, smooth = (ok(cuda.cuTexObjectCreate(of_array(array), sampled(0, item), None)) for item in (False, True))
     assert sample(near, 3.75, 2.25) == [data[0, 2, 3], 0, 0, 1]
     assert sample(smooth, 3.0, 2.25)[0] == (data[0, 1, 2] + data[0, 1, 3]) / 2 + 0.75 * 8
     edge = sampled(mode=Mode.CU_TR_ADDRESS_MODE_BORDER)
@@ -168,9 +176,9 @@ def test_views_of_arrays(sample: Sampler) -> None:
 def test_a_kernel_writes_an_array_by_a_surface(sample: Sampler) -> None:
     source, data = filled(4, 4, 0, flags=SURFACE)
     target = ok(cuda.cuArray3DCreate(described(4, 4, 0, flags=SURFACE)))
-    both = [ok(cuda.cuSurfObjectCreate(of_array(one))) for one in (source, target)]
-    held = [np.array([int(one)], np.uint64) for one in both]
-    places = np.array([one.ctypes.data for one in held], np.uint64)
+    both = [ok(cuda.cuSurfObjectCreate(of_array(item))) for item in (source, target)]
+    kept_open = [np.array([int(item)], np.uint64) for item in both]
+    places = np.array([item.ctypes.data for item in kept_open], np.uint64)
     assert cuda.cuLaunchKernel(sample.turn, 4, 1, 1, 4, 1, 1, 0, 0, places.ctypes.data, 0) == DONE
     back = np.zeros((4, 4), "f4")
     assert cuda.cuMemcpyAtoH(back, target, 0, 64) == DONE
@@ -184,12 +192,12 @@ def test_objects_know_what_they_were_made_of(context: Any) -> None:
     memory = ok(cuda.cuMemAlloc(4096))
     texture = ok(cuda.cuTexObjectCreate(of_memory(memory, 4096, FLOAT, 2), sampled(NORMALIZED, mode=Mode(2)), None))
     assert isinstance(texture, cuda.CUtexObject)
-    found, how = ok(cuda.cuTexObjectGetResourceDesc(texture)), ok(cuda.cuTexObjectGetTextureDesc(texture))
-    assert found.resType == Type.CU_RESOURCE_TYPE_LINEAR
-    assert (int(found.res.linear.devPtr), found.res.linear.numChannels) == (int(memory), 2)
-    assert (found.res.linear.format, found.res.linear.sizeInBytes) == (FLOAT, 4096)
+    result, how = ok(cuda.cuTexObjectGetResourceDesc(texture)), ok(cuda.cuTexObjectGetTextureDesc(texture))
+    assert result.resType == Type.CU_RESOURCE_TYPE_LINEAR
+    assert (int(result.res.linear.devPtr), result.res.linear.numChannels) == (int(memory), 2)
+    assert (result.res.linear.format, result.res.linear.sizeInBytes) == (FLOAT, 4096)
     assert (how.flags, list(how.borderColor), how.maxMipmapLevelClamp) == (NORMALIZED, [1.0, 2.0, 3.0, 4.0], 9.0)
-    assert [int(one) for one in how.addressMode] == [2, 2, 2]
+    assert [int(item) for item in how.addressMode] == [2, 2, 2]
     assert cuda.cuTexObjectGetResourceViewDesc(texture)[0] == INVALID
     for call in ("cuTexObjectGetResourceDesc", "cuTexObjectGetTextureDesc", "cuTexObjectGetResourceViewDesc"):
         assert getattr(cuda, call)(int(texture) + 8)[0] == NO_HANDLE[0]
@@ -251,24 +259,24 @@ def test_a_texture_that_cannot_be_is_refused(context: Any, case: str) -> None:
     memory, array = ok(cuda.cuMemAlloc(4096)), ok(cuda.cuArray3DCreate(described(8, 4, 0)))
     pyramid = ok(cuda.cuMipmappedArrayCreate(described(8, 4, 0), 2))
     make, result, words = REFUSED[case]
-    given = make(int(memory), array, pyramid)
+    arguments = make(int(memory), array, pyramid)
     free = ok(cuda.cuMemGetInfo())[0]
-    assert cuda.cuTexObjectCreate(*given) == (result, None)
+    assert cuda.cuTexObjectCreate(*arguments) == (result, None)
     assert words in last_error()
     assert ok(cuda.cuMemGetInfo())[0] == free
 
 
 def test_a_surface_is_of_an_array_that_is_made_for_it(context: Any) -> None:
     array, memory = ok(cuda.cuArray3DCreate(described(8, 8, 6, flags=CUBEMAP))), ok(cuda.cuMemAlloc(64))
-    for given, words in ((of_array(array), "SURFACE_LDST"), (of_memory(memory, 64), "type 0"), (None, "NULL")):
-        assert cuda.cuSurfObjectCreate(given) == (INVALID, None)
+    for arguments, words in ((of_array(array), "SURFACE_LDST"), (of_memory(memory, 64), "type 0"), (None, "NULL")):
+        assert cuda.cuSurfObjectCreate(arguments) == (INVALID, None)
         assert words in last_error()
 
 
 def test_a_wrong_handle_in_a_kernel_is_an_illegal_address(sample: Sampler) -> None:
     texture = np.array([4096], np.uint64)
-    held = [np.array([int(sample.out)], np.uint64), texture, np.zeros(1, "f4"), np.zeros(1, "f4")]
-    places = np.array([one.ctypes.data for one in held], np.uint64)
+    kept_open = [np.array([int(sample.out)], np.uint64), texture, np.zeros(1, "f4"), np.zeros(1, "f4")]
+    places = np.array([item.ctypes.data for item in kept_open], np.uint64)
     assert cuda.cuLaunchKernel(sample.kernel, 1, 1, 1, 1, 1, 1, 0, 0, places.ctypes.data, 0) == DONE
     assert cuda.cuCtxSynchronize() == (Result.CUDA_ERROR_ILLEGAL_ADDRESS,)
     assert "no texture or surface object" in last_error()

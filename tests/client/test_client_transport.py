@@ -42,7 +42,7 @@ def test_an_error_carries_its_reason(make_executor: MakeExecutor) -> None:
 
 def _events(executor: FakeExecutor) -> list[int]:
     """Return the events that were recorded; between them a client looks for faults."""
-    return [executor.operands(one)[0] for one in executor.seen if one.opcode == operations.RECORD_EVENT.opcode]
+    return [executor.operands(item)[0] for item in executor.seen if item.opcode == operations.RECORD_EVENT.opcode]
 
 
 def test_records_of_one_thread_arrive_in_order(executor: FakeExecutor) -> None:
@@ -63,7 +63,8 @@ def test_threads_get_their_own_answers_in_whatever_order_they_come(make_executor
             return None
         late, early = kept[-2:]
         return b"".join(
-            executor.answer(one, operations.ALLOCATE.answer.pack(executor.operands(one)[0])) for one in (early, late)
+            executor.answer(item, operations.ALLOCATE.answer.pack(executor.operands(item)[0]))
+            for item in (early, late)
         )
 
     executor.reply = reversed_in_pairs
@@ -153,14 +154,14 @@ def test_a_copy_larger_than_the_staging_memory_goes_through_its_slots(executor: 
 
 def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor) -> None:
     executor = make_executor()
-    held: list[Record] = []
+    kept_open: list[Record] = []
     full = threading.Event()
 
     def reply(record: Record) -> bytes | None:
-        if record.opcode != OPCODES["COPY_TO_DEVICE"] or len(held) >= 4:
+        if record.opcode != OPCODES["COPY_TO_DEVICE"] or len(kept_open) >= 4:
             return executor.succeed(record)
-        held.append(record)
-        if len(held) == 4:
+        kept_open.append(record)
+        if len(kept_open) == 4:
             full.set()
         return None
 
@@ -174,10 +175,10 @@ def test_a_copy_waits_for_room_while_others_hold_it(make_executor: MakeExecutor)
     third.start()
     context.call(operations.ALLOCATE, 1)  # others are not held up
     assert third.is_alive()
-    executor.send(executor.succeed(held[2]))
+    executor.send(executor.succeed(kept_open[2]))
     third.join(10)
     assert not third.is_alive()
-    for record in (held[0], held[1], held[3]):
+    for record in (kept_open[0], kept_open[1], kept_open[3]):
         executor.send(executor.succeed(record))
     context.synchronize()
     assert executor.transport.staging.in_use == 0

@@ -32,18 +32,18 @@ NONE = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 
 
 def properties(device: int = 0, shareable: bool = False) -> Any:
-    made = cuda.CUmemAllocationProp()
-    made.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    made.location = located("DEVICE", device)
+    description = cuda.CUmemAllocationProp()
+    description.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    description.location = located("DEVICE", device)
     if shareable:
-        made.requestedHandleTypes = DESCRIPTOR
-    return made
+        description.requestedHandleTypes = DESCRIPTOR
+    return description
 
 
 def access(flags: Any = BOTH, device: int = 0) -> Any:
-    made = cuda.CUmemAccessDesc()
-    made.location, made.flags = located("DEVICE", device), flags
-    return made
+    description = cuda.CUmemAccessDesc()
+    description.location, description.flags = located("DEVICE", device), flags
+    return description
 
 
 def reserved(size: int = GRANULE) -> int:
@@ -81,10 +81,10 @@ def test_kernels_fills_and_copies_reach_mapped_memory(context: Any) -> None:
 
 def test_memory_is_the_same_wherever_it_is_mapped(context: Any) -> None:
     handle = created()
-    one, other = mapped(handle=handle), mapped(handle=handle)
-    assert cuda.cuMemsetD8(one, 5, 100) == DONE
+    item, other = mapped(handle=handle), mapped(handle=handle)
+    assert cuda.cuMemsetD8(item, 5, 100) == DONE
     assert (bytes_at(other, 100) == 5).all()
-    assert cuda.cuMemUnmap(one, GRANULE) == DONE
+    assert cuda.cuMemUnmap(item, GRANULE) == DONE
     assert cuda.cuMemRelease(handle) == DONE
     assert (bytes_at(other, 100) == 5).all(), "it lives while it is mapped"
 
@@ -289,10 +289,10 @@ def test_bad_mappings(context: Any) -> None:
 def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pympsd_client._objects.context import contexts
 
-    found = contexts[int(context)]
-    without = {**found.device.properties.attributes, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 0}
+    entry = contexts[int(context)]
+    without = {**entry.device.properties.attributes, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 0}
     monkeypatch.setattr(
-        found, "device", evolve(found.device, properties=evolve(found.device.properties, attributes=without))
+        entry, "device", evolve(entry.device, properties=evolve(entry.device.properties, attributes=without))
     )
     assert cuda.cuMemAddressReserve(GRANULE, 0, 0, 0) == (NOT_SUPPORTED, None)
     assert last_error().startswith("cuMemAddressReserve: virtual memory management is not supported")
@@ -300,19 +300,19 @@ def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytes
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from([1, 2, 4]), st.integers(0, 40)), max_size=40))
 def test_reservations_never_overlap(steps: list[tuple[int, int, int]]) -> None:
-    table, held = Reservations(8, 40), dict[int, int]()
-    for size, alignment, wanted in steps:
-        if held and wanted % 3 == 0:
-            start = sorted(held)[wanted % len(held)]
-            assert not table.free(start, held[start] + 1)
-            assert table.free(start, held.pop(start))
+    table, kept_open = Reservations(8, 40), dict[int, int]()
+    for size, alignment, expected in steps:
+        if kept_open and expected % 3 == 0:
+            start = sorted(kept_open)[expected % len(kept_open)]
+            assert not table.free(start, kept_open[start] + 1)
+            assert table.free(start, kept_open.pop(start))
             continue
-        start = table.reserve(size, alignment, wanted)
+        start = table.reserve(size, alignment, expected)
         if start is None:
             continue
         assert start >= 8
         assert start + size <= 40
         assert start % alignment == 0
-        assert all(start >= other + length or other >= start + size for other, length in held.items())
-        held[start] = size
+        assert all(start >= other + length or other >= start + size for other, length in kept_open.items())
+        kept_open[start] = size
         assert table.hold(start, size)

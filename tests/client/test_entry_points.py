@@ -38,24 +38,24 @@ def entry(format: str, function: Callable[..., Any], failures: list[BaseExceptio
 
 
 def test_sixteen_words_are_read_in_order() -> None:
-    given: list[tuple[int, ...]] = []
+    arguments: list[tuple[int, ...]] = []
     failures: list[BaseException] = []
-    call = entry("Q" * 16, lambda *words: given.append(words), failures)
+    call = entry("Q" * 16, lambda *words: arguments.append(words), failures)
     assert call(*range(1, 17)) == 0
-    assert (given, failures) == ([tuple(range(1, 17))], [])
+    assert (arguments, failures) == ([tuple(range(1, 17))], [])
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere large structures come by address")
 @pytest.mark.parametrize(("format", "is_read"), [("v64v16", True), ("v80Q", True), ("v64v24", False), ("v88", False)])
 def test_no_words_beyond_those_of_the_stack_are_read(format: str, is_read: bool) -> None:
-    given: list[tuple[Any, ...]] = []
+    arguments: list[tuple[Any, ...]] = []
     failures: list[BaseException] = []
-    call = entry(format, lambda *values: given.append(values), failures)
+    call = entry(format, lambda *values: arguments.append(values), failures)
     assert call(*range(1, 17)) == (0 if is_read else 7)
-    assert (len(given), len(failures)) == (is_read, not is_read)
+    assert (len(arguments), len(failures)) == (is_read, not is_read)
     if is_read:
         size = int(format[1:3])
-        assert given[0][0] == b"".join(word.to_bytes(8, "little") for word in range(7, 7 + size // 8))
+        assert arguments[0][0] == b"".join(word.to_bytes(8, "little") for word in range(7, 7 + size // 8))
     else:
         assert "more than 10 words" in str(failures[0])
 

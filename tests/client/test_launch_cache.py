@@ -78,8 +78,8 @@ def test_cuinit_fails_without_the_extension_that_was_asked_for() -> None:
 @pytest.mark.parametrize("choice", ["Native", "c", "python "])
 def test_cuinit_refuses_an_unknown_choice_by_name(choice: str) -> None:
     done = run_python(INIT, PYMPSD_LAUNCHES=choice)
-    said = f"CUDA_ERROR_INVALID_VALUE PYMPSD_LAUNCHES is one of auto, native, python, not {choice!r}\n"
-    assert (done.returncode, done.stdout) == (0, said), done.stderr
+    output = f"CUDA_ERROR_INVALID_VALUE PYMPSD_LAUNCHES is one of auto, native, python, not {choice!r}\n"
+    assert (done.returncode, done.stdout) == (0, output), done.stderr
 
 
 # --- an executor that takes launches
@@ -122,7 +122,7 @@ class Launcher:
         except Exception as error:
             answer = type(error)
         ok(cuda.cuCtxSynchronize())
-        return answer, [one.body for one in self.executor.seen if one.opcode == OPCODES["LAUNCH"]]
+        return answer, [item.body for item in self.executor.seen if item.opcode == OPCODES["LAUNCH"]]
 
     def expect_the_same(self, kernel: Any, types: tuple[Any, ...], values: tuple[Any, ...], plain: bool) -> None:
         """Launch with and without the cache, which takes no call by keywords; ``plain``: it must take the other."""
@@ -295,7 +295,7 @@ def test_a_full_ring_holds_launches_up(launcher: Launcher) -> None:
             executor.reading.set()
         assert launched.result(SECONDS) == count
     ok(cuda.cuCtxSynchronize())
-    assert [one.opcode for one in executor.seen].count(OPCODES["LAUNCH"]) == count
+    assert [item.opcode for item in executor.seen].count(OPCODES["LAUNCH"]) == count
 
 
 # --- the executor's end

@@ -67,8 +67,8 @@ def test_each_launch_has_its_own_values(launches: Launches, context: Any, stream
     addresses = [ok(cuda.cuMemAlloc(4)) for _ in range(50)]
     for types in ((ctypes.c_void_p, ctypes.c_uint), (None, ctypes.c_uint)):
         for number, address in enumerate(addresses):
-            given = int(address) if types[0] is not None else address
-            ok(cuda.cuLaunchKernel(function, *ONE, stream, ((given, 1000 + number), types), 0))
+            arguments = int(address) if types[0] is not None else address
+            ok(cuda.cuLaunchKernel(function, *ONE, stream, ((arguments, 1000 + number), types), 0))
         assert launches.slow == (2 if launches.native else 50)
         launches.reset()
         back = np.zeros(1, dtype=np.uint32)

@@ -349,16 +349,16 @@ def test_no_reference_is_left(rig: Rig, end: Callable[[Rig], None]) -> None:
         return number
 
     kernel, values = Kernel((ctypes.c_uint, None)), (123456, Number(value))
-    held = (
+    kept_open = (
         sequence, kernel.types, rig.context, number, value, values, *values, rig.bell, rig.area.writer,
         rig.area.memory, rig.threads, rig.threads.stack, DONE, SLOW, FUNCTION, STREAM,
     )  # fmt: skip
     gc.collect()  # garbage of earlier tests may refer to some of them
-    before = [sys.getrefcount(one) for one in held]
+    before = [sys.getrefcount(item) for item in kept_open]
     _many_launches(rig, kernel, values, sequence=sequence)
-    assert [sys.getrefcount(one) > was for one, was in zip(held[:3], before, strict=False)] == [True] * 3
+    assert [sys.getrefcount(item) > was for item, was in zip(kept_open[:3], before, strict=False)] == [True] * 3
     end(rig)
-    assert [sys.getrefcount(one) for one in held] == before
+    assert [sys.getrefcount(item) for item in kept_open] == before
 
 
 # --- invalid arguments

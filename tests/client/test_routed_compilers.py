@@ -26,9 +26,9 @@ class Library:
 
     def put(self, name: str, *types: Any) -> Any:
         def enter(function: Any) -> Any:
-            made = ctypes.CFUNCTYPE(ctypes.c_int, *types)(function)
-            self.kept.append(made)
-            pointers.originals[name] = ctypes.cast(made, ctypes.c_void_p).value or 0
+            result = ctypes.CFUNCTYPE(ctypes.c_int, *types)(function)
+            self.kept.append(result)
+            pointers.originals[name] = ctypes.cast(result, ctypes.c_void_p).value or 0
             return function
 
         return enter
@@ -41,7 +41,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     fake, pointer, size = Library(), ctypes.c_void_p, ctypes.c_size_t
 
     def take(count: int, options: int) -> None:
-        fake.options = [ctypes.string_at(one) for one in (pointer * count).from_address(options) if one]
+        fake.options = [ctypes.string_at(item) for item in (pointer * count).from_address(options) if item]
 
     @fake.put("nvrtcCompileProgram", pointer, ctypes.c_int, pointer)
     def compile(program: int, count: int, options: int) -> int:
@@ -96,8 +96,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 def call(name: str, *arguments: Any) -> int:
     """Call a routed function as its entry point does; bytes and ctypes objects are passed by address."""
     function, _ = compilers.resolve(name, "")
-    return int(function(*(ctypes.addressof(one) if isinstance(one, ctypes._SimpleCData | ctypes.Array) else one
-                          for one in arguments)))  # fmt: skip
+    return int(function(*(ctypes.addressof(item) if isinstance(item, ctypes._SimpleCData | ctypes.Array) else item
+                          for item in arguments)))  # fmt: skip
 
 
 def strings(*options: bytes) -> Any:

@@ -13,10 +13,10 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import WORKER
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.executor import native_mirror
-from pympsd_server.executor.native_mirror import Workers
 from pympsd_server.native import library as native
+from pympsd_server.native import mirror
 from pympsd_server.native.library import NoLibrary
+from pympsd_server.native.mirror import Workers
 from pympsd_server.native.states import SHARED_STATES
 from tests.native.fake_driver import FakeDriver
 
@@ -37,7 +37,7 @@ REAL: Any = FakeDevice(object())
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the library usable."""
-    monkeypatch.setattr(native_mirror, "library", lambda: object())
+    monkeypatch.setattr(mirror, "library", lambda: object())
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise NoLibrary(REASON)
 
-    monkeypatch.setattr(native_mirror, "library", fail)
+    monkeypatch.setattr(mirror, "library", fail)
 
 
 @pytest.fixture

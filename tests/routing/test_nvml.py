@@ -97,8 +97,8 @@ nvml.shutdown()
 refused(nvml.device_get_count_v2)
 refused(nvml.init_with_flags, 4)
 """
-    said = "1 Uninitialized\n1 Uninitialized\nTrue\n1 Uninitialized\n2 Invalid Argument\n"
-    assert run(NVML + program).stdout == said
+    output = "1 Uninitialized\n1 Uninitialized\nTrue\n1 Uninitialized\n2 Invalid Argument\n"
+    assert run(NVML + program).stdout == output
 
 
 def test_it_says_where_the_device_is_and_what_it_lacks(run: Run) -> None:

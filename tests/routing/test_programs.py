@@ -123,8 +123,8 @@ def test_how_it_is_called(arguments: list[str], status: int) -> None:
 )
 def test_a_mistyped_option_is_bad_usage(option: str, meant: str) -> None:
     done = subprocess.run([RUN, option, "x.py"], capture_output=True, text=True, timeout=SECONDS, check=False)
-    said = f"pympsd-run: there is no option {option}; did you mean {meant}?\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+    output = f"pympsd-run: there is no option {option}; did you mean {meant}?\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", output)
 
 
 def test_an_unknown_option_is_bad_usage() -> None:
@@ -198,9 +198,9 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    said = run(late).stdout
-    assert said.startswith("cuda.bindings.cydriver was imported before pympsd could replace its function pointers")
-    assert "pympsd-run" in said
+    output = run(late).stdout
+    assert output.startswith("cuda.bindings.cydriver was imported before pympsd could replace its function pointers")
+    assert "pympsd-run" in output
 
 
 def test_where_the_daemon_leads_the_drivers_server_nothing_is_routed(run: Run, tmp_path: Path) -> None:
@@ -230,8 +230,8 @@ def test_a_daemon_that_takes_no_connection_holds_up_no_import(run: Run, tmp_path
 
 def test_a_program_that_requires_a_daemon_finds_none(run: Run, tmp_path: Path) -> None:
     program = "print(int(cuda.cuInit(0)[0]))"
-    found = run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), PYMPSD_REQUIRE_MPS="1")
-    assert int(found.stdout) == 805  # MPS_CONNECTION_FAILED
+    result = run(program, CUDA_MPS_PIPE_DIRECTORY=str(tmp_path), PYMPSD_REQUIRE_MPS="1")
+    assert int(result.stdout) == 805  # MPS_CONNECTION_FAILED
 
 
 def test_ctrl_c_ends_a_program_that_waits(daemon: DaemonProcess, tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ for _ in range(2):
 event = ok(cuda.cuEventCreate(0))
 cuda.cuLaunchKernel(4660, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
 """
-    said = run(program, PYMPSD_EXPLAIN="1").stderr.splitlines()
+    output = run(program, PYMPSD_EXPLAIN="1").stderr.splitlines()
     freed = "pympsd: cuMemFree: CUDA_ERROR_INVALID_VALUE: 0x1234 is not the start of an allocation of this process"
-    assert said[:4] == [REFUSED, freed, REFUSED, freed]
-    assert re.match("pympsd: cuLaunchKernel: CUDA_ERROR_INVALID_HANDLE: 0x1234 is not a kernel", said[4])
+    assert output[:4] == [REFUSED, freed, REFUSED, freed]
+    assert re.match("pympsd: cuLaunchKernel: CUDA_ERROR_INVALID_HANDLE: 0x1234 is not a kernel", output[4])
 
 
 def test_null_outputs(run: Run) -> None:

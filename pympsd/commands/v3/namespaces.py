@@ -108,8 +108,8 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
 @command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
 def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
     """Set the limits of new clients of a namespace, for each client on each device: a percentage of the SMs from 1 to
-    100, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited). --total-memory-limit limits all its clients
-    together. --sm-partition names the static SM partition that its clients get, whatever they request.
+    100 (50; 0=50,1=25), a priority, an amount of memory (4G; 0=4G,1=8G; unlimited). --total-memory-limit limits all
+    its clients together. --sm-partition names the static SM partition that its clients get, whatever they request.
     """
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")

@@ -57,32 +57,25 @@ def copy_peer(destination: int, to: int, source: int, of: int, count: int, strea
         api.cuMemcpyDtoDAsync(destination, source, count, stream)
 
 
+def _side_fields(name: str) -> tuple[tuple[str, Any], ...]:
+    """Return the fields of one side: an array, the position in it, and a cudaPitchedPtr."""
+    size = ctypes.c_size_t
+    return (f"{name}Array", size), (f"{name}Pos", size * 3), (f"{name}Ptr", size * 4)
+
+
 class _Parameters(ctypes.Structure):
     """cudaMemcpy3DParms"""
 
-    _fields_ = (
-        ("srcArray", ctypes.c_size_t),
-        ("srcPos", ctypes.c_size_t * 3),
-        ("srcPtr", ctypes.c_size_t * 4),
-        ("dstArray", ctypes.c_size_t),
-        ("dstPos", ctypes.c_size_t * 3),
-        ("dstPtr", ctypes.c_size_t * 4),
-        ("extent", ctypes.c_size_t * 3),
-        ("kind", ctypes.c_int),
-    )
+    _fields_ = (*_side_fields("src"), *_side_fields("dst"), ("extent", ctypes.c_size_t * 3), ("kind", ctypes.c_int))
 
 
 class _PeerParameters(ctypes.Structure):
     """cudaMemcpy3DPeerParms"""
 
     _fields_ = (
-        ("srcArray", ctypes.c_size_t),
-        ("srcPos", ctypes.c_size_t * 3),
-        ("srcPtr", ctypes.c_size_t * 4),
+        *_side_fields("src"),
         ("srcDevice", ctypes.c_int),
-        ("dstArray", ctypes.c_size_t),
-        ("dstPos", ctypes.c_size_t * 3),
-        ("dstPtr", ctypes.c_size_t * 4),
+        *_side_fields("dst"),
         ("dstDevice", ctypes.c_int),
         ("extent", ctypes.c_size_t * 3),
     )

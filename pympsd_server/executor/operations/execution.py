@@ -5,7 +5,7 @@ from __future__ import annotations
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_COOPERATIVE
 from pympsd.wire.ring_layout import cluster_of
-from pympsd_server.backends.interface import BackendError, Completion, Launch, Limit, Module, Status, Stream
+from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Launch, Module, Status, Stream
 from pympsd_server.executor.requests.request import Request
 
 
@@ -52,7 +52,7 @@ def room(request: Request, done: Completion) -> None:
 
 def set_limit(request: Request, limit: int, count: int) -> None:
     try:
-        kind = Limit(limit)
+        kind = ContextLimit(limit)
     except ValueError:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"limit {limit}: 1 and 2 can be set") from None
     request.context.backend.set_limit(kind, count)

@@ -111,7 +111,3 @@ def graph_host_function(request: Request, stream: Stream, graph: ExecutableGraph
         reason = f"host function {number} is given already, or the graph of {graph.size} nodes has none such"
         raise BackendError(Result.ERROR_INVALID_VALUE, reason)
     graph.host_functions[number] = _HostRequest(request, token)
-
-
-def destroy_graph(request: Request, graph: ExecutableGraph) -> None:
-    graph.destroy()

@@ -29,14 +29,6 @@ def allocate(request: Request, count: int) -> Answer:
     return Answer((request.with_room(lambda: allocate(count)),))
 
 
-def free(request: Request, address: int, done: Completion) -> None:
-    request.context.backend.free(address, done)
-
-
-def memory_info(request: Request) -> Answer:
-    return Answer(request.context.backend.memory_info())
-
-
 # --- copies and fills
 
 

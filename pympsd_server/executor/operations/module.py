@@ -38,7 +38,3 @@ def place_managed(request: Request, module: Module, address: int) -> Answer:
     request.resources.pinned.view(address, module.managed_bytes)  # raises unless it is the client's
     module.place_managed(address)
     return Answer(tail=_layout(module))
-
-
-def unload_module(request: Request, module: Module) -> None:
-    module.unload()

@@ -21,7 +21,7 @@ from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.graphs.executable import Act
-from pympsd_server.executor.operations import event, execution, graph, memory, module, stream, virtual_memory
+from pympsd_server.executor.operations import execution, graph, memory, module, stream, virtual_memory
 from pympsd_server.executor.requests.client_context import ClientContext, StreamEntry
 from pympsd_server.executor.requests.request import Answer, Request
 
@@ -37,16 +37,35 @@ def _prepare(request: Request, record: records.Record) -> Act:
     return row.prepare(request, record.body)
 
 
+_CALLS_OF_THE_PORT: Final[Mapping[str, Execute]] = {
+    "destroy_event": lambda request, event: None,
+    "record_event": lambda request, event, stream: stream.record(event),
+    "synchronize_event": lambda request, event, done: event.notify(done),
+    "destroy_stream": lambda request, stream: stream.destroy(),
+    "synchronize_stream": lambda request, stream, done: stream.notify(done),
+    "synchronize_context": lambda request, done: request.context.backend.notify(done),
+    "wait_event": lambda request, stream, event: stream.wait(event),
+    "unload_module": lambda request, module: module.unload(),
+    "release_memory": lambda request, memory: memory.release(),
+    "map_memory": lambda request, memory, address: request.context.backend.map_memory(memory, address),
+    "unmap_memory": lambda request, address, count: request.context.backend.unmap_memory(address, count),
+    "unmap_peer": lambda request, ordinal: request.context.backend.unmap_peer(ordinal),
+    "free": lambda request, address, done: request.context.backend.free(address, done),
+    "memory_info": lambda request: Answer(request.context.backend.memory_info()),
+    "destroy_graph": lambda request, graph: graph.destroy(),
+}
+"""The operations that are one call of the port. (A destroyed event is removed from its table, no more.)"""
 _FUNCTIONS: Final[Mapping[str, Execute]] = {
+    **_CALLS_OF_THE_PORT,
     **{
         name: function
-        for chapter in (memory, module, execution, stream, event, virtual_memory, graph)
+        for chapter in (memory, module, execution, stream, virtual_memory, graph)
         for name, function in vars(chapter).items()
         if getattr(function, "__module__", "") == chapter.__name__
     },
     "instantiate_graph": graph.instantiation(_prepare),
 }
-"""The functions of the modules for the chapters, by name: each operation has one of its name, in lower case."""
+"""The function of each operation, by its name in lower case; most are in the modules for the chapters."""
 
 
 class Row:

@@ -19,18 +19,6 @@ def create_memory(request: Request, handle: int, count: int, flags: int) -> Answ
     return Answer(created=request.with_room(lambda: create(count, shareable, charge)))
 
 
-def release_memory(request: Request, memory: PhysicalMemory) -> None:
-    memory.release()
-
-
-def map_memory(request: Request, memory: PhysicalMemory, address: int) -> None:
-    request.context.backend.map_memory(memory, address)
-
-
-def unmap_memory(request: Request, address: int, count: int) -> None:
-    request.context.backend.unmap_memory(address, count)
-
-
 def set_access(request: Request, address: int, count: int, accessible: int) -> None:
     request.context.backend.set_access(address, count, bool(accessible))
 
@@ -71,7 +59,3 @@ def publish_window(request: Request) -> Answer:
 
 def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
     request.context.backend.map_peer(ordinal, process, File(descriptor, high << 64 | low))
-
-
-def unmap_peer(request: Request, ordinal: int) -> None:
-    request.context.backend.unmap_peer(ordinal)

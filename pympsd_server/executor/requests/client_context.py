@@ -10,7 +10,8 @@ from attrs import define, field
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import Kind
 from pympsd_server.backends.interface import BackendError, Context, PendingHostFunction, Status, Stream
-from pympsd_server.executor.requests.handle_table import HandleTable, Mirror
+from pympsd_server.executor.requests.handle_table import HandleTable
+from pympsd_server.native.mirror import NativeMirror
 
 MAX_IMAGE_BYTES: Final = 256 << 20
 """Bytes of partial images that one context may have."""
@@ -37,9 +38,9 @@ class ClientContext:
         self._default = StreamEntry(backend.default_stream)
         self._lock = Lock()
         self._deferred: Status | None = None
-        self._mirror: Mirror | None = None
+        self._mirror: NativeMirror | None = None
 
-    def attach_mirror(self, mirror: Mirror) -> None:
+    def attach_mirror(self, mirror: NativeMirror) -> None:
         """Keep a mirror of the context up to date from now on."""
         self._mirror = mirror
         for table in self._tables.values():

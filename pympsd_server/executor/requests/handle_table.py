@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, GENERATION_SHIFT, Kind
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.native.mirror import NativeMirror
 
 MAX_HANDLES: Final = 1 << 14
 """The most objects of one kind in a context: each costs the executor memory."""
 _COUNT_MASK: Final = (1 << GENERATION_SHIFT) - 1
 _T = TypeVar("_T")
-
-
-class Mirror(Protocol):
-    """A copy of a context's state outside Python, updated with every change."""
-
-    def add(self, kind: Kind, handle: int, entry: object) -> None:
-        """Add the object of a new handle."""
-
-    def remove(self, kind: Kind, handle: int) -> None:
-        """Remove a handle."""
-
-    def set_deferred(self, deferred: bool) -> None:
-        """Note whether an error must be delivered to the next waiting call."""
-
-    def close(self) -> None:
-        """Stop executing records of the context outside Python."""
 
 
 @define(eq=False)
@@ -40,7 +25,7 @@ class HandleTable(Generic[_T]):
     _kind: Kind
     _generation: int
     _objects: dict[int, _T] = field(factory=dict, init=False)
-    mirror: Mirror | None = field(default=None, init=False)
+    mirror: NativeMirror | None = field(default=None, init=False)
 
     def check_new(self, handle: int) -> None:
         """Raise BackendError unless a handle may be allocated: INVALID_HANDLE, INVALID_VALUE if it is in use."""

@@ -9,12 +9,11 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.completions import PendingCompletion
-from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
-from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
+from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue, QueuedStream
 from pympsd_server.backends.interface import Completion, Status
 
 
-class CopyStream(Protocol):
+class CopyStream(QueuedStream, Protocol):
     """A stream, as its copies use it."""
 
     queue: IssueQueue
@@ -34,15 +33,6 @@ class CopyStream(Protocol):
 
     def notify(self, done: Completion) -> None:
         """Call back when all work queued before the call is done."""
-
-    def marker(self) -> StreamMarker:
-        """Record a marker after what was issued before the call."""
-
-    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
-        """Call ``passed`` when the device has reached a marker, whatever the state of the context."""
-
-    def is_completed(self) -> bool:
-        """Ask the driver whether everything issued is done."""
 
 
 class BufferedCopy:

@@ -33,7 +33,7 @@ from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.objects.stream import CudaStream, create_handle
 from pympsd_server.backends.cuda.objects.unsupported import NoConditions, NoVirtualMemory
 from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQueue
-from pympsd_server.backends.interface import BackendError, Completion, Event, Limit, Status
+from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Event, Status
 
 CONTEXT_BYTES: Final = 10 << 20
 """The bytes that a context is charged for itself: those of its first streams, 0.55 MiB each."""
@@ -150,7 +150,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         """Call back when all work queued in all streams before the call is done."""
         self.queue.notify(done)
 
-    def set_limit(self, limit: Limit, count: int) -> None:
+    def set_limit(self, limit: ContextLimit, count: int) -> None:
         """Refuse: BackendError NOT_SUPPORTED, for the driver's limits are those of all clients."""
         reason = "all clients of a GPU work in one context of the driver, so none sets its limits"
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)

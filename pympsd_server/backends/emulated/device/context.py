@@ -45,7 +45,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
-from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Status
+from pympsd_server.backends.interface import BackendError, Completion, Condition, ContextLimit, Event, Status
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
@@ -223,10 +223,10 @@ class EmulatedContext:
         except BackendError:
             done(self.status)
 
-    def set_limit(self, limit: Limit, count: int) -> None:
+    def set_limit(self, limit: ContextLimit, count: int) -> None:
         """Set a limit in bytes; BackendError INVALID_VALUE for the heap's once a kernel has called malloc."""
         self.check()
-        if limit is Limit.PRINT_BYTES:
+        if limit is ContextLimit.PRINT_BYTES:
             self._facilities.output.limit = count
         elif not self._facilities.heap.set_limit(count):
             reason = "the size of the heap cannot change once a kernel has called malloc"
