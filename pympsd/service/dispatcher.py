@@ -52,7 +52,7 @@ from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.identities import Ids, Peer
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
@@ -115,9 +115,9 @@ class Dispatcher:
     servers: dict[int, RunningServer] = field(factory=dict)
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The latest of several equal timers."""
-    serials: Serials = field(factory=Serials)
+    ids: Ids = field(factory=Ids)
     """Ids of clients and operators."""
-    connections: Serials = field(factory=Serials)
+    connections: Ids = field(factory=Ids)
     """Ids of connections, by which the keeper names them."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
@@ -262,8 +262,8 @@ class Dispatcher:
         if servers := servers_to_ask(self.state, parsed):
             async with trio.open_nursery() as nursery:
                 for server in servers:
-                    if server.serial in self.servers:
-                        nursery.start_soon(refresh, self.servers[server.serial])
+                    if server.id in self.servers:
+                        nursery.start_soon(refresh, self.servers[server.id])
         process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
         cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None

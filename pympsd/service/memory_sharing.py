@@ -20,7 +20,7 @@ PAUSE_SECONDS: Final = 0.25
 
 @define
 class MemorySharing:
-    """What was sent to servers last, by their serials and the ordinals of devices."""
+    """What was sent to servers last, by their ids and the ordinals of devices."""
 
     dispatcher: Dispatcher
     _sent: dict[int, dict[int, Elsewhere]] = field(factory=dict, init=False)
@@ -35,12 +35,12 @@ class MemorySharing:
 
     def _send(self) -> None:
         sent, self._sent = self._sent, {}
-        for serial, devices in memory_elsewhere(self.dispatcher.state).items():
-            session = self.dispatcher.servers.get(serial)
+        for server_id, devices in memory_elsewhere(self.dispatcher.state).items():
+            session = self.dispatcher.servers.get(server_id)
             if not isinstance(session, ServerSession) or not session.is_set_up:
                 continue
-            self._sent[serial] = devices
-            known = sent.get(serial, {})
+            self._sent[server_id] = devices
+            known = sent.get(server_id, {})
             for ordinal, found in devices.items():
                 if found == known.get(ordinal):
                     continue

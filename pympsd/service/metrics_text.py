@@ -153,7 +153,7 @@ def _servers(daemon: Daemon) -> Iterator[str]:
             sample
             for of, server in servers
             for client in server.clients.values()
-            for sample in _by_device({**of, "pid": client.pid, "client": client.serial}, client.memory)
+            for sample in _by_device({**of, "pid": client.pid, "client": client.id}, client.memory)
         ],
     )
 

@@ -56,7 +56,7 @@ from pympsd.takeover.state.entries import FIFO, listener_name
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.takeover.state_file import StateFile, device_keys, log_folders_left, writer_runs
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
@@ -272,7 +272,7 @@ def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: 
     )
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
-    dispatcher.connections = Serials(left.next_connection())
+    dispatcher.connections = Ids(left.next_connection())
     pending = take_over(dispatcher, directory.path, left)
     if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.running_servers():

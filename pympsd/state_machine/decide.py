@@ -145,7 +145,7 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
     for session in server.starters:
         yield Reply(session, lines())
     server.starters.clear()
-    yield SetTimer(Timer(TimerKind.START, server.serial), admission.START_TIMEOUT)
+    yield SetTimer(Timer(TimerKind.START, server.id), admission.START_TIMEOUT)
     yield from named_servers.process_started(daemon, server)
     yield from shutdown.advance(daemon)
 
@@ -209,7 +209,7 @@ def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
     client = server.clients.get(event.client) if server else None
     if server is None or client is None:
         return
-    client.contexts[event.serial] = Context(event.serial, event.number, event.device)
+    client.contexts[event.context] = Context(event.context, event.number, event.device)
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
     where = daemon.place_of(server.name, client.process.namespace)
@@ -221,7 +221,7 @@ def _(event: events.ContextGonePushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     client = server.clients.get(event.client) if server else None
     if client is not None:
-        client.contexts.pop(event.serial, None)
+        client.contexts.pop(event.context, None)
     yield from ()
 
 
@@ -231,7 +231,7 @@ def _(event: events.MemoryPushed, daemon: Daemon) -> Iterator[Instruction]:
     if server is not None:
         server.launches[event.device] = event.launches
         for client in server.clients.values():
-            client.memory[event.device] = event.clients.get(client.serial, 0)
+            client.memory[event.device] = event.clients.get(client.id, 0)
     yield from ()
 
 

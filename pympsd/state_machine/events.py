@@ -55,7 +55,7 @@ class ClientConnected:
     server: str = ""
     """The server whose socket it came by, in protocol 3; empty: the top one."""
     connection: int = 0
-    """The serial of its connection, which stays the same if another daemon continues it; 0: unknown."""
+    """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
 
 
 @frozen
@@ -104,7 +104,7 @@ class ContextPushed:
 
     server: int
     client: int
-    serial: int
+    context: int
     number: int
     device: int
 
@@ -115,7 +115,7 @@ class ContextGonePushed:
 
     server: int
     client: int
-    serial: int
+    context: int
 
 
 @frozen
@@ -191,7 +191,7 @@ class PredecessorDied:
     devices: OtherDevices | None = None
     """If its devices were others."""
     connections: frozenset[int] = frozenset()
-    """The serials of the clients' connections to it that this daemon continues."""
+    """The ids of the clients' connections to it that this daemon continues."""
 
 
 @frozen

@@ -48,7 +48,7 @@ class UnknownDevice(InputError, ValueError):
 
 def limits_update(server: Server) -> UpdateServerLimits:
     """Return the instruction that sends a server its current limits."""
-    return UpdateServerLimits(server.serial, server.thread_percentage.value, in_bytes(server.memory_limits))
+    return UpdateServerLimits(server.id, server.thread_percentage.value, in_bytes(server.memory_limits))
 
 
 def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict[int, PinnedMemory], list[str]]:
@@ -113,7 +113,7 @@ def client_limits(
 def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | None) -> AdmitClient:
     """Return the admission of a client with its limits and the priority that it has if it sets none itself."""
     stated = daemon.defaults.client_priority if limits is None else limits.combine().client_priority
-    return AdmitClient(client, server.serial, server.pid, (stated or ClientPriority()).level, limits)
+    return AdmitClient(client, server.id, server.pid, (stated or ClientPriority()).level, limits)
 
 
 def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:

@@ -80,7 +80,7 @@ def delete_namespace(
         return
     for pid in pids:
         last = pid == pids[-1]
-        evicted = tuple(client.serial for client in present if client.pid == pid)
+        evicted = tuple(client.id for client in present if client.pid == pid)
         yield from terminations.begin(
             daemon, session if last else 0, process, pid, Answer() if last else None, evicted=evicted
         )

@@ -95,7 +95,7 @@ def delete_partition(
     named.partitions.remove(partition)
     for client in present:
         client.partitions[device] = ""
-        daemon.named_servers.occupied[client.serial] = partition
+        daemon.named_servers.occupied[client.id] = partition
     daemon.named_servers.changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
     process = daemon.server_named(server_name)
@@ -105,7 +105,7 @@ def delete_partition(
         return
     for pid in pids:
         last = pid == pids[-1]
-        evicted = tuple(client.serial for client in present if client.pid == pid)
+        evicted = tuple(client.id for client in present if client.pid == pid)
         yield from terminations.begin(
             daemon, session if last else 0, process, pid, answer if last else None, evicted=evicted
         )
@@ -128,11 +128,11 @@ def _has_no_clients(daemon: Daemon, name: str) -> bool:
 
 def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
     """Return the chunks of a device that no server has and nothing runs on, the one that is left over included."""
-    present = {serial for server in daemon.servers.values() for serial in server.clients}
+    present = {client_id for server in daemon.servers.values() for client_id in server.clients}
     occupied = [
         partition
-        for serial, partition in daemon.named_servers.occupied.items()
-        if partition.device == device and serial in present
+        for client_id, partition in daemon.named_servers.occupied.items()
+        if partition.device == device and client_id in present
     ]
     return free_chunks(
         daemon.devices[device], [*(partition for _, partition in partitions_on(daemon, device)), *occupied]

@@ -23,14 +23,14 @@ from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.other_devices import moved
 from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import PersistentServer, PersistentState, in_memory, limits_of_cgroups
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 
 TAKEOVER_TIMEOUT: Final = 10.0
 """Seconds that a server has to report to the next daemon, and that the places of waiting clients are kept."""
 GENERATION_BITS: Final = 40
-"""The serials of a generation begin at its number shifted left by this."""
+"""The ids of a generation begin at its number shifted left by this."""
 
 
 def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
@@ -43,10 +43,10 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     _take_defaults(daemon, saved)
     if saved.servers:
         daemon.lifetime.backend_works = True
-        # What the servers hold has serials of the earlier daemons.
+        # What the servers hold has ids of the earlier daemons.
         daemon.lifetime.generation = saved.generation + 1
-        daemon.lifetime.server_ids = Serials(first_serial(daemon.lifetime.generation))
-        daemon.terminations.ids = Serials(first_serial(daemon.lifetime.generation))
+        daemon.lifetime.server_ids = Ids(first_id(daemon.lifetime.generation))
+        daemon.terminations.ids = Ids(first_id(daemon.lifetime.generation))
     for process in saved.servers:
         daemon.servers[process.serial] = _pending_server(daemon, process, saved)
         yield Log("server_awaited", {"server": process.pid, "uid": process.uid})
@@ -62,8 +62,8 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     yield from serve_queue(daemon)
 
 
-def first_serial(generation: int) -> int:
-    """Return the first serial of a generation."""
+def first_id(generation: int) -> int:
+    """Return the first id of a generation."""
     return (generation << GENERATION_BITS) + 1
 
 
@@ -73,7 +73,7 @@ def adopt(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
     if server is None or not server.pending:
         return
     server.pending = False
-    server.clients = {client.serial: client for client in event.clients}
+    server.clients = {client.id: client for client in event.clients}
     for client in server.clients.values():
         for context in client.contexts.values():
             note_context(server, client, context.device)
@@ -85,19 +85,19 @@ def adopt(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
     if server.phase is Phase.LEAVING and not server.clients:
         yield from time_leaving(server)
     if server.phase is Phase.INITIALIZING:
-        yield SetTimer(Timer(TimerKind.START, server.serial), START_TIMEOUT)
+        yield SetTimer(Timer(TimerKind.START, server.id), START_TIMEOUT)
     for client in server.clients.values():
-        yield WatchClient(client.serial, server.serial, client.pid)
+        yield WatchClient(client.id, server.id, client.pid)
     yield from serve_queue(daemon)
     yield from shutdown.advance(daemon)
 
 
-def takeover_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+def takeover_timed_out(daemon: Daemon, server_id: int) -> Iterator[Instruction]:
     """Kill a server that has not returned in time."""
-    server = daemon.servers.get(serial)
+    server = daemon.servers.get(server_id)
     if server is not None and server.pending:
         yield Log("server_not_returned", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
-        yield KillServer(serial)
+        yield KillServer(server_id)
 
 
 def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:

@@ -75,11 +75,11 @@ def begin(
     longest = RESET_TIMEOUT if daemon.options.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
     daemon.terminations.pending[token] = Termination(
-        session, server.serial, timeout, answer, pid if in_words else 0, evicted
+        session, server.id, timeout, answer, pid if in_words else 0, evicted
     )
     if session:
         yield Working(session)
-    yield TerminateClient(server.serial, token, pid, daemon.options.terminate_by_reset, evicted)
+    yield TerminateClient(server.id, token, pid, daemon.options.terminate_by_reset, evicted)
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
 
@@ -94,7 +94,7 @@ def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Itera
 def end_with_server(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Answer the terminations that a server worked on when it ended."""
     for token in [
-        token for token, termination in daemon.terminations.pending.items() if termination.server == server.serial
+        token for token, termination in daemon.terminations.pending.items() if termination.server == server.id
     ]:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
         code = Result.ERROR_MPS_RPC_FAILURE

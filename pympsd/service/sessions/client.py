@@ -40,7 +40,7 @@ class ClientSession(Waiting):
     """The server and the namespace whose socket it came by."""
     to_namespace: str = ""
     connection: int = 0
-    """The serial of its connection."""
+    """The id of its connection."""
     _process: ClientProcess | None = field(default=None, init=False)
 
     async def run(self, dispatcher: Dispatcher) -> None:

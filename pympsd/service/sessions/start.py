@@ -36,7 +36,7 @@ class _StartingOperator:
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
     """Apply a file as `config apply` does, and return when that is answered; say on standard error what failed."""
     operator = _StartingOperator()
-    session = dispatcher.serials.take()
+    session = dispatcher.ids.take()
     dispatcher.operators[session] = operator
     try:
         await dispatcher.feed_line(session, os.geteuid(), os.fsencode(f"config apply {path}"), text)

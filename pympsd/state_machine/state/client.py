@@ -52,7 +52,7 @@ class ClientProcess:
 class Context:
     """A client context as its server reported it."""
 
-    serial: int
+    id: int
     number: int
     device: int
 
@@ -61,7 +61,7 @@ class Context:
 class Client:
     """A client process on a server."""
 
-    serial: int
+    id: int
     uid: int
     """The user of its server: root with ``-m``, whoever runs the process."""
     process: ClientProcess

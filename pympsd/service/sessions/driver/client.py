@@ -46,7 +46,7 @@ class VendorClientSession(Waiting):
     channel: PacketChannel
     dispatcher: Dispatcher
     key: int
-    """The serial of its connection to this daemon."""
+    """The id of its connection to this daemon."""
     to_server: str = ""
     """The server and the namespace whose socket it came by."""
     to_namespace: str = ""
@@ -73,7 +73,7 @@ class VendorClientSession(Waiting):
                 await self._hung_up()
         elif self._admitted is not None:
             self._admitted.handoffs.remove(self)
-            dispatcher.feed(ClientGonePushed(self._admitted.serial, self.client))
+            dispatcher.feed(ClientGonePushed(self._admitted.id, self.client))
 
     def _report_settings(self) -> None:
         """Log the wrong settings of a new client process: the driver ignores them and reports nothing."""

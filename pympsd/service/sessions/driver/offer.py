@@ -19,7 +19,7 @@ class Offer:
     """Both ends, each in the keeper's hands too: the next daemon goes on with them."""
 
     key: int
-    """The serial of the client's conversation."""
+    """The id of the client's conversation."""
     servers: int
     clients: int
     """A copy of the client's end."""
