@@ -280,45 +280,35 @@ class Dispatcher:
         match instruction:
             case do.Log(event, fields):
                 self.log.info(event, **fields)
-            case do.Reply(session, answer):
-                if session in self.operators:
-                    self.operators[session].answer(answer)
-            case do.Working(session):
-                if session in self.operators:
-                    self.operators[session].working()
-            case do.Note(session, text):
-                if session in self.operators:
-                    self.operators[session].note(text)
+            case do.Reply(session, answer) if session in self.operators:
+                self.operators[session].answer(answer)
+            case do.Working(session) if session in self.operators:
+                self.operators[session].working()
+            case do.Note(session, text) if session in self.operators:
+                self.operators[session].note(text)
             case do.SpawnServer():
                 self.nursery.start_soon(self.spawn, self, instruction)
             case do.AdmitClient():
                 self._admit(instruction)
             case do.RefuseClient(client, code, reason):
                 self._refuse(client, code, reason)
-            case do.ContinueWithoutMps(client, reason):
-                if client in self.clients:
-                    self.clients[client].go_without_mps(reason)
-            case do.ShutDownServer(server, forced, is_deletion):
-                if server in self.servers:
-                    self.servers[server].shut_down(forced, is_deletion)
-            case do.UpdateServerLimits(server, percentage, limits):
-                if server in self.servers:
-                    self.servers[server].set_limits(percentage, limits)
-            case do.TerminateClient(server, token, pid, by_reset, evicted):
-                if server in self.servers:
-                    self.servers[server].terminate(token, pid, by_reset, evicted)
-            case do.WatchClient(client, server, pid):
-                if server in self.servers:
-                    self.servers[server].watch_by_pid(self, client, pid)
-            case do.KillServer(server):
-                if server in self.servers:
-                    self.servers[server].kill()
+            case do.ContinueWithoutMps(client, reason) if client in self.clients:
+                self.clients[client].go_without_mps(reason)
+            case do.ShutDownServer(server, forced, is_deletion) if server in self.servers:
+                self.servers[server].shut_down(forced, is_deletion)
+            case do.UpdateServerLimits(server, percentage, limits) if server in self.servers:
+                self.servers[server].set_limits(percentage, limits)
+            case do.TerminateClient(server, token, pid, by_reset, evicted) if server in self.servers:
+                self.servers[server].terminate(token, pid, by_reset, evicted)
+            case do.WatchClient(client, server, pid) if server in self.servers:
+                self.servers[server].watch_by_pid(self, client, pid)
+            case do.KillServer(server) if server in self.servers:
+                self.servers[server].kill()
             case do.OpenNamespace(server, namespace, uid):
                 problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
                 self._opened.append(NamespaceOpened(server, namespace, problem))
-            case do.CloseNamespace(server, namespace):
-                if self.sockets:
-                    self.sockets.close(server, namespace)
+            case do.CloseNamespace(server, namespace) if self.sockets:
+                self.sockets.close(server, namespace)
             case do.StartTrace(session, file):
                 times_devices = self.settings.backend != "vendor"
                 self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
@@ -331,9 +321,8 @@ class Dispatcher:
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
-            case do.CancelTimer(timer):
-                if timer in self.timers:
-                    self.timers.pop(timer).cancel()
+            case do.CancelTimer(timer) if timer in self.timers:
+                self.timers.pop(timer).cancel()
             case do.Exit(status):
                 self.tracing.end()
                 self.status = status

@@ -37,10 +37,6 @@ CLOCK_TOLERANCE: Final = 60.0
 """Seconds between a record's time and now."""
 
 
-def _no_server(_: int) -> bool:
-    return False
-
-
 @define
 class _Writer:
     """The rate limit of one writer, and the number of its lines that were dropped."""
@@ -120,7 +116,7 @@ def _time_of(record: LogRecord) -> float:
     return said if abs(said - now) <= CLOCK_TOLERANCE else now
 
 
-async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] = _no_server) -> None:
+async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] = lambda _: False) -> None:
     """Log what is written to the FIFO, for ever.
 
     ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs.

@@ -147,11 +147,6 @@ def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruc
     yield from serve_queue(daemon)
 
 
-def leave_queue(daemon: Daemon, client: int) -> None:
-    """Remove a client that disconnected before it was admitted."""
-    daemon.queue.remove(client)
-
-
 def drop_start_request(daemon: Daemon, server: Server) -> None:
     """Drop the start request of a server that an operator shuts down before it is ready."""
     if server.phase is Phase.INITIALIZING:
@@ -281,30 +276,23 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
         yield from time_silence(server)
 
 
-def silence_timed_out(daemon: Daemon, server_id: int) -> Iterator[Instruction]:
+def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Force a server to end that did not report its clients' ends: none of them lives, so no work is lost."""
-    server = daemon.servers.get(server_id)
-    if server is None:
-        return
     server.silence_timed = False
     if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:
         yield Log("server_silent", {"server": server.pid, "seconds": SILENCE_TIMEOUT})
         yield from shut_down_server(server, forced=True)
 
 
-def start_timed_out(daemon: Daemon, server_id: int) -> Iterator[Instruction]:
+def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
     """Kill a server that is not ready in time."""
-    server = daemon.servers.get(server_id)
-    if server is not None and server.phase is Phase.INITIALIZING:
+    if server.phase is Phase.INITIALIZING:
         server.start_refusal = f"it was not ready within {START_TIMEOUT:.0f} s"
         yield from _kill_overdue(server)
 
 
-def leave_timed_out(daemon: Daemon, server_id: int) -> Iterator[Instruction]:
+def leave_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
     """Kill a leaving server that has no clients to wait for, or is forced."""
-    server = daemon.servers.get(server_id)
-    if server is None:
-        return
     server.leave_timed = False
     if server.phase is Phase.LEAVING and (server.forced or server.is_empty):
         yield from _kill_overdue(server)

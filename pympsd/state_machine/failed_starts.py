@@ -73,10 +73,9 @@ def begin_trial(server: Server) -> Iterator[Instruction]:
     yield SetTimer(Timer(TimerKind.TRIAL, server.id), TRIAL)
 
 
-def end_trial(daemon: Daemon, server_id: int) -> None:
+def end_trial(daemon: Daemon, server: Server) -> None:
     """Count a server that has lived for a while as working."""
-    server = daemon.servers.get(server_id)
-    if server is not None and server.phase in (Phase.ACTIVE, Phase.FAULT):
+    if server.phase in (Phase.ACTIVE, Phase.FAULT):
         has_served(daemon, server)
 
 

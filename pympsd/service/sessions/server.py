@@ -20,10 +20,10 @@ from pympsd.channel.trace_file import TraceFile
 from pympsd.errors import RemoteError
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentages
 from pympsd.vocabulary.phases import IllegalMove
@@ -72,21 +72,20 @@ class ServerSession:
         channel.send(link.ServerAdopted())
         self._send_held()
 
-    def admit(self, admission: Admission, connection: int) -> None:
-        """Send it a client, with its end of their session; take over both descriptors."""
-        process, limits = admission.process, admission.limits
+    def admit(
+        self,
+        client: int,
+        process: ClientProcess,
+        priority: int,
+        environment: dict[str, str],
+        limits: ClientLimits | None,
+        fds: tuple[int, ...],
+    ) -> None:
+        """Send it a client; take over ``fds``, its end of their session and a pidfd of the client if there is one."""
         peer = process.peer
-        message = link.AdmitClient(
-            admission.client,
-            peer.pid,
-            peer.uid,
-            peer.gid,
-            process.command,
-            admission.priority,
-            admission.environment,
-            process.pid_namespace,
-            since=process.since,
-        )
+        identity = client, peer.pid, peer.uid, peer.gid, process.command
+        since, pid_namespace = process.since, process.pid_namespace
+        message = link.AdmitClient(*identity, priority, environment, pid_namespace, since=since)
         if limits is not None:
             message = evolve(
                 message,
@@ -99,7 +98,6 @@ class ServerSession:
                 bounds=limits.bounds,
                 **_for_older_servers(limits),
             )
-        fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
