@@ -19,6 +19,9 @@ COUNTERS: Final = (
     (Count.TERMINATED, "terminated_clients", "Client processes ended by terminate_client."),
     (Count.REFUSED, "refused_clients", "Connections of clients that were refused."),
 )
+ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+SUFFIXES: Final = {"counter": "_total", "info": "_info"}
+"""The ends of samples' names, by the kind of their family."""
 Sample = tuple[dict[str, object], float]
 
 
@@ -35,14 +38,13 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         "backend": backend,
         "protocol": daemon.options.protocol,
     }
-    yield from _family("pympsd", "info", "The daemon.", [(versions, 1)], suffix="_info")
+    yield from _family("pympsd", "info", "The daemon.", [(versions, 1)])
     configuration: dict[str, object] = {"source": daemon.configuration.source, "hash": compute_hash(daemon)}
     yield from _family(
         "pympsd_configuration",
         "info",
         "The configuration in force: the file applied last and its SHA-256; in protocol 2 that of 'config show'.",
         [(configuration, 1)],
-        suffix="_info",
     )
     yield from _family(
         "pympsd_configuration_generation",
@@ -58,7 +60,7 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.options.uid}, 0)],
     )
     for count, name, help in COUNTERS:
-        yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.lifetime.counts[count])], suffix="_total")
+        yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.lifetime.counts[count])])
 
 
 def _shares(daemon: Daemon) -> Iterator[str]:
@@ -86,7 +88,6 @@ def _shares(daemon: Daemon) -> Iterator[str]:
         "counter",
         "How often the user was refused more of it.",
         [({"uid": uid, "resource": name}, count) for (uid, name), count in sorted(daemon.usage.refusals.items())],
-        suffix="_total",
     )
 
 
@@ -143,7 +144,6 @@ def _servers(daemon: Daemon) -> Iterator[str]:
         "counter",
         "Kernels that the server has started on the device; the driver's own server does not report it.",
         [sample for of, server in servers for sample in _by_device(of, server.launches)],
-        suffix="_total",
     )
     yield from _family(
         "pympsd_client_memory_bytes",
@@ -162,15 +162,13 @@ def _by_device(of: dict[str, object], counts: Mapping[int, int]) -> list[Sample]
     return [({**of, "device": device}, count) for device, count in sorted(counts.items())]
 
 
-def _family(name: str, kind: str, help: str, samples: Iterable[Sample], suffix: str = "") -> Iterator[str]:
+def _family(name: str, kind: str, help: str, samples: Iterable[Sample]) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     if name.endswith(("_bytes", "_ratio")):
         yield f"# UNIT {name} {name.rpartition('_')[2]}"
     yield f"# HELP {name} {help}"
+    suffix = SUFFIXES.get(kind, "")
     for labels, value in samples:
-        shown = ",".join(f'{label}="{_escaped(str(text))}"' for label, text in labels.items())
-        yield f"{name}{suffix}{{{shown}}} {float(value) if value % 1 else int(value)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        escaped = {label: str(text).translate(ESCAPES) for label, text in labels.items()}
+        text = ",".join(f'{label}="{escape}"' for label, escape in escaped.items())
+        yield f"{name}{suffix}{{{text}}} {float(value) if value % 1 else int(value)}"

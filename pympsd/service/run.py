@@ -285,6 +285,7 @@ def _dispatcher(
     setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: KeeperLink
 ) -> Dispatcher:
     settings = setup.settings
+    together = settings.users == "together"
     state = Daemon(
         DaemonOptions(
             os.geteuid(),
@@ -294,7 +295,8 @@ def _dispatcher(
             protocol=setup.protocol,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
             multiuser=setup.multiuser,
-            max_servers=_max_servers(setup),
+            # In protocol 3 none ends to make room.
+            max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
             terminate_by_reset=setup.terminate_by_reset,
             serves_unmapped=settings.unmapped_users == "nobody",
             has_other_backend=setup.machine.instead is not None,
@@ -322,11 +324,6 @@ def _dispatcher(
         origin_of_pid=origin_of_pid,
         client_memory=ClientMemory(keeper.log) if settings.backend == "vendor" else None,
     )
-
-
-def _max_servers(setup: DaemonSetup) -> int:
-    allowed = MAX_SERVERS if setup.settings.users == "together" else 1
-    return MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else allowed  # there none ends to make room
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:

@@ -38,7 +38,7 @@ def holders(lock: str) -> list[Holder]:
     with suppress(OSError):
         wanted = os.stat(lock)
         for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != os.getpid() and _has_open(name, wanted):
+            if name.isdigit() and int(name) != os.getpid() and has_open(int(name), wanted):
                 with suppress(OSError):
                     found.append(Holder(int(name), os.stat(f"/proc/{name}").st_uid))
     return found
@@ -59,7 +59,8 @@ def are_foreign(found: list[Holder], control: str) -> bool:
     return False
 
 
-def _has_open(pid: str, wanted: os.stat_result) -> bool:
+def has_open(pid: int, wanted: os.stat_result) -> bool:
+    """Return whether a process has a file open, as far as this user may see that."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:  # it has ended, or is another user's

@@ -70,7 +70,7 @@ class VendorClientSession(Waiting):
                 self.offer.close()
         if self.server is not None:
             with trio.move_on_after(HANG_UP_SECONDS):
-                await self._hung_up()
+                await self.channel.receive(PACKET_BYTES)
         elif self._admitted is not None:
             self._admitted.handoffs.remove(self)
             dispatcher.feed(ClientGonePushed(self._admitted.id, self.client))
@@ -161,6 +161,3 @@ class VendorClientSession(Waiting):
         self.is_ready = True
         if self._admitted is not None:
             self._admitted.handoffs.look()
-
-    async def _hung_up(self) -> None:
-        await self.channel.receive(PACKET_BYTES)

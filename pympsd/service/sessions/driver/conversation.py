@@ -143,8 +143,11 @@ class VendorConversation:
     async def _expected(self, pid: int) -> VendorServerSession | None:
         """Return the server that was started as this process and is not registered yet."""
         with trio.move_on_after(SPAWN_SECONDS):
-            while self._server(pid) is None and self._is_spawning():
-                # The process may run before this task hears that it was started.
+            while self._server(pid) is None:
+                # The process may run before the event of its start.
+                servers = self.dispatcher.state.servers.values()
+                if not any(server.phase is Phase.SPAWNING for server in servers):
+                    return None
                 await trio.sleep(POLL_SECONDS)
         return self._server(pid)
 
@@ -153,6 +156,3 @@ class VendorConversation:
             if server.pid == pid and isinstance(server, VendorServerSession) and not server.registered.is_set():
                 return server
         return None
-
-    def _is_spawning(self) -> bool:
-        return any(server.phase is Phase.SPAWNING for server in self.dispatcher.state.servers.values())

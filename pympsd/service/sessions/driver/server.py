@@ -283,18 +283,15 @@ class VendorServerSession:
         self._ask_devices()
         await self._run()
 
-    def _report_ready(self) -> None:
-        if self.taken_over is None:
-            self.dispatcher.feed(events.StatusPushed(self.id, ServerStatus.ACTIVE))
-        else:
-            clients = tuple(self.taken_over.values())
-            self.dispatcher.feed(events.ServerTakenOver(self.id, ServerStatus.ACTIVE, self._is_leaving, clients))
-
     async def _run(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._report_ready()
+                if self.taken_over is None:
+                    self.dispatcher.feed(events.StatusPushed(self.id, ServerStatus.ACTIVE))
+                else:
+                    known = ServerStatus.ACTIVE, self._is_leaving, tuple(self.taken_over.values())
+                    self.dispatcher.feed(events.ServerTakenOver(self.id, *known))
                 nursery.start_soon(self._pass_the_turn)
                 nursery.start_soon(self.handoffs.run, self.link, self.taken_over is not None)
                 wrong = await self.link.run()
