@@ -105,7 +105,7 @@ async def attend(
         last_line: list[str] = []
         nursery.start_soon(_log_stderr, dispatcher, process, last_line)
         await run()
-        status = await _reap(process)
+        status = await reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
     del dispatcher.servers[instruction.server]
     dispatcher.feed(ServerExited(instruction.server, status, last_line[-1] if last_line else ""))
@@ -177,7 +177,7 @@ def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
     return entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
 
 
-async def _reap(process: trio.Process) -> int:
+async def reap(process: trio.Process) -> int:
     """Reap a process whose link has ended; kill it, and its process group, if it does not end in time."""
     with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
         await wait_for_end(process.pid)

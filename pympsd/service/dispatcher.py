@@ -272,8 +272,8 @@ class Dispatcher:
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
         uid, lines = limited_lines(event, self.state)
-        logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]
-        texts = [" ".join(map(str, log.fields.values())) for log in logs]
+        logs = (instruction for instruction in instructions if isinstance(instruction, do.Log))
+        texts = [" ".join(map(str, log.fields.values())) for log in logs if log.event in lines]
         return frozenset() if not texts or self.may_log(uid, *texts) else lines
 
     def _carry_out(self, instruction: do.Instruction) -> None:

@@ -70,9 +70,9 @@ class Listener:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for each in self.inherited:
-                    sock = trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd))
-                    nursery.start_soon(self._serve, sock, each)
+                for entry in self.inherited:
+                    sock = trio.socket.from_stdlib_socket(socket.socket(fileno=entry.fd))
+                    nursery.start_soon(self._serve, sock, entry)
                 with self._accepting:
                     while True:
                         await self._accept()

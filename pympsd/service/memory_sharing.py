@@ -40,11 +40,11 @@ class MemorySharing:
             if not isinstance(session, ServerSession) or not session.is_set_up:
                 continue
             self._sent[server_id] = devices
-            known = sent.get(server_id, {})
-            for ordinal, found in devices.items():
-                if found == known.get(ordinal):
+            before = sent.get(server_id, {})
+            for ordinal, memory in devices.items():
+                if memory == before.get(ordinal):
                     continue
                 try:
-                    session.send(MemoryElsewhere(ordinal, found.count, found.groups))
+                    session.send(MemoryElsewhere(ordinal, memory.count, memory.groups))
                 except Exception as error:  # what servers and clients say must not end the daemon
                     self.dispatcher.log.error("daemon_defect", reason=repr(error))

@@ -70,17 +70,17 @@ def _shares(daemon: Daemon) -> Iterator[str]:
         "pympsd_user_share",
         "gauge",
         "What one user may have of a resource of the daemon; root and the daemon's own user may have more.",
-        [({"resource": each.name}, daemon.usage.shares.share(each)) for each in resources],
+        [({"resource": resource.name}, daemon.usage.shares.share(resource)) for resource in resources],
     )
     yield from _family(
         "pympsd_user_used",
         "gauge",
         "What the user has of it.",
         [
-            ({"uid": uid, "resource": each.name}, has)
+            ({"uid": uid, "resource": resource.name}, has)
             for uid in users
-            for each in resources
-            if (has := shares.count_used(daemon, each, uid))
+            for resource in resources
+            if (has := shares.count_used(daemon, resource, uid))
         ],
     )
     yield from _family(
@@ -92,17 +92,18 @@ def _shares(daemon: Daemon) -> Iterator[str]:
 
 
 def _devices(daemon: Daemon) -> Iterator[str]:
-    labels = [{"device": n, "uuid": each.uuid, "name": each.name} for n, each in enumerate(daemon.devices)]
+    labels = [{"device": n, "uuid": device.uuid, "name": device.name} for n, device in enumerate(daemon.devices)]
     for name, help, values in (
-        ("multiprocessors", "Multiprocessors of the device.", [each.multiprocessors for each in daemon.devices]),
-        ("memory_bytes", "Memory of the device.", [each.memory_bytes for each in daemon.devices]),
+        ("multiprocessors", "Multiprocessors of the device.", [device.multiprocessors for device in daemon.devices]),
+        ("memory_bytes", "Memory of the device.", [device.memory_bytes for device in daemon.devices]),
     ):
         yield from _family(f"pympsd_device_{name}", "gauge", help, list(zip(labels, values, strict=True)))
 
 
 def _servers(daemon: Daemon) -> Iterator[str]:
     servers = [
-        ({"server": each.name, "server_pid": each.pid, "uid": each.uid}, each) for each in daemon.running_servers()
+        ({"server": server.name, "server_pid": server.pid, "uid": server.uid}, server)
+        for server in daemon.running_servers()
     ]
     yield from _family(
         "pympsd_server_status",

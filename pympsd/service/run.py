@@ -146,8 +146,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     directory = setup.directory
     log = control_logger(setup.journal)
     # Two daemons must not accept on the same sockets.
-    found = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
-    keeper, held = found or (KeeperLink(directory, log), {})
+    previous = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
+    keeper, held = previous or (KeeperLink(directory, log), {})
     left = KeptEntries.of(keeper, held)
     listening = _listening(setup, left)
     fifo = _fifo(directory, left, keeper)

@@ -57,7 +57,7 @@ def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict
     Each valid entry counts, whatever the others are; the last one for a device wins.
     """
     limits, bad = memory_limits.read(devices, text, "this daemon")
-    complaints = [f"{MEMORY_LIMITS[0]}: {one.entry!r} is left out: {one.reason}" for one in bad]
+    complaints = [f"{MEMORY_LIMITS[0]}: {entry.entry!r} is left out: {entry.reason}" for entry in bad]
     return limits, complaints
 
 
@@ -98,14 +98,14 @@ def client_limits(
     if named is None:
         own = evolve(server.limits, client_priority=daemon.defaults.client_priority)
         return ClientLimits(own, bounds) if bounds else None
-    found = named.namespace(namespace)
+    target = named.namespace(namespace)
     return ClientLimits(
-        found.limits,
+        target.limits,
         (named.maximum, *bounds),
         named.allowed_devices,
-        found.name,
+        target.name,
         choose(daemon, server.name, namespace, sm_partition),
-        _memory_groups(daemon, named, found, cgroups, kernel_limits or {}),
+        _memory_groups(daemon, named, target, cgroups, kernel_limits or {}),
         daemon.process_limits.audits_memory,
     )
 

@@ -127,7 +127,7 @@ class VendorServerSession:
             self.link.ask(commands.devices(), self._report_devices)
 
     def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
-        properties = (DeviceProperties(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
+        properties = (DeviceProperties(device.name, device.uuid, device.pci, (7, 0), 0, 0, {}) for device in devices)
         self.dispatcher.feed(events.DevicesReported(tuple(properties)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
@@ -215,11 +215,11 @@ class VendorServerSession:
         if self._refreshed is None:
             self._refreshed = trio.Event()
             self._asked_at = trio.current_time()
-            found: list[commands.ClientProcess] = []
-            self._link.ask(commands.processes(), found.extend)
+            processes: list[commands.ClientProcess] = []
+            self._link.ask(commands.processes(), processes.extend)
             devices: list[commands.DeviceClients] = []
             self._link.ask(commands.device_clients(), devices.extend)
-            self._link.ask(commands.status(), lambda status: self._report(status, found, devices))
+            self._link.ask(commands.status(), lambda status: self._report(status, processes, devices))
         refreshed = self._refreshed
         # Several operators wait for the same answers, and none longer than the first for a server that is silent.
         async with trio.open_nursery() as nursery:
@@ -234,18 +234,18 @@ class VendorServerSession:
         if source is None or server is None or not server.clients:
             return
         memory = await source.current()
-        held: dict[int, dict[int, int]] = {}
+        by_pid: dict[int, dict[int, int]] = {}
         for ordinal, device in enumerate(self.dispatcher.state.devices):
             for pid, count in memory.get(device.uuid, {}).items():
-                held.setdefault(pid, {})[ordinal] = count
-        self.dispatcher.feed(events.ClientMemoryRead(self.id, held))
+                by_pid.setdefault(pid, {})[ordinal] = count
+        self.dispatcher.feed(events.ClientMemoryRead(self.id, by_pid))
 
     def _report(
-        self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
+        self, status: int, processes: list[commands.ClientProcess], devices: list[commands.DeviceClients]
     ) -> None:
         ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
-        contexts: dict[int, list[Context]] = {process.pid: [] for process in found}
-        first = {(process.pid, process.context, process.uuid): process.identity for process in found}
+        contexts: dict[int, list[Context]] = {process.pid: [] for process in processes}
+        first = {(process.pid, process.context, process.uuid): process.identity for process in processes}
         others = 0
         for device in devices:
             for context in device.contexts:
@@ -254,7 +254,7 @@ class VendorServerSession:
                 context_id = first.get((context.pid, context.number, device.uuid), others)
                 reported = Context(context_id, context.number, ordinals.get(device.uuid, -1))
                 contexts.setdefault(context.pid, []).append(reported)
-        ordered = {pid: tuple(sorted(held, key=lambda one: -one.id)) for pid, held in contexts.items()}
+        ordered = {pid: tuple(sorted(own, key=lambda context: -context.id)) for pid, own in contexts.items()}
         self.dispatcher.feed(events.ServerReported(self.id, STATUS[status], ordered))
         if self._refreshed is not None:
             self._refreshed.set()

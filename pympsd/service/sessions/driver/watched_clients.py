@@ -45,9 +45,12 @@ class WatchedClients:
             os.close(pidfd)
             return
         process = known.process
-        shown = process.command, process.pid_namespace, process.namespace, process.since
+        identity = process.command, process.pid_namespace, process.namespace, process.since
         terminated = tuple(sorted(self.terminations.of(known.pid)))
-        self._noted[client] = pidfd, ClientNote(self._server, known.pid, known.uid, *shown, terminated, known.limits)
+        self._noted[client] = (
+            pidfd,
+            ClientNote(self._server, known.pid, known.uid, *identity, terminated, known.limits),
+        )
         nursery.start_soon(self._watch, client)
 
     async def _watch(self, client: int) -> None:
