@@ -351,14 +351,14 @@ def _kind_of_event(work: type[RecordWork | WaitWork]) -> NodeKind:
     return NodeKind(work, lambda event, context: work(require_event(event)), lambda node_work: node_work.event)
 
 
-def _read_fill(given: Any, context: int) -> FillWork:
-    return fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context)
-
-
 NODE_KINDS: Final[dict[str, NodeKind]] = {
     "KERNEL": _kind_of_structure(KernelWork, "CUDA_KERNEL_NODE_PARAMS", kernel_at, kernel_bytes),
     "MEMCPY": NodeKind(CopyWork, check_copy, lambda work: copy_bytes(work.copy)),
-    "MEMSET": NodeKind(FillWork, _read_fill, fill_bytes),
+    "MEMSET": NodeKind(
+        FillWork,
+        lambda given, context: fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context),
+        fill_bytes,
+    ),
     "BATCH_MEM_OP": _kind_of_structure(BatchWork, "CUDA_BATCH_MEM_OP_NODE_PARAMS", batch_at, batch_bytes),
     "HOST": _kind_of_structure(HostWork, "CUDA_HOST_NODE_PARAMS", host_at, host_bytes),
     "EVENT_RECORD": _kind_of_event(RecordWork),
