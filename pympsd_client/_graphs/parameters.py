@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd.wire.ring_layout import MOST
+from pympsd.wire.records import MAX_CLUSTER
 from pympsd_client._api import stream_memory
 from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
@@ -166,7 +166,7 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
     if number == CLUSTER_DIMENSION and any(value):
         clustered = evolve(work, attributes={**work.attributes, number: value})
-        if not all(1 <= size <= MOST for size in clustered.cluster):
+        if not all(1 <= size <= MAX_CLUSTER for size in clustered.cluster):
             raise CudaError(
                 Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {clustered.cluster}"
             )
