@@ -102,7 +102,7 @@ def _join(
     where = daemon.place_of(target.server, target.namespace)
     yield Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
     failed_starts.has_served(daemon, server)
-    limits = client_limits(daemon, server, event.process.namespace, rule)
+    limits = client_limits(daemon, server, event.process, rule)
     yield grant(daemon, server, event.client, limits)
 
 
@@ -348,12 +348,10 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in daemon.queue.take_admissible(server.name):
         if entry.process is None:
             continue
-        process = entry.process
-        arguments = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
-        limits = client_limits(daemon, server, *arguments)
+        limits = client_limits(daemon, server, entry.process, entry.rule, entry.sm_partition)
         granted = grant(daemon, server, entry.client, limits)
-        if not (entry.joins and _has_client(server, process)):
-            client = server.clients[entry.client] = Client(entry.client, entry.uid, process)
+        if not (entry.joins and _has_client(server, entry.process)):
+            client = server.clients[entry.client] = Client(entry.client, entry.uid, entry.process)
             if limits is not None:
                 client.partitions = {device: chosen.name for device, chosen in limits.partitions.items()}
                 client.groups = limits.groups
