@@ -70,7 +70,7 @@ FINAL_ANSWER_SECONDS = 1.0
 
 @frozen
 class DaemonSetup:
-    """What is prepared before the fork. ``metrics``: where scrapers connect."""
+    """Everything that is prepared before the fork. ``metrics``: the socket where scrapers connect."""
 
     settings: Settings
     machine: Machine
@@ -91,7 +91,7 @@ class DaemonSetup:
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     """Run until quit; call ``ready`` when both sockets accept; return the exit status.
 
-    From here on none of HANDLED_SIGNALS ends the process by itself.
+    From here on none of HANDLED_SIGNALS ends the process on its own.
     """
     early = _record_early_signals()
     os.umask(0o022)
@@ -162,7 +162,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
-        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.taken_by_another)
+        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.is_taken_by_another)
         pending = _save_and_take_over(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
@@ -265,7 +265,7 @@ def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: 
         directory.path,
         lambda: device_keys(dispatcher.state.devices),
         dispatcher.log,
-        directory.taken_by_another,
+        directory.is_taken_by_another,
         dispatcher.settings.backend,
         lambda: os.fsencode(dispatcher.tracing.path).decode(errors="replace"),
         dispatcher.journal.folders.list_made,
@@ -295,7 +295,7 @@ def _dispatcher(
             protocol=setup.protocol,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
             multiuser=setup.multiuser,
-            # In protocol 3 none ends to make room.
+            # In protocol 3 no server ends for another one.
             max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
             terminate_by_reset=setup.terminate_by_reset,
             serves_unmapped=settings.unmapped_users == "nobody",

@@ -11,7 +11,7 @@ The idea: whatever happens, `serve_queue` is called at the end, and derives what
 3. if the maximum of servers is reached, servers without clients are asked to end;
 4. the time of servers that somebody waits for is bounded.
 
-So no handler has to know for whom an event makes room, and it is harmless to call `serve_queue` once too often.
+So no handler has to find out who may start after an event, and it is harmless to call `serve_queue` once too often.
 
 A server that is asked to end has time limits: START (it becomes ready), LEAVE (it ends once it has no clients) and
 SILENCE (it reports that clients whose processes have ended are gone). All of them end with force: only in SILENCE
@@ -154,7 +154,7 @@ def drop_start_request(daemon: Daemon, server: Server) -> None:
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
-    """Serve the queue: admit clients to their users' servers, start servers, or end others to make room for them."""
+    """Serve the queue: admit clients to their users' servers, start servers, or end others so that they can start."""
     for server in _open_servers(daemon):
         yield from _admit(daemon, server)
     yield from _start_servers(daemon)

@@ -81,7 +81,7 @@ def send_credentials(sock: AnySocket, peer: Peer) -> None:
             with contextlib.suppress(OSError):  # denied, or no such user or process here
                 plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 return
-        # Without a number for anybody nothing can be shown; the peer need not wait to learn that.
+        # Without a number for anybody nothing can be shown; the peer need not wait for that.
         with contextlib.suppress(OSError):
             plain.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     finally:
@@ -235,7 +235,7 @@ def container_pid_of(pid: int) -> int:
 
 
 def command_of_hidden(known: KnownPeer) -> str:
-    """Return what ps shows for the command of a process without a PID here: what the kernel tells of it.
+    """Return what ps shows for the command of a process without a PID here: what the kernel reports of it.
 
     Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
     """
