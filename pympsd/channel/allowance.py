@@ -20,7 +20,7 @@ How much a user may have is not decided here: a budget asks its ``problem``, in 
     2            -          2 MiB    -        3 MiB
     3            1.5 MiB: does not fit, so connection 3 is closed; 1 and 2 stay
 
-The links to servers are counted, but never closed for their cost (``lift``), because a stopped server is not an attack.
+The links to servers are counted, but never closed for their cost (``lift``): a stopped server is not an attack.
 Instead the clients that would be queued for it are refused (``has_room``).
 
 Invariants: the sum over a user's allowances is what the budget holds for that user; a closed allowance holds nothing.

@@ -205,12 +205,11 @@ async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.Task
 
 def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
-    is_vendor = setup.settings.backend == "vendor"
     # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
-    kind = socket.SOCK_SEQPACKET if is_vendor else socket.SOCK_STREAM
-    kinds = {files.CONTROL: kind, files.CONTROL_PRIVILEGED: kind}
-    if is_vendor:
-        kinds[files.OWN_CONTROL] = socket.SOCK_STREAM
+    kinds = {
+        file: socket.SOCK_SEQPACKET if protocol is VendorConversation else socket.SOCK_STREAM
+        for file, (protocol, _) in _protocols(setup.settings).items()
+    }
     listening = {
         file: trio.socket.from_stdlib_socket(
             left.take_listener(file, setup.directory.name(file), kind) or setup.directory.listen(file, kind)
@@ -233,29 +232,19 @@ def _fifo(directory: PipeDirectory, left: KeptEntries, keeper: KeeperLink) -> in
 def _listeners(
     dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: KeptEntries
 ) -> Iterator[Listener]:
-    for file, conversation in _conversations(dispatcher).items():
-        yield Listener(
-            dispatcher,
-            file,
-            listening[file],
-            conversation.run,
-            left.take_connections(file),
-            greeting=HELLO if isinstance(conversation, VendorConversation) else b"",
-        )
+    for file, (protocol, accepts_clients) in _protocols(dispatcher.settings).items():
+        conversation = protocol(dispatcher, accepts_clients=accepts_clients)
+        greeting = HELLO if protocol is VendorConversation else b""
+        connections = left.take_connections(file)
+        yield Listener(dispatcher, file, listening[file], conversation.run, connections, greeting)
 
 
-def _conversations(dispatcher: Dispatcher) -> dict[str, Conversation | VendorConversation]:
-    """Return what is spoken on each listening socket."""
-    if dispatcher.settings.backend != "vendor":
-        return {
-            files.CONTROL: Conversation(dispatcher, accepts_clients=True),
-            files.CONTROL_PRIVILEGED: Conversation(dispatcher, accepts_clients=False),
-        }
-    return {
-        files.CONTROL: VendorConversation(dispatcher, accepts_clients=True),
-        files.CONTROL_PRIVILEGED: VendorConversation(dispatcher, accepts_clients=False),
-        files.OWN_CONTROL: Conversation(dispatcher, accepts_clients=False),
-    }
+def _protocols(settings: Settings) -> dict[str, tuple[type[Conversation] | type[VendorConversation], bool]]:
+    """Return the protocol of each listening socket, by its file, and whether clients are accepted there."""
+    if settings.backend != "vendor":
+        return {files.CONTROL: (Conversation, True), files.CONTROL_PRIVILEGED: (Conversation, False)}
+    vendors = {files.CONTROL: (VendorConversation, True), files.CONTROL_PRIVILEGED: (VendorConversation, False)}
+    return {**vendors, files.OWN_CONTROL: (Conversation, False)}
 
 
 def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: KeptEntries) -> list[PendingServer]:

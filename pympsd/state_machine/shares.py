@@ -139,10 +139,10 @@ def problem_of_own_server(daemon: Daemon, uid: int) -> str:
     for resource in (SERVERS, DESCRIPTORS):
         more, exempt = _base_cost(daemon, own, resource), is_exempt(daemon, uid)
         most = daemon.usage.shares.total(resource) if exempt else daemon.usage.shares.for_users(resource)
+        text = _total_problem(daemon, resource, more)
         if count_used_together(daemon, resource, exempt=exempt) + more > most:
-            daemon.usage.refusals[uid, resource.name] += 1
-            return f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
-        if text := _total_problem(daemon, resource, more):
+            text = f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
+        if text:
             daemon.usage.refusals[uid, resource.name] += 1
             return text
     return ""

@@ -142,16 +142,11 @@ def with_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
 
     The kernel's also works for a process in another PID namespace, which has no PID here.
     """
-    try:
+    with contextlib.suppress(OSError):
         return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
-    except OSError:
-        pass
-    if peer.pid <= 0:
-        return KnownPeer(peer, -1)
-    try:
+    with contextlib.suppress(OSError):  # EINVAL for a peer without a PID here
         return KnownPeer(peer, os.pidfd_open(peer.pid))
-    except OSError:
-        return KnownPeer(peer, -1)
+    return KnownPeer(peer, -1)
 
 
 def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
