@@ -19,7 +19,7 @@ _KINDS: Final = {
 
 def text_of(words: Sequence[str]) -> bytes:
     """Return the text of the first file that words name; raise LookupError with the reason why it cannot be read."""
-    path = _named(words)
+    path = _find_path(words)
     if not path:
         return b""  # the daemon reports what is missing
     if len(path.split()) > 1:
@@ -63,10 +63,10 @@ def _problem(status: os.stat_result, path: str) -> str:
 
 def with_full_path(words: Sequence[str]) -> list[str]:
     """Return words that name a file by its full path, which the daemon shows later, if that has no blanks."""
-    path = _named(words)
+    path = _find_path(words)
     full = os.path.abspath(path)
     return [full if word == path and len(full.split()) == 1 else word for word in words]
 
 
-def _named(words: Sequence[str]) -> str:
+def _find_path(words: Sequence[str]) -> str:
     return next((word for word in words if not word.startswith("-")), "")
