@@ -222,14 +222,11 @@ class ClientSession:
             await self._open_on(device, multiprocessors, message.request)
         except ExecutorGone:
             # It has just ended. If of a fault, containment has the client's error; else try the next executor.
-            await self._retry_open(device, multiprocessors, message.request)
-
-    async def _retry_open(self, device: int, multiprocessors: int, request: int) -> None:
-        try:
-            await self._open_on(device, multiprocessors, request)
-        except ExecutorGone as error:
-            # Not the error's own code, which means that this server has ended.
-            raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
+            try:
+                await self._open_on(device, multiprocessors, message.request)
+            except ExecutorGone as error:
+                # Not the error's own code, which means that this server has ended.
+                raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
         if self.containment.refusal(self.client, device) is not None:

@@ -64,16 +64,12 @@ class MemoryAccounts:
         for slot, executor in self._executors.items():
             if slot.device != device:
                 continue
-            others = self._others(slot)
+            others = Counter(self._other_servers.get(slot.device, Counter()))
+            for other, clients in self._held.items():
+                if other.device == slot.device and other != slot:
+                    for client, count in clients.items():
+                        others.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
             message = OthersMemory(others.pop("", 0), dict(others))
             if message != self._sent.get(slot, OthersMemory(0, {})):
                 self._sent[slot] = message
                 executor.channel.send(message)
-
-    def _others(self, slot: ExecutorSlot) -> Counter[str]:
-        usage = Counter(self._other_servers.get(slot.device, Counter()))
-        for other, clients in self._held.items():
-            if other.device == slot.device and other != slot:
-                for client, count in clients.items():
-                    usage.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
-        return usage

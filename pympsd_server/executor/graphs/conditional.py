@@ -73,7 +73,10 @@ class Choice:
             hold.end()
 
     def _choose(self, hold: _Hold) -> Iterator[None]:
-        body = self._choose_body()
+        value = self.condition.value
+        if self.kind is not ConditionalKind.SWITCH:
+            value = 0 if value else 1
+        body = self.bodies[value] if value < len(self.bodies) else None
         if body is not None:
             try:
                 yield from body.pieces(self.stream)
@@ -84,9 +87,3 @@ class Choice:
                 self._go_on(hold)
                 return
         self.stream.notify(lambda status: hold.end())
-
-    def _choose_body(self) -> Body | None:
-        value = self.condition.value
-        if self.kind is not ConditionalKind.SWITCH:
-            value = 0 if value else 1
-        return self.bodies[value] if value < len(self.bodies) else None

@@ -168,7 +168,9 @@ class PinnedMemory:
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in split_at_registered_parts(self._address, self._memory.nbytes):
-            _populate(address, length)
+            if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
+                reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._driver.call(cu.cuMemHostRegister, address, length, flags)
             self._registered.append(address)
 
@@ -177,10 +179,3 @@ class PinnedMemory:
         while self._registered:
             self._driver.call(cu.cuMemHostUnregister, self._registered.pop())
         self._memory = None
-
-
-def _populate(address: int, length: int) -> None:
-    """Make the pages, which takes longer than pinning them but delays no other client."""
-    if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
-        reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
-        raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

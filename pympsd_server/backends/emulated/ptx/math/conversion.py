@@ -88,7 +88,9 @@ def float_from_bfloat(bits: Value) -> Value:
 def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
     """Convert float32 (or float64, rounded to odd) to bfloat16 bits (uint16). NaN becomes 0x7fff."""
     if value.dtype.itemsize == 8:
-        value = _single_to_odd(value)
+        cut = narrow(value, np.dtype("f4"), "rz")
+        inexact = (cut.astype(np.float64) != value) & np.isfinite(value)
+        value = select(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), cut)
     bits = value.view(np.uint32)
     if mode == "rn":
         rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -99,12 +101,6 @@ def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
         rounded = bits + select(away, np.uint32(0xFFFF), np.uint32(0))
     rounded = select(np.isinf(value), bits, rounded)
     return select(np.isnan(value), np.uint16(0x7FFF), (rounded >> np.uint32(16)).astype(np.uint16))
-
-
-def _single_to_odd(value: Value) -> Value:
-    cut = narrow(value, np.dtype("f4"), "rz")
-    inexact = (cut.astype(np.float64) != value) & np.isfinite(value)
-    return select(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), cut)
 
 
 def pack_halves(high: Value, low: Value) -> Value:

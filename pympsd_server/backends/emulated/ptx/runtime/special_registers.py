@@ -44,7 +44,10 @@ def _compute(state: BatchState, name: str, axis: int) -> Value:
     if name == "smid":
         return state.sm_of_block.astype(np.uint32).take(state.cta)
     if name.startswith("lanemask"):
-        return _lane_mask((state.thread % WARP).astype(np.uint32), name[-2:])
+        equal = np.uint32(1) << (state.thread % WARP).astype(np.uint32)
+        below = equal - np.uint32(1)
+        masks = {"eq": equal, "lt": below, "le": below | equal, "gt": ~(below | equal), "ge": ~below}
+        return masks[name[-2:]]
     if name == "laneid":
         return (state.thread % WARP).astype(np.uint32)
     if name == "warpid":
@@ -75,13 +78,6 @@ def _coordinate(number: Value, extent: tuple[int, int, int], axis: int) -> Value
     if np.prod(extent[axis + 1 :], dtype=np.int64) > 1:
         rows = rows % extent[axis]
     return rows.astype(np.uint32)
-
-
-def _lane_mask(lane: Value, relation: str) -> Value:
-    equal = np.uint32(1) << lane
-    below = equal - np.uint32(1)
-    masks = {"eq": equal, "lt": below, "le": below | equal, "gt": ~(below | equal), "ge": ~below}
-    return masks[relation]
 
 
 def _constant(state: BatchState, name: str) -> int:

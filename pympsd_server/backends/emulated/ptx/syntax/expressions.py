@@ -126,15 +126,11 @@ def _with_sign(symbol: str, number: Number, tokens: TokenStream) -> Number:
     if symbol == "+":
         return number
     if symbol == "-":
-        return _negative(number)
+        if number.bits is not None:
+            return Number(-number.value, number.kind, number.bits ^ (1 << 31 if number.kind == "f32" else 1 << 63))
+        return Number(-number.value, number.kind) if number.is_float else _integer(-int(number.value), number.kind)
     whole = _whole(number, tokens.line)
     return _integer(~whole, "u64") if symbol == "~" else Number(int(not whole), "s64")
-
-
-def _negative(number: Number) -> Number:
-    if number.bits is not None:
-        return Number(-number.value, number.kind, number.bits ^ (1 << 31 if number.kind == "f32" else 1 << 63))
-    return Number(-number.value, number.kind) if number.is_float else _integer(-int(number.value), number.kind)
 
 
 def _literal(tokens: TokenStream) -> Number:

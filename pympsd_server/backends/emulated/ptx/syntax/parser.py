@@ -42,7 +42,11 @@ def parse_module(text: str) -> Module:
 def _item(tokens: TokenStream, module: Module) -> None:
     text = tokens.current.text
     if text == ".version":
-        module.version = _version(tokens)
+        tokens.take()
+        major, _, minor = tokens.take().text.partition(".")
+        if not (major.isdigit() and minor.isdigit()):
+            raise tokens.error("a version such as 8.0")
+        module.version = int(major), int(minor)
     elif text == ".target":
         tokens.take()
         module.target = _target(tokens)
@@ -60,14 +64,6 @@ def _item(tokens: TokenStream, module: Module) -> None:
         _definition(tokens, module)
     else:
         raise tokens.error("a directive")
-
-
-def _version(tokens: TokenStream) -> tuple[int, int]:
-    tokens.take()
-    major, _, minor = tokens.take().text.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
-        raise tokens.error("a version such as 8.0")
-    return int(major), int(minor)
 
 
 def _target(tokens: TokenStream) -> Target:

@@ -143,19 +143,11 @@ def _read(state: BatchState, thread: Threads, of: TensorMap, box: Box) -> Array:
     dtype, copies = _bits(box), repeat(thread, len(box.inside))
     elements = np.asarray(load(state, copies, "global", box.addresses, dtype, box.unit, box.inside))
     if of.data_type in _ROUNDED:
-        elements = _round_to_tf32(elements)
+        rounded = (elements + U32.type(0xFFF) + (elements >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
+        elements = np.where((elements & _MAGNITUDE) > _INFINITY, _TF32_NAN, rounded)
     if of.fill:
         elements[~box.inside] = np.frombuffer(_NAN * (box.unit // len(_NAN)), dtype)[0]
     return elements
-
-
-def _round_to_tf32(bits: Array) -> Array:
-    """Return 32-bit floats rounded to TF32: to the nearest of 10 bits of fraction, of two the even one.
-
-    Any NaN becomes the same one.
-    """
-    rounded = (bits + U32.type(0xFFF) + (bits >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
-    return np.where((bits & _MAGNITUDE) > _INFINITY, _TF32_NAN, rounded)
 
 
 # --- reductions
