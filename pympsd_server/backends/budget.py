@@ -217,7 +217,8 @@ class ClientBudget:
             self.device.give_all(count, self.groups)
             remaining = self.device.total - self.device.used
             reason = f"{what} takes {count} bytes; the device has {max(0, remaining)} of {self.device.total} left"
-            if self._is_guaranteed(count):
+            soft = [group for group in self.groups if group.soft]
+            if bool(soft) and all(group.used + group.in_other_executors + count <= group.soft for group in soft):
                 raise Shortage(reason, count - remaining)
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self.used += count
@@ -226,11 +227,6 @@ class ClientBudget:
     def _audit(self, change: int) -> None:
         if self.audited and abs(change) > AUDITED_BYTES and self.device.on_audited is not None:
             self.device.on_audited(self.audited, change, self.used, self.total)
-
-    def _is_guaranteed(self, count: int) -> bool:
-        """Return whether bytes would be within the soft limits, of which there is one."""
-        soft = [group for group in self.groups if group.soft]
-        return bool(soft) and all(group.used + group.in_other_executors + count <= group.soft for group in soft)
 
     def give(self, count: int) -> None:
         """Return bytes."""

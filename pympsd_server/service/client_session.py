@@ -144,7 +144,14 @@ class ClientSession:
             return
         try:
             while (received := await self.channel.receive_message()) is not None:
-                await self._handle(received[0])
+                message = received[0]
+                match message:
+                    case messages.OpenContext():
+                        await self._answer(message.request, self._open(message))
+                    case messages.CloseContext(request, context):
+                        await self._answer(request, self._close(request, context))
+                    case _:
+                        raise RemoteError(f"{type(message).__name__} is not for the server")
                 # One answer is read before the next request is: a flood stays in the flooder's own socket.
                 await self.channel.drain()
             if self.channel.failure is not None:
@@ -193,15 +200,6 @@ class ClientSession:
             f"{bad[0].variable}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
             "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
         )
-
-    async def _handle(self, message: object) -> None:
-        match message:
-            case messages.OpenContext():
-                await self._answer(message.request, self._open(message))
-            case messages.CloseContext(request, context):
-                await self._answer(request, self._close(request, context))
-            case _:
-                raise RemoteError(f"{type(message).__name__} is not for the server")
 
     async def _answer(self, request: int, work: Any) -> None:
         try:

@@ -108,6 +108,8 @@ def _lay_out_managed(variables: Sequence[Global]) -> tuple[dict[str, int], int]:
 
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:
     major, minor = capability
+    # Unless it opts in to more a kernel gets what every device has, less what it declares itself.
+    most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
     return FunctionLayout(
         name=kernel.name,
         parameters=tuple((offset, size) for _, offset, size in kernel.parameters),
@@ -121,7 +123,7 @@ def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[i
             "PTX_VERSION": kernel.target,
             "BINARY_VERSION": major * 10 + minor,
             "CACHE_MODE_CA": 0,
-            "MAX_DYNAMIC_SHARED_SIZE_BYTES": _dynamic_shared(kernel, attributes),
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": max(0, most - kernel.shared_bytes),
             "PREFERRED_SHARED_MEMORY_CARVEOUT": _CARVEOUT_DEFAULT,
             **_NO_CLUSTER,
             **_cluster(kernel),
@@ -135,9 +137,3 @@ def _cluster(kernel: Kernel) -> dict[str, int]:
         return {}
     names = ("REQUIRED_CLUSTER_WIDTH", "REQUIRED_CLUSTER_HEIGHT", "REQUIRED_CLUSTER_DEPTH")
     return dict(zip(names, kernel.cluster, strict=True))
-
-
-def _dynamic_shared(kernel: Kernel, attributes: Mapping[str, int]) -> int:
-    # Unless it opts in to more a kernel gets what every device has, less what it declares itself.
-    most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
-    return max(0, most - kernel.shared_bytes)

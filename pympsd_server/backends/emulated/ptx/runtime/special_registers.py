@@ -15,7 +15,13 @@ from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 def special(state: BatchState, threads: Threads, text: str, dtype: DType) -> Value:
     """Return the register's value for these threads, as `dtype`."""
     if text[1:] in TIMERS:
-        return _timer(text[1:]).astype(dtype)
+        name = text[1:]
+        now = time.perf_counter_ns()
+        if name.endswith("_hi"):
+            now >>= 32
+        elif name in ("clock", "globaltimer_lo"):
+            now &= 0xFFFFFFFF
+        return np.uint64(now).astype(dtype)
     return threads.remember((text, dtype), lambda: _convert(threads.pick(_whole(state, text)), dtype))
 
 
@@ -99,12 +105,3 @@ def _constant(state: BatchState, name: str) -> int:
         case "envreg2":
             return state.workspace & 0xFFFFFFFF
     return 1
-
-
-def _timer(name: str) -> Value:
-    now = time.perf_counter_ns()
-    if name.endswith("_hi"):
-        now >>= 32
-    elif name in ("clock", "globaltimer_lo"):
-        now &= 0xFFFFFFFF
-    return np.uint64(now)
