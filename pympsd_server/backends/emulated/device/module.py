@@ -10,7 +10,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import Global, Kernel, Program
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program
 from pympsd_server.backends.interface import BackendError
 
 _CARVEOUT_DEFAULT = -1
@@ -53,7 +53,13 @@ class EmulatedModule:
         capability = owner.properties.compute_capability
         self._functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
         self._variables = tuple(program.globals.values())
-        self._managed = _lay_out_managed(self._variables)
+        offsets, end = {}, 0
+        for variable in self._variables:
+            if variable.managed:
+                alignment = max(variable.alignment, _MANAGED_ALIGNMENT)
+                offsets[variable.name] = -(-end // alignment) * alignment
+                end = offsets[variable.name] + max(variable.size, 1)
+        self._managed = offsets, end
         self._is_placed = False
 
     @property
@@ -93,17 +99,6 @@ class EmulatedModule:
     def unload(self) -> None:
         """Free its memory once all work queued in the context before is done."""
         self.owner.unload(self)
-
-
-def _lay_out_managed(variables: Sequence[Global]) -> tuple[dict[str, int], int]:
-    """Return where each managed variable is in the memory for all of them, and how many bytes that has."""
-    offsets, end = {}, 0
-    for variable in variables:
-        if variable.managed:
-            alignment = max(variable.alignment, _MANAGED_ALIGNMENT)
-            offsets[variable.name] = -(-end // alignment) * alignment
-            end = offsets[variable.name] + max(variable.size, 1)
-    return offsets, end
 
 
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:

@@ -40,7 +40,15 @@ def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
     if mode in ("", "rn") and dtype.itemsize > 2:
         return value.astype(dtype)
     if dtype.itemsize == 8:
-        return _whole_directed(value, mode)
+        nearest = value.astype(np.float64)
+        if value.dtype.itemsize < 8:
+            return nearest
+        exact = value.astype(np.longdouble)
+        high, low = nearest > exact, nearest < exact
+        if mode == "rz":
+            return select(select(exact > 0, high, low), np.nextafter(nearest, 0.0), nearest)
+        wrong, towards = (high, -np.inf) if mode == "rm" else (low, np.inf)
+        return select(wrong, np.nextafter(nearest, towards), nearest)
     return narrow(double_to_odd(value), dtype, mode)
 
 
@@ -58,19 +66,6 @@ def _integer_to_odd(value: Value, wide: Value) -> Value:
     kept = (value & ~sticky) | select(cut, value.dtype.type(0x800), value.dtype.type(0))
     # Below 2**53 the double is exact anyway.
     return select(size < 2.0**53, wide, kept.astype(np.float64))
-
-
-def _whole_directed(value: Value, mode: str) -> Value:
-    """Return a 64-bit integer as f64, rounding rz, rm or rp."""
-    nearest = value.astype(np.float64)
-    if value.dtype.itemsize < 8:
-        return nearest
-    exact = value.astype(np.longdouble)
-    high, low = nearest > exact, nearest < exact
-    if mode == "rz":
-        return select(select(exact > 0, high, low), np.nextafter(nearest, 0.0), nearest)
-    wrong, towards = (high, -np.inf) if mode == "rm" else (low, np.inf)
-    return select(wrong, np.nextafter(nearest, towards), nearest)
 
 
 def float_to_float(value: Value, dtype: DType, mode: str) -> Value:

@@ -63,7 +63,13 @@ def shuffle(
     """shfl: (the other lane's value, whether the source lane was in range)."""
     if where.ndim == 0 and clamp.ndim == 0:
         key = ("shuffle", mode, int(where), int(clamp))
-        source, valid = _pattern(state, threads, key, mode, where, clamp)
+        cache = threads.cache if threads.ids is not None else state.geometry.cache
+        pattern: tuple[Array, Array] | None = cache.get(key)
+        if pattern is None:
+            pattern = _sources(state, threads, mode, where, clamp)
+            if len(cache) < _CACHED:
+                cache[key] = pattern
+        source, valid = pattern
     else:
         source, valid = _sources(state, threads, mode, where, clamp)
     if value.ndim == 0:
@@ -73,19 +79,6 @@ def shuffle(
     everyone = np.zeros(state.count, value.dtype)
     everyone[threads.ids] = value
     return everyone.take(source), valid
-
-
-def _pattern(
-    state: BatchState, threads: Threads, key: tuple[str, str, int, int], mode: str, where: Value, clamp: Value
-) -> tuple[Array, Array]:
-    """Return the sources of a shuffle that is the same for all threads; for whole batches they are cached."""
-    cache = threads.cache if threads.ids is not None else state.geometry.cache
-    pattern: tuple[Array, Array] | None = cache.get(key)
-    if pattern is None:
-        pattern = _sources(state, threads, mode, where, clamp)
-        if len(cache) < _CACHED:
-            cache[key] = pattern
-    return pattern
 
 
 def _sources(state: BatchState, threads: Threads, mode: str, where: Value, clamp: Value) -> tuple[Array, Array]:

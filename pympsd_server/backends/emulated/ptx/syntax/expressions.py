@@ -184,11 +184,6 @@ def _combine(symbol: str, left: Number, right: Number, line: int) -> Number:
         if not divisor:
             raise InvalidPtx("a constant expression divides by 0", line)
         return _integer(_whole(left, line) % _WORD % divisor, "s64")
-    return _arithmetic(symbol, left, right, line)
-
-
-def _arithmetic(symbol: str, left: Number, right: Number, line: int) -> Number:
-    """Add, subtract, multiply, divide or compare."""
     is_float = left.is_float or right.is_float
     first, second = (left, right) if is_float else _alike(left, right)
     x, y, kind = first.value, second.value, "f64" if is_float else first.kind
