@@ -218,7 +218,7 @@ class ClientBudget:
             remaining = self.device.total - self.device.used
             reason = f"{what} takes {count} bytes; the device has {max(0, remaining)} of {self.device.total} left"
             soft = [group for group in self.groups if group.soft]
-            if bool(soft) and all(group.used + group.in_other_executors + count <= group.soft for group in soft):
+            if soft and all(group.used + group.in_other_executors + count <= group.soft for group in soft):
                 raise Shortage(reason, count - remaining)
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self.used += count

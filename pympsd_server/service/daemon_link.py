@@ -65,6 +65,7 @@ class DaemonLink:
         if self._dropped:
             self._push(link.LogDropped(self._dropped))
             self._dropped = 0
+        # The record's namespace is that of the process's clients, if they are all of one.
         pid = fields.get("pid")
         clients = [admitted.message for admitted in self._clients.values() if admitted.message.pid == pid]
         if not clients and self._last_left is not None and self._last_left.message.pid == pid:

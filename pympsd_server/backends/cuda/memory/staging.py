@@ -168,6 +168,7 @@ class PinnedMemory:
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in split_at_registered_parts(self._address, self._memory.nbytes):
+            # Make the pages first: that takes longer than pinning them, but delays no other client.
             if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
                 reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

@@ -164,7 +164,12 @@ class CudaModule:
 
 
 def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
-    attributes = _attributes(driver, handle)
+    driver.enter()
+    attributes = {}
+    for name, attribute in cu.CUfunction_attribute.__members__.items():
+        code, value = cu.cuFuncGetAttribute(attribute, handle)
+        if not int(code):  # an older driver has not all of them
+            attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
     attributes[REGISTERS_OF_A_WARP] = warp_registers(attributes["NUM_REGS"])
     parameters = _parameters(handle)
     layout = FunctionLayout(
@@ -177,16 +182,6 @@ def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
     row.max_threads, row.shared_bytes = attributes["MAX_THREADS_PER_BLOCK"], attributes["SHARED_SIZE_BYTES"]
     row.dynamic_bytes = attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", 0)
     return Kernel(handle, layout, row)
-
-
-def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
-    driver.enter()
-    attributes = {}
-    for name, attribute in cu.CUfunction_attribute.__members__.items():
-        code, value = cu.cuFuncGetAttribute(attribute, handle)
-        if not int(code):  # an older driver has not all of them
-            attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
-    return attributes
 
 
 def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:

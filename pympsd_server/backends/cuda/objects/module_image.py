@@ -135,22 +135,17 @@ def read_fatbin(image: bytes) -> Cubin:
     uses what MPS does not support, INVALID_IMAGE when they overlap.
     """
     try:
-        cubins = _cubins(image)
+        file, cubins, at = _File.of(image), [], image.find(_ELF)
+        while at >= 0:
+            with suppress(*_DAMAGE):  # bytes that only look like a header
+                cubins.append(_read(file, at))
+            at = image.find(_ELF, at + 1)
     except _TooLarge as error:
         raise BackendError(Result.ERROR_INVALID_IMAGE, f"the fatbin's cubins: {error}") from None
     for cubin in cubins:
         _check_supported(cubin)
     names = {name: None for cubin in cubins for name in cubin.variables}
     return Cubin(tuple(names), max((cubin.device_bytes for cubin in cubins), default=len(image)))
-
-
-def _cubins(image: bytes) -> list[Cubin]:
-    file, cubins, at = _File.of(image), [], image.find(_ELF)
-    while at >= 0:
-        with suppress(*_DAMAGE):  # bytes that only look like a header
-            cubins.append(_read(file, at))
-        at = image.find(_ELF, at + 1)
-    return cubins
 
 
 def _check_supported(cubin: Cubin) -> Cubin:

@@ -291,6 +291,7 @@ class AddressSpace(AccessibleMemory):
         low = address - self.base
         if nbytes < 0 or not (holds(*self._ranges, low, low + nbytes) or self._is_peers(low, nbytes)):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
+        # What kernels reach at an offset in a peer's allocation has another place in the mapping.
         low += next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
         return self._window.bytes(low, low + nbytes)
 

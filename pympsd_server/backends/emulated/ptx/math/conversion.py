@@ -43,6 +43,7 @@ def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
         nearest = value.astype(np.float64)
         if value.dtype.itemsize < 8:
             return nearest
+        # A 64-bit integer, rounded rz, rm or rp.
         exact = value.astype(np.longdouble)
         high, low = nearest > exact, nearest < exact
         if mode == "rz":

@@ -222,9 +222,8 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
             result = f"{name}.astype(d_f4)" if source == "f16" else name
         else:
             result = f"double_to_odd({name})"
-        return (
-            f"bfloat_from_float({_finish(operation, result)}, {rounding if rounding in ROUNDINGS else 'rn'!r})"
-        ), U16
+        mode = rounding if rounding in ROUNDINGS else "rn"
+        return f"bfloat_from_float({_finish(operation, result)}, {mode!r})", U16
     if dtype.kind == "f":
         return _to_float(writer, operation, name, source, target, rounding), dtype
     if is_float:

@@ -86,11 +86,11 @@ def _load(writer: Writer, operation: Operation) -> None:
     base, offset = _split_address(writer, operation, memory, space)
     total = dtype.itemsize * len(targets)
     if _is_fast(writer, space, offset, total):
-        count = len(targets)
+        # Index the memory view shifted by the constant offset: no arithmetic per thread.
         size = dtype.itemsize
-        index = writer.span(space, base, offset, size, size * count)
+        index = writer.span(space, base, offset, size, total)
         view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
-        names = [writer.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(count)]
+        names = [writer.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(len(targets))]
     else:
         names = _load_checked(writer, space, base, offset, dtype, len(targets))
     for target, name in zip(targets, names, strict=True):

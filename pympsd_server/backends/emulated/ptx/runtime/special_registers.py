@@ -14,8 +14,8 @@ from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 def special(state: BatchState, threads: Threads, text: str, dtype: DType) -> Value:
     """Return the register's value for these threads, as `dtype`."""
-    if text[1:] in TIMERS:
-        name = text[1:]
+    name = text[1:]
+    if name in TIMERS:
         now = time.perf_counter_ns()
         if name.endswith("_hi"):
             now >>= 32
