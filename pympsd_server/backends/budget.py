@@ -184,7 +184,7 @@ class ClientBudget:
     limit: int
     groups: tuple[GroupBudget, ...] = ()
     audited: int = 0
-    """Its id if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
+    """The client's id if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
     used: int = field(default=0, init=False)
 
     @property

@@ -37,8 +37,7 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Status
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Device, Quota, Status
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory
@@ -81,7 +80,7 @@ class Attachments:
         self._owners: dict[int, Client] = {}
         """The client of each context."""
         self._pids: dict[int, int] = {}
-        """Its PID."""
+        """The PID of each context's client."""
         self.workers = Workers.choose(device)
         self._native = self.workers.native
         self._access = native_access(device)

@@ -1,5 +1,7 @@
-"""What clients hold on each device, by executor and in other servers; each executor is sent the bytes of the other
-ones."""
+"""The memory of clients on each device, by executor and in other servers.
+
+Each executor is sent the bytes that clients hold elsewhere.
+"""
 
 from __future__ import annotations
 

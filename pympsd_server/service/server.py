@@ -146,8 +146,8 @@ class Server:
         if admitted.priority != self.client_priority and not admitted.mps_namespace:
             self.client_priority = admitted.priority
             self.log.info("client_priority", priority=admitted.priority)
-        asked = Limits(client_priority=own_priority(admitted.environment))
-        priority = (limits_of(admitted, self.limits).combine(asked).client_priority or ClientPriority()).level
+        requested = Limits(client_priority=own_priority(admitted.environment))
+        priority = (limits_of(admitted, self.limits).combine(requested).client_priority or ClientPriority()).level
         client = self.client_table.add_client(
             admitted.client, admitted.pid, priority, admitted.environment, admitted.uid
         )

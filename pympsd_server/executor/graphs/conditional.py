@@ -56,7 +56,7 @@ class Choice:
     stream: Stream
 
     def queue(self, slot: Stream) -> None:
-        """Have the slot wait until the bodies have been executed; BackendError."""
+        """Make the slot wait until the bodies have been executed; BackendError."""
         hold = _Hold()
 
         def begin(status: Status) -> None:
@@ -66,7 +66,7 @@ class Choice:
         hold.set(slot.launch_host_function(begin))
 
     def _go_on(self, hold: _Hold) -> None:
-        """Have the next body chosen, by a call in their stream: a loop without work takes its turns as work does."""
+        """Choose the next body, by a call in their stream: a loop without work takes its turns as work does."""
         try:
             self.context.call(self.stream, self._choose(hold))
         except BackendError:  # the context is lost

@@ -24,7 +24,7 @@ _LOG_BYTES: Final = 8192
 _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
-"""How the driver's linker reports an undefined function."""
+"""Matches the driver's linker's report of an undefined function."""
 _MAX_PARAMETERS: Final = 4096
 """More parameters than any kernel has."""
 
@@ -122,12 +122,12 @@ class CudaModule:
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels, in the order LAUNCH counts them."""
+        """The kernels, in the order in which LAUNCH counts them."""
         return tuple(kernel.layout for kernel in self.kernels)
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
-        """Its variables with their addresses, which lie outside of the device's window."""
+        """The variables with their addresses, which lie outside of the device's window."""
         return self._globals
 
     @property

@@ -46,7 +46,7 @@ class EventPool:
             return self._driver.call(cu.cuEventCreate, int(flag))
 
     def give(self, event: Any, timing: bool) -> None:
-        """Return an event that is no longer queried."""
+        """Put back an event that nothing queries any more."""
         self._free[timing].append(event)
 
 

@@ -63,7 +63,7 @@ class ContextMemory:
         """Programs' variables, by the id of what `link` returned."""
         self._closed = False
         self.mapped: Final = MappedMemory(client, self._check_open)
-        """Its memory that has no address of its own, and what it maps."""
+        """The memory of the context without an address of its own, and its mappings."""
 
     @property
     def space(self) -> AddressSpace:

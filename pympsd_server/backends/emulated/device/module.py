@@ -64,12 +64,12 @@ class EmulatedModule:
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels, in the order LAUNCH counts them."""
+        """The kernels, in the order in which LAUNCH counts them."""
         return self._functions
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
-        """Its variables with their addresses."""
+        """The variables with their addresses."""
         address_of = self.loaded.address_of
         return [
             GlobalLayout(variable.name, address_of(variable.name), variable.size, variable.managed)

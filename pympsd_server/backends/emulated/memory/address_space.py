@@ -109,7 +109,7 @@ class AccessibleMemory(ABC):
 
 @frozen(eq=False)
 class _Arrays:
-    """What kernels reach, as arrays, and what it was made from."""
+    """The ranges that kernels reach, as arrays, and the objects that they were made from."""
 
     ranges: Ranges
     peers: list[tuple[PeerWindow, int]]

@@ -20,8 +20,7 @@ from pympsd_server.backends.emulated.memory.address_space import AccessibleMemor
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
-from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Quota
 
 
 class OwnedMemory(AccessibleMemory):

@@ -91,7 +91,7 @@ class Table:
         deadline = time.monotonic() + _READ_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             if self.generation & 1:
-                # Its writer may wait for a processor; copying before it goes on would be in vain.
+                # Its writer may wait for a processor; a copy made before it continues would be discarded.
                 time.sleep(_PAUSE_SECONDS)
                 continue
             generation, count, segments = (int(word) for word in self._head[:3])

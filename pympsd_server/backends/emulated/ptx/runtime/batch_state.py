@@ -38,7 +38,7 @@ class CancelFlag(Protocol):
 
 @frozen(eq=False)
 class LaunchSetup:
-    """What all batches of a launch have in common; extents are (x, y, z)."""
+    """The properties that all batches of a launch share; extents are (x, y, z)."""
 
     grid: tuple[int, int, int]
     """In blocks."""

@@ -119,7 +119,7 @@ class PrintBuffer:
 
 @define(eq=False)
 class DeviceCondition:
-    """What kernels set by cudaGraphSetConditional."""
+    """The value that kernels set with cudaGraphSetConditional."""
 
     value: int = 0
 

@@ -19,7 +19,7 @@ _FUNCTION_DIRECTIVES = frozenset(
 )
 _NEXT_ITEM = frozenset({".entry", ".func", ".alias", ".file", ".loc", *_LINKAGE, *_IGNORED_WITH_BRACES})
 _NEXT_ITEM |= {f".{space}" for space in SPACES}
-"""What begins an item of a module, so that a declaration of a function before it has ended."""
+"""The directives that begin an item of a module, so that a declaration of a function before it has ended."""
 
 _TARGET = re.compile(r"sm_(\d{1,4})([af]?)")
 

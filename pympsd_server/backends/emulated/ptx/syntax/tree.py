@@ -188,7 +188,7 @@ class Variable:
 
     @property
     def size(self) -> int:
-        """Its size in bytes, 0 for an unsized array."""
+        """The variable's size in bytes, 0 for an unsized array."""
         return self.element_size * (self.count or 0)
 
 

@@ -42,11 +42,11 @@ _SHARED_ALIGNMENT: Final = 128
 _DTYPES: Final[dict[int, DType]] = dict(
     zip(DataType, (U8, U16, U32, S32, U64, S64, F16, F32, F64, U16, F32, F32, F32), strict=True)
 )
-"""As which reductions see elements; bfloat16 are bits."""
+"""The dtypes in which reductions see elements; bfloat16 are bits."""
 _ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
-"""What loads convert. They flush no type's subnormal numbers, those of _FTZ neither, as on an H100."""
+"""The types to which loads convert. They flush no type's subnormal numbers, those of _FTZ neither, as on an H100."""
 _NAN: Final = b"\xf7\x7f"
-"""What an H100 fills with, again and again: a NaN of every type of 2, 4 and 8 bytes."""
+"""The pattern that an H100 fills with, repeated: a NaN of every type of 2, 4 and 8 bytes."""
 _TF32_NAN: Final = U32.type(0x7FFFE000)
 _MAGNITUDE: Final = U32.type(0x7FFFFFFF)
 _INFINITY: Final = U32.type(0x7F800000)
