@@ -24,7 +24,7 @@ SHORT = frozenset(
         "pympsd.commands.v3.recordings",
         "pympsd.commands.v3.options",
         "pympsd.vocabulary.phases",  # the daemon and the server have it in common, and nothing else of it
-        "pympsd_server.backends.quota",
+        "pympsd_server.backends.interface",
         "pympsd_server.backends.cuda.objects.device_services",
         "pympsd_server.backends.cuda.objects.unsupported",
         "pympsd_client._command_stream.operations",
