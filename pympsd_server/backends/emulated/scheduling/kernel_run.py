@@ -93,12 +93,7 @@ class KernelRun(WorkItem):
         deadline = time.perf_counter() + seconds
         while True:
             if self._wants_another():
-                self._unfinished_slices = 0
-                end = self._begun + self.blocks_together
-                while self._begun < end and (blocks := self._begin_blocks()):
-                    self._begun += blocks
-                if self._begun:
-                    self.owner.placement.mark_begun(self)
+                self._open()
             if not self._residents:
                 break
             remaining = deadline - time.perf_counter()
@@ -119,6 +114,14 @@ class KernelRun(WorkItem):
         if not self._residents:
             return placement.admits(self, self._size)
         return self._unfinished_slices >= len(self._residents) and placement.lets_grow()
+
+    def _open(self) -> None:
+        self._unfinished_slices = 0
+        end = self._begun + self.blocks_together
+        while self._begun < end and (blocks := self._begin_blocks()):
+            self._begun += blocks
+        if self._begun:
+            self.owner.placement.mark_begun(self)
 
     def _begin_blocks(self) -> int:
         """Make the next blocks resident; return their number."""
