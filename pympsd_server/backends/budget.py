@@ -67,7 +67,7 @@ class DeviceBudget:
     on_audited: Audit | None = field(default=None, init=False)
     """Called, from any thread, after an audited client has taken or returned bytes."""
     _groups: WeakValueDictionary[str, GroupBudget] = field(factory=WeakValueDictionary, init=False)
-    """By name, while clients have them."""
+    """The groups by name, while clients have them."""
     _others: int = field(default=0, init=False)
     """The used bytes not taken by clients of this executor."""
     _other_executors: Mapping[str, int] = field(factory=dict, init=False)

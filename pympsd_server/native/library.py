@@ -51,10 +51,14 @@ def library() -> Any:
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise NoLibrary(f"it cannot be loaded: {error}") from None
+    _check_sizes(loaded)
+    return loaded
+
+
+def _check_sizes(loaded: Any) -> None:
     ours = (*map(ctypes.sizeof, SHARED_STATES.values()), AREA_BYTES)
     its = (c_uint64 * len(ours))()
     loaded.native_sizes(its)
     if tuple(its) != ours:
         sizes = f"structures of {list(its)} bytes instead of {list(ours)}"
         raise NoLibrary(f"it is of another build, {sizes}: install again")
-    return loaded

@@ -84,7 +84,7 @@ class ClientSession:
     channel: MessageChannel
     pidfd: int
     limits: ClientLimits
-    """From its welcome on combined with its environment."""
+    """The client's limits; from its welcome on, combined with its environment."""
     ordinals: tuple[int, ...] = ()
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)

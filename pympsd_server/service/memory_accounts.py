@@ -25,9 +25,9 @@ class MemoryAccounts:
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks that wait for the next report."""
     _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
-    """By client, by slot."""
+    """The bytes of each client, by slot."""
     _other_servers: dict[int, Counter[str]] = field(factory=dict, init=False)
-    """In other servers, by group, by device; in all under an empty name."""
+    """The bytes in other servers, by device and group; the sum of all is under an empty name."""
     _sent: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 

@@ -126,7 +126,7 @@ class RegisteredMappings:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._mappings: dict[int, tuple[Any, int]] = {}
-        """By identity: the mapping, kept alive, and its address; 0 if it could not be registered."""
+        """The mappings by identity: the mapping, kept alive, and its address; 0 if it could not be registered."""
 
     def can_access(self, view: memoryview) -> bool:
         """Whether the device can access the bytes of a view; a mapping is registered the first time."""

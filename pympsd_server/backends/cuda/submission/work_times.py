@@ -18,7 +18,7 @@ from pympsd_server.backends.cuda.submission.stream_markers import EventPool, Str
 from pympsd_server.backends.interface import BackendError, Timeline
 
 _AGE_NS: Final = 1_000_000_000
-"""After this time another event is recorded to compare with."""
+"""The time after which another event is recorded to compare with."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
 """The time in which the device must reach such an event: at the beginning, and when there is an earlier one."""

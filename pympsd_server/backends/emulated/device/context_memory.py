@@ -56,7 +56,7 @@ class ContextMemory:
         self._allocations: dict[int, int] = {}
         self._deferred: set[int] = set()
         self._shared: dict[int, tuple[WindowPages, int]] = {}
-        """By the address of a shared allocation: its pages, and the offset at which it begins in them."""
+        """The pages of each shared allocation by its address, and the offset at which it begins in them."""
         self._withdrawn: dict[Storage, tuple[int, int]] = {}
         """The ranges of shared allocations that were freed and are still mapped by others."""
         self._linked: dict[int, LoadedModule] = {}

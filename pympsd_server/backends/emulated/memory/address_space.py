@@ -137,7 +137,7 @@ class AddressSpace(AccessibleMemory):
         self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
         self._arrays: _Arrays | None = None
         self._peers: tuple[PeerWindow, ...] = ()
-        """In the order of their places."""
+        """The windows of peers, in the order of their places."""
         self.used_bytes = 0
         self.bounds = choose_bounds()
 

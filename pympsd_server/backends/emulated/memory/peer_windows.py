@@ -26,7 +26,7 @@ Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""
 
 FILE_NAME: Final = "pympsd-memory-"
-"""Before the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
+"""The prefix of the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
 RANGES: Final = 1 << 20
 """The most ranges in a table; peers can access no more than these."""
 SEGMENTS: Final = 8192

@@ -194,7 +194,7 @@ _REDUCED_SHARED = {
     "or": ("b32",),
     "xor": ("b32",),
 }
-"""Those in shared memory, and of red.async."""
+"""The types of each reduction in shared memory, and of red.async."""
 REDUCTIONS = " ".join(_REDUCED)
 _REDUCED_TYPES = tuple({name for types in _REDUCED.values() for name in types})
 

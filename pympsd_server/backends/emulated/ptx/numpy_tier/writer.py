@@ -43,7 +43,7 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.literals import immediate_va
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
-"""In place of a variable's name: the beginning of the linked module's constants."""
+"""Stands for a variable's name: the beginning of the linked module's constants."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\w\(")
 

@@ -184,7 +184,7 @@ class Variable:
     managed: bool = False
     """Whether the host reaches it, too: .attribute(.managed)."""
     key: str = ""
-    """Of a static variable of a function: its name among those of the module."""
+    """The name of a function's static variable among the variables of the module."""
 
     @property
     def size(self) -> int:
