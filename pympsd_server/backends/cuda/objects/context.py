@@ -225,7 +225,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     def is_quiet(self) -> bool:
         """Whether none of its work is running. True on a faulted device, because its work has ended."""
-        # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from release.
+        # A worker may be in a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
         try:
