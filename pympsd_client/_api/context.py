@@ -17,7 +17,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._arguments.values import number, unsigned
-from pympsd_client._objects.context import Context, context_of, contexts, current, this_thread
+from pympsd_client._objects.context import Context, context_of, contexts, current, require_context, this_thread
 from pympsd_client._objects.process import process
 
 _SCHEDULING: Final = (0, 1, 2, 4)
@@ -184,16 +184,14 @@ def flags_of_current() -> int:
 
 def set_flags_of_current(flags: int) -> None:
     """Set the flags of the current context; they do not affect the executor."""
-    context = current()
-    context.usable()
+    context = require_context()
     context.flags = _check_flags(flags)
 
 
 def attach(flags: int) -> int:
     """Return the current context; one more call of cuCtxDetach is then needed to destroy it."""
     check_no_flags("cuCtxAttach", flags)
-    context = current()
-    context.usable()
+    context = require_context()
     context.attached += 1
     return context.handle
 
@@ -211,8 +209,7 @@ def detach(handle: int) -> None:
 
 def api_version(handle: int) -> int:
     """Return the API version of a context (NULL: the current one)."""
-    context = context_of(handle) if handle else current()
-    context.usable()
+    require_context(handle)
     return _API_VERSION
 
 

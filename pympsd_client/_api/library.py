@@ -23,7 +23,7 @@ from pympsd_client._objects.code.library import kernel_of, library_of, new_libra
 from pympsd_client._objects.code.link import Link, link_of, links
 from pympsd_client._objects.code.module import image_at, image_of
 from pympsd_client._objects.code.ptx_text import limit_registers
-from pympsd_client._objects.context import current, this_thread
+from pympsd_client._objects.context import current, require_context, this_thread
 from pympsd_client._objects.process import process
 
 _OPTIONS: Final = {value: name for name, value in members("CUlibraryOption", "CU_LIBRARY_").items()}
@@ -175,8 +175,7 @@ def parameter_count(kernel: int) -> int:
 
 def create(count: int, options: Any, values: Any) -> int:
     """Begin a link in the current context; options are its logs, and MAX_REGISTERS of inputs without their own."""
-    context = current()
-    context.usable()
+    context = require_context()
     link = Link(context, jit_options.read(count, options, values))
     links[link.handle] = link
     return link.handle

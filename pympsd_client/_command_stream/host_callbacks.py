@@ -170,7 +170,11 @@ class HostCallbacks:
         sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
         try:
-            self._transport.post((record or partial(_host_function, callback))(sequence))
+            if record is None:
+                operands = (callback.context_id, sequence, callback.stream, sequence)
+                self._transport.post(operations.HOST_FUNCTION.record(*operands, flags=FLAG_QUIET))
+            else:
+                self._transport.post(record(sequence))
         except CudaError:  # after Ctrl-C it stays pending: its record may be on its way
             self._transport.discard(sequence)
             if self._pending.pop(sequence, None) is not None:
@@ -277,7 +281,3 @@ class HostCallbacks:
             finally:
                 self._transport.discard(sequence)
             self._posted = count().__next__
-
-
-def _host_function(callback: PendingCallback, token: int) -> bytes:
-    return operations.HOST_FUNCTION.record(callback.context_id, token, callback.stream, token, flags=FLAG_QUIET)

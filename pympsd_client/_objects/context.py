@@ -326,10 +326,16 @@ def current() -> Context:
     return stack[-1]
 
 
+def require_context(handle: int = 0) -> Context:
+    """Return the context of a handle (0: the current one), which is usable; INVALID_CONTEXT or its sticky error."""
+    context = context_of(handle) if handle else current()
+    context.usable()
+    return context
+
+
 def current_on_device_with(attribute: str, problem: str) -> Context:
     """Return the current context, which is usable; NOT_SUPPORTED, for ``problem``, if this device attribute is 0."""
-    context = current()
-    context.usable()
+    context = require_context()
     if not context.device.properties.attributes.get(attribute):
         raise not_supported(problem)
     return context

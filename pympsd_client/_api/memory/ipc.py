@@ -15,7 +15,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_v
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
-from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.context import Context, require_context
 from pympsd_client._objects.memory.allocations import Allocation, allocations, is_shareable
 from pympsd_client._objects.memory.imports import ImportedRange, import_range
 
@@ -47,8 +47,7 @@ _given: Final[set[int]] = set()
 
 
 def _require_support(name: str) -> Context:
-    context = current()
-    context.usable()
+    context = require_context()
     if not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
         raise not_supported(
             f"{name}: this device's memory and events are not shared between processes (device attribute "

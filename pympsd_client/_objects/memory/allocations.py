@@ -35,7 +35,7 @@ from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.code.module import modules
-from pympsd_client._objects.context import Context, context_on, current
+from pympsd_client._objects.context import Context, context_on, current, require_context
 from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
 from pympsd_client._objects.memory.page_states import PageStates
 from pympsd_client._objects.memory.pinned import pinned
@@ -164,8 +164,7 @@ def allocate(count: int) -> int:
     ``count``: bytes, at least 1, else INVALID_VALUE. OUT_OF_MEMORY if the device has no more, or an MPS limit is
     reached.
     """
-    context = current()
-    context.usable()
+    context = require_context()
     if count == 0:
         raise invalid_value("an allocation has at least 1 byte")
     return allocations.add(Allocation(allocate_unlisted(context, count), context, count)).handle

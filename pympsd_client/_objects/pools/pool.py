@@ -42,6 +42,7 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Location
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._objects import event as events
 from pympsd_client._objects import stream as streams
@@ -429,10 +430,7 @@ class Pools:
 
     def find(self, handle: int) -> Pool:
         """Return the pool of a handle; INVALID_VALUE."""
-        pool = self._named.get(handle)
-        if pool is None:
-            raise invalid_value(f"{handle:#x} is not a memory pool of this process (destroyed, or never created)")
-        return pool
+        return find_by_handle(self._named, handle, "a memory pool of this process (destroyed, or never created)")
 
     def destroy(self, handle: int) -> None:
         """Destroy a pool; its allocations stay until they are freed. INVALID_VALUE for a default one."""
