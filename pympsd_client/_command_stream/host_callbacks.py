@@ -1,8 +1,8 @@
 """Host functions: posted to a stream, announced by the executor, run in this process, reported as done.
 
 A host function has four steps. `HostCallbacks.launch` posts HOST_FUNCTION. The executor answers it when its stream
-has come to that point; the stream then waits. A callback thread runs the function. HOST_FUNCTION_DONE lets the
-stream go on.
+has come to that point; the stream then waits. A callback thread runs the function. After HOST_FUNCTION_DONE the
+stream continues.
 
     program       post HOST_FUNCTION ...
     executor      ... earlier work ... answer | waits ................. | later work
@@ -17,8 +17,8 @@ stream go on.
   one in another.
 - **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
   is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request that the
-  executor answers once it takes more. HOST_FUNCTION_DONE and the work of a running function are exempt: they are
-  what makes room.
+  executor answers once it takes more. HOST_FUNCTION_DONE and the work of a running function are exempt,
+  because they reduce the unfinished work.
 - Callback threads are daemon threads: they never keep a process from exiting.
 """
 

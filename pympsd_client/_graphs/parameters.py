@@ -1,8 +1,8 @@
 """Parameters of nodes: read from the driver API's structures into work, and written back.
 
 For each type of node there is a reader (``..._at``: from a structure in memory) and a writer (``..._bytes``). The
-readers make the same checks as the functions that do the work immediately. What a written structure points to
-(arrays of parameters, of operations, of graphs) is kept by the work, and is valid until the node is changed or
+readers make the same checks as the functions that do the work immediately. The arrays that a written
+structure points to (parameters, operations, graphs) are kept by the work, and are valid until the node is changed or
 destroyed.
 """
 

@@ -46,8 +46,8 @@ from pympsd_client._connect.connection import Connection, Device, Opened
 class ThreadStreams:
     """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts and these contexts' ids.
 
-    When the thread ends they are handed to their contexts, which destroy them with their next stream: a
-    destructor is no place for a send that might block.
+    When the thread ends they are handed to their contexts, which destroy them with their next stream. A
+    destructor must not send, because that might block.
     """
 
     def __init__(self) -> None:

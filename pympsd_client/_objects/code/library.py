@@ -1,6 +1,6 @@
 """Libraries: code that each context loads as a module when it first uses it (CUDA driver API, Library Management).
 
-With no context anywhere a library is loaded for a moment in one of its own, to know its kernels and variables.
+If the process has no context, a library is loaded briefly into one of its own, to find its kernels and variables.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ here:
                                       ^ stream 1 may have it immediately; others when stream 1 has passed that point
 
 An allocation tries, in this order: what its stream may have; what streams that are asked have passed by now; a new
-chunk; and if there is no memory left, everything that is free, after making its stream wait for the others by
-events.
+chunk; and if there is no memory left, everything that is free, after making its stream wait for all other
+streams by events.
 
 **When memory becomes free for all.** A call waits for the stream, or for all (`before_waiting`); the arena asks
 streams; the stream or its context ends. Waiting calls also give chunks back to the device, above the release
@@ -215,7 +215,7 @@ class Pool:
         return ProgramChunks(context) if self.kind.is_shared else DeviceChunks(context)
 
     def export(self, block: Block) -> tuple[int, int]:
-        """Return the secret of the memory that a block lies in, and where it begins there; raise CudaError."""
+        """Return the secret of the memory that a block lies in, and its offset there in bytes; raise CudaError."""
         with self._lock:
             arena = self._arenas[block.context]
             assert isinstance(arena.source, ExportedChunks)
