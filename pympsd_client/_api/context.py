@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_context, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._objects.context import Context, context_of, contexts, current, require_context, this_thread
@@ -129,11 +129,9 @@ def destroy(handle: int) -> None:
     """
     context = context_of(handle)
     if context.primary:
-        raise CudaError(
-            Result.ERROR_INVALID_CONTEXT, "a primary context is not destroyed; call cuDevicePrimaryCtxRelease"
-        )
+        raise invalid_context("a primary context is not destroyed; call cuDevicePrimaryCtxRelease")
     if context.partition is not None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, "the context is a green context's; call cuGreenCtxDestroy")
+        raise invalid_context("the context is a green context's; call cuGreenCtxDestroy")
     contexts.pop(context.handle, None)
     stack = this_thread.stack
     if stack and stack[-1] is context:
@@ -200,7 +198,7 @@ def detach(handle: int) -> None:
     """Undo cuCtxAttach of the current context, or destroy it like cuCtxDestroy; INVALID_CONTEXT for another one."""
     context = context_of(handle)
     if context is not current():
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, "cuCtxDetach is of the context that is current to its thread")
+        raise invalid_context("cuCtxDetach is of the context that is current to its thread")
     if context.attached:
         context.attached -= 1
     else:

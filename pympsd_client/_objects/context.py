@@ -35,7 +35,8 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, FLAG_QUIET, GENERATION_SHIFT
-from pympsd_client._arguments.errors import CudaError, not_supported
+from pympsd_client._arguments.errors import CudaError, invalid_context, not_supported
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
@@ -309,19 +310,15 @@ def _not_open() -> CudaError:
 
 def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
-    context = contexts.get(handle)
-    if context is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a context of this process")
-    return context
+    return find_by_handle(contexts, handle, "a context of this process", invalid_context)
 
 
 def current() -> Context:
     """Return the calling thread's current context; raise INVALID_CONTEXT when it has none."""
     stack = this_thread.stack
     if not stack:
-        raise CudaError(
-            Result.ERROR_INVALID_CONTEXT,
-            "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
+        raise invalid_context(
+            "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent"
         )
     return stack[-1]
 
