@@ -350,6 +350,7 @@ LIMITS: Final = (
 """Every limit, in the order in which lists and files have them."""
 PINNED_MEMORY, PERCENTAGE, PRIORITY, TOTAL_MEMORY, SM_PARTITION = LIMITS
 BY_DEVICE: Final = tuple(row for row in LIMITS if row.is_by_device)
-WITH_MAXIMUM: Final = tuple(row for row in LIMITS if row.has_maximum)
 VENDORS: Final = tuple(row for row in LIMITS if not row.is_own)
-OWN: Final = tuple(row for row in LIMITS if row.is_own)
+# Lists and files have these two, which only pympsd has, by name.
+WITH_MAXIMUM: Final = tuple(sorted((row for row in LIMITS if row.has_maximum), key=lambda row: row.name))
+OWN: Final = tuple(sorted((row for row in LIMITS if row.is_own), key=lambda row: row.name))
