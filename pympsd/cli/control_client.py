@@ -314,14 +314,14 @@ class Daemon:
 
         try:
             with daemon_owner.Proof(self.socket) as proof:
-                is_proven = proof.receive()
+                is_verified = proof.receive()
         except BlockingIOError:
             raise TimeoutError from None
-        if is_proven is None:
+        if is_verified is None:
             self.socket.close()
             self._open()
             self.connect(path, timeout)
-        return b"" if is_proven else warning
+        return b"" if is_verified else warning
 
     def distrust(self, seconds: float) -> None:
         """Bound what the daemon can do: each answer ends within some seconds and MAX_FOREIGN_ANSWER_BYTES."""

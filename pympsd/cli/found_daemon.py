@@ -39,7 +39,7 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
-            protocol = _asked_protocol(daemon, asked)
+            protocol = _ask_protocol(daemon, asked)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
@@ -48,7 +48,7 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status, protocol
 
 
-def _asked_protocol(daemon: Daemon, path: bytes) -> bytes:
+def _ask_protocol(daemon: Daemon, path: bytes) -> bytes:
     """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
     if daemon.owner_warning(path, TIMEOUT):
         daemon.distrust(TIMEOUT)

@@ -42,13 +42,8 @@ def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
             print("Ctrl-D leaves this prompt; quit ends the daemon and its servers")
         elif words:
             yield line.encode("utf-8", "surrogateescape")
-            print(_suggestion(words[0]), end="")
-
-
-def _suggestion(name: str) -> str:
-    """Return a question for a name that is near a command's, and no command."""
-    similar = "" if name in KNOWN else find_similar(name, KNOWN)
-    return f"Did you mean {similar}?\n" if similar else ""
+            if words[0] not in KNOWN and (similar := find_similar(words[0], KNOWN)):
+                print(f"Did you mean {similar}?")
 
 
 def _ask() -> str | None:

@@ -180,7 +180,11 @@ class _Reading(Tables):
             return ServerPlan(name)
         self.check_keys(path, given, SERVER_KEYS, "a server")
         if given.get("locality_domains", False) is not False:
-            self._locality_domains(path, given["locality_domains"])
+            key = (*path, "locality_domains")
+            if isinstance(given["locality_domains"], bool):
+                self.wrong(key, f"{join_path(key)}: {NO_DOMAINS}")
+            else:
+                self.wrong(key, f"{join_path(key)} is true or false,", given["locality_domains"])
         devices = self._devices(path, given)
         ordinals = self.context.allowed_devices.get(name) if devices is None else devices
         own = self.limits(path, given, VENDORS, ordinals)
@@ -290,13 +294,6 @@ class _Reading(Tables):
         if len(set(found)) < len(found) and -1 not in found:
             self.wrong(path, f"{join_path(path)} names a device twice")
         return None if -1 in found else tuple(found)
-
-    def _locality_domains(self, path: Path, given: Any) -> None:
-        path = (*path, "locality_domains")
-        if isinstance(given, bool):
-            self.wrong(path, f"{join_path(path)}: {NO_DOMAINS}")
-        else:
-            self.wrong(path, f"{join_path(path)} is true or false,", given)
 
     def _features(self, features: Mapping[str, Any]) -> Features:
         """Check what is said of features, and return it."""

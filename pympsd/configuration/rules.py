@@ -73,12 +73,8 @@ def render_conditions(rule: Rule) -> Iterator[str]:
     if rule.name:
         yield f"name = {quote(rule.name)}"
     for condition in rule.conditions:
-        yield f"{condition.kind} = {_render(condition.values)}"
-
-
-def _render(values: Sequence[str]) -> str:
-    texts = list(map(quote, values))
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+        texts = ", ".join(map(quote, condition.values))
+        yield f"{condition.kind} = {texts if len(condition.values) == 1 else f'[{texts}]'}"
 
 
 def quote(text: str) -> str:

@@ -264,11 +264,11 @@ class Daemon(RunningDaemon):
         }
         return {**inherited, **own, **emulated, **self._settings}
 
-    def _kill(self, patience: float = 0.0) -> None:
+    def _kill(self, wait_seconds: float = 0.0) -> None:
         process = self._process
         if process is not None:
             try:
-                process.wait(patience)
+                process.wait(wait_seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

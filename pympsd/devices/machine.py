@@ -142,7 +142,7 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
 def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
     if not 0 < len(devices) <= DEVICE_LIMIT:
         raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
-    properties = tuple(_facts(index, profile, table) for index, (profile, table) in enumerate(devices))
+    properties = tuple(_properties(index, profile, table) for index, (profile, table) in enumerate(devices))
     if len({device.uuid for device in properties}) < len(properties):
         raise BadMachine("two devices have the same uuid")
     return properties
@@ -159,7 +159,7 @@ _OF_OWN_SPACES: Final = (
 )
 
 
-def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
+def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from string import Formatter
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
 from pympsd.journal.catalogue import SERVER_LINES
-from pympsd.journal.dialects import Line
 
 WHOLE_NUMBERS: Final = frozenset(
     ("pid", "context", "device", "left", "count", "workers", "most", "limit", "status", "priority", "version")
@@ -43,15 +43,11 @@ class Recognised:
         return DOCUMENTED_AS.get(self.event, self.event)
 
 
-def _hexadecimal(digits: str) -> int:
-    return int(digits, 16)
-
-
 _Reader = Callable[[str], object]
 _READERS: Final[dict[str, tuple[str, _Reader]]] = {
     "text": ("(.*)", str),
     "whole": (r"(-?\d{1,20})", int),
-    "#x": ("(0x[0-9a-f]{1,16})", _hexadecimal),
+    "#x": ("(0x[0-9a-f]{1,16})", partial(int, base=16)),
     ".0f": (r"(-?\d{1,20})", float),
 }
 
@@ -97,13 +93,9 @@ class _Pattern:
         return Recognised(self.event, fields)
 
 
-def _patterns(lines: dict[str, Line]) -> dict[str, _Pattern]:
-    return {
-        event: _Pattern(event, line.r580, line.r580_pid) for event, line in lines.items() if line.r580 is not None
-    }
-
-
-_PATTERNS: Final = _patterns(SERVER_LINES)
+_PATTERNS: Final = {
+    event: _Pattern(event, line.r580, line.r580_pid) for event, line in SERVER_LINES.items() if line.r580 is not None
+}
 _LITERAL: Final = tuple(pattern for pattern in _PATTERNS.values() if not pattern.is_bare)
 
 
@@ -121,16 +113,12 @@ class Recogniser:
                 self._awaited.pop(pid, None)
                 if found.event in FOLLOWERS:
                     self._awaited[pid] = FOLLOWERS[found.event]
-                return _by_context(found)
+                # A process's first connection, number 0, is its own; the others are those of its contexts.
+                if found.event == "client_connected" and found.fields["context"] != 0:
+                    return Recognised("context_connected", found.fields)
+                return found
         awaited = self._awaited.get(pid)
         found = _PATTERNS[awaited].read(pid, text) if awaited else None
         if found is None:
             self._awaited.pop(pid, None)
         return found
-
-
-def _by_context(found: Recognised) -> Recognised:
-    """A process's first connection, number 0, is its own; the others are those of its contexts."""
-    if found.event == "client_connected" and found.fields["context"] != 0:
-        return Recognised("context_connected", found.fields)
-    return found

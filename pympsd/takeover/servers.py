@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import trio
@@ -39,7 +39,7 @@ from pympsd.takeover.keeper.entries import KeptEntries
 from pympsd.takeover.processes import KnownProcess, kill_session
 from pympsd.takeover.state.entries import ClientNote, KeptFd, link_name, serial_of
 from pympsd.takeover.state.other_devices import OtherDevices
-from pympsd.takeover.state.records import PersistentServer, PersistentState
+from pympsd.takeover.state.records import PersistentServer
 from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import NO_USER, Peer, Serials
@@ -51,7 +51,7 @@ from pympsd.wire.messages import Versions, agree
 
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
-MOST_CLIENTS: Final = 1 << 14
+MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
 """How far the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
@@ -192,7 +192,9 @@ def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[Pe
     ]
     connections = frozenset(serial_of(one.name) for one in left.connections)
     other_devices = _other_devices(dispatcher, saved)
-    dispatcher.feed(events.PredecessorDied(_select_running(saved, pending), other_devices, connections))
+    running = {server.session.serial for server in pending}
+    servers = tuple(server for server in saved.remembered.servers if server.serial in running)
+    dispatcher.feed(events.PredecessorDied(evolve(saved.remembered, servers=servers), other_devices, connections))
     if pending:
         dispatcher.serials = Serials(first_serial(dispatcher.state.lifetime.generation))
     for server in pending:
@@ -285,12 +287,6 @@ def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientPr
     )
 
 
-def _select_running(saved: SavedState, pending: Sequence[PendingServer]) -> PersistentState:
-    serials = {server.session.serial for server in pending}
-    servers = tuple(server for server in saved.remembered.servers if server.serial in serials)
-    return evolve(saved.remembered, servers=servers)
-
-
 async def _receive_report(
     dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel, token: int
 ) -> tuple[link.ServerReturn, list[object]]:
@@ -304,7 +300,7 @@ async def _receive_report(
             break
         if isinstance(message, link.LogRecord | link.LogDropped):
             session.handle(dispatcher, message)
-    if not 0 <= message.clients <= MOST_CLIENTS:
+    if not 0 <= message.clients <= MAX_CLIENTS:
         raise RemoteError(f"it reports {message.clients} clients")
     return message, [await _next(channel) for _ in range(message.clients)]
 

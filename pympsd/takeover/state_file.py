@@ -30,9 +30,9 @@ from pympsd.vocabulary.limits import ALL_DEVICES
 FORMAT: Final = 2
 """Format 1, of pympsd before 27 November 2026, is read too."""
 MODE: Final = 0o600
-MOST_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 """The largest configuration file takes 1.4 MiB of it."""
-MOST_DEVICES: Final = 256
+MAX_DEVICES: Final = 256
 """Limits of devices with higher ordinals than any machine has are refused, even where the devices are not known."""
 DYING_SECONDS: Final = 1.0
 """A killed daemon releases its lock shortly before it has ended."""
@@ -92,7 +92,7 @@ def _own_bytes(folder: str) -> bytes | None:
         raise StateRefused(error.strerror) from None
     try:
         _check_owner(os.fstat(fd))
-        return os.read(fd, MOST_BYTES + 1)
+        return os.read(fd, MAX_BYTES + 1)
     finally:
         os.close(fd)
 
@@ -158,8 +158,8 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _checked(data: bytes) -> SavedState:
-    if len(data) > MOST_BYTES:
-        raise StateRefused(f"it is longer than {MOST_BYTES} bytes")
+    if len(data) > MAX_BYTES:
+        raise StateRefused(f"it is longer than {MAX_BYTES} bytes")
     try:
         saved = _decoded(data)
     except (ValueError, RecursionError) as error:
@@ -179,7 +179,7 @@ def _decoded(data: bytes) -> SavedState:
     if isinstance(contents, dict) and contents.get("format") == 1:
         _upgrade(contents)
     saved = msgspec.convert(contents, SavedState, str_keys=True)
-    check(saved.remembered, len(saved.devices) or MOST_DEVICES)
+    check(saved.remembered, len(saved.devices) or MAX_DEVICES)
     return saved
 
 

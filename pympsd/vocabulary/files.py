@@ -37,10 +37,10 @@ SERVER_LOG = "server.log"
 CLIENTS_ONLY_MODES = {CONTROL: 0o222, OWN_CONTROL: 0o600}
 """Those of a daemon that refuses operators at ``control``: by its mode it says that they need another socket."""
 
-SOCKET_PATH_LIMIT = 107
+MAX_SOCKET_PATH = 107
 """The most bytes in a Unix socket's path: sun_path less its terminating NUL (unix(7))."""
 
-LIBCUDA_SOCKET_PATH_LIMIT = 106
+MAX_LIBCUDA_SOCKET_PATH = 106
 """The most that libcuda can take: with one byte more a program's standard input breaks (measured on driver 580)."""
 
 

@@ -179,10 +179,6 @@ def _combine_priority(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
     return max((level for level in levels if level is not None), default=None)
 
 
-def _keep_own(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
-    return own
-
-
 @frozen
 class LimitRow:
     """A row of the table."""
@@ -341,7 +337,7 @@ LIMITS: Final = (
         "<name>|none",
         lambda name: name or NO_PARTITION,
         lambda name: name or None,
-        _keep_own,
+        lambda own, environment, bounds: own,
         default="",
         is_own=True,
         driver_lacks=lambda name: " of this release" if name else "",

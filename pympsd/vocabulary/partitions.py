@@ -16,7 +16,7 @@ VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
 """By which a client names its partitions."""
 NO_PARTITION: Final = "none"
 """What a namespace is bound to that is bound to no partition."""
-LEAST_CAPABILITY: Final = (8, 0)
+MIN_CAPABILITY: Final = (8, 0)
 """The compute capability from which on devices have them."""
 _ID_BYTES: Final = 27
 """Which are 36 characters in base64."""
@@ -53,7 +53,7 @@ def chunk_size(device: DeviceProperties) -> int:
 
 def chunk_count(device: DeviceProperties) -> int:
     """Return the number of chunks of a device; 0: it has no static partitions."""
-    if device.compute_capability < LEAST_CAPABILITY:
+    if device.compute_capability < MIN_CAPABILITY:
         return 0
     return device.multiprocessors // chunk_size(device) if device.sm_chunks is None else device.sm_chunks[0]
 

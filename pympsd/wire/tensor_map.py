@@ -125,7 +125,9 @@ def check(of: TensorMap) -> None:
     _check_modes(of)
     _check_tensor(of)
     if of.im2col is None:
-        _check_box(of.box)
+        for index, size in enumerate(of.box):
+            if not 1 <= size <= 256:
+                raise ValueError(f"boxDim[{index}] is {size}; 1 to 256 are allowed")
     else:
         _check_im2col(of, of.im2col)
     # The first element stride is ignored: the first dimension has none without interleaving.
@@ -172,12 +174,6 @@ def _check_tensor(of: TensorMap) -> None:
     for index, stride in enumerate(of.strides):
         if stride % unit or not 0 <= stride < 1 << 40:
             raise ValueError(f"globalStrides[{index}] is {stride}; multiples of {unit} below 2**40 are allowed")
-
-
-def _check_box(box: tuple[int, ...]) -> None:
-    for index, size in enumerate(box):
-        if not 1 <= size <= 256:
-            raise ValueError(f"boxDim[{index}] is {size}; 1 to 256 are allowed")
 
 
 _CORNERS: Final = {3: 15, 4: 7, 5: 4}

@@ -42,7 +42,7 @@ STALLED_SECONDS: Final = 5.0
 """Time after which a keeper whose link is full counts as stopped; on a busy machine it takes seconds to start."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """Seconds before each new start; the last is repeated."""
-PROVEN_SECONDS: Final = 10.0
+STABLE_SECONDS: Final = 10.0
 """A keeper that has lived for this time works: the pauses begin again."""
 ANSWER_SECONDS: Final = 0.25
 """Time for the keeper to accept a connection; after it the daemon accepts by itself."""
@@ -202,7 +202,7 @@ class KeeperLink:
                 reason = await self._watch(self._process)
             if self._replaced or self._ending.is_set():
                 return
-            failures = 0 if trio.current_time() - began >= PROVEN_SECONDS else failures
+            failures = 0 if trio.current_time() - began >= STABLE_SECONDS else failures
             pause = PAUSES[min(failures, len(PAUSES) - 1)]
             failures += 1
             self.log.error("keeper_ended", reason=reason, seconds=pause)

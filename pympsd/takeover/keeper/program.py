@@ -105,7 +105,8 @@ class Keeper:
             # The end of a peer is always reported, of a process (pidfd) as input.
             poll.register(fd, select.POLLIN if watched[fd].startswith(CLIENT_PREFIX) else 0)
         while self._link is None:
-            is_reachable = self._is_reachable()
+            # Whether the next daemon would find this keeper: its socket was not removed or replaced.
+            is_reachable = self._inode is not None and _inode(self._path) == self._inode
             has_servers = any(name.startswith(SERVER_PREFIX) for name in watched.values())
             if not is_reachable:
                 if not has_servers:
@@ -150,10 +151,6 @@ class Keeper:
                 poll.unregister(fd)
                 del watched[fd]
                 self._drop(name)
-
-    def _is_reachable(self) -> bool:
-        """Return whether the next daemon would find this keeper: its socket was not removed or replaced."""
-        return self._inode is not None and _inode(self._path) == self._inode
 
     def _accept(self) -> bool:
         """Take the next daemon's connection as the link; return False if the one before it quit."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from pympsd.takeover.state.records import PersistentNamedServer, PersistentNamespace, PersistentState
+from pympsd.takeover.state.records import PersistentNamedServer, PersistentState
 from pympsd.vocabulary.limit_table import BY_DEVICE, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.rules import Rule
@@ -86,15 +86,15 @@ class _Move:
         return evolve(
             server,
             allowed_devices=allowed,
-            namespaces=tuple(self._namespace(server.name, each) for each in server.namespaces),
+            namespaces=tuple(
+                evolve(each, limits=self.limits(each.limits, f"Namespace '{server.name}/{each.name}'"))
+                for each in server.namespaces
+            ),
             maximum=self.limits(server.maximum, who),
             partitions=tuple(
                 evolve(one, device=self.places[one.device]) for one in server.partitions if one.device in self.places
             ),
         )
-
-    def _namespace(self, server: str, namespace: PersistentNamespace) -> PersistentNamespace:
-        return evolve(namespace, limits=self.limits(namespace.limits, f"Namespace '{server}/{namespace.name}'"))
 
     def _note(self, what: str, ordinals: Iterable[int]) -> None:
         gone = (self.before[old].partition(" ")[0] for old in ordinals if old not in self.places)
