@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 _DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
-"""What the daemon imports that is not its own."""
+"""Third-party packages that the daemon imports."""
 
 
 def main(arguments: "Sequence[str]") -> int:

@@ -301,7 +301,7 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
 
 
 def _server_log(path: str, protocol: int) -> LogFile:
-    """Return the log of all servers: in protocol 3 each has its own, and only what is no server's comes here."""
+    """Return the log of all servers: in protocol 3 each has its own, and only lines of no server come here."""
     folder = os.path.dirname(path)
     if protocol == 3 and not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)

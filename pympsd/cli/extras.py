@@ -1,6 +1,6 @@
 """What comes with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
 
-A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout they are where PLACES says.
+A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout PLACES lists where they are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WRITTEN_BIN: Final = "/usr/local/bin/"
 
 
 class CannotInstall(StartError):
-    """Something could not be installed; the message says what and why."""
+    """Something could not be installed; the message explains what and why."""
 
 
 def link_nvidia_names(folder: Path, launchers: Path) -> None:

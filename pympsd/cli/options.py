@@ -26,7 +26,7 @@ START_FLAGS = {
     "--open-queries": "operators see everything at every namespace's socket",
     "--trust-containers": "operators in other namespaces are taken for their user",
 }
-"""Those of a daemon, with what it then does."""
+"""Flags of a daemon that is started, with the effect of each."""
 USER_SHARE = "--user-share"
 VALUED = (
     *INSTALLS,
@@ -92,7 +92,7 @@ class Options:
         self.replace = False
         self.terminate_by_reset = False
         self.start_flags: set[str] = set()
-        """Those of START_FLAGS that are given."""
+        """The given ones of START_FLAGS."""
         self.timeout = 10.0
         self.is_timeout_given = False
         self.protocol = ""

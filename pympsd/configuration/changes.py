@@ -16,7 +16,7 @@ The idea is that of a declarative tool: applying a file twice changes nothing th
 asks at any time whether the state still is what the file states, by the same comparison. Each change has a ``text``
 that the operator sees, so that ``--check`` and the real run print the same lines.
 
-What a plan does not state stays as it is: a key that is absent is None in the plan and is never compared. With
+A plan changes only what it states: a key that is absent is None in the plan and is never compared. With
 ``prune`` the servers, namespaces and SM partitions that a file does not name are deleted, and those first, because
 others may need their SMs. Whatever would disturb running clients (other devices, other chunks, another owner, a
 deletion while there are clients) is `Impossible`, with the command that an operator can choose instead.
@@ -81,7 +81,7 @@ class SetNamespace:
     server: str
     name: str
     limits: Limits
-    """What is set, and nothing else."""
+    """Only the limits that are set."""
     differences: tuple[str, ...]
 
     @property
@@ -95,7 +95,7 @@ class SetServer:
 
     server: str
     maximum: Limits
-    """What is set, and nothing else."""
+    """Only the limits that are set."""
     contains_partitions: bool | None
     differences: tuple[str, ...]
 
@@ -148,7 +148,7 @@ class DeletePartition:
     server: str
     partition: SmPartition
     index: int
-    """As in CreatePartition."""
+    """The index of its device, as the server's clients see it."""
 
     @property
     def text(self) -> str:
@@ -226,7 +226,7 @@ _FEATURES: Final = {
 
 @frozen
 class Impossible:
-    """Something that cannot be changed now; the text says why."""
+    """Something that cannot be changed now; the text explains why."""
 
     text: str
 
@@ -397,7 +397,7 @@ def _keep_if_used(change: Change, stays: str, clients: int) -> Change:
 
 
 def _list_changed(differing: Sequence[str]) -> str:
-    """Return which ones of several are new, gone or others, to go on with; nothing if none is."""
+    """Return the end of a sentence that lists what is new, gone or different; nothing if none is."""
     more = len(differing) - MAX_NAMED
     rest = f" and {more} more" if more > 0 else ""
     return f" (changed: {', '.join(differing[:MAX_NAMED])}{rest})" if differing else ""

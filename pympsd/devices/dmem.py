@@ -59,7 +59,7 @@ def _soft(devices: Sequence[DeviceProperties], text: str) -> dict[int, int]:
 def _by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list[int]]:
     """Return the values of each device's regions, in bytes.
 
-    Of several regions the least counts: the memory of a client may lie in any of them, and nobody tells in which.
+    Of several regions the least counts: the memory of a client may lie in any of them, and nothing shows in which.
     """
     found: dict[int, list[int]] = {}
     for region, value in _lines(text):

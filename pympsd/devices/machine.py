@@ -3,7 +3,7 @@
 The file has one ``[[device]]`` table for each device (or for ``count`` equal ones)::
 
     fault_containment = "device"  # as real hardware; "client": a fatal fault stays with its context
-    stops_kernels = true          # false, as real hardware: a running kernel ends by itself or with its executor
+    stops_kernels = true          # false, as real hardware: a running kernel ends when done or with its executor
     isolates_address_spaces = true  # false, as real hardware: clients of one executor share an address space
 
     [[device]]
@@ -58,7 +58,7 @@ _KEYS: Final = frozenset(
 
 
 class BadMachine(InputError, ValueError):
-    """An invalid machine description; the message says what is allowed."""
+    """An invalid machine description; the message explains what is allowed."""
 
 
 def describe(text: str) -> tuple[DeviceProperties, ...]:

@@ -148,7 +148,7 @@ def _check_folder(folder: int, path: str, user: int, former: int | None) -> None
 
 
 def _open_inside(folder: int, path: str, flags: int) -> int:
-    """Open or make a file of an open folder; raise OSError for what is no file of the folder's owner alone."""
+    """Open or make a file of an open folder; raise OSError if it is not a file of the folder's owner alone."""
     name = os.path.basename(path)
     try:
         fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)

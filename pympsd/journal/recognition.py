@@ -27,7 +27,7 @@ FOLLOWERS: Final = {
 """Events whose sentence is but a field ("0"): known only by the line before."""
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
 """Two events for our own servers, which drop a context when the documents say in one dialect, and as driver 580 does
-in the other; what the vendor's server says of it has the documents' form."""
+in the other; the vendor's server's line of it has the documents' form."""
 
 
 @frozen
@@ -39,7 +39,7 @@ class Recognised:
 
     @property
     def documented(self) -> str:
-        """The event whose documented sentence says the same."""
+        """The event whose documented sentence means the same."""
         return DOCUMENTED_AS.get(self.event, self.event)
 
 
@@ -81,7 +81,7 @@ class _Pattern:
         self._expression = re.compile(expression)
 
     def read(self, pid: int, text: str) -> Recognised | None:
-        """Return what process ``pid`` said with the text, if it is of this sentence."""
+        """Return what process ``pid`` reported with the text, if it is of this sentence."""
         match = self._expression.fullmatch(text)
         if match is None:
             return None

@@ -115,7 +115,7 @@ def _processes(folder: StateFolder | None, properties: DeviceProperties) -> tupl
             held: Counter[int] = Counter()
             for pid, used in server.clients:
                 held[pid] += used
-            # Memory of departed clients is the server's.
+            # Memory of exited clients is the server's.
             found.append(Process(server.pid, "C", held.pop(GONE, 0)))
             found += [Process(pid, "M+C", used) for pid, used in sorted(held.items())]
         else:

@@ -6,7 +6,7 @@ is nothing to take over from a daemon that was PID 1 of a container: nothing sur
 Each is a `PendingServer` until it has reported: `take_over` starts its two tasks, `watch` for the end of its process
 and `serve` for its link. One of pympsd's own servers is asked for a report (`link_messages.ReportRequest`), and the
 report is checked as if an enemy had written it: the server runs as another user. The driver's server cannot report;
-its clients are those whose pidfds the keeper held, and their notes say what the previous daemon knew of them.
+its clients are those whose pidfds the keeper held, and their notes contain the previous daemon's data on them.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _find_server(
 def _driver_session(
     dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: KeptEntries
 ) -> VendorServerSession:
-    """Return the session of a driver's server with what the keeper knows of its clients."""
+    """Return the session of a driver's server with the keeper's data on its clients."""
     session = VendorServerSession(
         dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
     )
@@ -273,7 +273,7 @@ def _driver_session(
 
 
 def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
-    """Return what the keeper's note of a client says of its process."""
+    """Return the process of a client by the keeper's note."""
     note = entry.note
     return ClientProcess(
         Peer(note.pid, note.uid, NO_USER),

@@ -1,4 +1,4 @@
-"""The state file: what the next daemon has to know if this one is killed. Mode 0600, replaced atomically.
+"""The state file: what the next daemon needs if this one is killed. Mode 0600, replaced atomically.
 
 It names the processes that are the daemon's servers, so it is believed only if it is the daemon's own: a regular file
 of its user, not readable or writable by others, written since the machine was started.
@@ -39,7 +39,7 @@ DYING_SECONDS: Final = 1.0
 
 
 class StateRefused(FileError, ValueError):
-    """The state file cannot be used; the message says why."""
+    """The state file cannot be used; the message explains why."""
 
 
 class StillRuns(StateRefused):
@@ -65,11 +65,11 @@ class SavedState:
     trace: str = ""
     """The path of the trace that it writes."""
     log_folders: tuple[MadeFolder, ...] = ()
-    """Those that it, or the previous daemon, has made for the logs of servers."""
+    """Folders that it, or the previous daemon, has made for the logs of servers."""
 
 
 def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
-    """Return a text for each device that tells it from others, in order."""
+    """Return a text for each device that distinguishes it from others, in order."""
     return tuple(
         f"{device.uuid} {device.name} {device.multiprocessors} SMs {device.memory_bytes} bytes" for device in devices
     )
@@ -98,7 +98,7 @@ def _own_bytes(folder: str) -> bytes | None:
 
 
 def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
-    """Return what a daemon left, in words, that one of protocol 2 with these defaults could not go on with."""
+    """Return what a daemon left, in words, that one of protocol 2 with these defaults could not use."""
     if (saved := _left(folder)) is None:
         return []
     running = tuple(one for one in saved.remembered.servers if started_at(one.pid) == saved.started.get(one.pid))
@@ -190,7 +190,7 @@ def _upgrade(contents: Any) -> None:
     """Make the contents of format 1 those of format 2, in which limits stand in objects of their own.
 
     Format 1 has those of a namespace and a server's maxima among their other values, as numbers, and in rules one
-    percentage for all devices. Contents that are no daemon's are left to the check that follows.
+    percentage for all devices. Contents that are not a daemon's are left to the check that follows.
     """
     try:
         remembered = contents["remembered"]

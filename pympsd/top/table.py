@@ -39,7 +39,7 @@ class Row(NamedTuple):
     launches: float | None = None
     """Kernels started in a second; of a server."""
     namespace: str = ""
-    """That of a client, in protocol 3."""
+    """The client's namespace (protocol 3 only)."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -130,7 +130,7 @@ SORTS: Final[dict[str, Callable[[Row], Any]]] = {
 
 @frozen
 class Answers:
-    """What a daemon answers to QUERIES."""
+    """A daemon's answers to QUERIES."""
 
     servers: tuple[Server, ...]
     waiting: tuple[Waiting, ...]

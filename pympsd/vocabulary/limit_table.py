@@ -89,7 +89,7 @@ NO_LIMITS: Final = Limits()
 
 @frozen
 class ClientLimits:
-    """What the daemon sends a server of the limits of a client that it admits."""
+    """The limits of an admitted client, as the daemon sends them to its server."""
 
     own: Limits = NO_LIMITS
     """The limits of its namespace, or in protocol 2 of its server."""

@@ -1,6 +1,6 @@
 """The number of blocks that one multiprocessor holds, for placement and for the clients' occupancy functions.
 
-As in CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules including the part
+By CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules including the part
 that the system reserves for each block, and registers on real devices: an emulated device has no register file, and
 NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications;
 cuda_occupancy.h for the allocation of registers.

@@ -15,7 +15,7 @@ from pympsd.vocabulary.namespaces import name_problem
 VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
 """By which a client names its partitions."""
 NO_PARTITION: Final = "none"
-"""What a namespace is bound to that is bound to no partition."""
+"""The word for a namespace that is bound to no partition."""
 MIN_CAPABILITY: Final = (8, 0)
 """The compute capability from which on devices have them."""
 _ID_BYTES: Final = 27
@@ -34,7 +34,7 @@ class SmPartition:
 
 @frozen
 class ChosenPartition:
-    """What a client gets on a device in static use: the chunks of its partition, or no context."""
+    """A client's part of a device in static use: the chunks of its partition, or no context."""
 
     name: str = ""
     chunks: tuple[int, ...] = ()

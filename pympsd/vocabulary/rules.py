@@ -26,7 +26,7 @@ _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
 class Unknown(InputError):
-    """Whether a process fits a rule is unknown; the message says why."""
+    """Whether a process fits a rule is unknown; the message explains why."""
 
 
 @frozen
@@ -42,7 +42,7 @@ class Origin:
 
 @frozen
 class Condition:
-    """What a process must have: one of some values."""
+    """A condition on a process: it has one of some values."""
 
     kind: str
     """One of KINDS."""

@@ -145,7 +145,7 @@ METHODS: Final = {
     SCHEDULING_POLICIES: ("add", "remove", "drop", "next", "charge"),
     TURN_POLICIES: ("__call__",),
 }
-"""What a policy of each group is asked."""
+"""The methods that a policy of each group must have."""
 
 
 def named_policy(group: str, variable: str, text: str) -> Any:

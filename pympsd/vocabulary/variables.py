@@ -90,10 +90,10 @@ class Variable:
     meaning: str
     """As the manual page and README have it; names in backquotes."""
     effect: str = ""
-    """What a wrong value does."""
+    """The effect of a wrong value."""
     check: Check | None = None
     page: str = ""
-    """The page of docs/ that says more."""
+    """The page of docs/ with the details."""
     default: str = ""
     """The value that an empty or missing variable has for `read`; `meaning` states it in words."""
 

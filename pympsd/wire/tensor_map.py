@@ -121,7 +121,7 @@ class TensorMap:
 
 
 def check(of: TensorMap) -> None:
-    """Raise ValueError, which says what is wrong and what is allowed, for what is no tensor map."""
+    """Raise ValueError, which explains what is wrong and what is allowed, for an invalid tensor map."""
     _check_modes(of)
     _check_tensor(of)
     if of.im2col is None:
@@ -265,7 +265,7 @@ FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
 def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes:
     """Return the bytes of a map with one field changed as by tensormap.replace; the result may break the rules.
 
-    A map may be made from 128 zero bytes. Raises ValueError for other bytes that are no map.
+    A map may be made from 128 zero bytes. Raises ValueError for other bytes that are not a map.
     """
     if data == bytes(BYTES):
         data = pack(TensorMap(0, 0, (1,), (), (), ()))

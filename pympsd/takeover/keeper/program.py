@@ -67,7 +67,7 @@ class Keeper:
             pass
 
     def _on_sigterm(self, *_: object) -> None:
-        """End if there is no daemon. If there is one it decides, for it may have received the signal as well."""
+        """End if there is no daemon. If there is one it decides, because it may have received the signal as well."""
         if self._link is None:
             os._exit(0)
 
@@ -382,7 +382,7 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 
 def _has_unread(fd: int) -> bool:
-    """Return whether bytes can still be read from a socket whose peer has closed it; False if it is no socket."""
+    """Return whether bytes can still be read from a socket whose peer has closed it; False if it is not a socket."""
     try:
         sock = _socket.socket(fileno=fd)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a daemon left for one that has other devices: what is by ordinal goes with its device, or with it is lost."""
+"""Adapt a daemon's state to one with other devices: a value by index follows its device, or is lost with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OtherDevices:
 
 
 def moved(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
-    """Return a state for the devices of now, and what was said of devices that are gone: its owner and the UUID.
+    """Return a state for the devices of now, and the settings lost with devices that are gone: owner and UUID.
 
     One limit for all devices is one for all devices of now: none is without.
     """

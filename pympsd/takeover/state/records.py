@@ -1,4 +1,4 @@
-"""What a daemon leaves to the next in the state file: what commands have set, start requests, and its servers.
+"""The records of the state file: settings made by commands, start requests, and the daemon's servers.
 
 The classes are the file's format: msgspec writes their fields as JSON by name. A field may be added with a default,
 which is what a file of an older daemon has, and none may be renamed. A default of the daemon is None if no command
@@ -7,7 +7,7 @@ has set it: then the next daemon's own applies, which may have been started with
 `snapshot` makes the records of a running daemon after each event, and the file is written if they have changed; so
 everything in them is cheap to make and compares by value. `check` refuses a state that no daemon can have had: the
 file is this user's own, but it may be damaged. Servers are here with the little that identifies their processes;
-their clients and contexts are not, because each server knows its own (`pympsd.takeover`).
+their clients and contexts are not, because each server has its own (`pympsd.takeover`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PersistentServer:
     memory_limits: dict[int, int]
     """Bytes by device ordinal."""
     leaving: bool = False
-    """It was asked to end. Own servers say so themselves."""
+    """It was asked to end. Own servers report that themselves."""
     name: str = ""
 
 
@@ -101,7 +101,7 @@ class PersistentConfiguration:
 
 @frozen
 class PersistentState:
-    """What a daemon knew. A default is None if no command has set it: then the next daemon's own applies."""
+    """A daemon's state. A default is None if no command has set it: then the next daemon's own applies."""
 
     generation: int = 0
     """Counts the daemons whose servers were handed on; the serials of each lie above those of the earlier ones."""

@@ -89,7 +89,7 @@ class DeviceClients:
 
 @frozen
 class ServerDevice:
-    """A device as the server knows it; ``pci`` as device_query prints it."""
+    """A device as the server sees it; ``pci`` as device_query prints it."""
 
     ordinal: int
     pci: str
