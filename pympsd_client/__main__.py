@@ -152,14 +152,10 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
     for number in range(driver.cuDeviceGetCount()[1]):
         name = driver.cuDeviceGetName(256, number)[1].partition(b"\0")[0].decode(errors="replace")
         mebibytes = driver.cuDeviceTotalMem(number)[1] >> 20
-        yield f"device {number}", ", ".join([f"{name}, {mebibytes} MiB", *_sms(number)])
-
-
-def _sms(number: int) -> Iterator[str]:
-    """Yield what percentages give of a device on which pympsd rounds them."""
-    properties = None if process.native is not None else process.device(number).properties
-    if properties is not None and properties.is_volta_or_newer:
-        yield str(rounding(properties))
+        description = f"{name}, {mebibytes} MiB"
+        if process.native is None and (properties := process.device(number).properties).is_volta_or_newer:
+            description += f", {rounding(properties)}"
+        yield f"device {number}", description
 
 
 def _daemons_elsewhere() -> list[str]:

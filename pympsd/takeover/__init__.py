@@ -39,7 +39,7 @@ keeper: nothing is left.
 
 Invariants:
 
-- Ids never repeat: those of each generation of daemons begin above all earlier ones (`first_serial`).
+- Ids never repeat: those of each generation of daemons begin above all earlier ones (`first_id`).
 - A PID alone is never believed: the start time is compared, with the pidfd open.
 - What nobody takes is closed and dropped. A copy of a socket that nobody serves would hide its end from the peer.
 - Names, notes and packets of the keeper, and the state file's fields, stay readable: either side may be older.

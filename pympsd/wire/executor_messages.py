@@ -254,7 +254,7 @@ class AskTrace:
 
 @frozen
 class ContextTrace:
-    """A context's share of the multiprocessors; ``context`` is the serial it was attached with."""
+    """A context's share of the multiprocessors; ``context`` is the id that it was attached with."""
 
     context: int
     multiprocessors: tuple[int, ...]

@@ -178,7 +178,7 @@ class TerminateClient:
     by_reset: bool = False
     """End kernels that cannot be stopped by resetting the device, as after a fatal fault."""
     expelled: tuple[int, ...] = ()
-    """Clients, by serial, that get no context any more: their namespace or SM partition was deleted."""
+    """Clients, by id, that get no context any more: their namespace or SM partition was deleted."""
 
 
 @message(44)

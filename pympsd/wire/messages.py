@@ -140,7 +140,7 @@ class ContextOpened:
 
     request: int
     context: int
-    """The server's serial: names the context in records."""
+    """The server's id: names the context in records."""
     generation: int
     """The executor's generation: handles minted for another generation are refused."""
     multiprocessors: int

@@ -28,7 +28,14 @@ standard error."""
 FLAG_QUIET: Final = 1
 """In a record: the sender does not wait for this answer; a failure is kept for its next waiting call."""
 FLAG_COOPERATIVE: Final = 2
-"""In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused."""
+"""In a LAUNCH: all blocks of the grid must be resident together, or the launch is refused.
+
+Bits 4 to 15 are the blocks of a cluster in x, y and z, 4 bits each and less 1: zeros if the launch has no clusters.
+"""
+NO_CLUSTER: Final = (1, 1, 1)
+MAX_CLUSTER: Final = 16
+"""Blocks of a cluster in one direction."""
+_CLUSTER_SHIFTS: Final = (4, 8, 12)
 MEMORY_SHAREABLE, MEMORY_OF_HOST = 1, 2
 """Flags of CREATE_MEMORY: it can be exported; it is not counted as the device's, and the client maps it too."""
 FLAG_POISONED: Final = 1
@@ -346,3 +353,17 @@ class RecordReader:
             start += length
         self._buffer = buffer[start:]
         return records
+
+
+def pack_launch_flags(cooperative: bool, cluster: tuple[int, int, int]) -> int:
+    """Return the flags of a LAUNCH; each number of ``cluster`` is 1 to MAX_CLUSTER."""
+    flags = FLAG_COOPERATIVE if cooperative else 0
+    for size, shift in zip(cluster, _CLUSTER_SHIFTS, strict=True):
+        flags |= (size - 1) << shift
+    return flags
+
+
+def cluster_of(flags: int) -> tuple[int, int, int]:
+    """Return the blocks of a cluster in x, y and z from the flags of a LAUNCH; NO_CLUSTER if it has none."""
+    x, y, z = ((flags >> shift) % MAX_CLUSTER + 1 for shift in _CLUSTER_SHIFTS)
+    return x, y, z

@@ -4,16 +4,11 @@ Offsets are bytes from the ring's start, words are 64 bits. One side writes each
 side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo
 RING_BYTES, in two pieces where it meets the end. A client that finds ASLEEP set after it has moved TAIL sends a byte
 on the stream's socket, whatever the byte: the executor looks at the ring then. Source: DESIGN, "The command stream".
-
-Here are also the flags of a LAUNCH record: whether it is cooperative, and which clusters the launch requests. Bits
-4 to 15 are the blocks of a cluster in x, y and z, 4 bits each and less 1: zeros if the launch asks for none.
 """
 
 from __future__ import annotations
 
 from typing import Final
-
-from pympsd.wire.records import FLAG_COOPERATIVE
 
 TAIL: Final = 0
 """Written by the client: where its next record will begin."""
@@ -34,23 +29,3 @@ RING_BYTES: Final = 1 << 19
 AREA_BYTES: Final = DATA + RING_BYTES
 RECORD_BYTES: Final = RING_BYTES // 4
 """No record in the ring is longer. (A launch brings 4 KiB of parameters at most, or 32,764 bytes from Volta on.)"""
-
-
-NO_CLUSTER: Final = (1, 1, 1)
-MOST: Final = 16
-"""The most blocks of a cluster in a direction."""
-_SHIFTS: Final = (4, 8, 12)
-
-
-def packed(cooperative: bool, cluster: tuple[int, int, int]) -> int:
-    """Return the flags of a launch; each of ``cluster`` is 1 to MOST."""
-    flags = FLAG_COOPERATIVE if cooperative else 0
-    for size, shift in zip(cluster, _SHIFTS, strict=True):
-        flags |= (size - 1) << shift
-    return flags
-
-
-def cluster_of(flags: int) -> tuple[int, int, int]:
-    """Return the clusters that a launch asks for, NO_CLUSTER for none."""
-    x, y, z = ((flags >> shift) % MOST + 1 for shift in _SHIFTS)
-    return x, y, z

@@ -166,7 +166,12 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
     }
     exec(compile(_source(signature), f"<{signature.name}>", "exec"), names)
     function: Any = names[signature.name]
-    function.__doc__ = _documentation(signature, core.__doc__ or "")
+    inputs, outputs = (
+        [f"{parameter.type} {parameter.name}" for parameter in parameters]
+        for parameters in (signature.inputs, signature.outputs)
+    )
+    prototype = f"{signature.name}({', '.join(inputs)}) -> ({', '.join(['CUresult', *outputs])})"
+    function.__doc__ = f"{cleandoc(core.__doc__ or '')}\n\n{prototype}"
     function.__module__ = "pympsd_client.driver"
     if signature.calling is Calling.VARIANTS:
         function.__signature__ = inspect.Signature(
@@ -176,13 +181,6 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         function = with_cache(function, DONE, this_thread)
     entry_point: EntryPoint = trace(signature.name, function)
     return entry_point
-
-
-def _documentation(signature: Signature, text: str) -> str:
-    """Return a core's docstring, then the function's parameters and outputs as in C."""
-    inputs = ", ".join(f"{parameter.type} {parameter.name}" for parameter in signature.inputs)
-    outputs = ", ".join(("CUresult", *(f"{parameter.type} {parameter.name}" for parameter in signature.outputs)))
-    return f"{cleandoc(text)}\n\n{signature.name}({inputs}) -> ({outputs})"
 
 
 def _source(signature: Signature) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.ring_layout import MOST, NO_CLUSTER
+from pympsd.wire.records import MAX_CLUSTER, NO_CLUSTER
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.launch_attributes import name_of, not_there
 from pympsd_client._arguments.values import number
@@ -61,7 +61,7 @@ def _attributes(config: Any) -> tuple[bool, tuple[int, int, int]]:
         elif name == "CLUSTER_DIMENSION":
             size = attribute.value.clusterDim
             cluster = number(size.x), number(size.y), number(size.z)
-            if not all(1 <= size <= MOST for size in cluster):
+            if not all(1 <= size <= MAX_CLUSTER for size in cluster):
                 raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {cluster}")
         elif name != "IGNORE":
             raise not_there(name, "COOPERATIVE, CLUSTER_DIMENSION and IGNORE")

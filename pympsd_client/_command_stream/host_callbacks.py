@@ -180,7 +180,11 @@ class HostCallbacks:
     def _enter(self, callback: PendingCallback) -> int:
         with self._changed:
             if not self._listening:
-                self._start()
+                try:
+                    Thread(target=self._listen, name="host function listener", daemon=True).start()
+                except RuntimeError as error:
+                    raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"no thread for host functions: {error}") from None
+                self._listening = True
             sequence = self._transport.sequence()
             self._pending[sequence] = callback
             self._unfinished += 1
@@ -188,32 +192,23 @@ class HostCallbacks:
             self._changed.notify()
         return sequence
 
-    def _start(self) -> None:
-        try:
-            Thread(target=self._listen, name="host function listener", daemon=True).start()
-        except RuntimeError as error:
-            raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"no thread for host functions: {error}") from None
-        self._listening = True
-
     # --- the listener
 
     def _listen(self) -> None:
-        while self._any_pending():
+        while True:
+            with self._changed:
+                self._listening = self._changed.wait_for(lambda: bool(self._pending), IDLE_S)
+                if not self._listening:
+                    return
             try:
-                self._transport.wait(self._gate, self._any_announced)
+                self._transport.wait(
+                    self._gate, lambda: any(map(self._pending.__contains__, self._transport.list_answered()))
+                )
             except CudaError as error:
                 self._end(error)
                 return
             for sequence in self._transport.list_answered():
                 self._handle_announcement(sequence)
-
-    def _any_pending(self) -> bool:
-        with self._changed:
-            self._listening = self._changed.wait_for(lambda: bool(self._pending), IDLE_S)
-            return self._listening
-
-    def _any_announced(self) -> bool:
-        return any(map(self._pending.__contains__, self._transport.list_answered()))
 
     def _handle_announcement(self, sequence: int) -> None:
         callback = self._pending.pop(sequence, None)

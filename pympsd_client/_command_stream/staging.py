@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import weakref
+from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -68,7 +69,7 @@ class StagingMemory:
         with self._taking:
             offset = 0
             # The taken slots are the only state, so that freeing one is one atomic step.
-            for slot in sorted(self._slots.values(), key=_offset):
+            for slot in sorted(self._slots.values(), key=attrgetter("offset")):
                 if slot.offset - offset >= size:
                     break
                 offset = slot.offset + slot.size
@@ -101,10 +102,6 @@ class StagingMemory:
     def in_use(self) -> int:
         """Return the number of slots in use."""
         return len(self._slots)
-
-
-def _offset(slot: Slot) -> int:
-    return slot.offset
 
 
 def map_at(fd: int, address: int, size: int) -> None:

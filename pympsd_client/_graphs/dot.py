@@ -42,7 +42,7 @@ def _lines(graph: Graph, with_handles: bool, indent: str) -> Iterator[str]:
         lines = [str(node.local_id), _describe(node.work)]
         if with_handles:
             lines.append(f"handle: {node.handle:#x}")
-        label = "\\n".join(_escape(line) for line in lines)
+        label = "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
         yield f'{deeper}"{_name(node)}" [shape="octagon" label="{label}"];'
         for inner in inner_graphs(node.work):
             yield from _lines(inner, with_handles, deeper)
@@ -63,7 +63,3 @@ def _describe(work: Any) -> str:
     if isinstance(work, FillWork):
         return f"{name} {work.destination:#x} {work.value} {work.width}x{work.height}x{work.element_bytes}"
     return f"{name} {work.event:#x}" if isinstance(work, RecordWork | WaitWork) else name
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -15,8 +15,7 @@ from attrs import define, field, frozen
 from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
-from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space
-from pympsd.wire.ring_layout import cluster_of, packed
+from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space, cluster_of, pack_launch_flags
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
 from pympsd_client._arguments.errors import CudaError, not_supported
@@ -207,7 +206,7 @@ def _not_in_body(what: str) -> CudaError:
 
 def _launch(work: KernelWork, context_id: int) -> bytes:
     function, layout = work.function, work.function.layout
-    flags = packed(work.cooperative, work.cluster)
+    flags = pack_launch_flags(work.cooperative, work.cluster)
     fields = (LAUNCH_OPCODE, flags, record_bytes(layout), context_id, 0, _STREAM, function.module, function.index)
     return raw_packer(layout)(*fields, *work.shape, layout.parameter_bytes, work.parameters)
 

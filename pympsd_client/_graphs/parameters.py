@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd.wire.ring_layout import MOST
+from pympsd.wire.records import MAX_CLUSTER
 from pympsd_client._api import stream_memory
 from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
@@ -166,7 +166,7 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
     if number == CLUSTER_DIMENSION and any(value):
         clustered = evolve(work, attributes={**work.attributes, number: value})
-        if not all(1 <= size <= MOST for size in clustered.cluster):
+        if not all(1 <= size <= MAX_CLUSTER for size in clustered.cluster):
             raise CudaError(
                 Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {clustered.cluster}"
             )
@@ -351,14 +351,14 @@ def _kind_of_event(work: type[RecordWork | WaitWork]) -> NodeKind:
     return NodeKind(work, lambda event, context: work(require_event(event)), lambda node_work: node_work.event)
 
 
-def _read_fill(given: Any, context: int) -> FillWork:
-    return fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context)
-
-
 NODE_KINDS: Final[dict[str, NodeKind]] = {
     "KERNEL": _kind_of_structure(KernelWork, "CUDA_KERNEL_NODE_PARAMS", kernel_at, kernel_bytes),
     "MEMCPY": NodeKind(CopyWork, check_copy, lambda work: copy_bytes(work.copy)),
-    "MEMSET": NodeKind(FillWork, _read_fill, fill_bytes),
+    "MEMSET": NodeKind(
+        FillWork,
+        lambda given, context: fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context),
+        fill_bytes,
+    ),
     "BATCH_MEM_OP": _kind_of_structure(BatchWork, "CUDA_BATCH_MEM_OP_NODE_PARAMS", batch_at, batch_bytes),
     "HOST": _kind_of_structure(HostWork, "CUDA_HOST_NODE_PARAMS", host_at, host_bytes),
     "EVENT_RECORD": _kind_of_event(RecordWork),

@@ -15,7 +15,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import user_objects, work
-from pympsd_client._graphs.graph import Edge, Graph, Node
+from pympsd_client._graphs.graph import Edge, Node
 from pympsd_client._graphs.work import NodeType
 
 
@@ -29,13 +29,9 @@ def create(flags: int) -> int:
 def destroy(handle: int) -> None:
     """Destroy a graph and its nodes; executable graphs made from it stay. INVALID_VALUE for a node's own graph."""
     graph = graphs.find(handle)
-    _check_not_inner(graph)
-    work.destroy(graph)
-
-
-def _check_not_inner(graph: Graph) -> None:
     if graph.of is not None:
         raise invalid_value("the graph belongs to a node of another graph, and is destroyed with it")
+    work.destroy(graph)
 
 
 def clone(handle: int) -> int:
@@ -67,13 +63,9 @@ def root_nodes(graph: int, room: int) -> tuple[list[int], int]:
 
 
 def _edge_lists(edges: Iterable[tuple[Sequence[int], Edge]], columns: int, room: int) -> tuple[Any, ...]:
-    rows = [(*handles, _edge_number(edge)) for handles, edge in edges]
+    rows = [(*handles, graph_structs.edge_number(edge.from_port, edge.to_port, edge.kind)) for handles, edge in edges]
     lists = [_pad_list([row[column] for row in rows], room)[0] for column in range(columns + 1)]
     return (*lists, min(len(rows), room) if room else len(rows))
-
-
-def _edge_number(edge: Edge) -> int:
-    return graph_structs.edge_number(edge.from_port, edge.to_port, edge.kind)
 
 
 def edges(graph: int, room: int) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
 
-from pympsd.wire.ring_layout import NO_CLUSTER
+from pympsd.wire.records import NO_CLUSTER
 from pympsd_client._arguments.copy_structs import Copy3D
 from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION
 from pympsd_client._graphs import graph as graphs

@@ -29,6 +29,13 @@ class Owned(Protocol):
 
 
 T = TypeVar("T", bound=Owned)
+_DESTROY: Final = {
+    operand.kind: Operation(row.name)
+    for row in OPERATIONS
+    for operand in row.operands
+    if operand.use is Use.DESTROYED
+}
+"""The wire's operation that destroys an object, by its kind."""
 
 
 class HandleTable(Generic[T]):
@@ -43,7 +50,7 @@ class HandleTable(Generic[T]):
         self._noun: Final = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
         self._why_missing: Final = why_missing
         self._objects: Final[dict[int, T]] = {}
-        self._destroy: Final = None if kind is None else _destroy_operation(kind)
+        self._destroy: Final = None if kind is None else _DESTROY[kind]
         self.get: Final = self._objects.get
         when_closed.append(self._drop)
 
@@ -106,10 +113,3 @@ class HandleTable(Generic[T]):
         for owned in self.all():
             if owned.context is context:
                 self.remove(owned.handle)
-
-
-def _destroy_operation(kind: Kind) -> Operation:
-    for row in OPERATIONS:
-        if any(operand.kind is kind and operand.use is Use.DESTROYED for operand in row.operands):
-            return Operation(row.name)
-    raise KeyError(kind)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.wire.records import FLAG_COOPERATIVE, FLAG_QUIET
-from pympsd.wire.ring_layout import MOST, NO_CLUSTER, cluster_of, packed
+from pympsd.wire.records import FLAG_COOPERATIVE, FLAG_QUIET, MAX_CLUSTER, NO_CLUSTER, cluster_of, pack_launch_flags
 
-_SIZES = st.integers(1, MOST)
+_SIZES = st.integers(1, MAX_CLUSTER)
 
 
 @given(st.booleans(), st.tuples(_SIZES, _SIZES, _SIZES))
 def test_flags_hold_the_clusters(cooperative: bool, cluster: tuple[int, int, int]) -> None:
-    flags = packed(cooperative, cluster)
+    flags = pack_launch_flags(cooperative, cluster)
     assert 0 <= flags < 1 << 16
     assert cluster_of(flags) == cluster
     assert bool(flags & FLAG_COOPERATIVE) == cooperative
@@ -21,4 +20,4 @@ def test_flags_hold_the_clusters(cooperative: bool, cluster: tuple[int, int, int
 
 
 def test_a_plain_launch_has_no_flags() -> None:
-    assert packed(False, NO_CLUSTER) == 0
+    assert pack_launch_flags(False, NO_CLUSTER) == 0

@@ -108,7 +108,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     processes = {}
     if process is not None:
         clients = {id_: client for id_, client in process.clients.items() if namespace_of(client) == name}
-        processes[process.serial] = evolve(process, clients=clients)
+        processes[process.id] = evolve(process, clients=clients)
     servers = evolve(daemon.named_servers, by_name={server.name: evolve(server, namespaces=own)})
     return evolve(daemon, named_servers=servers, servers=processes, **hidden)
 

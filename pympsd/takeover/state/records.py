@@ -37,7 +37,7 @@ from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
 
 MAX_GENERATIONS: Final = 1 << 22
-"""With 40 bits for the serials of each generation, all fit 63 bits."""
+"""With 40 bits for the ids of each generation, all fit 63 bits."""
 
 
 @frozen
@@ -104,14 +104,14 @@ class PersistentState:
     """A daemon's state. A default is None if no command has set it: then the next daemon's own applies."""
 
     generation: int = 0
-    """Counts the daemons whose servers were handed on; the serials of each lie above those of the earlier ones."""
+    """Counts the daemons whose servers were handed on; the ids of each lie above those of the earlier ones."""
     thread_percentage: float | None = None
     client_priority: int | None = None
     memory_limits: dict[int, int] | None = None
     wishes: tuple[int, ...] = ()
     """The users with a queued start request (the name is the state file's key)."""
     queue_order: tuple[int, ...] = ()
-    """The queue: the serial of each client's connection, or 0 for the next of the start requests."""
+    """The queue: the id of each client's connection, or 0 for the next of the start requests."""
     servers: tuple[PersistentServer, ...] = ()
     quit: PersistentQuit | None = None
     protocol: int = 2
@@ -291,7 +291,7 @@ def _check_stated(limits: Limits, devices: int) -> None:
 def _persistent(server: Server) -> PersistentServer:
     percentage, limits = server.thread_percentage.value, in_bytes(server.memory_limits)
     return PersistentServer(
-        server.serial, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING, server.name
+        server.id, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING, server.name
     )
 
 

@@ -160,7 +160,9 @@ def fill(
         streams.synchronize(stream)
         device_memory.check_fill(destination, width, count, pitch, height)
         check_host(destination, (height - 1) * pitch + width * count)
-        _fill_host(destination, value, width, count, pitch, height)
+        row = value.to_bytes(width, "little") * count
+        for number in range(height):
+            ctypes.memmove(destination + number * pitch, row, len(row))
         return
     device_memory.check_range(destination, (height - 1) * pitch + width * count)
     context, its_stream = device_memory.place(destination, context, its_stream, stream)
@@ -172,9 +174,3 @@ def fill(
 def _is_the_programs_too(address: int) -> bool:
     """Return whether the program reaches memory of the device by its address: page-locked or managed memory."""
     return pinned.holds(address) or device_memory.allocations.is_shared(address)
-
-
-def _fill_host(address: int, value: int, width: int, count: int, pitch: int, height: int) -> None:
-    row = value.to_bytes(width, "little") * count
-    for number in range(height):
-        ctypes.memmove(address + number * pitch, row, len(row))

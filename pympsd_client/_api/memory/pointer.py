@@ -30,6 +30,7 @@ _READ_AND_WRITE: Final = 3
 """CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE."""
 _NO_DEVICE: Final = -2
 """CU_DEVICE_INVALID."""
+_OF_NO_CONTEXT: Final = (Block, ImportedBlock, Mapping)
 
 
 @frozen
@@ -73,16 +74,15 @@ def attribute(requested: int, address: int) -> AttributeValue:
     Memory without a context (of a pool, or mapped) needs no current one.
     """
     memory = memory_at(address)
-    if this_thread.stack or memory is None or not _is_of_no_context(memory):
+    if this_thread.stack or memory is None or not isinstance(memory.allocation, _OF_NO_CONTEXT):
         current().usable()
-    make = _VALUES.get(requested)
-    if make is None:
+    if requested not in _VALUES:
         raise _unknown(requested)
     if memory is None:
         raise invalid_value(
             f"{address:#x} is not in memory that this process has allocated or registered, nor in a module's variable"
         )
-    return make(memory, address)
+    return _read(requested, memory, address)
 
 
 def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]:
@@ -101,7 +101,7 @@ def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]
         if number not in _VALUES:
             raise _unknown(number)
         try:
-            values.append(_none(number) if memory is None else _VALUES[number](memory, address))
+            values.append(_none(number) if memory is None else _read(number, memory, address))
         except CudaError:
             values.append(_none(number))
     return values
@@ -136,120 +136,98 @@ def _unknown(requested: int) -> CudaError:
 
 def _none(requested: int) -> AttributeValue:
     """Return the value of an attribute for an address that is not one of CUDA's."""
-    nowhere = Memory(0, 0, None, False, 0, 0, 0)
     if requested in (_ATTRIBUTES["DEVICE_POINTER"], _ATTRIBUTES["HOST_POINTER"], _ATTRIBUTES["P2P_TOKENS"]):
-        code, type = _POINTERS.get(requested, ("2Q", None))
+        _, code, type = _VALUES[requested]
         return AttributeValue((0, 0) if code == "2Q" else 0, code, type)
-    return _VALUES[requested](nowhere, 0)
+    return _read(requested, Memory(0, 0, None, False, 0, 0, 0), 0)
 
 
-def _device_ordinal(memory: Memory, address: int) -> AttributeValue:
-    return AttributeValue(_NO_DEVICE if memory.context is None else memory.context.device.number, "i")
+def _read(requested: int, memory: Memory, address: int) -> AttributeValue:
+    value, code, type = _VALUES[requested]
+    return AttributeValue(value(memory, address), code, type)
 
 
-def _memory_type(memory: Memory, address: int) -> AttributeValue:
-    if not memory.size:
-        return AttributeValue(0, "I")
-    return AttributeValue(_TYPES["HOST" if memory.is_host else "DEVICE"], "I")
-
-
-def _device_pointer(memory: Memory, address: int) -> AttributeValue:
+def _device_pointer(memory: Memory, address: int) -> int:
     if not memory.device_pointer:
         raise invalid_value(f"kernels do not reach the memory at {address:#x}")
-    return AttributeValue(memory.device_pointer, "Q", CUdeviceptr)
+    return memory.device_pointer
 
 
-def _host_pointer(memory: Memory, address: int) -> AttributeValue:
+def _host_pointer(memory: Memory, address: int) -> int:
     if not memory.host_pointer:
         raise invalid_value(f"{address:#x} is in device memory, which the host does not reach")
-    return AttributeValue(memory.host_pointer, "Q")
+    return memory.host_pointer
 
 
-def _tokens(memory: Memory, address: int) -> AttributeValue:
+def _tokens(memory: Memory, address: int) -> int:
     raise invalid_value("there are no tokens for the nv-p2p.h interface of the kernel")
 
 
-def _synchronous(memory: Memory, address: int) -> AttributeValue:
-    return AttributeValue(int(memory.allocation is not None and memory.allocation.synchronous), "?")
-
-
-def _pool(memory: Memory, address: int) -> AttributeValue:
-    pool = memory.allocation.pool.handle if isinstance(memory.allocation, Block) else 0
-    return AttributeValue(pool, "Q", CUmemoryPool)
-
-
-def _context(memory: Memory, address: int) -> AttributeValue:
+def _context(memory: Memory, address: int) -> int:
     """Return the context; NULL for memory of a pool, mapped memory and managed variables, which are the device's."""
-    is_managed_variable = isinstance(memory.allocation, ManagedVariable)
-    has_none = memory.context is None or is_managed_variable or _is_of_no_context(memory)
-    handle = 0 if memory.context is None or has_none else memory.context.handle
-    return AttributeValue(handle, "Q", CUcontext)
+    if memory.context is None or isinstance(memory.allocation, (ManagedVariable, *_OF_NO_CONTEXT)):
+        return 0
+    return memory.context.handle
 
 
-def _is_of_no_context(memory: Memory) -> bool:
-    return isinstance(memory.allocation, Block | ImportedBlock | Mapping)
-
-
-def _is_managed(memory: Memory) -> int:
-    return int(memory.allocation is not None and memory.allocation.is_managed)
-
-
-def _handle_types(memory: Memory, address: int) -> AttributeValue:
-    allocation, types = memory.allocation, 0
-    if isinstance(allocation, Mapping):
-        types = allocation.physical.properties.handle_types
-    elif isinstance(allocation, Block) and allocation.pool.secret:
-        types = _DESCRIPTOR
-    return AttributeValue(types, "Q")
-
-
-def _is_ipc_capable(memory: Memory, address: int) -> AttributeValue:
+def _handle_types(memory: Memory, address: int) -> int:
     allocation = memory.allocation
-    is_plain = allocation is not None and is_shareable(allocation)
-    supported = memory.context is not None and memory.context.device.properties.attributes.get("IPC_EVENT_SUPPORTED")
-    return AttributeValue(int(is_plain and bool(supported)), "?")
+    if isinstance(allocation, Mapping):
+        return allocation.physical.properties.handle_types
+    return _DESCRIPTOR if isinstance(allocation, Block) and allocation.pool.secret else 0
 
 
-def _access(memory: Memory, address: int) -> AttributeValue:
-    access = _READ_AND_WRITE if memory.size else 0
+def _is_ipc_capable(memory: Memory, address: int) -> int:
+    if memory.allocation is None or memory.context is None or not is_shareable(memory.allocation):
+        return 0
+    return int(bool(memory.context.device.properties.attributes.get("IPC_EVENT_SUPPORTED")))
+
+
+def _access(memory: Memory, address: int) -> int:
     if isinstance(memory.allocation, Mapping):
-        access = max(memory.allocation.access.values(), default=0)
-    return AttributeValue(access, "I")
+        return max(memory.allocation.access.values(), default=0)
+    return _READ_AND_WRITE if memory.size else 0
 
 
-def _constant(value: int, code: str) -> Callable[[Memory, int], AttributeValue]:
-    return lambda memory, address: AttributeValue(value if memory.size else 0, code)
+def _flag(name: str) -> Callable[[Memory, int], int]:
+    """Return the reader of a property of an allocation; 0 for memory that is not one."""
+    return lambda memory, _: int(getattr(memory.allocation, name, False))
 
 
-_POINTERS: Final = {
-    _ATTRIBUTES["DEVICE_POINTER"]: ("Q", CUdeviceptr),
-    _ATTRIBUTES["HOST_POINTER"]: ("Q", None),
-}
-_VALUES: Final[dict[int, Callable[[Memory, int], AttributeValue]]] = {
-    _ATTRIBUTES[name]: make
-    for name, make in {
-        "CONTEXT": _context,
-        "MEMORY_TYPE": _memory_type,
-        "DEVICE_POINTER": _device_pointer,
-        "HOST_POINTER": _host_pointer,
-        "P2P_TOKENS": _tokens,
-        "SYNC_MEMOPS": _synchronous,
-        "BUFFER_ID": lambda memory, _: AttributeValue(memory.buffer_id, "Q"),
-        "IS_MANAGED": lambda memory, _: AttributeValue(_is_managed(memory), "?"),
-        "DEVICE_ORDINAL": _device_ordinal,
-        "IS_LEGACY_CUDA_IPC_CAPABLE": _is_ipc_capable,
-        "RANGE_START_ADDR": lambda memory, _: AttributeValue(memory.start, "Q", CUdeviceptr),
-        "RANGE_SIZE": lambda memory, _: AttributeValue(memory.size, "Q"),
-        "MAPPED": _constant(1, "?"),
-        "ALLOWED_HANDLE_TYPES": _handle_types,
-        "IS_GPU_DIRECT_RDMA_CAPABLE": _constant(0, "I"),
-        "ACCESS_FLAGS": _access,
-        "MEMPOOL_HANDLE": _pool,
-        "MAPPING_SIZE": lambda memory, _: AttributeValue(memory.size, "Q"),
-        "MAPPING_BASE_ADDR": lambda memory, _: AttributeValue(memory.start, "Q", CUdeviceptr),
-        "MEMORY_BLOCK_ID": lambda memory, _: AttributeValue(memory.buffer_id, "Q"),
-        "IS_HW_DECOMPRESS_CAPABLE": _constant(0, "?"),
-        "LOCALITY_DOMAIN_ORDINAL": lambda memory, _: AttributeValue(-1, "i"),
+_VALUES: Final[dict[int, tuple[Callable[[Memory, int], int], str, Callable[[int], Any] | None]]] = {
+    _ATTRIBUTES[name]: row
+    for name, row in {
+        "CONTEXT": (_context, "Q", CUcontext),
+        "MEMORY_TYPE": (lambda memory, _: memory.size and _TYPES["HOST" if memory.is_host else "DEVICE"], "I", None),
+        "DEVICE_POINTER": (_device_pointer, "Q", CUdeviceptr),
+        "HOST_POINTER": (_host_pointer, "Q", None),
+        "P2P_TOKENS": (_tokens, "2Q", None),
+        "SYNC_MEMOPS": (_flag("synchronous"), "?", None),
+        "BUFFER_ID": (lambda memory, _: memory.buffer_id, "Q", None),
+        "IS_MANAGED": (_flag("is_managed"), "?", None),
+        "DEVICE_ORDINAL": (
+            lambda memory, _: _NO_DEVICE if memory.context is None else memory.context.device.number,
+            "i",
+            None,
+        ),
+        "IS_LEGACY_CUDA_IPC_CAPABLE": (_is_ipc_capable, "?", None),
+        "RANGE_START_ADDR": (lambda memory, _: memory.start, "Q", CUdeviceptr),
+        "RANGE_SIZE": (lambda memory, _: memory.size, "Q", None),
+        "MAPPED": (lambda memory, _: int(memory.size > 0), "?", None),
+        "ALLOWED_HANDLE_TYPES": (_handle_types, "Q", None),
+        "IS_GPU_DIRECT_RDMA_CAPABLE": (lambda memory, _: 0, "I", None),
+        "ACCESS_FLAGS": (_access, "I", None),
+        "MEMPOOL_HANDLE": (
+            lambda memory, _: memory.allocation.pool.handle if isinstance(memory.allocation, Block) else 0,
+            "Q",
+            CUmemoryPool,
+        ),
+        "MAPPING_SIZE": (lambda memory, _: memory.size, "Q", None),
+        "MAPPING_BASE_ADDR": (lambda memory, _: memory.start, "Q", CUdeviceptr),
+        "MEMORY_BLOCK_ID": (lambda memory, _: memory.buffer_id, "Q", None),
+        "IS_HW_DECOMPRESS_CAPABLE": (lambda memory, _: 0, "?", None),
+        "LOCALITY_DOMAIN_ORDINAL": (lambda memory, _: -1, "i", None),
     }.items()
     if name in _ATTRIBUTES  # older versions of cuda-bindings have fewer
 }
+"""The reader of an attribute's value, the struct code of its C type, and the type of cuda.bindings, if not int."""

@@ -346,18 +346,17 @@ def _reaches(pool: Pool, location: Location) -> bool:
     return pool.device is None or device.number == pool.device.number
 
 
-def _is_given_access(pool: Pool, location: Location) -> bool:
-    if location.type != _DEVICE or pool.device is None:
-        return False
-    return peer_access.is_of(pool.handle, (process.device(location.id).ordinal, pool.device.ordinal))
-
-
 def access(pool: int, location: Location | None) -> int:
     """Return how a location reaches the pool's memory: a CUmemAccess_flags. INVALID_VALUE."""
     entry = pools.find(pool)
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
-    return _READ_AND_WRITE if _reaches(entry, location) or _is_given_access(entry, location) else 0
+    if _reaches(entry, location):
+        return _READ_AND_WRITE
+    if location.type != _DEVICE or entry.device is None:
+        return 0
+    devices = process.device(location.id).ordinal, entry.device.ordinal
+    return _READ_AND_WRITE if peer_access.is_of(entry.handle, devices) else 0
 
 
 _EXPORT_DATA: Final = "CUmemPoolPtrExportData"

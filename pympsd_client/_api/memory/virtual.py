@@ -138,16 +138,12 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     is_host = properties.location.type != _DEVICE
     if size > (_ROOM if is_host else device.properties.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
-    context = _owner(device)
+    stack = this_thread.stack
+    context = stack[-1] if stack and stack[-1].device.ordinal == device.ordinal else virtual_memory.owner_on(device)
     handle = context.allocate_handle()
     flags = (MEMORY_SHAREABLE if properties.handle_types else 0) | (MEMORY_OF_HOST if is_host else 0)
     context.call(operations.CREATE_MEMORY, handle, size, flags)
     return virtual_memory.add(Physical(handle, context, size, properties, is_host))
-
-
-def _owner(device: Device) -> Context:
-    stack = this_thread.stack
-    return stack[-1] if stack and stack[-1].device.ordinal == device.ordinal else virtual_memory.owner_on(device)
 
 
 def release(handle: int) -> None:

@@ -13,7 +13,7 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pympsd.wire.ring_layout import NO_CLUSTER, packed
+from pympsd.wire.records import NO_CLUSTER, pack_launch_flags
 from pympsd_client._arguments.errors import DONE, CudaError, fail, invalid_handle, invalid_value
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._command_stream.interception import intercepted
@@ -83,7 +83,7 @@ def launch(
             raise invalid_handle("the stream is of another context than the kernel")
     layout = function.layout
     transport = opened.transport
-    flags = packed(cooperative, cluster)
+    flags = pack_launch_flags(cooperative, cluster)
     fields = (
         LAUNCH_OPCODE, flags, record_bytes(layout), opened.context_id, transport.sequence(),
         stream_id, function.module, function.index, *shape, layout.parameter_bytes,

@@ -60,7 +60,11 @@ class Library:
                 if modules.get(user_module.handle) is user_module
             }
             self._modules[context] = loaded
-            self._know(context.device, loaded.layout)
+            self._layouts[context.device] = loaded.layout
+            if not self._kernels:
+                for index, function in enumerate(loaded.layout.functions):
+                    kernel = self._kernels[function.name] = Kernel(self, index, function)
+                    kernels[kernel.handle] = kernel
             for kernel in self._kernels.values():
                 kernel.apply(context.device, loaded.function(kernel.name))
             return loaded
@@ -120,13 +124,6 @@ class Library:
                     with suppress(CudaError):  # the error of the context, which its next call returns
                         module.unload()
             self._modules = {}
-
-    def _know(self, device: Device, layout: ModuleLayout) -> None:
-        self._layouts[device] = layout
-        if not self._kernels:
-            for index, function in enumerate(layout.functions):
-                kernel = self._kernels[function.name] = Kernel(self, index, function)
-                kernels[kernel.handle] = kernel
 
 
 class Kernel:

@@ -195,15 +195,12 @@ class Pinned:
         try:
             pages = make(size)
             with self._changing:
-                self._enter(Region(pages.address, size, flags, pages, context))
+                self._regions[pages.address] = Region(pages.address, size, flags, pages, context)
+                self._order_shared()
         finally:
             with self._changing:
                 self._pending_bytes -= charged
         return pages.address
-
-    def _enter(self, region: Region) -> None:
-        self._regions[region.address] = region
-        self._order_shared()
 
     def _order_shared(self) -> None:
         self._changes += 1

@@ -113,7 +113,10 @@ def export_memory(context: Context, handle: int) -> int:
 
 def map_memory(context: Context, handle: int, address: int, size: int) -> None:
     """Map physical memory of the executor's in this process, too, at the same address; raise CudaError."""
-    _map(export_memory(context, handle), address, size)
+    try:
+        map_at(export_memory(context, handle), address, size)
+    except OSError as error:
+        raise _not_mapped(size, address, error) from None
     _mapped_here[address] = size
 
 
@@ -122,13 +125,6 @@ def unmap_memory(address: int) -> None:
     size = _mapped_here.pop(address, None)
     if size is not None:
         unmap(address, size)
-
-
-def _map(fd: int, address: int, size: int) -> None:
-    try:
-        map_at(fd, address, size)
-    except OSError as error:
-        raise _not_mapped(size, address, error) from None
 
 
 def call_for_descriptor(context: Context, operation: Operation, *operands: int) -> tuple[bytes, int | None]:

@@ -176,11 +176,6 @@ class Pool:
                 self._primary = primary
             return context_on(device.ordinal)
 
-    def _release_primary(self) -> None:
-        primary, self._primary = self._primary, None
-        if primary is not None and process.connection is not None:
-            primary.release(process.connection)
-
     def allocate(self, size: int, user: Context, stream: int) -> int:
         """Return the address of ``size`` bytes for the later work of a stream, or 0 for 0 bytes.
 
@@ -374,6 +369,11 @@ class Pool:
             self._when_ended(self)
             self._release_primary()
 
+    def _release_primary(self) -> None:
+        primary, self._primary = self._primary, None
+        if primary is not None and process.connection is not None:
+            primary.release(process.connection)
+
 
 class Pools:
     """The pools of this process: the default, the current and the created ones. Safe for threads.
@@ -444,12 +444,12 @@ class Pools:
                 raise invalid_value(f"{handle:#x} is destroyed")
             if self._current.get(pool.kind) is pool:
                 del self._current[pool.kind]
-        pool.destroy(self._drop_destroyed)
 
-    def _drop_destroyed(self, pool: Pool) -> None:
-        """Drop a destroyed pool that has no memory any more."""
-        self._all.pop(pool.handle, None)
-        peer_access.drop(pool.handle)
+        def drop(ended: Pool) -> None:
+            self._all.pop(ended.handle, None)
+            peer_access.drop(ended.handle)
+
+        pool.destroy(drop)
 
     # --- events of streams and contexts
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.records import FLAG_COOPERATIVE
-from pympsd.wire.ring_layout import cluster_of
+from pympsd.wire.records import FLAG_COOPERATIVE, cluster_of
 from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Launch, Module, Status, Stream
 from pympsd_server.executor.requests.request import Request
 

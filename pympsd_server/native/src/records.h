@@ -61,7 +61,6 @@ enum {
     OP_IMPORT_PEERS_MEMORY = 0x70d,
     RECORD_ANSWER = 0x8000,
     RECORD_LIMIT = 1048576,
-    RING_FLAG_COOPERATIVE = 2,
     RING_TAIL = 0,
     RING_IN_USE = 8,
     RING_HEAD = 64,
@@ -72,9 +71,6 @@ enum {
     RING_BYTES = 524288,
     RING_AREA_BYTES = 528384,
     RING_RECORD_BYTES = 131072,
-    RING_NO_CLUSTER = (1, 1, 1),
-    RING_MOST = 16,
-    RING__SHIFTS = (4, 8, 12),
 };
 
 struct record_header {
