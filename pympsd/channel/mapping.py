@@ -34,11 +34,11 @@ def map_file(fd: int, size: int, address: int = 0) -> int:
     Raises OSError: EEXIST if something else is mapped at the address.
     """
     flags = mmap.MAP_SHARED | FIXED_NOREPLACE if address else mmap.MAP_SHARED
-    found = _checked(_map(address or None, size, _READ_AND_WRITE, flags, fd, 0))
-    if address and found != address:
-        _unmap(found, size)
+    mapped = _checked(_map(address or None, size, _READ_AND_WRITE, flags, fd, 0))
+    if address and mapped != address:
+        _unmap(mapped, size)
         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-    return found
+    return mapped
 
 
 def map_file_over(fd: int, size: int, address: int, offset: int = 0) -> None:

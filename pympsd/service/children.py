@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from pympsd.errors import StartError
 from pympsd.journal.line_format import sanitised
 from pympsd.process.files import unreachable_folder
 from pympsd.process.spawn import open_process
-from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.processes.identity import Denied, OwnIdentity, change_of_identity
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.server import ServerSession
@@ -46,7 +46,7 @@ DRAIN_SECONDS: Final = 0.5
 """Time to read its last output (one of its executors may hold the pipe a little longer)."""
 POLL_SECONDS: Final = 0.05
 """Interval of the checks for a server's end if no descriptor is available for it."""
-STDERR_LIMIT: Final = 64 * 1024
+MAX_STDERR_BYTES: Final = 64 * 1024
 """Bytes of a server's standard error that are logged."""
 
 
@@ -56,31 +56,57 @@ INSTALL_FOR_ALL: Final = (
 
 
 class CannotSpawn(StartError):
-    """The server's process cannot be started; the message says why and what to do."""
+    """The server's process cannot be started; the message contains the reason and a remedy."""
+
+
+START_ERRORS: Final = (OSError, CannotSpawn, ValueError, OverflowError)
+"""What the start of a server may raise; the last two: for an impossible uid."""
 
 
 async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
     """Start a server, run its session, and reap it; feed the events of its start and end."""
     try:
         ours, process = await _spawn(dispatcher, instruction)
-    except (OSError, CannotSpawn, ValueError, OverflowError) as error:  # the last two: an impossible uid
-        reason = explain(error) if isinstance(error, OSError) else str(error)
-        dispatcher.feed(SpawnFailed(instruction.server, reason))
+    except START_ERRORS as error:
+        dispatcher.feed(spawn_failed(instruction, error))
         return
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours), allowance=dispatcher.buffers.link(instruction.uid))
     session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
+
+    async def run() -> None:
+        with dispatcher.held(link_name(instruction.server), ours.fileno(), messages.encode(EndIfAlone())):
+            await session.run(dispatcher)
+
+    await attend(dispatcher, instruction, session, process, run)
+    channel.close()
+
+
+def spawn_failed(instruction: SpawnServer, error: Exception) -> SpawnFailed:
+    """Return the event of a server that could not be started."""
+    return SpawnFailed(instruction.server, explain(error) if isinstance(error, OSError) else str(error))
+
+
+async def attend(
+    dispatcher: Dispatcher,
+    instruction: SpawnServer,
+    session: RunningServer,
+    process: trio.Process,
+    run: Callable[[], Awaitable[None]],
+) -> None:
+    """Attend a server that has started until its process has ended; feed the events of its start and end.
+
+    ``run`` returns when its link has ended. Until then, and for DRAIN_SECONDS after, its standard error is logged.
+    """
     dispatcher.servers[instruction.server] = session
     if instruction.name:
         dispatcher.journal.of_server(instruction.name, instruction.uid, process.pid)
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []
-        nursery.start_soon(log_stderr, dispatcher, process, last_line)
-        with dispatcher.held(link_name(instruction.server), ours.fileno(), messages.encode(EndIfAlone())):
-            await session.run(dispatcher)
+        nursery.start_soon(_log_stderr, dispatcher, process, last_line)
+        await run()
         status = await reap(process)
         nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
-    channel.close()
     del dispatcher.servers[instruction.server]
     dispatcher.feed(ServerExited(instruction.server, status, last_line[-1] if last_line else ""))
 
@@ -98,7 +124,10 @@ async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[sock
 
 
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) -> trio.Process:
-    main = _server_main()
+    spec = find_spec("pympsd_server")
+    if spec is None or spec.origin is None:
+        raise CannotSpawn("the package pympsd_server is not installed next to pympsd")
+    main = os.path.join(os.path.dirname(spec.origin), "__main__.py")
     arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
     if dispatcher.state.options.multiuser:
         arguments.append("--multiuser-server")
@@ -113,13 +142,6 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) ->
         start_new_session=True,
         **as_user(instruction, dict.fromkeys((sys.executable, main), INSTALL_FOR_ALL)),
     )
-
-
-def _server_main() -> str:
-    spec = find_spec("pympsd_server")
-    if spec is None or spec.origin is None:
-        raise CannotSpawn("the package pympsd_server is not installed beside pympsd")
-    return os.path.join(os.path.dirname(spec.origin), "__main__.py")
 
 
 def as_user(instruction: SpawnServer, needed: Mapping[str, str]) -> dict[str, Any]:
@@ -156,7 +178,7 @@ def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
 
 
 async def reap(process: trio.Process) -> int:
-    """Reap a process whose link has ended; kill it if it does not end by itself, and its process group."""
+    """Reap a process whose link has ended; kill it, and its process group, if it does not end in time."""
     with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
         await wait_for_end(process.pid)
     # Not reaped yet, so the group ID is still its own. A stopped executor would not notice the end.
@@ -169,8 +191,9 @@ async def wait_for_end(pid: int) -> None:
     """Wait for a child's end without reaping it."""
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:
-        await _poll_ended(pid)
+    except OSError:  # no descriptor is left
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            await trio.sleep(POLL_SECONDS)
         return
     try:
         await process_end(pidfd)
@@ -178,20 +201,14 @@ async def wait_for_end(pid: int) -> None:
         os.close(pidfd)
 
 
-async def _poll_ended(pid: int) -> None:
-    """Wait for a child's end without a descriptor."""
-    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-        await trio.sleep(POLL_SECONDS)
-
-
-async def log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
+async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
     """Log what a server and its executors write to standard error; put the latest line in ``last``."""
     assert process.stderr is not None  # it is a pipe
     size = 0
     async with process.stderr as stream:
         async for data in stream:
             size += len(data)
-            if size <= STDERR_LIMIT:
+            if size <= MAX_STDERR_BYTES:
                 for text in filter(None, (sanitised(part) for part in bytes(data).splitlines())):
                     dispatcher.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
                     last[:] = [text]

@@ -52,7 +52,7 @@ from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.identities import Ids, Peer
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
@@ -115,9 +115,9 @@ class Dispatcher:
     servers: dict[int, RunningServer] = field(factory=dict)
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The latest of several equal timers."""
-    serials: Serials = field(factory=Serials)
+    ids: Ids = field(factory=Ids)
     """Ids of clients and operators."""
-    connections: Serials = field(factory=Serials)
+    connections: Ids = field(factory=Ids)
     """Ids of connections, by which the keeper names them."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
@@ -262,8 +262,8 @@ class Dispatcher:
         if servers := servers_to_ask(self.state, parsed):
             async with trio.open_nursery() as nursery:
                 for server in servers:
-                    if server.serial in self.servers:
-                        nursery.start_soon(refresh, self.servers[server.serial])
+                    if server.id in self.servers:
+                        nursery.start_soon(refresh, self.servers[server.id])
         process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
         cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
@@ -272,53 +272,43 @@ class Dispatcher:
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
         uid, lines = limited_lines(event, self.state)
-        logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]
-        texts = [" ".join(map(str, log.fields.values())) for log in logs]
+        logs = (instruction for instruction in instructions if isinstance(instruction, do.Log))
+        texts = [" ".join(map(str, log.fields.values())) for log in logs if log.event in lines]
         return frozenset() if not texts or self.may_log(uid, *texts) else lines
 
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:
             case do.Log(event, fields):
                 self.log.info(event, **fields)
-            case do.Reply(session, answer):
-                if session in self.operators:
-                    self.operators[session].answer(answer)
-            case do.Working(session):
-                if session in self.operators:
-                    self.operators[session].working()
-            case do.Note(session, text):
-                if session in self.operators:
-                    self.operators[session].note(text)
+            case do.Reply(session, answer) if session in self.operators:
+                self.operators[session].answer(answer)
+            case do.Working(session) if session in self.operators:
+                self.operators[session].working()
+            case do.Note(session, text) if session in self.operators:
+                self.operators[session].note(text)
             case do.SpawnServer():
                 self.nursery.start_soon(self.spawn, self, instruction)
             case do.AdmitClient():
                 self._admit(instruction)
             case do.RefuseClient(client, code, reason):
                 self._refuse(client, code, reason)
-            case do.ContinueWithoutMps(client, reason):
-                if client in self.clients:
-                    self.clients[client].go_without_mps(reason)
-            case do.ShutDownServer(server, forced, is_deletion):
-                if server in self.servers:
-                    self.servers[server].shut_down(forced, is_deletion)
-            case do.UpdateServerLimits(server, percentage, limits):
-                if server in self.servers:
-                    self.servers[server].set_limits(percentage, limits)
-            case do.TerminateClient(server, token, pid, by_reset, evicted):
-                if server in self.servers:
-                    self.servers[server].terminate(token, pid, by_reset, evicted)
-            case do.WatchClient(client, server, pid):
-                if server in self.servers:
-                    self.servers[server].watch_by_pid(self, client, pid)
-            case do.KillServer(server):
-                if server in self.servers:
-                    self.servers[server].kill()
+            case do.ContinueWithoutMps(client, reason) if client in self.clients:
+                self.clients[client].go_without_mps(reason)
+            case do.ShutDownServer(server, forced, is_deletion) if server in self.servers:
+                self.servers[server].shut_down(forced, is_deletion)
+            case do.UpdateServerLimits(server, percentage, limits) if server in self.servers:
+                self.servers[server].set_limits(percentage, limits)
+            case do.TerminateClient(server, token, pid, by_reset, evicted) if server in self.servers:
+                self.servers[server].terminate(token, pid, by_reset, evicted)
+            case do.WatchClient(client, server, pid) if server in self.servers:
+                self.servers[server].watch_by_pid(self, client, pid)
+            case do.KillServer(server) if server in self.servers:
+                self.servers[server].kill()
             case do.OpenNamespace(server, namespace, uid):
                 problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
                 self._opened.append(NamespaceOpened(server, namespace, problem))
-            case do.CloseNamespace(server, namespace):
-                if self.sockets:
-                    self.sockets.close(server, namespace)
+            case do.CloseNamespace(server, namespace) if self.sockets:
+                self.sockets.close(server, namespace)
             case do.StartTrace(session, file):
                 times_devices = self.settings.backend != "vendor"
                 self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
@@ -331,9 +321,8 @@ class Dispatcher:
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
-            case do.CancelTimer(timer):
-                if timer in self.timers:
-                    self.timers.pop(timer).cancel()
+            case do.CancelTimer(timer) if timer in self.timers:
+                self.timers.pop(timer).cancel()
             case do.Exit(status):
                 self.tracing.end()
                 self.status = status

@@ -1,20 +1,20 @@
-"""The driver's own server as a child process: started as its user, it connects to the daemon's socket by itself."""
+"""The driver's own server as a child process: started as its user, it then connects to the daemon's socket."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+from functools import partial
 from typing import Final
 
 import trio
 
-from pympsd.channel.descriptors import explain
 from pympsd.process.spawn import open_process
-from pympsd.service.children import DRAIN_SECONDS, CannotSpawn, as_user, log_stderr, reap, wait_for_end
+from pympsd.service.children import START_ERRORS, as_user, attend, spawn_failed, wait_for_end
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_child
 from pympsd.service.sessions.driver.server import VendorServerSession
-from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
+from pympsd.service.sessions.waiting import wait_first
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.state.server import Phase
 
@@ -28,22 +28,16 @@ async def spawn_vendor_server(dispatcher: Dispatcher, instruction: SpawnServer) 
     """Start a server, and reap it; feed the events of its start and end. Its session begins when it registers."""
     try:
         process = await _start(dispatcher, instruction)
-    except (OSError, CannotSpawn, ValueError, OverflowError) as error:  # the last two: an impossible uid
-        reason = explain(error) if isinstance(error, OSError) else str(error)
-        dispatcher.feed(SpawnFailed(instruction.server, reason))
+    except START_ERRORS as error:
+        dispatcher.feed(spawn_failed(instruction, error))
         return
     session = VendorServerSession(dispatcher, instruction.server, instruction.uid, process.pid, process.kill)
-    dispatcher.servers[instruction.server] = session
-    if instruction.name:
-        dispatcher.journal.of_server(instruction.name, instruction.uid, process.pid)
-    dispatcher.feed(ServerSpawned(instruction.server, process.pid))
-    async with trio.open_nursery() as nursery:
-        last_line: list[str] = []
-        nursery.start_soon(log_stderr, dispatcher, process, last_line)
-        status = await _ended(session, process)
-        nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
-    del dispatcher.servers[instruction.server]
-    dispatcher.feed(ServerExited(instruction.server, status, last_line[-1] if last_line else ""))
+
+    async def ended() -> None:
+        """Wait until the server closes its connection, or its process ends before it has one."""
+        await wait_first(session.ended.wait, partial(wait_for_end, process.pid))
+
+    await attend(dispatcher, instruction, session, process, ended)
     session.handoffs.close()
 
 
@@ -71,20 +65,6 @@ def _environment(dispatcher: Dispatcher) -> dict[str, str]:
     if "CUDA_MPS_LOG_DIRECTORY" in passed:
         passed["CUDA_MPS_LOG_DIRECTORY"] = dispatcher.settings.log_directory
     return {**passed, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.pipe_directory}
-
-
-async def _ended(session: VendorServerSession, process: trio.Process) -> int:
-    """Wait until a server closes its connection, or its process ends before it has one; reap it."""
-    async with trio.open_nursery() as nursery:
-
-        async def connection_ended() -> None:
-            await session.ended.wait()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(connection_ended)
-        await wait_for_end(process.pid)
-        nursery.cancel_scope.cancel()
-    return await reap(process)
 
 
 def is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:

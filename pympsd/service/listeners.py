@@ -70,8 +70,9 @@ class Listener:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for each in self.inherited:
-                    nursery.start_soon(self._go_on, each)
+                for entry in self.inherited:
+                    sock = trio.socket.from_stdlib_socket(socket.socket(fileno=entry.fd))
+                    nursery.start_soon(self._serve, sock, entry)
                 with self._accepting:
                     while True:
                         await self._accept()
@@ -154,10 +155,6 @@ class Listener:
             return
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
         self._nursery.start_soon(self._serve, sock, KeptFd(name, fd, b"", is_new=True))
-
-    async def _go_on(self, each: KeptFd[bytes]) -> None:
-        """Serve a connection that an earlier daemon accepted."""
-        await self._serve(trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd)), each)
 
     async def _reject_one(self, error: OSError) -> None:
         # A connection that cannot be accepted for lack of descriptors would be reported for ever.

@@ -37,10 +37,6 @@ CLOCK_TOLERANCE: Final = 60.0
 """Seconds between a record's time and now."""
 
 
-def _no_server(_: int) -> bool:
-    return False
-
-
 @define
 class _Writer:
     """The rate limit of one writer, and the number of its lines that were dropped."""
@@ -60,17 +56,17 @@ class _FifoLog:
     _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
     """Servers that wrote: the last lines of one may be read after its end."""
 
-    def log(self, said: LogRecord | Foreign) -> int:
+    def log(self, record: LogRecord | Foreign) -> int:
         """Log a record or lines; return how many of them were over the limit."""
-        if isinstance(said, Foreign):
-            return self._log_foreign(said.lines)
-        if not self._is_servers(said.pid):
-            return self._log_foreign((said.text,))
-        text = sanitised(said.text)
+        if isinstance(record, Foreign):
+            return self._log_foreign(record.lines)
+        if not self._is_servers(record.pid):
+            return self._log_foreign((record.text,))
+        text = sanitised(record.text)
         cost = cost_of([text])
-        if self._take(said.pid, RECORDS_PER_SECOND, cost) < cost:
-            return self._drop(said.pid, 1)
-        self._journal.write_server_text(said.origin.name.capitalize(), said.pid, text, _time_of(said))
+        if self._take(record.pid, RECORDS_PER_SECOND, cost) < cost:
+            return self._drop(record.pid, 1)
+        self._journal.write_server_text(record.origin.name.capitalize(), record.pid, text, _time_of(record))
         return 0
 
     def _is_servers(self, pid: int) -> bool:
@@ -97,7 +93,9 @@ class _FifoLog:
 
     def report_time(self) -> float:
         """Return when dropped lines are to be reported; infinity if none were dropped."""
-        return min((each.limit.resets_at() for each in self._writers.values() if each.dropped), default=math.inf)
+        return min(
+            (writer.limit.resets_at() for writer in self._writers.values() if writer.dropped), default=math.inf
+        )
 
     def report_dropped(self) -> None:
         """Log how many lines of each writer were dropped in its second, once that is over."""
@@ -116,11 +114,11 @@ def _time_of(record: LogRecord) -> float:
     Its local time is one of two in the hour that summer time's end repeats, and any in a forged record.
     """
     now = time.time()
-    said = record.moment.timestamp()
-    return said if abs(said - now) <= CLOCK_TOLERANCE else now
+    stamp = record.moment.timestamp()
+    return stamp if abs(stamp - now) <= CLOCK_TOLERANCE else now
 
 
-async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] = _no_server) -> None:
+async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] = lambda _: False) -> None:
     """Log what is written to the FIFO, for ever.
 
     ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs.
@@ -135,8 +133,8 @@ async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] 
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             continue  # nothing came, or another process read it: any user may open the FIFO
-        found = list(reader.feed(data))
-        dropped = sum(log.log(said) for said in found)
+        records = list(reader.feed(data))
+        dropped = sum(log.log(record) for record in records)
         # This many bytes without a line or a record are written only to keep the daemon busy.
-        if dropped or (not found and len(data) == READ_BYTES):
+        if dropped or (not records and len(data) == READ_BYTES):
             await trio.sleep(PAUSE)

@@ -20,7 +20,7 @@ PAUSE_SECONDS: Final = 0.25
 
 @define
 class MemorySharing:
-    """What was sent to servers last, by their serials and the ordinals of devices."""
+    """What was sent to servers last, by their ids and the ordinals of devices."""
 
     dispatcher: Dispatcher
     _sent: dict[int, dict[int, Elsewhere]] = field(factory=dict, init=False)
@@ -35,16 +35,16 @@ class MemorySharing:
 
     def _send(self) -> None:
         sent, self._sent = self._sent, {}
-        for serial, devices in memory_elsewhere(self.dispatcher.state).items():
-            session = self.dispatcher.servers.get(serial)
+        for server_id, devices in memory_elsewhere(self.dispatcher.state).items():
+            session = self.dispatcher.servers.get(server_id)
             if not isinstance(session, ServerSession) or not session.is_set_up:
                 continue
-            self._sent[serial] = devices
-            known = sent.get(serial, {})
-            for ordinal, found in devices.items():
-                if found == known.get(ordinal):
+            self._sent[server_id] = devices
+            before = sent.get(server_id, {})
+            for ordinal, memory in devices.items():
+                if memory == before.get(ordinal):
                     continue
                 try:
-                    session.send(MemoryElsewhere(ordinal, found.count, found.groups))
+                    session.send(MemoryElsewhere(ordinal, memory.count, memory.groups))
                 except Exception as error:  # what servers and clients say must not end the daemon
                     self.dispatcher.log.error("daemon_defect", reason=repr(error))

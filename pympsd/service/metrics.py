@@ -54,14 +54,14 @@ def listen(address: str, pipe_directory: str) -> socket.socket:
         if name in files.OF_THE_DAEMON and os.path.realpath(folder) == os.path.realpath(pipe_directory):
             raise OSError("the daemon itself has a file of that name in its pipe directory; choose another name")
         return _listen_at(address)
-    found = LOOPBACK.fullmatch(address)
-    if found is None or not 0 < int(found[2]) < 1 << 16:
+    match = LOOPBACK.fullmatch(address)
+    if match is None or not 0 < int(match[2]) < 1 << 16:
         raise OSError("an address is PORT, 127.0.0.1:PORT, [::1]:PORT (no other machine is served), or /PATH")
-    host = "127.0.0.1" if found[1] in (None, "localhost") else found[1].strip("[]")
+    host = "127.0.0.1" if match[1] in (None, "localhost") else match[1].strip("[]")
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, int(found[2])))
+        sock.bind((host, int(match[2])))
         sock.listen()
     except OSError:
         sock.close()
@@ -153,9 +153,9 @@ class MetricsServer:
         """Close a connection if there are enough: the oldest without a request of the user who has most of them."""
         if len(self._open) < CONNECTIONS:
             return
-        ((user, _),) = Counter(each.user for each in self._open).most_common(1)
-        theirs = [each for each in self._open if each.user == user]
-        closed = next((each for each in theirs if not each.is_requested), theirs[0])
+        ((user, _),) = Counter(scraper.user for scraper in self._open).most_common(1)
+        theirs = [scraper for scraper in self._open if scraper.user == user]
+        closed = next((scraper for scraper in theirs if not scraper.is_requested), theirs[0])
         self._open.remove(closed)
         closed.scope.cancel()
 

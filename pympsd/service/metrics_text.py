@@ -19,6 +19,9 @@ COUNTERS: Final = (
     (Count.TERMINATED, "terminated_clients", "Client processes ended by terminate_client."),
     (Count.REFUSED, "refused_clients", "Connections of clients that were refused."),
 )
+ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+SUFFIXES: Final = {"counter": "_total", "info": "_info"}
+"""The ends of samples' names, by the kind of their family."""
 Sample = tuple[dict[str, object], float]
 
 
@@ -35,14 +38,13 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         "backend": backend,
         "protocol": daemon.options.protocol,
     }
-    yield from _family("pympsd", "info", "The daemon.", [(versions, 1)], suffix="_info")
+    yield from _family("pympsd", "info", "The daemon.", [(versions, 1)])
     configuration: dict[str, object] = {"source": daemon.configuration.source, "hash": compute_hash(daemon)}
     yield from _family(
         "pympsd_configuration",
         "info",
         "The configuration in force: the file applied last and its SHA-256; in protocol 2 that of 'config show'.",
         [(configuration, 1)],
-        suffix="_info",
     )
     yield from _family(
         "pympsd_configuration_generation",
@@ -58,7 +60,7 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.options.uid}, 0)],
     )
     for count, name, help in COUNTERS:
-        yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.lifetime.counts[count])], suffix="_total")
+        yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.lifetime.counts[count])])
 
 
 def _shares(daemon: Daemon) -> Iterator[str]:
@@ -68,17 +70,17 @@ def _shares(daemon: Daemon) -> Iterator[str]:
         "pympsd_user_share",
         "gauge",
         "What one user may have of a resource of the daemon; root and the daemon's own user may have more.",
-        [({"resource": each.name}, daemon.usage.shares.share(each)) for each in resources],
+        [({"resource": resource.name}, daemon.usage.shares.share(resource)) for resource in resources],
     )
     yield from _family(
         "pympsd_user_used",
         "gauge",
         "What the user has of it.",
         [
-            ({"uid": uid, "resource": each.name}, has)
+            ({"uid": uid, "resource": resource.name}, has)
             for uid in users
-            for each in resources
-            if (has := shares.count_used(daemon, each, uid))
+            for resource in resources
+            if (has := shares.count_used(daemon, resource, uid))
         ],
     )
     yield from _family(
@@ -86,22 +88,22 @@ def _shares(daemon: Daemon) -> Iterator[str]:
         "counter",
         "How often the user was refused more of it.",
         [({"uid": uid, "resource": name}, count) for (uid, name), count in sorted(daemon.usage.refusals.items())],
-        suffix="_total",
     )
 
 
 def _devices(daemon: Daemon) -> Iterator[str]:
-    labels = [{"device": n, "uuid": each.uuid, "name": each.name} for n, each in enumerate(daemon.devices)]
+    labels = [{"device": n, "uuid": device.uuid, "name": device.name} for n, device in enumerate(daemon.devices)]
     for name, help, values in (
-        ("multiprocessors", "Multiprocessors of the device.", [each.multiprocessors for each in daemon.devices]),
-        ("memory_bytes", "Memory of the device.", [each.memory_bytes for each in daemon.devices]),
+        ("multiprocessors", "Multiprocessors of the device.", [device.multiprocessors for device in daemon.devices]),
+        ("memory_bytes", "Memory of the device.", [device.memory_bytes for device in daemon.devices]),
     ):
         yield from _family(f"pympsd_device_{name}", "gauge", help, list(zip(labels, values, strict=True)))
 
 
 def _servers(daemon: Daemon) -> Iterator[str]:
     servers = [
-        ({"server": each.name, "server_pid": each.pid, "uid": each.uid}, each) for each in daemon.running_servers()
+        ({"server": server.name, "server_pid": server.pid, "uid": server.uid}, server)
+        for server in daemon.running_servers()
     ]
     yield from _family(
         "pympsd_server_status",
@@ -143,7 +145,6 @@ def _servers(daemon: Daemon) -> Iterator[str]:
         "counter",
         "Kernels that the server has started on the device; the driver's own server does not report it.",
         [sample for of, server in servers for sample in _by_device(of, server.launches)],
-        suffix="_total",
     )
     yield from _family(
         "pympsd_client_memory_bytes",
@@ -153,7 +154,7 @@ def _servers(daemon: Daemon) -> Iterator[str]:
             sample
             for of, server in servers
             for client in server.clients.values()
-            for sample in _by_device({**of, "pid": client.pid, "client": client.serial}, client.memory)
+            for sample in _by_device({**of, "pid": client.pid, "client": client.id}, client.memory)
         ],
     )
 
@@ -162,15 +163,13 @@ def _by_device(of: dict[str, object], counts: Mapping[int, int]) -> list[Sample]
     return [({**of, "device": device}, count) for device, count in sorted(counts.items())]
 
 
-def _family(name: str, kind: str, help: str, samples: Iterable[Sample], suffix: str = "") -> Iterator[str]:
+def _family(name: str, kind: str, help: str, samples: Iterable[Sample]) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     if name.endswith(("_bytes", "_ratio")):
         yield f"# UNIT {name} {name.rpartition('_')[2]}"
     yield f"# HELP {name} {help}"
+    suffix = SUFFIXES.get(kind, "")
     for labels, value in samples:
-        shown = ",".join(f'{label}="{_escaped(str(text))}"' for label, text in labels.items())
-        yield f"{name}{suffix}{{{shown}}} {float(value) if value % 1 else int(value)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        escaped = {label: str(text).translate(ESCAPES) for label, text in labels.items()}
+        text = ",".join(f'{label}="{escape}"' for label, escape in escaped.items())
+        yield f"{name}{suffix}{{{text}}} {float(value) if value % 1 else int(value)}"

@@ -72,12 +72,12 @@ class NamespaceSockets:
         """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
         cannot be. A namespace has none while its server has none.
         """
-        known = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
-        if not self._is_there(known):
-            self._stop(known)
+        entry = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
+        if not self._is_there(entry):
+            self._stop(entry)
             own = self._sockets.get((server, "")) if namespace else None
-            known.problem = (own.problem if own is not None else "") or self._open(known, server, namespace, uid)
-        return known.problem
+            entry.problem = (own.problem if own is not None else "") or self._open(entry, server, namespace, uid)
+        return entry.problem
 
     def look(self) -> None:
         """Recreate the sockets that are not there, because they were removed or could not be created.
@@ -93,9 +93,9 @@ class NamespaceSockets:
 
     def close(self, server: str, namespace: str) -> None:
         """Close a socket and remove its directory; conversations that have begun continue."""
-        known = self._sockets.pop((server, namespace), None)
-        if known is not None:
-            self._stop(known)
+        entry = self._sockets.pop((server, namespace), None)
+        if entry is not None:
+            self._stop(entry)
         if not namespace and server in self._fifos:
             self._fifos.pop(server).cancel()
             self.dispatcher.journal.close_server_log(server)
@@ -113,13 +113,13 @@ class NamespaceSockets:
         self._look()
 
     def _look(self) -> None:
-        lost = [key for key, known in self._sockets.items() if not self._is_there(known)]
+        lost = [key for key, entry in self._sockets.items() if not self._is_there(entry)]
         self._next_look = trio.current_time() + PAUSE_SECONDS * len(self._sockets)
         if lost and not self.taken_by_another():
             for key in lost:
                 self.dispatcher.feed(NamespaceLost(*key))
 
-    def _open(self, known: _Socket, server: str, namespace: str, uid: int) -> str:
+    def _open(self, entry: _Socket, server: str, namespace: str, uid: int) -> str:
         try:
             with namespace_directory.opened(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
                 if not namespace:
@@ -128,11 +128,11 @@ class NamespaceSockets:
         except OSError as error:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
         file = self._file(server, namespace)
-        known.file = self._file_at(known.path)
-        self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(known.path))
+        entry.file = self._file_at(entry.path)
+        self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(entry.path))
         speaks = VendorConversation if self._is_vendor else Conversation
         conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
-        known.listener = Listener(
+        entry.listener = Listener(
             self.dispatcher,
             file,
             trio.socket.from_stdlib_socket(listening),
@@ -140,12 +140,12 @@ class NamespaceSockets:
             self.left.take_connections(file),
             greeting=HELLO if self._is_vendor else b"",
         )
-        self.dispatcher.nursery.start_soon(known.listener.run)
+        self.dispatcher.nursery.start_soon(entry.listener.run)
         return ""
 
-    def _is_there(self, known: _Socket) -> bool:
+    def _is_there(self, entry: _Socket) -> bool:
         """Return whether a socket is open, and its file is still the one that was made."""
-        return known.listener is not None and known.file == self._file_at(known.path)
+        return entry.listener is not None and entry.file == self._file_at(entry.path)
 
     def _file_at(self, path: str) -> tuple[int, int]:
         """Return the device and inode of a socket below the pipe directory; zeros if it is not there.
@@ -164,11 +164,11 @@ class NamespaceSockets:
             return 0, 0
         return status.st_dev, status.st_ino
 
-    def _stop(self, known: _Socket) -> None:
-        if known.listener is not None:
-            self.dispatcher.drop(listener_name(known.listener.file))
-            known.listener.stop()
-            known.listener = None
+    def _stop(self, entry: _Socket) -> None:
+        if entry.listener is not None:
+            self.dispatcher.drop(listener_name(entry.listener.file))
+            entry.listener.stop()
+            entry.listener = None
 
     def _remove(self, server: str, namespace: str) -> None:
         parent, name = (server, namespace) if namespace else ("", server)

@@ -84,11 +84,8 @@ class Pacing:
         if uid not in self._credits:
             now = self.clock()
             if len(self._credits) >= MAX_IDLE_USERS:
-                self._forget_idle_users(now)
+                for idle, credit in list(self._credits.items()):
+                    if credit.refill(now) >= BURST_SECONDS and not credit.turn.locked():
+                        del self._credits[idle]
             self._credits[uid] = _Credit(BURST_SECONDS, now)
         return self._credits[uid]
-
-    def _forget_idle_users(self, now: float) -> None:
-        for uid, credit in list(self._credits.items()):
-            if credit.refill(now) >= BURST_SECONDS and not credit.turn.locked():
-                del self._credits[uid]

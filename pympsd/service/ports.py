@@ -1,26 +1,10 @@
-"""The interfaces of operators' sessions and of sockets for the dispatcher, and the admission of a client."""
+"""The interfaces of operators' sessions and of sockets for the dispatcher."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from attrs import field, frozen
-
-from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.limit_table import ClientLimits
-
-
-@frozen
-class Admission:
-    """What a server is sent with a new client; ``pidfd`` is a copy for the server, -1: none."""
-
-    client: int
-    process: ClientProcess
-    priority: int
-    environment: dict[str, str] = field(factory=dict)
-    pidfd: int = -1
-    limits: ClientLimits | None = None
 
 
 class ConnectedOperator(Protocol):

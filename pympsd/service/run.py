@@ -56,7 +56,7 @@ from pympsd.takeover.state.entries import FIFO, listener_name
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.takeover.state_file import StateFile, device_keys, log_folders_left, writer_runs
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
@@ -146,8 +146,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     directory = setup.directory
     log = control_logger(setup.journal)
     # Two daemons must not accept on the same sockets.
-    found = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
-    keeper, held = found or (KeeperLink(directory, log), {})
+    previous = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
+    keeper, held = previous or (KeeperLink(directory, log), {})
     left = KeptEntries.of(keeper, held)
     listening = _listening(setup, left)
     fifo = _fifo(directory, left, keeper)
@@ -272,7 +272,7 @@ def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: 
     )
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
-    dispatcher.connections = Serials(left.next_connection())
+    dispatcher.connections = Ids(left.next_connection())
     pending = take_over(dispatcher, directory.path, left)
     if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.running_servers():
@@ -285,6 +285,7 @@ def _dispatcher(
     setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: KeeperLink
 ) -> Dispatcher:
     settings = setup.settings
+    together = settings.users == "together"
     state = Daemon(
         DaemonOptions(
             os.geteuid(),
@@ -294,7 +295,8 @@ def _dispatcher(
             protocol=setup.protocol,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
             multiuser=setup.multiuser,
-            max_servers=_max_servers(setup),
+            # In protocol 3 none ends to make room.
+            max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
             terminate_by_reset=setup.terminate_by_reset,
             serves_unmapped=settings.unmapped_users == "nobody",
             has_other_backend=setup.machine.instead is not None,
@@ -322,11 +324,6 @@ def _dispatcher(
         origin_of_pid=origin_of_pid,
         client_memory=ClientMemory(keeper.log) if settings.backend == "vendor" else None,
     )
-
-
-def _max_servers(setup: DaemonSetup) -> int:
-    allowed = MAX_SERVERS if setup.settings.users == "together" else 1
-    return MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else allowed  # there none ends to make room
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:

@@ -138,20 +138,20 @@ class Tracing:
 
 
 def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int], _State]]:
-    """Yield what lasts now, by kind and serial; name the tracks."""
+    """Yield what lasts now, by kind and client_id; name the tracks."""
     own = os.getpid()
     for server in daemon.running_servers():
         trace.name(server.pid, f"server {server.name}")
         trace.name(server.pid, "status", 0)
-        yield ("status", server.serial), _State(server.pid, 0, server.phase.name)
+        yield ("status", server.id), _State(server.pid, 0, server.phase.name)
         # Users that take turns share a track: one comes after the other.
-        track = server.serial if daemon.options.together else 0
+        track = server.id if daemon.options.together else 0
         trace.name(own, f"server {server.name}" if daemon.options.together else "turns", track)
-        yield ("server", server.serial), _State(own, track, f"{server.name}, PID {server.pid}")
-        for serial, client in server.clients.items():
+        yield ("server", server.id), _State(own, track, f"{server.name}, PID {server.pid}")
+        for client_id, client in server.clients.items():
             trace.name(client.pid, f"client {client.pid}: {client.process.command}")
             trace.name(client.pid, "MPS", 0)
-            yield ("client", serial), _State(client.pid, 0, f"client of {server.name}")
+            yield ("client", client_id), _State(client.pid, 0, f"client of {server.name}")
     for entry in daemon.queue:
         if entry.process is not None:
             pid = entry.process.peer.pid

@@ -147,11 +147,6 @@ def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruc
     yield from serve_queue(daemon)
 
 
-def leave_queue(daemon: Daemon, client: int) -> None:
-    """Remove a client that disconnected before it was admitted."""
-    daemon.queue.remove(client)
-
-
 def drop_start_request(daemon: Daemon, server: Server) -> None:
     """Drop the start request of a server that an operator shuts down before it is ready."""
     if server.phase is Phase.INITIALIZING:
@@ -240,7 +235,7 @@ def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instr
         if server.silence_timed:
             # The server responds, so its time to report the other ended clients begins again.
             server.silence_timed = False
-            yield CancelTimer(Timer(TimerKind.SILENCE, server.serial))
+            yield CancelTimer(Timer(TimerKind.SILENCE, server.id))
         if server.phase is Phase.LEAVING:
             yield from time_silence(server) if server.clients else time_leaving(server)
     yield from serve_queue(daemon)
@@ -253,7 +248,7 @@ def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> No
     remaining = dict(event.contexts)
     for client in server.clients.values():
         # The server takes all clients with PID 0 for one process: its contexts are listed under the first.
-        client.contexts = {context.serial: context for context in remaining.pop(client.pid, ())}
+        client.contexts = {context.id: context for context in remaining.pop(client.pid, ())}
         if client.contexts:
             failed_starts.has_served(daemon, server)
 
@@ -281,30 +276,23 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
         yield from time_silence(server)
 
 
-def silence_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Force a server to end that did not report its clients' ends: none of them lives, so no work is lost."""
-    server = daemon.servers.get(serial)
-    if server is None:
-        return
     server.silence_timed = False
     if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:
         yield Log("server_silent", {"server": server.pid, "seconds": SILENCE_TIMEOUT})
         yield from shut_down_server(server, forced=True)
 
 
-def start_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
     """Kill a server that is not ready in time."""
-    server = daemon.servers.get(serial)
-    if server is not None and server.phase is Phase.INITIALIZING:
+    if server.phase is Phase.INITIALIZING:
         server.start_refusal = f"it was not ready within {START_TIMEOUT:.0f} s"
         yield from _kill_overdue(server)
 
 
-def leave_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+def leave_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
     """Kill a leaving server that has no clients to wait for, or is forced."""
-    server = daemon.servers.get(serial)
-    if server is None:
-        return
     server.leave_timed = False
     if server.phase is Phase.LEAVING and (server.forced or server.is_empty):
         yield from _kill_overdue(server)
@@ -312,7 +300,7 @@ def leave_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
 
 def _kill_overdue(server: Server) -> Iterator[Instruction]:
     yield Log("server_overdue", {"server": server.pid})
-    yield KillServer(server.serial)
+    yield KillServer(server.id)
 
 
 def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
@@ -351,9 +339,9 @@ def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
     percentage = ThreadPercentage() if named else daemon.defaults.thread_percentage
     memory = {} if named else dict(daemon.defaults.memory_limits)
     server = Server(daemon.lifetime.server_ids.take(), head.uid, percentage, memory, name=head.server)
-    daemon.servers[server.serial] = server
+    daemon.servers[server.id] = server
     peer = None if daemon.options.multiuser or head.process is None else head.process.peer
-    return SpawnServer(server.serial, head.uid, peer, head.server if named else "")
+    return SpawnServer(server.id, head.uid, peer, head.server if named else "")
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:

@@ -96,8 +96,8 @@ def note_context(server: Server, client: Client, ordinal: int) -> None:
     later one's do, as the executor has it.
     """
     for group in client.groups.get(ordinal, ()):
-        if client.serial >= server.groups.get((ordinal, group.name), (0, group))[0]:
-            server.groups[ordinal, group.name] = client.serial, group
+        if client.id >= server.groups.get((ordinal, group.name), (0, group))[0]:
+            server.groups[ordinal, group.name] = client.id, group
 
 
 def drop_groups(server: Server, gone: Client) -> None:

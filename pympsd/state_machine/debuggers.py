@@ -44,7 +44,7 @@ def release(daemon: Daemon) -> Iterator[Instruction]:
 def server_returned(daemon: Daemon, server: Server) -> None:
     """Replace a server that has reported its clients by them, for the debugged clients that waited for it."""
     for debugged in daemon.queue.debugged.values():
-        if -server.serial in debugged.others:
+        if -server.id in debugged.others:
             debugged.others |= set(server.clients)
 
 
@@ -53,5 +53,5 @@ def _present(daemon: Daemon, uid: int | None = None) -> set[int]:
     servers = [server for server in daemon.servers.values() if uid in (None, server.uid)]
     admitted = {client for server in servers for client in server.clients}
     # A server that has not reported yet stands for its clients.
-    unknown = {-server.serial for server in servers if server.pending}
+    unknown = {-server.id for server in servers if server.pending}
     return admitted | unknown | daemon.queue.clients(uid)

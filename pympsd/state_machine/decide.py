@@ -13,10 +13,10 @@ a thousand times a second, without processes (tests/support/daemon_machine.py dr
 
 Rules that hold for every event:
 
-- The dispatcher saves the state before it carries out the first instruction: what an operator or a client is told
-  survives the daemon that told it.
-- Events about servers and clients that are gone are normal: they were on their way when the end was reported. A
-  handler looks its server up and does nothing if there is none. An impossible move of a server's phase raises
+- The dispatcher saves the state before it carries out the first instruction: what an operator or a client
+  receives survives the daemon that sent it.
+- Events about servers and clients that are gone are normal: they were on their way when the end was reported. The
+  handlers in `OF_SERVERS` are not called without their server. An impossible move of a server's phase raises
   IllegalMove, and the server that caused it is killed.
 - Instructions are carried out in their order, without waiting in between. What takes time comes back as an event.
 - After each handler, whatever it was: timers of entries that left the queue are cancelled, clients under a debugger
@@ -27,13 +27,14 @@ Example: a client of user 500 connects, and no server is running. ClientConnecte
 the dispatcher forks, and ServerSpawned gives a START timer. The server reports that it is active (StatusPushed):
 the queue is served, and AdmitClient makes the session between the client and the server.
 
-A new kind of event: a record in `events`, its handler here, and the module of its topic that decides.
+A new kind of event: a record in `events`, its handler in `HANDLERS` or `OF_SERVERS`, and the module of its topic that
+decides. A new timer: a kind, and its handler in `TIMED_OUT` or `TIMED_OUT_OF_SERVERS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import singledispatch
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -72,6 +73,9 @@ from pympsd.vocabulary.results import ServerStatus
 AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[Instruction]]
 """Carries out an operator's command line (pympsd.commands.operator_line)."""
 
+Decision = Iterator[Instruction] | None
+"""What follows from an event; None: nothing but the change of the state."""
+
 ENDS = (events.ServerExited, events.ServerNotTakenOver)
 """Events after which a server is known no more."""
 
@@ -86,7 +90,7 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
         gone_cgroups = () if event.cgroups is None else cgroups.drop_gone(daemon, event.cgroups)
         decided = [*gone_cgroups, *answer_line(daemon, event)]
     else:
-        decided = list(_decide(event, daemon))
+        decided = list(_decide(daemon, event) or ())
     decided += [*queueing.cancel_stale_timers(daemon), *debuggers.release(daemon)]
     daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(instruction, RefuseClient) for instruction in decided)
     daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(instruction, SpawnServer) for instruction in decided)
@@ -119,40 +123,39 @@ def _name_servers(daemon: Daemon, gone: Server | None, decided: Iterable[Instruc
             yield instruction
 
 
-@singledispatch
-def _decide(event: object, daemon: Daemon) -> Iterator[Instruction]:
-    raise TypeError(f"{type(event).__name__} is not an event of the daemon")
+def _decide(daemon: Daemon, event: Any) -> Decision:
+    if (of_server := OF_SERVERS.get(type(event))) is not None:
+        server = daemon.servers.get(event.server)
+        return of_server(daemon, server, event) if server is not None else None
+    if (handler := HANDLERS.get(type(event))) is None:
+        raise TypeError(f"{type(event).__name__} is not an event of the daemon")
+    return handler(daemon, event)
 
 
-@_decide.register
-def _(event: events.ClientConnected, daemon: Daemon) -> Iterator[Instruction]:
+def _connect(daemon: Daemon, event: events.ClientConnected) -> Iterator[Instruction]:
     cgroups.note_client(daemon, event)
-    yield from admission.connect(daemon, event)
+    return admission.connect(daemon, event)
 
 
-@_decide.register
-def _(event: events.WaitingClientLeft, daemon: Daemon) -> Iterator[Instruction]:
-    admission.leave_queue(daemon, event.client)
-    yield from admission.serve_queue(daemon)
+def _leave_queue(daemon: Daemon, event: events.WaitingClientLeft) -> Iterator[Instruction]:
+    daemon.queue.remove(event.client)
+    return admission.serve_queue(daemon)
 
 
-@_decide.register
-def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers[event.server]
+def _server_spawned(daemon: Daemon, server: Server, event: events.ServerSpawned) -> Iterator[Instruction]:
     server.pid = event.pid
     server.become(Phase.INITIALIZING)
     yield Log("server_starting", {"server": event.pid, "uid": server.uid})
     for session in server.starters:
         yield Reply(session, lines())
     server.starters.clear()
-    yield SetTimer(Timer(TimerKind.START, server.serial), admission.START_TIMEOUT)
+    yield SetTimer(Timer(TimerKind.START, server.id), admission.START_TIMEOUT)
     yield from named_servers.process_started(daemon, server)
     yield from shutdown.advance(daemon)
 
 
-@_decide.register
-def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.pop(event.server)
+def _spawn_failed(daemon: Daemon, server: Server, event: events.SpawnFailed) -> Iterator[Instruction]:
+    del daemon.servers[server.id]
     where = daemon.place_of(server.name)
     yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason, **where})
     reason = f"{server.title} could not be started: {event.reason}"
@@ -162,13 +165,9 @@ def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     yield from _next_after(daemon, server)
 
 
-@_decide.register
-def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    if server is None:
-        return
+def _change_status(daemon: Daemon, server: Server, status: str) -> Iterator[Instruction]:
     phases = {ServerStatus.ACTIVE: Phase.ACTIVE, ServerStatus.FAULT: Phase.FAULT}
-    target = phases.get(ServerStatus(event.status))
+    target = phases.get(ServerStatus(status))
     if target is None or server.phase in (Phase.LEAVING, target):
         return
     if server.phase is Phase.INITIALIZING:
@@ -180,97 +179,61 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
     yield from admission.serve_queue(daemon)
 
 
-@_decide.register
-def _(event: events.ServerReported, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    if server is not None:
-        admission.update_contexts(daemon, server, event)
-        yield from _decide(events.StatusPushed(event.server, event.status), daemon)
+def _server_reported(daemon: Daemon, server: Server, event: events.ServerReported) -> Iterator[Instruction]:
+    admission.update_contexts(daemon, server, event)
+    return _change_status(daemon, server, event.status)
 
 
-@_decide.register
-def _(event: events.DevicesReported, daemon: Daemon) -> Iterator[Instruction]:
+def _devices_reported(daemon: Daemon, event: events.DevicesReported) -> None:
     daemon.devices = daemon.devices or event.devices
-    yield from ()
 
 
-@_decide.register
-def _(event: events.ClientJoined, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    client = server.clients.get(event.client) if server else None
-    if client is not None:
+def _client_joined(daemon: Daemon, server: Server, event: events.ClientJoined) -> None:
+    if (client := server.clients.get(event.client)) is not None:
         client.limits = event.limits
-    yield from ()
 
 
-@_decide.register
-def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    client = server.clients.get(event.client) if server else None
-    if server is None or client is None:
+def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -> Iterator[Instruction]:
+    client = server.clients.get(event.client)
+    if client is None:
         return
-    client.contexts[event.serial] = Context(event.serial, event.number, event.device)
+    client.contexts[event.context] = Context(event.context, event.number, event.device)
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
     where = daemon.place_of(server.name, client.process.namespace)
     yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
 
 
-@_decide.register
-def _(event: events.ContextGonePushed, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    client = server.clients.get(event.client) if server else None
-    if client is not None:
-        client.contexts.pop(event.serial, None)
-    yield from ()
+def _context_gone(daemon: Daemon, server: Server, event: events.ContextGonePushed) -> None:
+    if (client := server.clients.get(event.client)) is not None:
+        client.contexts.pop(event.context, None)
 
 
-@_decide.register
-def _(event: events.MemoryPushed, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    if server is not None:
-        server.launches[event.device] = event.launches
-        for client in server.clients.values():
-            client.memory[event.device] = event.clients.get(client.serial, 0)
-    yield from ()
+def _memory_reported(daemon: Daemon, server: Server, event: events.MemoryPushed) -> None:
+    server.launches[event.device] = event.launches
+    for client in server.clients.values():
+        client.memory[event.device] = event.clients.get(client.id, 0)
 
 
-@_decide.register
-def _(event: events.ClientMemoryRead, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    for client in server.clients.values() if server is not None else ():
+def _memory_read(daemon: Daemon, server: Server, event: events.ClientMemoryRead) -> None:
+    for client in server.clients.values():
         client.memory = dict(event.clients.get(client.pid, {}))
-    yield from ()
 
 
-@_decide.register
-def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    if server is not None:
-        gone = server.clients.get(event.client)
-        yield from admission.remove_client(daemon, server, event.client)
-        if gone is not None and gone.groups:
-            cgroups.drop_groups(server, gone)
+def _client_gone(daemon: Daemon, server: Server, event: events.ClientGonePushed) -> Iterator[Instruction]:
+    gone = server.clients.get(event.client)
+    yield from admission.remove_client(daemon, server, event.client)
+    if gone is not None and gone.groups:
+        cgroups.drop_groups(server, gone)
 
 
-@_decide.register
-def _(event: events.ClientEnded, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    if server is not None:
-        yield from admission.note_client_end(daemon, server, event.client)
-
-
-@_decide.register
-def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
+def _terminated(daemon: Daemon, event: events.TerminationAnswered) -> Iterator[Instruction]:
     daemon.lifetime.counts[Count.TERMINATED] += event.code == 0
-    yield from terminations.end_with_answer(daemon, event.server, event.token, event.code)
+    return terminations.end_with_answer(daemon, event.server, event.token, event.code)
 
 
-@_decide.register
-def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.pop(event.server, None)
-    if server is None:
-        return
+def _server_exited(daemon: Daemon, server: Server, event: events.ServerExited) -> Iterator[Instruction]:
+    del daemon.servers[server.id]
     if event.status is None:
         yield Log("server_ended", {"server": server.pid})
     else:
@@ -285,92 +248,88 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
     yield from _next_after(daemon, server)
 
 
-@_decide.register
-def _(event: events.StartRefused, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    if server is not None:
-        server.start_refusal = event.reason
-    yield from ()
+def _start_refused(daemon: Daemon, server: Server, event: events.StartRefused) -> None:
+    server.start_refusal = event.reason
 
 
-@_decide.register
-def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
-    yield from takeover.take_over(daemon, event)
-
-
-@_decide.register
-def _(event: events.ServerTakenOver, daemon: Daemon) -> Iterator[Instruction]:
-    yield from takeover.adopt(daemon, event)
-    if (server := daemon.servers.get(event.server)) is not None:
+def _server_taken_over(daemon: Daemon, server: Server, event: events.ServerTakenOver) -> Iterator[Instruction]:
+    yield from takeover.adopt(daemon, server, event)
+    if server.id in daemon.servers:
         yield from named_servers.process_started(daemon, server)
 
 
-@_decide.register
-def _(event: events.ServerNotTakenOver, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.pop(event.server, None)
-    if server is not None:
-        yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
-        yield from terminations.end_with_server(daemon, server)
-        yield from _next_after(daemon, server)
-
-
-@_decide.register
-def _(event: events.ServerEnds, daemon: Daemon) -> Iterator[Instruction]:
-    server = daemon.servers.get(event.server)
-    if server is not None:
-        yield from admission.release_server(daemon, server, event.unaccepted)
-
-
-@_decide.register
-def _(event: events.ServerUnknown, daemon: Daemon) -> Iterator[Instruction]:
-    yield from shutdown.server_unknown(daemon, event)
-
-
-@_decide.register
-def _(event: events.NamespaceOpened, daemon: Daemon) -> Iterator[Instruction]:
-    yield from sockets.handle_opened(daemon, event)
-
-
-@_decide.register
-def _(event: events.NamespaceLost, daemon: Daemon) -> Iterator[Instruction]:
-    yield from sockets.handle_lost(daemon, event)
-
-
-@_decide.register
-def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
-    key = event.timer.key
-    match event.timer.kind:
-        case TimerKind.START:
-            yield from admission.start_timed_out(daemon, key)
-        case TimerKind.LEAVE:
-            yield from admission.leave_timed_out(daemon, key)
-        case TimerKind.SILENCE:
-            yield from admission.silence_timed_out(daemon, key)
-        case TimerKind.RETURN:
-            yield from takeover.takeover_timed_out(daemon, key)
-        case TimerKind.PLACES:
-            yield from admission.forget_reservations(daemon)
-        case TimerKind.RETRY:
-            failed_starts.end_pause(daemon, key)
-            yield from admission.serve_queue(daemon)
-        case TimerKind.TRIAL:
-            failed_starts.end_trial(daemon, key)
-        case TimerKind.FAILURE_EXPIRY:
-            failed_starts.expire_failure(daemon, key)
-        case TimerKind.TURN:
-            yield from admission.close_to_new_clients(daemon, key)
-        case TimerKind.TERMINATION:
-            yield from terminations.end_with_timeout(daemon, key)
-        case TimerKind.FORCE:
-            yield from shutdown.force(daemon)
-
-
-@_decide.register
-def _(event: events.StopSignal, daemon: Daemon) -> Iterator[Instruction]:
-    yield from shutdown.stop_by_signal(daemon)
+def _server_not_taken_over(daemon: Daemon, server: Server, event: events.ServerNotTakenOver) -> Iterator[Instruction]:
+    del daemon.servers[server.id]
+    yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
+    yield from terminations.end_with_server(daemon, server)
+    yield from _next_after(daemon, server)
 
 
 def _next_after(daemon: Daemon, gone: Server) -> Iterator[Instruction]:
     yield from named_servers.process_gone(daemon, gone.name)
     yield from admission.serve_queue(daemon)
     yield from shutdown.advance(daemon)
+
+
+def _timer_ended(daemon: Daemon, event: events.TimerEnded) -> Decision:
+    kind, key = event.timer.kind, event.timer.key
+    if (of_server := TIMED_OUT_OF_SERVERS.get(kind)) is not None:
+        server = daemon.servers.get(key)
+        return of_server(daemon, server) if server is not None else None
+    return TIMED_OUT[kind](daemon, key)
+
+
+def _retry(daemon: Daemon, server_id: int) -> Iterator[Instruction]:
+    failed_starts.end_pause(daemon, server_id)
+    return admission.serve_queue(daemon)
+
+
+OF_SERVERS: Final[dict[type, Callable[[Daemon, Server, Any], Decision]]] = {
+    events.ServerSpawned: _server_spawned,
+    events.SpawnFailed: _spawn_failed,
+    events.StatusPushed: lambda daemon, server, event: _change_status(daemon, server, event.status),
+    events.ServerReported: _server_reported,
+    events.ClientJoined: _client_joined,
+    events.ContextPushed: _context_made,
+    events.ContextGonePushed: _context_gone,
+    events.MemoryPushed: _memory_reported,
+    events.ClientMemoryRead: _memory_read,
+    events.ClientGonePushed: _client_gone,
+    events.ClientEnded: lambda daemon, server, event: admission.note_client_end(daemon, server, event.client),
+    events.ServerExited: _server_exited,
+    events.StartRefused: _start_refused,
+    events.ServerTakenOver: _server_taken_over,
+    events.ServerNotTakenOver: _server_not_taken_over,
+    events.ServerEnds: lambda daemon, server, event: admission.release_server(daemon, server, event.unaccepted),
+}
+"""The handlers of events about a server, which are ignored if the server is gone."""
+HANDLERS: Final[dict[type, Callable[[Daemon, Any], Decision]]] = {
+    events.ClientConnected: _connect,
+    events.WaitingClientLeft: _leave_queue,
+    events.DevicesReported: _devices_reported,
+    events.TerminationAnswered: _terminated,
+    events.PredecessorDied: takeover.take_over,
+    events.ServerUnknown: shutdown.server_unknown,
+    events.NamespaceOpened: sockets.handle_opened,
+    events.NamespaceLost: sockets.handle_lost,
+    events.TimerEnded: _timer_ended,
+    events.StopSignal: lambda daemon, _: shutdown.stop_by_signal(daemon),
+}
+"""The handlers of all other events but operators' lines."""
+TIMED_OUT_OF_SERVERS: Final[dict[TimerKind, Callable[[Daemon, Server], Decision]]] = {
+    TimerKind.START: admission.start_timed_out,
+    TimerKind.LEAVE: admission.leave_timed_out,
+    TimerKind.SILENCE: admission.silence_timed_out,
+    TimerKind.RETURN: takeover.takeover_timed_out,
+    TimerKind.TRIAL: failed_starts.end_trial,
+}
+"""The handlers of timers of a server, which are ignored if the server is gone."""
+TIMED_OUT: Final[dict[TimerKind, Callable[[Daemon, int], Decision]]] = {
+    TimerKind.PLACES: lambda daemon, _: admission.forget_reservations(daemon),
+    TimerKind.RETRY: _retry,
+    TimerKind.FAILURE_EXPIRY: failed_starts.expire_failure,
+    TimerKind.TURN: admission.close_to_new_clients,
+    TimerKind.TERMINATION: terminations.end_with_timeout,
+    TimerKind.FORCE: lambda daemon, _: shutdown.force(daemon),
+}
+"""The handlers of all other timers, by their keys."""

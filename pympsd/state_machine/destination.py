@@ -17,7 +17,7 @@ from pympsd.state_machine.instructions import Instruction
 from pympsd.state_machine.registration import NO_DEVICES, add
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Source
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user, socket_problem
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.results import Result
 
 
@@ -90,7 +90,5 @@ def _refusal_of_missing(daemon: Daemon, event: ClientConnected, target: Destinat
         return Result.ERROR_MPS_CONNECTION_FAILED, f"no server named '{target.server}'"
     if daemon.options.uid not in (0, uid):
         return Result.ERROR_NOT_PERMITTED, daemon.options.refusal_of_other_user(uid)
-    for_libcuda = not daemon.options.has_own_servers
-    reason = socket_problem(daemon.options.pipe_directory, target.server, DEFAULT, for_libcuda=for_libcuda)
-    reason = reason or shares.problem_of_own_server(daemon, target.uid)
+    reason = daemon.options.socket_problem(target.server) or shares.problem_of_own_server(daemon, target.uid)
     return (Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None

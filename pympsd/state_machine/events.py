@@ -20,7 +20,12 @@ from pympsd.vocabulary.rules import Origin
 
 
 @frozen
-class OperatorLine:
+class Event:
+    """Something that has happened."""
+
+
+@frozen
+class OperatorLine(Event):
     """An operator gave a command."""
 
     session: int
@@ -42,7 +47,7 @@ class OperatorLine:
 
 
 @frozen
-class ClientConnected:
+class ClientConnected(Event):
     """A client connected."""
 
     client: int
@@ -55,18 +60,18 @@ class ClientConnected:
     server: str = ""
     """The server whose socket it came by, in protocol 3; empty: the top one."""
     connection: int = 0
-    """The serial of its connection, which stays the same if another daemon continues it; 0: unknown."""
+    """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
 
 
 @frozen
-class WaitingClientLeft:
+class WaitingClientLeft(Event):
     """A client disconnected before it was admitted."""
 
     client: int
 
 
 @frozen
-class ServerSpawned:
+class ServerSpawned(Event):
     """The server's process has started."""
 
     server: int
@@ -74,7 +79,7 @@ class ServerSpawned:
 
 
 @frozen
-class SpawnFailed:
+class SpawnFailed(Event):
     """The server's process could not be started."""
 
     server: int
@@ -82,7 +87,7 @@ class SpawnFailed:
 
 
 @frozen
-class StatusPushed:
+class StatusPushed(Event):
     """A server reported its status."""
 
     server: int
@@ -90,7 +95,7 @@ class StatusPushed:
 
 
 @frozen
-class ClientJoined:
+class ClientJoined(Event):
     """A server reported the limits in force for a client."""
 
     server: int
@@ -99,27 +104,27 @@ class ClientJoined:
 
 
 @frozen
-class ContextPushed:
+class ContextPushed(Event):
     """A server reported that a client made a context."""
 
     server: int
     client: int
-    serial: int
+    context: int
     number: int
     device: int
 
 
 @frozen
-class ContextGonePushed:
+class ContextGonePushed(Event):
     """A server reported that a context is gone."""
 
     server: int
     client: int
-    serial: int
+    context: int
 
 
 @frozen
-class MemoryPushed:
+class MemoryPushed(Event):
     """A server reported the bytes that clients hold on a device; those that it leaves out hold none."""
 
     server: int
@@ -130,7 +135,7 @@ class MemoryPushed:
 
 
 @frozen
-class ClientMemoryRead:
+class ClientMemoryRead(Event):
     """The bytes that clients of the driver's server hold, by PID, by device ordinal; none for those not known."""
 
     server: int
@@ -138,7 +143,7 @@ class ClientMemoryRead:
 
 
 @frozen
-class ClientGonePushed:
+class ClientGonePushed(Event):
     """A server reported that a client process is gone."""
 
     server: int
@@ -146,7 +151,7 @@ class ClientGonePushed:
 
 
 @frozen
-class ClientEnded:
+class ClientEnded(Event):
     """The kernel reported that an admitted client's process has ended; its server has yet to report it."""
 
     server: int
@@ -154,7 +159,7 @@ class ClientEnded:
 
 
 @frozen
-class TerminationAnswered:
+class TerminationAnswered(Event):
     """A server answered the TerminateClient of this token with a CUresult number."""
 
     server: int
@@ -163,7 +168,7 @@ class TerminationAnswered:
 
 
 @frozen
-class ServerExited:
+class ServerExited(Event):
     """A server's process has ended; ``status`` as waitpid gives it: an exit status, or minus a signal.
 
     None: it was no child of this daemon, so its status is unknown.
@@ -176,7 +181,7 @@ class ServerExited:
 
 
 @frozen
-class StartRefused:
+class StartRefused(Event):
     """A server stated why it cannot start; its end follows."""
 
     server: int
@@ -184,18 +189,18 @@ class StartRefused:
 
 
 @frozen
-class PredecessorDied:
+class PredecessorDied(Event):
     """The daemon starts in the pipe directory of another one that did not end in order."""
 
     state: PersistentState
     devices: OtherDevices | None = None
     """If its devices were others."""
     connections: frozenset[int] = frozenset()
-    """The serials of the clients' connections to it that this daemon continues."""
+    """The ids of the clients' connections to it that this daemon continues."""
 
 
 @frozen
-class ServerTakenOver:
+class ServerTakenOver(Event):
     """A server of the previous daemon is back; ``leaving``: it was asked to end before."""
 
     server: int
@@ -205,7 +210,7 @@ class ServerTakenOver:
 
 
 @frozen
-class ServerNotTakenOver:
+class ServerNotTakenOver(Event):
     """A server of the previous daemon cannot be adopted: it ends with its last client, without this daemon."""
 
     server: int
@@ -213,14 +218,14 @@ class ServerNotTakenOver:
 
 
 @frozen
-class DevicesReported:
+class DevicesReported(Event):
     """A server reported the devices, which this daemon could not find out."""
 
     devices: tuple[DeviceProperties, ...]
 
 
 @frozen
-class ServerReported:
+class ServerReported(Event):
     """The answer of a server that reports only on request: its status, and contexts by PID in its order."""
 
     server: int
@@ -229,7 +234,7 @@ class ServerReported:
 
 
 @frozen
-class ServerEnds:
+class ServerEnds(Event):
     """A server that was asked to end if it is idle ends; ``unaccepted``: clients that it never took."""
 
     server: int
@@ -237,7 +242,7 @@ class ServerEnds:
 
 
 @frozen
-class ServerUnknown:
+class ServerUnknown(Event):
     """The driver's server reported something that no known driver's does."""
 
     server: int
@@ -245,7 +250,7 @@ class ServerUnknown:
 
 
 @frozen
-class NamespaceOpened:
+class NamespaceOpened(Event):
     """The socket of a namespace, or (``namespace`` empty) of a server is open, or it could not be: ``problem``."""
 
     server: str
@@ -254,7 +259,7 @@ class NamespaceOpened:
 
 
 @frozen
-class NamespaceLost:
+class NamespaceLost(Event):
     """The socket of a namespace, or (``namespace`` empty) of a server is not there: it was removed, or could not be
     made.
     """
@@ -264,43 +269,12 @@ class NamespaceLost:
 
 
 @frozen
-class TimerEnded:
+class TimerEnded(Event):
     """A timer that was set has run out."""
 
     timer: Timer
 
 
 @frozen
-class StopSignal:
+class StopSignal(Event):
     """SIGTERM or SIGINT came: shut down within a short time limit."""
-
-
-Event = (
-    OperatorLine
-    | ClientConnected
-    | WaitingClientLeft
-    | ServerSpawned
-    | SpawnFailed
-    | StatusPushed
-    | ClientJoined
-    | ContextPushed
-    | ContextGonePushed
-    | MemoryPushed
-    | ClientMemoryRead
-    | ClientGonePushed
-    | ClientEnded
-    | TerminationAnswered
-    | ServerExited
-    | StartRefused
-    | PredecessorDied
-    | ServerTakenOver
-    | ServerNotTakenOver
-    | ServerReported
-    | DevicesReported
-    | ServerEnds
-    | ServerUnknown
-    | NamespaceOpened
-    | NamespaceLost
-    | TimerEnded
-    | StopSignal
-)

@@ -65,18 +65,17 @@ def handle_death_in_start(daemon: Daemon, server: Server, death: Death) -> Itera
     if count > len(PAUSES):
         yield from _give_up(daemon, server, count, reason)
         return
-    yield from _pause(daemon, server, FailedStarts(count, server.serial), reason)
+    yield from _pause(daemon, server, FailedStarts(count, server.id), reason)
 
 
 def begin_trial(server: Server) -> Iterator[Instruction]:
     """Start the time after which a server that is ready counts as working."""
-    yield SetTimer(Timer(TimerKind.TRIAL, server.serial), TRIAL)
+    yield SetTimer(Timer(TimerKind.TRIAL, server.id), TRIAL)
 
 
-def end_trial(daemon: Daemon, serial: int) -> None:
+def end_trial(daemon: Daemon, server: Server) -> None:
     """Count a server that has lived for a while as working."""
-    server = daemon.servers.get(serial)
-    if server is not None and server.phase in (Phase.ACTIVE, Phase.FAULT):
+    if server.phase in (Phase.ACTIVE, Phase.FAULT):
         has_served(daemon, server)
 
 
@@ -96,11 +95,11 @@ def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Itera
     if count > len(PAUSES):
         yield from _give_up(daemon, server, count, reason)
         refusal = f"{reason}; server.log says why; it was tried {count} times; try again in {REFUSED_FOR:g} s"
-        daemon.failed_starts[server.name] = FailedStarts(count, server.serial, server.serial, refusal)
-        yield SetTimer(Timer(TimerKind.RETRY, server.serial), REFUSED_FOR)
+        daemon.failed_starts[server.name] = FailedStarts(count, server.id, server.id, refusal)
+        yield SetTimer(Timer(TimerKind.RETRY, server.id), REFUSED_FOR)
         return
-    yield from _pause(daemon, server, FailedStarts(count, server.serial, server.serial), reason)
-    yield SetTimer(Timer(TimerKind.FAILURE_EXPIRY, server.serial), FAILURE_EXPIRY)
+    yield from _pause(daemon, server, FailedStarts(count, server.id, server.id), reason)
+    yield SetTimer(Timer(TimerKind.FAILURE_EXPIRY, server.id), FAILURE_EXPIRY)
 
 
 def refusal_of(daemon: Daemon, server: str) -> str:
@@ -115,10 +114,10 @@ def is_pausing(daemon: Daemon, server: str) -> bool:
     return failed is not None and failed.pausing_after != 0
 
 
-def end_pause(daemon: Daemon, serial: int) -> None:
+def end_pause(daemon: Daemon, server_id: int) -> None:
     """End the pause after the death of a server."""
     for name, failed in tuple(daemon.failed_starts.items()):
-        if failed.pausing_after != serial:
+        if failed.pausing_after != server_id:
             continue
         waited_for = daemon.queue.waits_for(name)
         if not failed.refusal and (failed.unserved or waited_for):
@@ -127,10 +126,10 @@ def end_pause(daemon: Daemon, serial: int) -> None:
             del daemon.failed_starts[name]
 
 
-def expire_failure(daemon: Daemon, serial: int) -> None:
+def expire_failure(daemon: Daemon, server_id: int) -> None:
     """Drop the failure of a server that ended with its clients: no other has failed for a while."""
     for name, failed in tuple(daemon.failed_starts.items()):
-        if failed.unserved != serial or failed.refusal:
+        if failed.unserved != server_id or failed.refusal:
             continue
         if failed.pausing_after:
             daemon.failed_starts[name] = FailedStarts(failed.count, failed.pausing_after)
@@ -160,7 +159,7 @@ def _pause(daemon: Daemon, server: Server, failed: FailedStarts, reason: str) ->
     pause = PAUSES[failed.count - 1]
     daemon.failed_starts[server.name] = failed
     yield Log("server_start_failed", {"reason": reason, "seconds": pause})
-    yield SetTimer(Timer(TimerKind.RETRY, server.serial), pause)
+    yield SetTimer(Timer(TimerKind.RETRY, server.id), pause)
 
 
 def _give_up(daemon: Daemon, server: Server, count: int, reason: str) -> Iterator[Instruction]:

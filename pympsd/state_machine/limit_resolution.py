@@ -48,7 +48,7 @@ class UnknownDevice(InputError, ValueError):
 
 def limits_update(server: Server) -> UpdateServerLimits:
     """Return the instruction that sends a server its current limits."""
-    return UpdateServerLimits(server.serial, server.thread_percentage.value, in_bytes(server.memory_limits))
+    return UpdateServerLimits(server.id, server.thread_percentage.value, in_bytes(server.memory_limits))
 
 
 def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict[int, PinnedMemory], list[str]]:
@@ -57,7 +57,7 @@ def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict
     Each valid entry counts, whatever the others are; the last one for a device wins.
     """
     limits, bad = memory_limits.read(devices, text, "this daemon")
-    complaints = [f"{MEMORY_LIMITS[0]}: {one.entry!r} is left out: {one.reason}" for one in bad]
+    complaints = [f"{MEMORY_LIMITS[0]}: {entry.entry!r} is left out: {entry.reason}" for entry in bad]
     return limits, complaints
 
 
@@ -98,14 +98,14 @@ def client_limits(
     if named is None:
         own = evolve(server.limits, client_priority=daemon.defaults.client_priority)
         return ClientLimits(own, bounds) if bounds else None
-    found = named.namespace(namespace)
+    target = named.namespace(namespace)
     return ClientLimits(
-        found.limits,
+        target.limits,
         (named.maximum, *bounds),
         named.allowed_devices,
-        found.name,
+        target.name,
         choose(daemon, server.name, namespace, sm_partition),
-        _memory_groups(daemon, named, found, cgroups, kernel_limits or {}),
+        _memory_groups(daemon, named, target, cgroups, kernel_limits or {}),
         daemon.process_limits.audits_memory,
     )
 
@@ -113,7 +113,7 @@ def client_limits(
 def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | None) -> AdmitClient:
     """Return the admission of a client with its limits and the priority that it has if it sets none itself."""
     stated = daemon.defaults.client_priority if limits is None else limits.combine().client_priority
-    return AdmitClient(client, server.serial, server.pid, (stated or ClientPriority()).level, limits)
+    return AdmitClient(client, server.id, server.pid, (stated or ClientPriority()).level, limits)
 
 
 def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:

@@ -23,15 +23,15 @@ class Elsewhere:
 def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
     """Return for each server, by id, what clients of other servers hold, by device index."""
     limited = _find_limited_groups(daemon)
-    own = {server.serial: _count_by_group(daemon, server, limited) for server in daemon.servers.values()}
-    elsewhere: dict[int, dict[int, Elsewhere]] = {serial: {} for serial in own}
+    own = {server.id: _count_by_group(daemon, server, limited) for server in daemon.servers.values()}
+    elsewhere: dict[int, dict[int, Elsewhere]] = {server_id: {} for server_id in own}
     for ordinal in range(len(daemon.devices)):
         in_all = Counter[str]()
         for counts in own.values():
             in_all.update(counts[ordinal])
-        for serial, counts in own.items():
+        for server_id, counts in own.items():
             rest = {name: in_all[name] - count for name, count in counts[ordinal].items()}
-            elsewhere[serial][ordinal] = Elsewhere(
+            elsewhere[server_id][ordinal] = Elsewhere(
                 rest.pop(""), {name: count for name, count in rest.items() if count}
             )
     return elsewhere

@@ -33,7 +33,7 @@ from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limit_table import PERCENTAGE, PRIORITY, Limits
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.texts import CONTAINMENTS
 
@@ -94,10 +94,7 @@ def create_server(
 
     ``asker``: the user who asks for it, who may have no more than a share.
     """
-    problem = name_problem(name, of_server=True) or socket_problem(
-        daemon.options.pipe_directory, name, DEFAULT, for_libcuda=not daemon.options.has_own_servers
-    )
-    if problem:
+    if problem := name_problem(name, of_server=True) or daemon.options.socket_problem(name):
         raise NotPossible(problem)
     if daemon.quitting is not None:
         raise NotPossible("The daemon is quitting.")
@@ -191,6 +188,12 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
         yield from shut_down_server(process, forced=forced, is_deletion=True)
 
 
+def check_not_deleted(named: NamedServer) -> None:
+    """Raise NotPossible if a server is being deleted."""
+    if named.deleted:
+        raise NotPossible(f"Server '{named.name}' is being deleted.")
+
+
 def check_share(problem: str) -> None:
     """Raise NotPossible with the sentence of a refusal, if there is one."""
     if problem:
@@ -252,7 +255,10 @@ def _check_user(daemon: Daemon, name: str, uid: int) -> None:
     """Raise NotPossible unless a server can be a user's."""
     if name.startswith("uid_") and name != server_of_user(uid):
         own = f"that of user {uid} is '{server_of_user(uid)}'"
-        remedy = "" if name in daemon.named_servers else f"; choose another name{_user_named(name)}"
+        number = name.removeprefix("uid_")
+        is_user = re.fullmatch("0|[1-9][0-9]{0,9}", number) and int(number) < NO_USER
+        option = f", or give --uid={number}" if is_user else ""
+        remedy = "" if name in daemon.named_servers else f"; choose another name{option}"
         raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'{remedy}.")
     if daemon.options.multiuser and uid != 0:
         raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
@@ -260,12 +266,6 @@ def _check_user(daemon: Daemon, name: str, uid: int) -> None:
         raise NotPossible(
             f"This daemon is run by user {daemon.options.uid} and can make servers of that user only, not {uid}."
         )
-
-
-def _user_named(name: str) -> str:
-    """Return the option with which a new server may have a name that begins with uid_; nothing if there is none."""
-    number = name.removeprefix("uid_")
-    return f", or give --uid={number}" if re.fullmatch("0|[1-9][0-9]{0,9}", number) and int(number) < NO_USER else ""
 
 
 def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:

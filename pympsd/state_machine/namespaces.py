@@ -1,14 +1,15 @@
-"""Making, changing and deleting the namespaces of a server; see `servers` for what is not possible."""
+"""Making, changing and deleting the namespaces of a server; see `named_servers` for what is not possible."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from pympsd.state_machine import queueing, shares, terminations
-from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
+from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace
 from pympsd.state_machine.named_servers import (
     NotPossible,
     change_limits,
+    check_not_deleted,
     check_share,
     clients,
     end_of_refusal,
@@ -18,7 +19,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.limit_table import Limits
-from pympsd.vocabulary.namespaces import DEFAULT, name_problem, socket_problem
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem
 from pympsd.vocabulary.results import Result
 
 
@@ -33,10 +34,7 @@ def create_namespace(
 ) -> Iterator[Instruction]:
     """Make a namespace; its ``session`` is answered when its socket is open. ``asker``: as in `create_server`."""
     named = _server(daemon, server_name)
-    problem = name_problem(name) or socket_problem(
-        daemon.options.pipe_directory, server_name, name, for_libcuda=not daemon.options.has_own_servers
-    )
-    if problem:
+    if problem := name_problem(name) or daemon.options.socket_problem(server_name, name):
         raise NotPossible(problem)
     if name in named.namespaces:
         raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
@@ -51,8 +49,7 @@ def create_namespace(
 
 def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -> Iterator[Instruction]:
     """Set limits of a namespace, for clients that come later."""
-    named = _server(daemon, server_name)
-    _check_there(named, name)
+    named = _server(daemon, server_name, name)
     yield from change_limits(daemon, named, name, limits)
 
 
@@ -60,8 +57,7 @@ def delete_namespace(
     daemon: Daemon, server_name: str, name: str, forced: bool, session: int = 0
 ) -> Iterator[Instruction]:
     """Delete a namespace; its ``session`` is answered when its clients have been terminated."""
-    named = _server(daemon, server_name)
-    _check_there(named, name)
+    named = _server(daemon, server_name, name)
     if name == DEFAULT:
         raise NotPossible("Namespace 'default' belongs to its server.")
     present = clients(daemon, server_name, name)
@@ -71,34 +67,15 @@ def delete_namespace(
     daemon.named_servers.changes += 1
     yield Log("namespace_removed", {"name": f"{server_name}/{name}"})
     yield CloseNamespace(server_name, name)
-    yield from _refuse_waiting(daemon, server_name, name)
-    process = daemon.server_named(server_name)
-    pids = list(dict.fromkeys(client.pid for client in present))
-    if process is None or not pids:
-        if session:
-            yield from reply(session, Answer())
-        return
-    for pid in pids:
-        last = pid == pids[-1]
-        evicted = tuple(client.serial for client in present if client.pid == pid)
-        yield from terminations.begin(
-            daemon, session if last else 0, process, pid, Answer() if last else None, evicted=evicted
-        )
-
-
-def _refuse_waiting(daemon: Daemon, server_name: str, name: str) -> Iterator[Instruction]:
     reason = f"namespace '{name}' of server '{server_name}' was deleted"
     yield from queueing.refuse(daemon, server_name, Result.ERROR_MPS_SERVER_NOT_READY, reason, name)
+    yield from terminations.evict(daemon, session, daemon.server_named(server_name), present, Answer())
 
 
-def _server(daemon: Daemon, name: str) -> NamedServer:
-    """Return a server that is not being deleted."""
-    named = server(daemon, name)
-    if named.deleted:
-        raise NotPossible(f"Server '{name}' is being deleted.")
+def _server(daemon: Daemon, server_name: str, namespace: str = DEFAULT) -> NamedServer:
+    """Return a server that is not being deleted, and has a namespace; raise NotPossible."""
+    named = server(daemon, server_name)
+    check_not_deleted(named)
+    if namespace not in named.namespaces:
+        raise NotPossible(f"No namespace named '{namespace}' on server '{server_name}'.")
     return named
-
-
-def _check_there(named: NamedServer, name: str) -> None:
-    if name not in named.namespaces:
-        raise NotPossible(f"No namespace named '{name}' on server '{named.name}'.")

@@ -1,4 +1,4 @@
-"""Making and deleting static SM partitions; see `servers` for what is not possible.
+"""Making and deleting static SM partitions; see `named_servers` for what is not possible.
 
 The chunks of a device are of all servers together.
 """
@@ -9,14 +9,21 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine import shares, terminations
-from pympsd.state_machine.instructions import Instruction, Log, reply
-from pympsd.state_machine.named_servers import NotPossible, check_share, clients, server
+from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.named_servers import (
+    NotPossible,
+    check_not_deleted,
+    check_share,
+    clients,
+    count_clients,
+    server,
+)
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.partitions import (
-    LEAST_CAPABILITY,
+    MIN_CAPABILITY,
     SmPartition,
     chunk_count,
     free_chunks,
@@ -61,15 +68,16 @@ def create_partition(
     whole = [chunk for chunk in free if chunk != remainder]
     if chunks > len(whole):
         others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
-        beside = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
-        raise NotPossible(f"Device {index} has {_chunks(len(whole))} free, not {chunks}{beside}.")
+        shared = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
+        unit = "chunk" if len(whole) == 1 else "chunks"
+        raise NotPossible(f"Device {index} has {len(whole)} {unit} free, not {chunks}{shared}.")
     _check_clients_known(daemon, server_name)
     outside = [client for client in clients(daemon, server_name) if device not in client.partitions]
     if outside:
         remedy = (
             "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
         )
-        raise NotPossible(f"Device {index} has {_clients(len(outside))} outside partitions; {remedy}.")
+        raise NotPossible(f"Device {index} has {count_clients(len(outside))} outside partitions; {remedy}.")
     check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named.contains_partitions))))
     check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
     taken = (*whole[:chunks], *([remainder] if include_remainder else []))
@@ -91,48 +99,34 @@ def delete_partition(
     present = clients_in(daemon, named, partition)
     if present and not forced:
         them = "it" if len(present) == 1 else "them"
-        raise NotPossible(f"SM partition '{name}' has {_clients(len(present))}; terminate {them} first.")
+        raise NotPossible(f"SM partition '{name}' has {count_clients(len(present))}; terminate {them} first.")
     named.partitions.remove(partition)
     for client in present:
         client.partitions[device] = ""
-        daemon.named_servers.occupied[client.serial] = partition
+        daemon.named_servers.occupied[client.id] = partition
     daemon.named_servers.changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
-    process = daemon.server_named(server_name)
-    pids = list(dict.fromkeys(client.pid for client in present))
-    if process is None or not pids:
-        yield from reply(session, answer)
-        return
-    for pid in pids:
-        last = pid == pids[-1]
-        evicted = tuple(client.serial for client in present if client.pid == pid)
-        yield from terminations.begin(
-            daemon, session if last else 0, process, pid, answer if last else None, evicted=evicted
-        )
+    yield from terminations.evict(daemon, session, daemon.server_named(server_name), present, answer)
 
 
 def partitions_on(daemon: Daemon, device: int) -> list[tuple[NamedServer, SmPartition]]:
     """Return the partitions of a device, with their servers; not of servers that end and have no clients."""
+    occupied = {process.name for process in daemon.servers.values() if not process.is_empty}
     return [
         (named, partition)
         for named in daemon.named_servers.values()
         for partition in named.partitions
-        if partition.device == device and not (named.deleted and _has_no_clients(daemon, named.name))
+        if partition.device == device and not (named.deleted and named.name not in occupied)
     ]
-
-
-def _has_no_clients(daemon: Daemon, name: str) -> bool:
-    process = daemon.server_named(name)
-    return process is None or process.is_empty
 
 
 def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
     """Return the chunks of a device that no server has and nothing runs on, the one that is left over included."""
-    present = {serial for server in daemon.servers.values() for serial in server.clients}
+    present = {client_id for server in daemon.servers.values() for client_id in server.clients}
     occupied = [
         partition
-        for serial, partition in daemon.named_servers.occupied.items()
-        if partition.device == device and serial in present
+        for client_id, partition in daemon.named_servers.occupied.items()
+        if partition.device == device and client_id in present
     ]
     return free_chunks(
         daemon.devices[device], [*(partition for _, partition in partitions_on(daemon, device)), *occupied]
@@ -147,12 +141,11 @@ def clients_in(daemon: Daemon, named: NamedServer, partition: SmPartition) -> li
 
 
 def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int) -> None:
-    if named.deleted:
-        raise NotPossible(f"Server '{named.name}' is being deleted.")
+    check_not_deleted(named)
     if not daemon.options.has_own_servers:
         raise NotPossible(NO_PARTITIONS)
     properties = daemon.devices[device]
-    if properties.compute_capability < LEAST_CAPABILITY:
+    if properties.compute_capability < MIN_CAPABILITY:
         major, minor = properties.compute_capability
         raise NotPossible(
             f"Static partitions need compute capability 8.0; device {shown}, {properties.name}, has {major}.{minor}."
@@ -169,11 +162,3 @@ def _find(named: NamedServer, name: str, device: int) -> SmPartition | None:
     return next(
         (partition for partition in named.partitions if (partition.name, partition.device) == (name, device)), None
     )
-
-
-def _chunks(count: int) -> str:
-    return "1 chunk" if count == 1 else f"{count} chunks"
-
-
-def _clients(count: int) -> str:
-    return "1 active client" if count == 1 else f"{count} active clients"

@@ -22,8 +22,10 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     uids = {server.uid for server in daemon.servers.values()} | {other.uid for other in daemon.queue}
     before = _before(daemon, entry)
     daemon.queue.insert(entry)
-    if before:
-        yield _wait_line(entry, before)
+    if before and entry.process is None:
+        yield Log("turn_requested", {"uid": entry.uid, "before": before})
+    elif before and entry.process is not None:
+        yield Log("turn_awaited", {"pid": entry.process.peer.pid, "uid": entry.uid, "before": before})
     # Without others the next server is this user's own: no user can overtake.
     if uids - {entry.uid}:
         yield from _limit_overtaking(daemon, entry)
@@ -105,15 +107,14 @@ def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     first = daemon.queue.barrier_for(server.uid)
     if first is not None and not server.closed:
         seconds = daemon.turns.overtaking_seconds
-        fields = {"uid": first.uid, "seconds": seconds, "server": server.pid, "active": server.uid}
-        yield Log("turn_closed", {**fields})
+        fields: dict[str, str | int | float] = {
+            "uid": first.uid,
+            "seconds": seconds,
+            "server": server.pid,
+            "active": server.uid,
+        }
+        yield Log("turn_closed", fields)
     server.closed = first is not None
-
-
-def _wait_line(entry: QueueEntry, before: str) -> Log:
-    if entry.process is None:
-        return Log("turn_requested", {"uid": entry.uid, "before": before})
-    return Log("turn_awaited", {"pid": entry.process.peer.pid, "uid": entry.uid, "before": before})
 
 
 def _before(daemon: Daemon, entry: QueueEntry) -> str:

@@ -120,7 +120,7 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
     if forced:
         server.forced = True
         yield Log("server_forced", {"server": server.pid})
-    yield ShutDownServer(server.serial, forced, is_deletion)
+    yield ShutDownServer(server.id, forced, is_deletion)
     # A user must not keep other users waiting by what is done to the server, such as stopping it.
     if forced:
         yield from _time_leaving(server, FORCED_TIMEOUT)
@@ -135,7 +135,7 @@ def time_leaving(server: Server) -> Iterator[Instruction]:
 
 
 def _time_leaving(server: Server, seconds: float) -> Iterator[Instruction]:
-    timer = Timer(TimerKind.LEAVE, server.serial)
+    timer = Timer(TimerKind.LEAVE, server.id)
     if server.leave_timed:
         # The rest of the earlier timer would end it sooner than promised.
         yield CancelTimer(timer)
@@ -147,7 +147,7 @@ def time_silence(server: Server) -> Iterator[Instruction]:
     """Bound the time in which a server has to report that its clients, all of which have ended, are gone."""
     if server.is_abandoned and not (server.silence_timed or server.forced):
         server.silence_timed = True
-        yield SetTimer(Timer(TimerKind.SILENCE, server.serial), SILENCE_TIMEOUT)
+        yield SetTimer(Timer(TimerKind.SILENCE, server.id), SILENCE_TIMEOUT)
 
 
 def _empty_queue(daemon: Daemon, reason: str = QUITTING) -> Iterator[Instruction]:

@@ -1,4 +1,4 @@
-"""The servers of a daemon that died: the next one awaits them, adopts them as they are, or continues without them.
+"""The servers of a daemon that died: the next one waits for them, and takes them over or continues without them.
 
 A pending server keeps its place: until it reports, its user gets no other, and the clients that connect are queued.
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine import debuggers, queueing, restoration, shutdown
+from pympsd.state_machine import debuggers, queueing, registration, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.cgroups import note_context
 from pympsd.state_machine.events import PredecessorDied, ServerTakenOver
@@ -18,19 +18,28 @@ from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetT
 from pympsd.state_machine.limit_resolution import limits_update
 from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.other_devices import moved
 from pympsd.takeover.state.protocol_2 import limits_of
-from pympsd.takeover.state.records import PersistentServer, PersistentState, in_memory, limits_of_cgroups
-from pympsd.vocabulary.identities import Serials
+from pympsd.takeover.state.records import (
+    PersistentNamedServer,
+    PersistentServer,
+    PersistentState,
+    in_memory,
+    limits_of_cgroups,
+)
+from pympsd.vocabulary.identities import Ids
+from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.results import ServerStatus
 
 TAKEOVER_TIMEOUT: Final = 10.0
 """Seconds that a server has to report to the next daemon, and that the places of waiting clients are kept."""
 GENERATION_BITS: Final = 40
-"""The serials of a generation begin at its number shifted left by this."""
+"""The ids of a generation begin at its number shifted left by this."""
 
 
 def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
@@ -43,16 +52,16 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     _take_defaults(daemon, saved)
     if saved.servers:
         daemon.lifetime.backend_works = True
-        # What the servers hold has serials of the earlier daemons.
+        # What the servers hold has ids of the earlier daemons.
         daemon.lifetime.generation = saved.generation + 1
-        daemon.lifetime.server_ids = Serials(first_serial(daemon.lifetime.generation))
-        daemon.terminations.ids = Serials(first_serial(daemon.lifetime.generation))
+        daemon.lifetime.server_ids = Ids(first_id(daemon.lifetime.generation))
+        daemon.terminations.ids = Ids(first_id(daemon.lifetime.generation))
     for process in saved.servers:
         daemon.servers[process.serial] = _pending_server(daemon, process, saved)
         yield Log("server_awaited", {"server": process.pid, "uid": process.uid})
         yield SetTimer(Timer(TimerKind.RETURN, process.serial), TAKEOVER_TIMEOUT)
     if daemon.options.policy.has_named_servers:
-        yield from restoration.restore(daemon, saved)
+        yield from _restore_named_servers(daemon, saved)
     if saved.quit is not None and saved.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, saved.quit.timeout)
@@ -62,42 +71,42 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     yield from serve_queue(daemon)
 
 
-def first_serial(generation: int) -> int:
-    """Return the first serial of a generation."""
+def first_id(generation: int) -> int:
+    """Return the first id of a generation."""
     return (generation << GENERATION_BITS) + 1
 
 
-def adopt(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
-    """Adopt a pending server that is back, with its clients."""
-    server = daemon.servers.get(event.server)
-    if server is None or not server.pending:
+def adopt(daemon: Daemon, server: Server, event: ServerTakenOver) -> Iterator[Instruction]:
+    """Take over a pending server that is back, with its clients."""
+    if not server.pending:
         return
     server.pending = False
-    server.clients = {client.serial: client for client in event.clients}
+    server.clients = {client.id: client for client in event.clients}
     for client in server.clients.values():
         for context in client.contexts.values():
             note_context(server, client, context.device)
     debuggers.server_returned(daemon, server)
     if server.phase is Phase.RETURNING:
-        server.become(_phase(event))
+        phases = {ServerStatus.FAULT: Phase.FAULT, ServerStatus.INITIALIZING: Phase.INITIALIZING}
+        phase = phases.get(ServerStatus(event.status), Phase.ACTIVE)
+        server.become(Phase.LEAVING if event.leaving else phase)
     yield Log("server_returned", {"server": server.pid, "uid": server.uid, "count": len(server.clients)})
     yield limits_update(server)
     if server.phase is Phase.LEAVING and not server.clients:
         yield from time_leaving(server)
     if server.phase is Phase.INITIALIZING:
-        yield SetTimer(Timer(TimerKind.START, server.serial), START_TIMEOUT)
+        yield SetTimer(Timer(TimerKind.START, server.id), START_TIMEOUT)
     for client in server.clients.values():
-        yield WatchClient(client.serial, server.serial, client.pid)
+        yield WatchClient(client.id, server.id, client.pid)
     yield from serve_queue(daemon)
     yield from shutdown.advance(daemon)
 
 
-def takeover_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+def takeover_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
     """Kill a server that has not returned in time."""
-    server = daemon.servers.get(serial)
-    if server is not None and server.pending:
+    if server.pending:
         yield Log("server_not_returned", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
-        yield KillServer(serial)
+        yield KillServer(server.id)
 
 
 def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
@@ -142,8 +151,32 @@ def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentSta
     return server
 
 
-def _phase(event: ServerTakenOver) -> Phase:
-    if event.leaving:
-        return Phase.LEAVING
-    phases = {ServerStatus.FAULT: Phase.FAULT, ServerStatus.INITIALIZING: Phase.INITIALIZING}
-    return phases.get(ServerStatus(event.status), Phase.ACTIVE)
+def _restore_named_servers(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
+    """Restore the named servers, whether or not their processes return; those that do not are started again."""
+    for kept in left.named_servers:
+        daemon.named_servers.add(_restore_server(kept))
+    for process in left.servers:
+        name = process.name or server_of_user(process.uid)
+        if name not in daemon.named_servers:
+            # A server of protocol 2, whose clients had the daemon's default priority, becomes one of protocol 3.
+            memory, priority = in_memory(process.memory_limits), daemon.defaults.client_priority
+            limits = Limits(percentages(process.thread_percentage), memory, priority)
+            namespaces = {DEFAULT: Namespace(DEFAULT, limits)}
+            named = NamedServer(name, process.uid, namespaces, source=Source.AUTO)
+            # One with a name was being deleted.
+            named.deleted = bool(process.name) and left.protocol == 3
+            daemon.named_servers.add(named)
+    for named in tuple(daemon.named_servers.values()):
+        yield from registration.close_sockets(named) if named.deleted else registration.open_sockets(named)
+
+
+def _restore_server(kept: PersistentNamedServer) -> NamedServer:
+    namespaces = {
+        namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
+        for namespace in kept.namespaces
+    }
+    namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
+    named = NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
+    named.partitions += kept.partitions
+    named.maximum, named.contains_partitions, named.created = kept.maximum, kept.contains_partitions, kept.created
+    return named

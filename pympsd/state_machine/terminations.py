@@ -1,7 +1,7 @@
 """Pending terminate_client commands: each is answered once, by its server, by its timeout or by its server's end.
 
 The problem: ending a client's contexts takes as long as its kernels run; the server may be stopped then, may
-end, or may answer after the operator has been told that it did not. And deleting a namespace or an SM partition
+end, or may answer after the operator's command has failed. And deleting a namespace or an SM partition
 terminates its clients as a part of a larger command, which has an answer of its own.
 
 The idea: every termination has an id that is never used again (the *token* of TerminateClient). Whichever comes first
@@ -19,12 +19,13 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from attrs import evolve
 
 from pympsd.state_machine.instructions import CancelTimer, Instruction, SetTimer, TerminateClient, Working, reply
+from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Termination
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -75,12 +76,30 @@ def begin(
     longest = RESET_TIMEOUT if daemon.options.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
     daemon.terminations.pending[token] = Termination(
-        session, server.serial, timeout, answer, pid if in_words else 0, evicted
+        session, server.id, timeout, answer, pid if in_words else 0, evicted
     )
     if session:
         yield Working(session)
-    yield TerminateClient(server.serial, token, pid, daemon.options.terminate_by_reset, evicted)
+    yield TerminateClient(server.id, token, pid, daemon.options.terminate_by_reset, evicted)
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
+
+
+def evict(
+    daemon: Daemon, session: int, server: Server | None, clients: Sequence[Client], answer: Answer
+) -> Iterator[Instruction]:
+    """End the contexts of clients whose namespace or SM partition was deleted, process by process.
+
+    ``session`` gets the answer with the last process, immediately if there is none; 0: nobody waits for it.
+    """
+    pids = list(dict.fromkeys(client.pid for client in clients))
+    if server is None or not pids:
+        if session:
+            yield from reply(session, answer)
+        return
+    for pid in pids:
+        last = pid == pids[-1]
+        evicted = tuple(client.id for client in clients if client.pid == pid)
+        yield from begin(daemon, session if last else 0, server, pid, answer if last else None, evicted=evicted)
 
 
 def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
@@ -93,27 +112,19 @@ def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Itera
 
 def end_with_server(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Answer the terminations that a server worked on when it ended."""
-    for token in [
-        token for token, termination in daemon.terminations.pending.items() if termination.server == server.serial
-    ]:
-        yield CancelTimer(Timer(TimerKind.TERMINATION, token))
-        code = Result.ERROR_MPS_RPC_FAILURE
-        yield from _end(daemon, token, _answer(daemon.terminations.pending[token], code), code)
+    for token, termination in tuple(daemon.terminations.pending.items()):
+        if termination.server == server.id:
+            yield from end_with_answer(daemon, server.id, token, Result.ERROR_MPS_RPC_FAILURE)
 
 
 def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
     """Answer a termination whose server did not answer in time."""
-    termination = daemon.terminations.pending.get(token)
-    if termination is not None and termination.pid:
-        yield from _end(
-            daemon, token, _in_words(termination, Result.ERROR_LAUNCH_TIMEOUT), Result.ERROR_LAUNCH_TIMEOUT
-        )
-    elif termination is not None:
-        why = (
-            f"the server did not answer within {termination.timeout:g} s; shutdown_server -f ends it with its clients"
-        )
-        answer = refusal(f"{Result.ERROR_LAUNCH_TIMEOUT}", diagnostic=f"terminate_client: {why}")
-        yield from _end(daemon, token, answer, Result.ERROR_LAUNCH_TIMEOUT)
+    if (termination := daemon.terminations.pending.get(token)) is None:
+        return
+    code = Result.ERROR_LAUNCH_TIMEOUT
+    why = f"the server did not answer within {termination.timeout:g} s; shutdown_server -f ends it with its clients"
+    in_digits = refusal(f"{code}", diagnostic=f"terminate_client: {why}")
+    yield from _end(daemon, token, _in_words(termination, code) if termination.pid else in_digits, code)
 
 
 def _answer(termination: Termination, code: int) -> Answer:

@@ -6,7 +6,7 @@ is nothing to take over from a daemon that was PID 1 of a container: nothing sur
 Each is a `PendingServer` until it has reported: `take_over` starts its two tasks, `watch` for the end of its process
 and `serve` for its link. One of pympsd's own servers is asked for a report (`link_messages.ReportRequest`), and the
 report is checked as if an enemy had written it: the server runs as another user. The driver's server cannot report;
-its clients are those whose pidfds the keeper held, and their notes say what the previous daemon knew of them.
+its clients are those whose pidfds the keeper held, and their notes contain the previous daemon's data on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import trio
@@ -34,15 +34,15 @@ from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
-from pympsd.state_machine.takeover import first_serial
+from pympsd.state_machine.takeover import first_id
 from pympsd.takeover.keeper.entries import KeptEntries
 from pympsd.takeover.processes import KnownProcess, kill_session
-from pympsd.takeover.state.entries import ClientNote, KeptFd, link_name, serial_of
+from pympsd.takeover.state.entries import ClientNote, KeptFd, id_of, link_name
 from pympsd.takeover.state.other_devices import OtherDevices
-from pympsd.takeover.state.records import PersistentServer, PersistentState
+from pympsd.takeover.state.records import PersistentServer
 from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import NO_USER, Peer, Serials
+from pympsd.vocabulary.identities import NO_USER, Ids, Peer
 from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
@@ -51,7 +51,7 @@ from pympsd.wire.messages import Versions, agree
 
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
-MOST_CLIENTS: Final = 1 << 14
+MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
 """How far the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
@@ -85,8 +85,8 @@ class PendingServer:
             with trio.move_on_after(LAST_MESSAGES_SECONDS):
                 await self._serving.wait()
         self.resolved.set()
-        dispatcher.servers.pop(self.session.serial, None)
-        dispatcher.feed(events.ServerExited(self.session.serial, None))
+        dispatcher.servers.pop(self.session.id, None)
+        dispatcher.feed(events.ServerExited(self.session.id, None))
         if isinstance(self.session, VendorServerSession):
             self.session.handoffs.close()
 
@@ -96,7 +96,7 @@ class PendingServer:
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
         allowance = dispatcher.buffers.link(self.session.uid)
         try:
-            with dispatcher.dropped_after(link_name(self.session.serial)):
+            with dispatcher.dropped_after(link_name(self.session.id)):
                 if isinstance(self.session, VendorServerSession):
                     self.resolved.set()
                     await _resume_session(self.session, PacketChannel(sock, allowance))
@@ -104,7 +104,7 @@ class PendingServer:
                     await self._serve_own(dispatcher, self.session, MessageChannel(sock, allowance=allowance))
         finally:
             self._serving.set()
-        if self.session.serial in dispatcher.servers:
+        if self.session.id in dispatcher.servers:
             with trio.move_on_after(LEAVE_SECONDS):
                 await self.process.gone.wait()
             self.session.kill()
@@ -150,17 +150,17 @@ class PendingServer:
         if self.obstacle:
             channel.send(link.ServerDismissed(self.obstacle))
             self.resolved.set()
-            dispatcher.servers.pop(session.serial, None)
-            dispatcher.feed(events.ServerNotTakenOver(session.serial, self.obstacle))
+            dispatcher.servers.pop(session.id, None)
+            dispatcher.feed(events.ServerNotTakenOver(session.id, self.obstacle))
             return False
         clients = tuple(_check_report(dispatcher, session.uid, client) for client in reports)
         contexts = sum(len(client.contexts) for client in clients)
-        if contexts > MOST_CONTEXTS or len({client.serial for client in clients}) < len(clients):
+        if contexts > MOST_CONTEXTS or len({client.id for client in clients}) < len(clients):
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is no server status")
         session.take_over(channel, contexts)
-        dispatcher.feed(events.ServerTakenOver(session.serial, hello.status, hello.leaving, clients))
+        dispatcher.feed(events.ServerTakenOver(session.id, hello.status, hello.leaving, clients))
         self.resolved.set()
         return True
 
@@ -190,15 +190,17 @@ def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[Pe
         for each in saved.remembered.servers
         if (server := _find_server(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
     ]
-    connections = frozenset(serial_of(one.name) for one in left.connections)
+    connections = frozenset(id_of(one.name) for one in left.connections)
     other_devices = _other_devices(dispatcher, saved)
-    dispatcher.feed(events.PredecessorDied(_select_running(saved, pending), other_devices, connections))
+    running = {server.session.id for server in pending}
+    servers = tuple(server for server in saved.remembered.servers if server.serial in running)
+    dispatcher.feed(events.PredecessorDied(evolve(saved.remembered, servers=servers), other_devices, connections))
     if pending:
-        dispatcher.serials = Serials(first_serial(dispatcher.state.lifetime.generation))
+        dispatcher.ids = Ids(first_id(dispatcher.state.lifetime.generation))
     for server in pending:
-        dispatcher.servers[server.session.serial] = server.session
+        dispatcher.servers[server.session.id] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
-        fd = left.links.pop(server.session.serial, -1)
+        fd = left.links.pop(server.session.id, -1)
         if fd >= 0:
             dispatcher.nursery.start_soon(server.serve, dispatcher, fd)
     return pending
@@ -252,26 +254,26 @@ def _find_server(
 def _driver_session(
     dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: KeptEntries
 ) -> VendorServerSession:
-    """Return the session of a driver's server with what the keeper knows of its clients."""
+    """Return the session of a driver's server with the keeper's data on its clients."""
     session = VendorServerSession(
         dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
     )
-    own = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
-    for serial in own:
-        del left.clients[serial]
+    own = {client_id: entry for client_id, entry in left.clients.items() if entry.note.server == server.serial}
+    for client_id in own:
+        del left.clients[client_id]
     session.handoffs.earlier = left.take_new_clients(server.serial)
-    session.pidfds = {serial: entry.fd for serial, entry in own.items()}
+    session.pidfds = {client_id: entry.fd for client_id, entry in own.items()}
     for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
     session.taken_over = {
-        serial: Client(serial, server.uid, _kept_process(dispatcher, entry), limits=entry.note.limits)
-        for serial, entry in own.items()
+        client_id: Client(client_id, server.uid, _kept_process(dispatcher, entry), limits=entry.note.limits)
+        for client_id, entry in own.items()
     }
     return session
 
 
 def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
-    """Return what the keeper's note of a client says of its process."""
+    """Return the process of a client by the keeper's note."""
     note = entry.note
     return ClientProcess(
         Peer(note.pid, note.uid, NO_USER),
@@ -283,12 +285,6 @@ def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientPr
         since=note.since,
         origin=_origin_of(dispatcher, note.pid),
     )
-
-
-def _select_running(saved: SavedState, pending: Sequence[PendingServer]) -> PersistentState:
-    serials = {server.session.serial for server in pending}
-    servers = tuple(server for server in saved.remembered.servers if server.serial in serials)
-    return evolve(saved.remembered, servers=servers)
 
 
 async def _receive_report(
@@ -304,7 +300,7 @@ async def _receive_report(
             break
         if isinstance(message, link.LogRecord | link.LogDropped):
             session.handle(dispatcher, message)
-    if not 0 <= message.clients <= MOST_CLIENTS:
+    if not 0 <= message.clients <= MAX_CLIENTS:
         raise RemoteError(f"it reports {message.clients} clients")
     return message, [await _next(channel) for _ in range(message.clients)]
 
@@ -319,13 +315,13 @@ async def _next(channel: MessageChannel) -> object:
 def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
     if not isinstance(report, link.ReturningClient):
         raise RemoteError(f"{type(report).__name__} where its clients were due")
-    # This daemon's serials begin above all earlier ones.
-    if not 0 < report.client < first_serial(dispatcher.state.lifetime.generation) or report.pid < 0:
+    # This daemon's ids begin above all earlier ones.
+    if not 0 < report.client < first_id(dispatcher.state.lifetime.generation) or report.pid < 0:
         raise RemoteError(f"it cannot have a client {report.client} with PID {report.pid}")
     if uid not in (0, report.uid):
         raise RemoteError(f"a server of user {uid} cannot have a client of user {report.uid}")
-    for serial, number, device in report.contexts:
-        if serial < 1 or number < 1 or not 0 <= device < len(dispatcher.state.devices):
+    for context_id, number, device in report.contexts:
+        if context_id < 1 or number < 1 or not 0 <= device < len(dispatcher.state.devices):
             raise RemoteError(f"it cannot have a context {number} on device {device}")
     devices = range(len(dispatcher.state.devices))
     if any(device not in devices or (name and name_problem(name)) for device, name in report.partitions.items()):

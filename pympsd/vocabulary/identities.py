@@ -1,17 +1,11 @@
-"""Identities: 64-bit serials. A process is never identified by its PID alone, because PIDs are reused."""
+"""Identities: 64-bit ids, which are given out once each.
+
+A process is never identified by its PID alone, because PIDs are reused.
+"""
 
 from __future__ import annotations
 
-from typing import NewType
-
 from attrs import frozen
-
-ServerSerial = NewType("ServerSerial", int)
-"""Counts the servers of one daemon from 1."""
-ClientSerial = NewType("ClientSerial", int)
-"""Counts the client processes of one daemon from 1."""
-ContextSerial = NewType("ContextSerial", int)
-"""Counts the client contexts of one server from 1; ``ps`` shows it as ID."""
 
 NO_USER = (1 << 32) - 1
 """To the kernel no uid."""
@@ -36,13 +30,13 @@ class Peer:
         return NO_USER if self.foreign else self.uid
 
 
-class Serials:
-    """A counter of serials, which returns each one once."""
+class Ids:
+    """A counter of ids, which returns each one once."""
 
     def __init__(self, first: int = 1) -> None:
         self._next = first
 
     def take(self) -> int:
-        """Return the next serial."""
-        serial, self._next = self._next, self._next + 1
-        return serial
+        """Return the next id."""
+        taken, self._next = self._next, self._next + 1
+        return taken

@@ -97,7 +97,7 @@ class Refused:
 @message(3)
 @frozen
 class GoWithoutMps:
-    """A client under a debugger is to go on as without a daemon; why."""
+    """A client under a debugger is to continue as without a daemon; why."""
 
     reason: str
 
@@ -140,7 +140,7 @@ class ContextOpened:
 
     request: int
     context: int
-    """The server's serial: names the context in records."""
+    """The server's id: names the context in records."""
     generation: int
     """The executor's generation: handles minted for another generation are refused."""
     multiprocessors: int

@@ -140,7 +140,7 @@ class Client:
         self.resources.backpressure.wait_for_room()
 
     def _no_context(self, context_id: int) -> BackendError:
-        # Serials only grow: one below the latest named a context when its record was sent.
+        # Ids only grow: one below the latest named a context when its record was sent.
         if 0 < context_id <= self._latest:
             return BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
         return BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {context_id} in this process")

@@ -84,7 +84,7 @@ class ClientSession:
     channel: MessageChannel
     pidfd: int
     limits: ClientLimits
-    """From its welcome on combined with its environment."""
+    """The client's limits; from its welcome on, combined with its environment."""
     ordinals: tuple[int, ...] = ()
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
@@ -144,7 +144,14 @@ class ClientSession:
             return
         try:
             while (received := await self.channel.receive_message()) is not None:
-                await self._handle(received[0])
+                message = received[0]
+                match message:
+                    case messages.OpenContext():
+                        await self._answer(message.request, self._open(message))
+                    case messages.CloseContext(request, context):
+                        await self._answer(request, self._close(request, context))
+                    case _:
+                        raise RemoteError(f"{type(message).__name__} is not for the server")
                 # One answer is read before the next request is: a flood stays in the flooder's own socket.
                 await self.channel.drain()
             if self.channel.failure is not None:
@@ -194,15 +201,6 @@ class ClientSession:
             "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
         )
 
-    async def _handle(self, message: object) -> None:
-        match message:
-            case messages.OpenContext():
-                await self._answer(message.request, self._open(message))
-            case messages.CloseContext(request, context):
-                await self._answer(request, self._close(request, context))
-            case _:
-                raise RemoteError(f"{type(message).__name__} is not for the server")
-
     async def _answer(self, request: int, work: Any) -> None:
         try:
             await work
@@ -222,14 +220,11 @@ class ClientSession:
             await self._open_on(device, multiprocessors, message.request)
         except ExecutorGone:
             # It has just ended. If of a fault, containment has the client's error; else try the next executor.
-            await self._retry_open(device, multiprocessors, message.request)
-
-    async def _retry_open(self, device: int, multiprocessors: int, request: int) -> None:
-        try:
-            await self._open_on(device, multiprocessors, request)
-        except ExecutorGone as error:
-            # Not the error's own code, which means that this server has ended.
-            raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
+            try:
+                await self._open_on(device, multiprocessors, message.request)
+            except ExecutorGone as error:
+                # Not the error's own code, which means that this server has ended.
+                raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
         if self.containment.refusal(self.client, device) is not None:

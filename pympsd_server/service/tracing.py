@@ -24,7 +24,7 @@ class Tracing:
     _trace: TraceFile | None = field(default=None, init=False)
 
     def start(self, fd: int) -> None:
-        """Have what executors do written to a trace, whose descriptor becomes this object's."""
+        """Start writing the executors' work to a trace, whose descriptor becomes this object's."""
         self._forget()
         self._trace = TraceFile(fd)
         self.executors.on_start = lambda executor: self.nursery.start_soon(self._begin, executor)

@@ -6,7 +6,7 @@ from attrs import define, field, frozen
 
 from pympsd.errors import InternalError
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd_server.state_machine.connections import Pool
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, FaultDomain
@@ -77,7 +77,7 @@ class ClientTable:
 
     clients: dict[int, Client] = field(factory=dict)
     pools: dict[int, Pool] = field(factory=dict)
-    _ids: Serials = field(factory=Serials, init=False)
+    _ids: Ids = field(factory=Ids, init=False)
 
     @classmethod
     def of(cls, devices: tuple[DeviceProperties, ...]) -> ClientTable:

@@ -134,7 +134,7 @@ def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     assert other.do("add") == RIGHT
     again_with_its_server(daemon)
     assert daemon.say(f"{lists}\n{settings}") == before
-    # Serials go on above those that were.
+    # Ids go on above those that were.
     shown = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]}
     late = make_client().connect()
     daemon.hear_out()

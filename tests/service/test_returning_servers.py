@@ -60,10 +60,10 @@ async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) 
     assert await server_end.message() == link.LimitsChanged(60.0, {0: 1 << 30})
     (server,) = daemon.dispatcher.state.servers.values()
     (client,) = server.clients.values()
-    assert (client.serial, client.pid, client.process.command, list(client.contexts)) == (5, 4105, "train", [3])
+    assert (client.id, client.pid, client.process.command, list(client.contexts)) == (5, 4105, "train", [3])
     assert daemon.pending[0].resolved.is_set()
     # New serials are above all earlier ones.
-    assert daemon.dispatcher.serials.take() > 1 << 40
+    assert daemon.dispatcher.ids.take() > 1 << 40
     # From now on it is a server like any other.
     await server_end.send(messages.encode(link.ClientGone(5)))
     await server_end.send(messages.encode(link.LogRecord("server_exiting", {}, 0.0)))

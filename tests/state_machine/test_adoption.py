@@ -22,7 +22,7 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.takeover import TAKEOVER_TIMEOUT, first_serial
+from pympsd.state_machine.takeover import TAKEOVER_TIMEOUT, first_id
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import (
     EMPTY_STATE,
@@ -108,7 +108,7 @@ def test_a_returned_server_that_was_leaving_continues_to_leave(heir: Story) -> N
     assert AdmitClient not in map(type, returns(heir, "ACTIVE", CLIENT, leaving=True))
     (spawn,) = heir.feed(events.ServerExited(SERVER, None))
     assert isinstance(spawn, SpawnServer)
-    assert spawn.server == first_serial(3)
+    assert spawn.server == first_id(3)
 
 
 def test_a_returned_server_keeps_its_fault(heir: Story) -> None:

@@ -886,7 +886,7 @@ class DaemonMachine(RuleBasedStateMachine):
         assert all(count == 1 for count in self.settled.values())
         known = {client for server in self.daemon.servers.values() for client in server.clients}
         assert known == {client for client, server in self.on_server.items() if server not in self.pending}
-        assert {server.serial for server in self.daemon.servers.values() if server.pending} == self.pending
+        assert {server.id for server in self.daemon.servers.values() if server.pending} == self.pending
 
     @invariant()
     def a_debugged_client_waits_for_earlier_clients_only(self) -> None:

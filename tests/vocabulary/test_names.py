@@ -1,7 +1,7 @@
 """File names, identities and statuses."""
 
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.results import ClientStatus, ServerStatus
 
 
@@ -18,8 +18,8 @@ def test_directories_come_from_the_environment_or_are_the_documented_ones() -> N
 
 
 def test_serials_count_from_1_without_repetition() -> None:
-    serials = Serials()
-    assert [serials.take() for _ in range(1000)] == list(range(1, 1001))
+    ids = Ids()
+    assert [ids.take() for _ in range(1000)] == list(range(1, 1001))
 
 
 def test_statuses_are_printed_by_name() -> None:

@@ -2,7 +2,7 @@
 
 Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
 owner of a server may change that server. A query answers from `seen_by`, the state without the parts that are not the
-caller's, so that no command has to think of tenants by itself.
+caller's, so that no command has to handle tenants itself.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     processes = {}
     if process is not None:
         clients = {id_: client for id_, client in process.clients.items() if namespace_of(client) == name}
-        processes[process.serial] = evolve(process, clients=clients)
+        processes[process.id] = evolve(process, clients=clients)
     servers = evolve(daemon.named_servers, by_name={server.name: evolve(server, namespaces=own)})
     return evolve(daemon, named_servers=servers, servers=processes, **hidden)
 

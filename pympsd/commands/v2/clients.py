@@ -82,7 +82,7 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
     uuid = daemon.devices[first.device].uuid if 0 <= first.device < len(daemon.devices) else ""
     return {
         "pid": client.pid,
-        "id": first.serial,
+        "id": first.id,
         "server": server.pid,
         "device": uuid,
         "pid_namespace": client.process.pid_namespace,

@@ -66,7 +66,7 @@ def client_record(client: Client) -> dict[str, Any]:
 
 def context_record(context: Context) -> dict[str, Any]:
     """Return a context: ``id`` is unique on its server, ``number`` in its process."""
-    return {"id": context.serial, "number": context.number, "device": context.device}
+    return {"id": context.id, "number": context.number, "device": context.device}
 
 
 def limit_record(device: int, limit: PinnedMemory | None) -> dict[str, Any]:

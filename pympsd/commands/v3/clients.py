@@ -119,7 +119,7 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
         "container_pid": client.process.container_pid or None,
         "cgroup": client.process.cgroups[-1] if client.process.cgroups else None,
         "priority": None if limits is None else limits.priority,
-        "contexts": sorted(context.serial for context in client.contexts.values()),
+        "contexts": sorted(context.id for context in client.contexts.values()),
         "since": moment(client.process.since),
     }
     where = view.maws_namespace(daemon, client, server)

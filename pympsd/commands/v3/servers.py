@@ -148,7 +148,7 @@ def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -
 def _row(daemon: Daemon, owner: NamedServer) -> Row:
     process = daemon.server_named(owner.name)
     present = clients(daemon, owner.name)
-    contexts = sorted(context.serial for client in present for context in client.contexts.values())
+    contexts = sorted(context.id for client in present for context in client.contexts.values())
     cells = (
         owner.name,
         owner.uid,

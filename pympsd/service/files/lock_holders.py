@@ -34,22 +34,22 @@ class Holder:
 
 def holders(lock: str) -> list[Holder]:
     """Return the processes that have a lock open, as far as this user may see that; not this one."""
-    found = []
+    holding = []
     with suppress(OSError):
-        wanted = os.stat(lock)
+        status = os.stat(lock)
         for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != os.getpid() and _has_open(name, wanted):
+            if name.isdigit() and int(name) != os.getpid() and has_open(int(name), status):
                 with suppress(OSError):
-                    found.append(Holder(int(name), os.stat(f"/proc/{name}").st_uid))
-    return found
+                    holding.append(Holder(int(name), os.stat(f"/proc/{name}").st_uid))
+    return holding
 
 
-def are_foreign(found: list[Holder], control: str) -> bool:
+def are_foreign(holding: list[Holder], control: str) -> bool:
     """Return whether none of a lock's holders can be a daemon: they are of other users, and none listens.
 
     A daemon of another user that has just been started is given time for that.
     """
-    if not found or any(holder.uid in (0, os.geteuid()) for holder in found):
+    if not holding or any(holder.uid in (0, os.geteuid()) for holder in holding):
         return False
     give_up = time.monotonic() + STARTING_SECONDS
     while living_listener(control) is None:
@@ -59,14 +59,15 @@ def are_foreign(found: list[Holder], control: str) -> bool:
     return False
 
 
-def _has_open(pid: str, wanted: os.stat_result) -> bool:
+def has_open(pid: int, status: os.stat_result) -> bool:
+    """Return whether a process has a file open, as far as this user may see that."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
     except OSError:  # it has ended, or is another user's
         return False
     for name in names:
         with suppress(OSError):
-            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), status):
                 return True
     return False
 

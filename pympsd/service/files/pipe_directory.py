@@ -74,17 +74,17 @@ class PipeDirectory:
         path = os.path.abspath(given)
         file = os.path.join(path, files.LOCK)
         longest = os.path.join(path, files.CONTROL_PRIVILEGED)
-        if len(os.fsencode(longest)) > files.SOCKET_PATH_LIMIT:
-            room = files.SOCKET_PATH_LIMIT - len(files.CONTROL_PRIVILEGED) - 1
+        if len(os.fsencode(longest)) > files.MAX_SOCKET_PATH:
+            room = files.MAX_SOCKET_PATH - len(files.CONTROL_PRIVILEGED) - 1
             raise Unusable(given, f"{given} is too long for a socket: choose a path of at most {room} bytes")
         try:
             check_links(path)
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
-            for each in files.OF_THE_DAEMON:
+            for name in files.OF_THE_DAEMON:
                 # One that this user may not read is another user's, whose daemon may run: the lock tells.
                 with contextlib.suppress(PermissionError):
-                    remains.check(os.path.join(path, each))
+                    remains.check(os.path.join(path, name))
             lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
         except UntrustedLink as error:
             raise Unusable(given, f"{error.filename}: {error.strerror}") from None
@@ -98,10 +98,10 @@ class PipeDirectory:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
-            found = holders(file)
-            if not are_foreign(found, os.path.join(path, files.CONTROL)):
-                raise AlreadyRunning(_who_runs(path, found)) from None
-            lock = _replaced_lock(given, file, found[0])
+            holding = holders(file)
+            if not are_foreign(holding, os.path.join(path, files.CONTROL)):
+                raise AlreadyRunning(_who_runs(path, holding)) from None
+            lock = _replaced_lock(given, file, holding[0])
         try:
             _check_listeners(given, path)
         except Unusable:
@@ -171,10 +171,10 @@ class PipeDirectory:
     def taken_by_another(self) -> bool:
         """Return whether another daemon has taken the directory, after it or its lock file was removed."""
         try:
-            present, held = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
+            present, own = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
         except OSError:
             return self._pid_file_names_another()
-        return (present.st_dev, present.st_ino) != (held.st_dev, held.st_ino)
+        return (present.st_dev, present.st_ino) != (own.st_dev, own.st_ino)
 
     def release(self, *, handed_over: bool = False) -> None:
         """Remove the pid file and the FIFO, as the vendor's daemon does, and the state file; release the lock.
@@ -226,7 +226,7 @@ def _check_listeners(given: str, path: str) -> None:
 
     A daemon that runs or was killed has left a state file or a keeper's socket: then its sockets may be replaced.
     """
-    if any(os.path.lexists(os.path.join(path, each)) for each in files.OF_A_RUNNING_DAEMON):
+    if any(os.path.lexists(os.path.join(path, name)) for name in files.OF_A_RUNNING_DAEMON):
         return
     for file in (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL):
         place = os.path.join(path, file)

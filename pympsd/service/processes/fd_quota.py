@@ -74,13 +74,13 @@ def may_queue(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int
     Users can stop their servers, and can have several. Therefore all ``servers`` count: those of the same user, and
     those of all users except the ``exempt`` ones. Every user has ASSURED.
     """
-    own, others = _counts(server, servers, exempt, lambda each: each.queued_descriptors)
+    own, others = _counts(server, servers, exempt, lambda holder: holder.queued_descriptors)
     return own < ASSURED or (own < fd_quota(USER_DIVISOR) and own + others < fd_quota(QUEUED_DIVISOR))
 
 
 def may_watch(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int]) -> bool:
     """Return whether the process of another client of a server may be watched; servers count as in `may_queue`."""
-    own, others = _counts(server, servers, exempt, lambda each: each.watched_clients)
+    own, others = _counts(server, servers, exempt, lambda holder: holder.watched_clients)
     return own < fd_quota(USER_DIVISOR) and own + others < fd_quota(WATCHED_DIVISOR)
 
 
@@ -91,7 +91,7 @@ def _counts(
     count.
     """
     by_user: Counter[int] = Counter()
-    for each in servers:
-        by_user[each.uid] += count(each)
+    for holder in servers:
+        by_user[holder.uid] += count(holder)
     own = by_user.pop(server.uid, 0)
     return own, 0 if server.uid in exempt else sum(n for uid, n in by_user.items() if uid not in exempt)

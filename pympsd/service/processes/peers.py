@@ -240,6 +240,6 @@ def command_of_hidden(known: KnownPeer) -> str:
     Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
     """
     kinds = {"user": _GET_USER_NAMESPACE, "cgroup": _GET_CGROUP_NAMESPACE}
-    found = {kind: _namespace(known.pidfd, number) for kind, number in kinds.items()}
-    shown = [f"{kind} namespace {namespace}" for kind, namespace in found.items() if namespace]
-    return f"[{', '.join((f'user {known.peer.uid}', *shown))}]"
+    inodes = {kind: _namespace(known.pidfd, number) for kind, number in kinds.items()}
+    texts = [f"{kind} namespace {namespace}" for kind, namespace in inodes.items() if namespace]
+    return f"[{', '.join((f'user {known.peer.uid}', *texts))}]"

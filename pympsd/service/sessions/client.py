@@ -14,7 +14,6 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.files.cgroups import has_dmem, kernel_limits
-from pympsd.service.ports import Admission
 from pympsd.service.processes.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.server import ServerSession
@@ -40,7 +39,7 @@ class ClientSession(Waiting):
     """The server and the namespace whose socket it came by."""
     to_namespace: str = ""
     connection: int = 0
-    """The serial of its connection."""
+    """The id of its connection."""
     _process: ClientProcess | None = field(default=None, init=False)
 
     async def run(self, dispatcher: Dispatcher) -> None:
@@ -82,31 +81,22 @@ class ClientSession(Waiting):
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
-        """Give the client one end of a new session and the server the other; raise OSError."""
-        pidfd = -1 if self.known.pidfd < 0 else os.dup(self.known.pidfd)
-        assert self._process is not None
-        admission = Admission(self.client, self._process, priority, self.hello.environment, pidfd, limits)
-        ours = self._connect(server, admission)
-        self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours,))
-
-    def _connect(self, server: RunningServer, admission: Admission) -> int:
-        """Send a server one end of a new session; return the client's end, which the caller owns.
+        """Give the client one end of a new session and the server the other.
 
         Raise OSError if descriptors run out, or if too much is queued for a server that does not take it.
         """
         assert isinstance(server, ServerSession)
-        try:
-            if not server.has_room:
-                raise OSError(errno.EBUSY, f"too much is queued for the server of user {server.uid}, or that user")
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError:
-            if admission.pidfd >= 0:
-                os.close(admission.pidfd)
-            raise
-        server.admit(admission, theirs.detach())
+        assert self._process is not None
+        if not server.has_room:
+            raise OSError(errno.EBUSY, f"too much is queued for the server of user {server.uid}, or that user")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours, theirs:
+            pidfds = () if self.known.pidfd < 0 else (os.dup(self.known.pidfd),)
+            identity = self.client, self._process, priority, self.hello.environment
+            server.admit(*identity, limits, (theirs.detach(), *pidfds))
+            self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours.detach(),))
         self.server = server
         self.settled.set()
-        return ours.detach()
 
     def refuse(self, code: int, reason: str) -> None:
         """Refuse the client, with a CUresult number and a reason."""

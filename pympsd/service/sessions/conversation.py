@@ -17,7 +17,7 @@ from pympsd.service.sessions.operator import MachineSession, OperatorSession, Re
 from pympsd.service.sessions.waiting import run_with_sender
 from pympsd.state_machine import registration
 from pympsd.takeover.keeper.packets import NOTE_BYTES
-from pympsd.takeover.state.entries import KeptFd, serial_of
+from pympsd.takeover.state.entries import KeptFd, id_of
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame, FrameReader
@@ -122,7 +122,7 @@ class Conversation:
                 return
             place = (self.server, self.namespace)
             session = OperatorSession(
-                self.dispatcher.serials.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
+                self.dispatcher.ids.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
             )
             if first.body == frames.ASKS_PROTOCOL:
                 session.send_protocol(self.dispatcher.state.options.protocol)
@@ -135,8 +135,8 @@ class Conversation:
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known = with_pidfd(sock, peer)
         try:
-            came_by = self.server, self.namespace, serial_of(entry.name)
-            client = ClientSession(self.dispatcher.serials.take(), known, channel, hello, *came_by)
+            came_by = self.server, self.namespace, id_of(entry.name)
+            client = ClientSession(self.dispatcher.ids.take(), known, channel, hello, *came_by)
             with channel.allowance.keeping(HELLO_COPIES * len(first.body)):
                 await run_with_sender(channel, client.run, self.dispatcher)
         finally:

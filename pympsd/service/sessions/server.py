@@ -20,10 +20,10 @@ from pympsd.channel.trace_file import TraceFile
 from pympsd.errors import RemoteError
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentages
 from pympsd.vocabulary.phases import IllegalMove
@@ -43,7 +43,7 @@ QUEUED_CLIENTS_BYTES: Final = 4 << 20
 class ServerSession:
     """A running server; one that an earlier daemon started has no channel until it returns."""
 
-    serial: int
+    id: int
     uid: int
     pid: int
     kill: Callable[[], None]
@@ -72,21 +72,20 @@ class ServerSession:
         channel.send(link.ServerAdopted())
         self._send_held()
 
-    def admit(self, admission: Admission, connection: int) -> None:
-        """Send it a client, with its end of their session; take over both descriptors."""
-        process, limits = admission.process, admission.limits
+    def admit(
+        self,
+        client: int,
+        process: ClientProcess,
+        priority: int,
+        environment: dict[str, str],
+        limits: ClientLimits | None,
+        fds: tuple[int, ...],
+    ) -> None:
+        """Send it a client; take over ``fds``, its end of their session and a pidfd of the client if there is one."""
         peer = process.peer
-        message = link.AdmitClient(
-            admission.client,
-            peer.pid,
-            peer.uid,
-            peer.gid,
-            process.command,
-            admission.priority,
-            admission.environment,
-            process.pid_namespace,
-            since=process.since,
-        )
+        identity = client, peer.pid, peer.uid, peer.gid, process.command
+        since, pid_namespace = process.since, process.pid_namespace
+        message = link.AdmitClient(*identity, priority, environment, pid_namespace, since=since)
         if limits is not None:
             message = evolve(
                 message,
@@ -99,7 +98,6 @@ class ServerSession:
                 bounds=limits.bounds,
                 **_for_older_servers(limits),
             )
-        fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
@@ -164,7 +162,7 @@ class ServerSession:
 
         With too many clients, or without a pidfd (-1), only the server reports it.
         """
-        server = dispatcher.state.servers.get(self.serial)
+        server = dispatcher.state.servers.get(self.id)
         is_known = server is not None and client in server.clients
         if pidfd >= 0 and is_known and dispatcher.may_watch(self):
             self._watched[client] = trio.CancelScope()
@@ -180,7 +178,7 @@ class ServerSession:
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            dispatcher.feed(events.ClientEnded(self.serial, client))
+            dispatcher.feed(events.ClientEnded(self.id, client))
         except (OSError, OverflowError):
             return
         else:
@@ -191,7 +189,7 @@ class ServerSession:
             # If the system can watch no more descriptors (epoll(7)), the server reports the end.
             with suppress(OSError), scope:
                 await process_end(pidfd)
-                dispatcher.feed(events.ClientEnded(self.serial, client))
+                dispatcher.feed(events.ClientEnded(self.id, client))
         finally:
             os.close(pidfd)
 
@@ -223,37 +221,37 @@ class ServerSession:
                 if status not in set(ServerStatus):
                     raise RemoteError(f"{status!r} is no server status")
                 try:
-                    dispatcher.feed(events.StatusPushed(self.serial, status))
+                    dispatcher.feed(events.StatusPushed(self.id, status))
                 except IllegalMove as error:
                     raise RemoteError(str(error)) from None
             case link.StartRefused(reason):
-                dispatcher.feed(events.StartRefused(self.serial, sanitised(reason.encode())))
+                dispatcher.feed(events.StartRefused(self.id, sanitised(reason.encode())))
             case link.ClientJoined(client, limits):
                 if any(not 0 <= device < len(dispatcher.state.devices) for device in limits.multiprocessors):
                     raise RemoteError("it knows devices that there are not")
-                dispatcher.feed(events.ClientJoined(self.serial, client, limits))
-            case link.ContextReported(client, serial, number, device):
+                dispatcher.feed(events.ClientJoined(self.id, client, limits))
+            case link.ContextReported(client, context_id, number, device):
                 if not 0 <= device < len(dispatcher.state.devices):
                     raise RemoteError(f"there is no device {device}")
                 self._contexts += 1
                 if self._contexts > MOST_CONTEXTS:
                     raise RemoteError(f"more than {MOST_CONTEXTS} contexts at once")
-                pushed = events.ContextPushed(self.serial, client, serial, number, device)
+                pushed = events.ContextPushed(self.id, client, context_id, number, device)
                 dispatcher.feed(pushed, quiet=not self._may_log(dispatcher))
-            case link.ContextGone(client, serial):
+            case link.ContextGone(client, context_id):
                 self._contexts -= 1
-                dispatcher.feed(events.ContextGonePushed(self.serial, client, serial))
+                dispatcher.feed(events.ContextGonePushed(self.id, client, context_id))
             case link.MemoryReported(device, clients, launches):
                 devices = dispatcher.state.devices
                 most = devices[device].memory_bytes if 0 <= device < len(devices) else -1
                 if any(not 0 <= count <= most for count in (0, *clients.values())) or not 0 <= launches < 1 << 63:
                     raise RemoteError(f"nobody holds such memory on device {device}")
-                dispatcher.feed(events.MemoryPushed(self.serial, device, clients, launches))
+                dispatcher.feed(events.MemoryPushed(self.id, device, clients, launches))
             case link.ClientGone(client):
                 self._unwatch((client,))
-                dispatcher.feed(events.ClientGonePushed(self.serial, client))
+                dispatcher.feed(events.ClientGonePushed(self.id, client))
             case link.Terminated(token, code):
-                dispatcher.feed(events.TerminationAnswered(self.serial, token, code))
+                dispatcher.feed(events.TerminationAnswered(self.id, token, code))
             case link.TraceStopped():
                 self._trace_stopped.set()
             case link.LogRecord():
@@ -271,13 +269,11 @@ class ServerSession:
             control_socket=dispatcher.control_socket,
             backend=dispatcher.settings.backend,
             devices=dispatcher.state.devices,
-            thread_percentage=dispatcher.state.servers[self.serial].thread_percentage.value,
+            thread_percentage=dispatcher.state.servers[self.id].thread_percentage.value,
             client_priority=dispatcher.state.defaults.client_priority.level,
-            memory_limits={
-                n: limit.value for n, limit in dispatcher.state.servers[self.serial].memory_limits.items()
-            },
+            memory_limits={n: limit.value for n, limit in dispatcher.state.servers[self.id].memory_limits.items()},
             machine=dispatcher.settings.emulated_devices,
-            used=dispatcher.state.ordinals_of(dispatcher.state.servers[self.serial]),
+            used=dispatcher.state.ordinals_of(dispatcher.state.servers[self.id]),
         )
         self.channel.send(setup)
         self._send_held()
@@ -303,7 +299,7 @@ class ServerSession:
 
     def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
         """Return the field that names the namespace, or the server, if there are several namespaces."""
-        server = dispatcher.state.servers.get(self.serial)
+        server = dispatcher.state.servers.get(self.id)
         named = dispatcher.state.named_servers.get(server.name) if server is not None else None
         if named is None or len(named.namespaces) == 1 or "namespace" in record.fields:
             return {}

@@ -9,6 +9,7 @@ import trio
 from attrs import define, field
 
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.sessions.waiting import wait_first
 from pympsd.vocabulary.answers import Answer
 
 
@@ -34,23 +35,15 @@ class _StartingOperator:
 
 
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
-    """Apply a file as `config apply` does, and return when that is answered; say on standard error what failed."""
+    """Apply a file as `config apply` does, and return when that is answered; write what failed to standard error."""
     operator = _StartingOperator()
-    session = dispatcher.serials.take()
+    session = dispatcher.ids.take()
     dispatcher.operators[session] = operator
     try:
         await dispatcher.feed_line(session, os.geteuid(), os.fsencode(f"config apply {path}"), text)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_at_end, dispatcher, nursery.cancel_scope)
-            await operator.answered.wait()
-            nursery.cancel_scope.cancel()
+        await wait_first(operator.answered.wait, dispatcher.done.wait)
     finally:
         del dispatcher.operators[session]
     for answer in operator.answers:
         if answer.refused:
             sys.stderr.write(f"{answer.printed}{answer.diagnostic}\n")
-
-
-async def _cancel_at_end(dispatcher: Dispatcher, scope: trio.CancelScope) -> None:
-    await dispatcher.done.wait()
-    scope.cancel()

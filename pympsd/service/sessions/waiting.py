@@ -46,32 +46,31 @@ class Waiting:
         try:
             dispatcher.feed(connected)
             if not self.settled.is_set():
-                await self._wait(hung_up)
+                await wait_first(self.settled.wait, hung_up, self._died)
             if not self.settled.is_set():
                 dispatcher.feed(WaitingClientLeft(self.client))
             if self.server is not None:
-                self.server.watch(dispatcher, self.client, self._take_pidfd())
+                pidfd, self.known.pidfd = self.known.pidfd, -1
+                self.server.watch(dispatcher, self.client, pidfd)
         finally:
             del dispatcher.clients[self.client]
-
-    def _take_pidfd(self) -> int:
-        """Return the pidfd, which the caller now owns; -1 if there is none."""
-        pidfd, self.known.pidfd = self.known.pidfd, -1
-        return pidfd
-
-    async def _wait(self, hung_up: Callable[[], Awaitable[None]]) -> None:
-        async with trio.open_nursery() as nursery:
-            for wait in (self.settled.wait, hung_up, self._died):
-                nursery.start_soon(self._first, wait, nursery.cancel_scope)
-
-    async def _first(self, wait: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
-        await wait()
-        scope.cancel()
 
     async def _died(self) -> None:
         if self.known.pidfd < 0:
             await trio.sleep_forever()
         await process_end(self.known.pidfd)
+
+
+async def wait_first(*waits: Callable[[], Awaitable[None]]) -> None:
+    """Return when the first of several waits returns, and cancel the others."""
+    async with trio.open_nursery() as nursery:
+
+        async def wait_one(wait: Callable[[], Awaitable[None]]) -> None:
+            await wait()
+            nursery.cancel_scope.cancel()
+
+        for wait in waits:
+            nursery.start_soon(wait_one, wait)
 
 
 LAST_SECONDS: Final = 10.0

@@ -1,7 +1,7 @@
 """Client processes, and the clients of servers with their contexts.
 
 The session of a connection finds out once what is to be known of its process. It stays together as one frozen
-`ClientProcess` on its way: the client connects (`ClientConnected`), waits (`QueueEntry`), is admitted (`Admission`),
+`ClientProcess` on its way: the client connects (`ClientConnected`), waits (`QueueEntry`), is admitted and
 is a client of a server (`Client`), and is taken over by the next daemon (`ServerTakenOver`). A process is never
 identified by its PID alone: processes of other PID namespaces have PID 0 here, and the kernel uses PIDs again.
 """
@@ -52,7 +52,7 @@ class ClientProcess:
 class Context:
     """A client context as its server reported it."""
 
-    serial: int
+    id: int
     number: int
     device: int
 
@@ -61,7 +61,7 @@ class Context:
 class Client:
     """A client process on a server."""
 
-    serial: int
+    id: int
     uid: int
     """The user of its server: root with ``-m``, whoever runs the process."""
     process: ClientProcess

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from attrs import define, field, frozen
 
 from pympsd.vocabulary.answers import Answer, Part
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 
 
 @define
@@ -84,7 +84,7 @@ class Configuration:
 class CompoundCommands:
     """All compound commands that have pending parts."""
 
-    serials: Serials = field(factory=Serials)
+    ids: Ids = field(factory=Ids)
     pending: list[CompoundCommand] = field(factory=list)
 
     def begin(self, session: int) -> CompoundCommand:
@@ -101,7 +101,7 @@ class CompoundCommands:
 
     def add_text(self, command: CompoundCommand, text: str) -> int:
         """Print a text in the place of a part that is done already; return its session."""
-        session = -self.serials.take()
+        session = -self.ids.take()
         command.texts[session] = text
         return session
 

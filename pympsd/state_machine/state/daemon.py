@@ -39,7 +39,7 @@ from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import Turns
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -120,7 +120,7 @@ class Terminations:
     """The pending terminations, by an id of their own: a late answer is not taken for a later one's."""
 
     pending: dict[int, Termination] = field(factory=dict)
-    ids: Serials = field(factory=Serials)
+    ids: Ids = field(factory=Ids)
 
 
 @define
@@ -155,7 +155,7 @@ class Lifetime:
 
     generation: int = 0
     """The number of daemons before this one whose servers were handed on to it."""
-    server_ids: Serials = field(factory=Serials)
+    server_ids: Ids = field(factory=Ids)
     backend_works: bool = False
     """A server of this backend has served a client."""
     counts: Counter[Count] = field(factory=Counter)

@@ -7,6 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
+from pympsd.vocabulary.namespaces import DEFAULT, socket_problem
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.shares import SERVERS
 
@@ -79,6 +80,10 @@ class DaemonOptions:
     def serving_uid(self, uid: int) -> int:
         """Return the uid whose server serves a user: root's in multi-user mode."""
         return 0 if self.multiuser else uid
+
+    def socket_problem(self, server: str, namespace: str = DEFAULT) -> str:
+        """Return why a namespace of a server cannot have a socket here, or nothing."""
+        return socket_problem(self.pipe_directory, server, namespace, for_libcuda=not self.has_own_servers)
 
     @property
     def together(self) -> bool:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from attrs import Factory, define, field
 
 from pympsd.state_machine.state.client import ClientProcess
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.namespaces import server_of_user
 
@@ -73,7 +73,7 @@ class ClientQueue:
     """Those who wait; iterating yields the entries, the first one first."""
 
     entries: list[QueueEntry] = field(factory=list)
-    tickets: Serials = field(factory=Serials)
+    tickets: Ids = field(factory=Ids)
     reserved: dict[int, int] = field(factory=dict)
     """The tickets of clients that waited when the previous daemon died and have not returned, by connection."""
     timed: set[int] = field(factory=set)

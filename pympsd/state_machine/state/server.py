@@ -62,7 +62,7 @@ STATUS: Final = {
 class Server:
     """A server process; ``pid`` is 0 until it is spawned."""
 
-    serial: int
+    id: int
     uid: int
     thread_percentage: ThreadPercentage
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
@@ -75,7 +75,7 @@ class Server:
     clients: dict[int, Client] = field(factory=dict)
     groups: dict[tuple[int, str], tuple[int, MemoryGroup]] = field(factory=dict)
     """Limits of memory of clients together, by device ordinal and name, as they came with the latest client that has
-    a context there, whose serial stands before them."""
+    a context there, whose id stands before them."""
     launches: dict[int, int] = field(factory=dict)
     """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
     closed: bool = False

@@ -1,4 +1,4 @@
-"""What the keeper of the previous daemon holds, sorted by what it is for."""
+"""The descriptors that the keeper of the previous daemon holds, sorted by purpose."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pympsd.channel.descriptors import close_all
 from pympsd.service.files.pipe_directory import BACKLOG
 from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.process import Entry
-from pympsd.takeover.state.entries import FIFO, ClientNote, KeptFd, link_name, offer_name, serial_of
+from pympsd.takeover.state.entries import FIFO, ClientNote, KeptFd, id_of, link_name, offer_name
 
 
 def file_note(path: str) -> bytes:
@@ -33,10 +33,10 @@ class KeptEntries:
     listeners: dict[str, KeptFd[bytes]] = field(factory=dict)
     """By file; noted is which file that was (``file_note``)."""
     links: dict[int, int] = field(factory=dict)
-    """By the server's serial."""
+    """By the server's id."""
     clients: dict[int, KeptFd[ClientNote]] = field(factory=dict)
     new_clients: list[KeptFd[int]] = field(factory=list)
-    """Noted is the serial of the server that has been given the other end, 0 if none has."""
+    """Noted is the id of the server that has been given the other end, 0 if none has."""
     offers: dict[int, int] = field(factory=dict)
     connections: list[KeptFd[bytes]] = field(factory=list)
     fifo: int = -1
@@ -67,29 +67,29 @@ class KeptEntries:
                 self.clients[int(rest)] = KeptFd(name, entry.fd, note)
             case "newcomer":
                 self.new_clients.append(KeptFd(name, entry.fd, int(entry.note or b"0")))
-                serial_of(name)
+                id_of(name)
             case "offer":
                 self.offers[int(rest)] = entry.fd
             case "connection":
-                serial, _ = rest.split(" ")
-                int(serial)
+                id_text, _ = rest.split(" ")
+                int(id_text)
                 self.connections.append(KeptFd(name, entry.fd, entry.note))
             case _:
                 raise ValueError(f"no daemon calls anything {name}")
 
     def next_connection(self) -> int:
-        """Return the first serial of this daemon's connections: no earlier daemon's has its name."""
+        """Return the first id of this daemon's connections: no earlier daemon's has its name."""
         names = [one.name for one in self.connections] + [one.name for one in self.new_clients]
-        return 1 + max((*map(serial_of, names), *self.offers), default=0)
+        return 1 + max((*map(id_of, names), *self.offers), default=0)
 
     def take_connections(self, file: str) -> list[KeptFd[bytes]]:
         """Return the connections to a listening socket."""
         found = [one for one in self.connections if one.name.split(" ")[2] == file]
         self.connections = [one for one in self.connections if one not in found]
-        return [evolve(one, offered=self._take_offer(serial_of(one.name))) for one in found]
+        return [evolve(one, offered=self._take_offer(id_of(one.name))) for one in found]
 
     def _take_offer(self, connection: int) -> tuple[int, int] | None:
-        client = next((one for one in self.new_clients if serial_of(one.name) == connection), None)
+        client = next((one for one in self.new_clients if id_of(one.name) == connection), None)
         if client is None or connection not in self.offers:
             return None
         self.new_clients.remove(client)
@@ -99,7 +99,7 @@ class KeptEntries:
         """Return the names and ends of the clients that a server may be talking with."""
         found = [one for one in self.new_clients if one.note == server]
         # It is not known whether the server has the other end of one that is still on offer.
-        shared = [one for one in found if serial_of(one.name) in self.offers]
+        shared = [one for one in found if id_of(one.name) in self.offers]
         self.new_clients = [one for one in self.new_clients if one not in found or one in shared]
         return tuple((one.name, os.dup(one.fd) if one in shared else one.fd) for one in found)
 

@@ -28,20 +28,20 @@ def link_name(server: int) -> str:
     return f"server {server}"
 
 
-def connection_name(serial: int, file: str) -> str:
+def connection_name(connection_id: int, file: str) -> str:
     """Return the name of a connection to a listening socket whose peer waits, or has not identified itself yet."""
-    return f"connection {serial} {file}"
+    return f"connection {connection_id} {file}"
 
 
 def client_name(client: int) -> str:
-    """Return the name of the pidfd of an admitted client that its server does not report by itself."""
+    """Return the name of the pidfd of an admitted client that its server reports only on request."""
     return f"client {client}"
 
 
 def new_client_name(connection: int) -> str:
     """Return the name of a copy of a client's end of its connection to its server, until it has answered that.
 
-    ``connection``: the serial of its connection to this daemon.
+    ``connection``: the id of its connection to this daemon.
     """
     return f"newcomer {connection}"
 
@@ -51,8 +51,8 @@ def offer_name(connection: int) -> str:
     return f"offer {connection}"
 
 
-def serial_of(name: str) -> int:
-    """Return the serial in the name of a connection, of a newcomer or of an offer."""
+def id_of(name: str) -> int:
+    """Return the id in the name of a connection, of a new client or of an offer."""
     return int(name.split(" ")[1])
 
 

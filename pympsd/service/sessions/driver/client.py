@@ -46,7 +46,7 @@ class VendorClientSession(Waiting):
     channel: PacketChannel
     dispatcher: Dispatcher
     key: int
-    """The serial of its connection to this daemon."""
+    """The id of its connection to this daemon."""
     to_server: str = ""
     """The server and the namespace whose socket it came by."""
     to_namespace: str = ""
@@ -70,10 +70,10 @@ class VendorClientSession(Waiting):
                 self.offer.close()
         if self.server is not None:
             with trio.move_on_after(HANG_UP_SECONDS):
-                await self._hung_up()
+                await self.channel.receive(PACKET_BYTES)
         elif self._admitted is not None:
             self._admitted.handoffs.remove(self)
-            dispatcher.feed(ClientGonePushed(self._admitted.serial, self.client))
+            dispatcher.feed(ClientGonePushed(self._admitted.id, self.client))
 
     def _report_settings(self) -> None:
         """Log the wrong settings of a new client process: the driver ignores them and reports nothing."""
@@ -161,6 +161,3 @@ class VendorClientSession(Waiting):
         self.is_ready = True
         if self._admitted is not None:
             self._admitted.handoffs.look()
-
-    async def _hung_up(self) -> None:
-        await self.channel.receive(PACKET_BYTES)

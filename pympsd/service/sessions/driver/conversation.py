@@ -18,7 +18,7 @@ from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
 from pympsd.service.sessions.waiting import run_with_sender
 from pympsd.state_machine import registration
 from pympsd.state_machine.state.server import Phase
-from pympsd.takeover.state.entries import KeptFd, link_name, serial_of
+from pympsd.takeover.state.entries import KeptFd, id_of, link_name
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
 from pympsd.wire.driver.server_commands import END_IF_IDLE
@@ -101,7 +101,7 @@ class VendorConversation:
         if role is Role.TOOL:
             self.dispatcher.drop(entry.name)
             session = ToolSession(
-                self.dispatcher.serials.take(),
+                self.dispatcher.ids.take(),
                 operator_uid(sock, peer, self.dispatcher.state),
                 channel,
                 (self.server, self.namespace),
@@ -115,10 +115,10 @@ class VendorConversation:
         if role is Role.CLIENT:
             known = with_pidfd(sock, peer)
             try:
-                serial, key = self.dispatcher.serials.take(), serial_of(entry.name)
+                client_id, key = self.dispatcher.ids.take(), id_of(entry.name)
                 offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None
                 place = (self.server, self.namespace)
-                client = VendorClientSession(serial, known, channel, self.dispatcher, key, *place, offer)
+                client = VendorClientSession(client_id, known, channel, self.dispatcher, key, *place, offer)
                 await run_with_sender(channel, client.run, self.dispatcher)
             finally:
                 known.close()
@@ -136,15 +136,18 @@ class VendorConversation:
         registration = await channel.receive(PACKET_BYTES)
         if server.registered.is_set():
             raise RemoteError("the server has registered already")
-        with self.dispatcher.held(link_name(server.serial), sock.fileno(), END_IF_IDLE):
+        with self.dispatcher.held(link_name(server.id), sock.fileno(), END_IF_IDLE):
             self.dispatcher.drop(name)
             await server.serve(channel, registration)
 
     async def _expected(self, pid: int) -> VendorServerSession | None:
         """Return the server that was started as this process and is not registered yet."""
         with trio.move_on_after(SPAWN_SECONDS):
-            while self._server(pid) is None and self._is_spawning():
-                # The process may run before this task hears that it was started.
+            while self._server(pid) is None:
+                # The process may run before the event of its start.
+                servers = self.dispatcher.state.servers.values()
+                if not any(server.phase is Phase.SPAWNING for server in servers):
+                    return None
                 await trio.sleep(POLL_SECONDS)
         return self._server(pid)
 
@@ -153,6 +156,3 @@ class VendorConversation:
             if server.pid == pid and isinstance(server, VendorServerSession) and not server.registered.is_set():
                 return server
         return None
-
-    def _is_spawning(self) -> bool:
-        return any(server.phase is Phase.SPAWNING for server in self.dispatcher.state.servers.values())

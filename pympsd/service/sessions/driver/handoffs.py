@@ -90,8 +90,8 @@ class Handoffs:
         """Whether all that wait are clients that take no connection, or of users whose last client did not answer."""
         late = trio.current_time() - FIRST_ANSWER_SECONDS
         return all(
-            one.peer.uid in self._unresponsive or (not one.is_ready and one.offered_at < late)
-            for one, *_ in self._queue
+            client.peer.uid in self._unresponsive or (not client.is_ready and client.offered_at < late)
+            for client, *_ in self._queue
         )
 
     def add(self, newcomer: Newcomer, priority: int, limits: ClientLimits | None = None) -> None:
@@ -194,13 +194,13 @@ class Handoffs:
 
         A client that is asleep has less time.
         """
-        left, asleep = ANSWER_CHECKS, 0
+        remaining, asleep = ANSWER_CHECKS, 0
         with trio.CancelScope() as self._patience:
-            while left and asleep < ASLEEP_CHECKS and not answered.is_set():
+            while remaining and asleep < ASLEEP_CHECKS and not answered.is_set():
                 # However long this process is stopped, that is one check: its end and the answer are seen together.
                 with trio.move_on_after(FIRST_ANSWER_SECONDS / ANSWER_CHECKS):
                     await answered.wait()
-                left -= not is_stopped(self._pid)
+                remaining -= not is_stopped(self._pid)
                 asleep = asleep + 1 if is_asleep() else 0
         return answered.is_set()
 

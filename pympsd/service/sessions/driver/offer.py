@@ -11,15 +11,16 @@ import socket
 from attrs import define
 
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.files.lock_holders import has_open
 from pympsd.takeover.state.entries import new_client_name, offer_name
 
 
 @define
 class Offer:
-    """Both ends, each in the keeper's hands too: the next daemon goes on with them."""
+    """Both ends, each held by the keeper too: the next daemon continues with them."""
 
     key: int
-    """The serial of the client's conversation."""
+    """The id of the client's conversation."""
     servers: int
     clients: int
     """A copy of the client's end."""
@@ -48,22 +49,10 @@ class Offer:
         os.close(self.clients)
 
     def drop(self, dispatcher: Dispatcher) -> None:
-        """Have the keeper close both ends."""
+        """Let the keeper close both ends."""
         for name in (new_client_name(self.key), offer_name(self.key)):
             dispatcher.drop(name)
 
     def is_taken_by(self, server: int) -> bool:
         """Return whether a process has the server's end: the earlier daemon was killed as it handed that over."""
-        ours = os.fstat(self.servers)
-        folder = f"/proc/{server}/fd"
-        try:
-            return any(_is_same(f"{folder}/{name}", ours) for name in os.listdir(folder))
-        except OSError:
-            return False
-
-
-def _is_same(path: str, status: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), status)
-    except OSError:  # it was closed meanwhile
-        return False
+        return has_open(server, os.fstat(self.servers))

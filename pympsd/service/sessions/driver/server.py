@@ -45,12 +45,12 @@ class VendorServerSession:
     """A server process of the driver's; it has no link until it registers."""
 
     dispatcher: Dispatcher
-    serial: int
+    id: int
     uid: int
     pid: int
     kill: Callable[[], None]
     taken_over: dict[int, Client] | None = None
-    """The clients of a server that an earlier daemon started, by serial."""
+    """The clients of a server that an earlier daemon started, by id."""
     pidfds: dict[int, int] = field(factory=dict)
     """Their pidfds, until they are watched."""
     _is_leaving: bool = False
@@ -78,13 +78,13 @@ class VendorServerSession:
     _nursery: trio.Nursery | None = field(default=None, init=False)
     clients: WatchedClients = field(
         default=Factory(
-            lambda self: WatchedClients(self.dispatcher, self.serial, self.ended, self._gone), takes_self=True
+            lambda self: WatchedClients(self.dispatcher, self.id, self.ended, self._gone), takes_self=True
         ),
         init=False,
     )
     handoffs: Handoffs = field(
         default=Factory(
-            lambda self: Handoffs(self.dispatcher, self.serial, self.pid, set_limits=self._set_next), takes_self=True
+            lambda self: Handoffs(self.dispatcher, self.id, self.pid, set_limits=self._set_next), takes_self=True
         ),
         init=False,
     )
@@ -113,7 +113,7 @@ class VendorServerSession:
     def _register(self, channel: PacketChannel, registration: bytes) -> None:
         """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
         shared_memory_of(registration)
-        server = self.dispatcher.state.servers[self.serial]
+        server = self.dispatcher.state.servers[self.id]
         self._percentage = server.thread_percentage.value
         self.handoffs.priority = self.dispatcher.state.defaults.client_priority.level
         self._memory_limits = {device: limit.value for device, limit in server.memory_limits.items()}
@@ -127,7 +127,7 @@ class VendorServerSession:
             self.link.ask(commands.devices(), self._report_devices)
 
     def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
-        properties = (DeviceProperties(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
+        properties = (DeviceProperties(device.name, device.uuid, device.pci, (7, 0), 0, 0, {}) for device in devices)
         self.dispatcher.feed(events.DevicesReported(tuple(properties)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
@@ -166,7 +166,7 @@ class VendorServerSession:
         """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
 
         def answered(code: int) -> None:
-            self.dispatcher.feed(events.TerminationAnswered(self.serial, token, code))
+            self.dispatcher.feed(events.TerminationAnswered(self.id, token, code))
 
         if self._link is None:
             answered(Result.ERROR_INVALID_CONTEXT)
@@ -195,7 +195,7 @@ class VendorServerSession:
 
         With too many clients, or without a pidfd (-1), it is noticed when a client waits and the server is asked.
         """
-        server = dispatcher.state.servers.get(self.serial)
+        server = dispatcher.state.servers.get(self.id)
         known = server.clients.get(client) if server is not None else None
         self.clients.add(self._nursery, client, known, pidfd)
 
@@ -205,7 +205,7 @@ class VendorServerSession:
 
     def _gone(self, client: int) -> None:
         self.handoffs.ended(client)
-        self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
+        self.dispatcher.feed(events.ClientGonePushed(self.id, client))
         self._changed.set()
 
     async def refresh(self) -> bool:
@@ -215,11 +215,11 @@ class VendorServerSession:
         if self._refreshed is None:
             self._refreshed = trio.Event()
             self._asked_at = trio.current_time()
-            found: list[commands.ClientProcess] = []
-            self._link.ask(commands.processes(), found.extend)
+            processes: list[commands.ClientProcess] = []
+            self._link.ask(commands.processes(), processes.extend)
             devices: list[commands.DeviceClients] = []
             self._link.ask(commands.device_clients(), devices.extend)
-            self._link.ask(commands.status(), lambda status: self._report(status, found, devices))
+            self._link.ask(commands.status(), lambda status: self._report(status, processes, devices))
         refreshed = self._refreshed
         # Several operators wait for the same answers, and none longer than the first for a server that is silent.
         async with trio.open_nursery() as nursery:
@@ -230,39 +230,39 @@ class VendorServerSession:
 
     async def _read_memory(self) -> None:
         """Note what the clients hold, as far as NVML knows it."""
-        source, server = self.dispatcher.client_memory, self.dispatcher.state.servers.get(self.serial)
+        source, server = self.dispatcher.client_memory, self.dispatcher.state.servers.get(self.id)
         if source is None or server is None or not server.clients:
             return
         memory = await source.current()
-        held: dict[int, dict[int, int]] = {}
+        by_pid: dict[int, dict[int, int]] = {}
         for ordinal, device in enumerate(self.dispatcher.state.devices):
             for pid, count in memory.get(device.uuid, {}).items():
-                held.setdefault(pid, {})[ordinal] = count
-        self.dispatcher.feed(events.ClientMemoryRead(self.serial, held))
+                by_pid.setdefault(pid, {})[ordinal] = count
+        self.dispatcher.feed(events.ClientMemoryRead(self.id, by_pid))
 
     def _report(
-        self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
+        self, status: int, processes: list[commands.ClientProcess], devices: list[commands.DeviceClients]
     ) -> None:
         ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
-        contexts: dict[int, list[Context]] = {process.pid: [] for process in found}
-        first = {(process.pid, process.context, process.uuid): process.identity for process in found}
+        contexts: dict[int, list[Context]] = {process.pid: [] for process in processes}
+        first = {(process.pid, process.context, process.uuid): process.identity for process in processes}
         others = 0
         for device in devices:
             for context in device.contexts:
                 # Only the first context of a process has an ID; the others need a key of their own.
                 others -= 1
-                serial = first.get((context.pid, context.number, device.uuid), others)
-                reported = Context(serial, context.number, ordinals.get(device.uuid, -1))
+                context_id = first.get((context.pid, context.number, device.uuid), others)
+                reported = Context(context_id, context.number, ordinals.get(device.uuid, -1))
                 contexts.setdefault(context.pid, []).append(reported)
-        ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
-        self.dispatcher.feed(events.ServerReported(self.serial, STATUS[status], ordered))
+        ordered = {pid: tuple(sorted(own, key=lambda context: -context.id)) for pid, own in contexts.items()}
+        self.dispatcher.feed(events.ServerReported(self.id, STATUS[status], ordered))
         if self._refreshed is not None:
             self._refreshed.set()
             self._refreshed = None
 
     async def serve(self, channel: PacketChannel, registration: bytes) -> None:
         """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
-        if self.serial not in self.dispatcher.state.servers:
+        if self.id not in self.dispatcher.state.servers:
             self.ended.set()  # its process has ended since it sent the registration
             return
         try:
@@ -283,18 +283,15 @@ class VendorServerSession:
         self._ask_devices()
         await self._run()
 
-    def _report_ready(self) -> None:
-        if self.taken_over is None:
-            self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
-        else:
-            clients = tuple(self.taken_over.values())
-            self.dispatcher.feed(events.ServerTakenOver(self.serial, ServerStatus.ACTIVE, self._is_leaving, clients))
-
     async def _run(self) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._report_ready()
+                if self.taken_over is None:
+                    self.dispatcher.feed(events.StatusPushed(self.id, ServerStatus.ACTIVE))
+                else:
+                    known = ServerStatus.ACTIVE, self._is_leaving, tuple(self.taken_over.values())
+                    self.dispatcher.feed(events.ServerTakenOver(self.id, *known))
                 nursery.start_soon(self._pass_the_turn)
                 nursery.start_soon(self.handoffs.run, self.link, self.taken_over is not None)
                 wrong = await self.link.run()
@@ -312,12 +309,12 @@ class VendorServerSession:
 
     def is_unknown(self, reason: str) -> None:
         """Handle an unknown message: if it has served no client yet, its driver may be of another kind."""
-        server = self.dispatcher.state.servers.get(self.serial)
+        server = self.dispatcher.state.servers.get(self.id)
         if server is not None and not server.verified:
             version = driver_version()
             self.dispatcher.log.error("driver_unknown", server=self.pid, version=version, reason=reason)
             text = f"the MPS server of driver {version} is not known to pympsd: {reason}"
-            self.dispatcher.feed(events.ServerUnknown(self.serial, text))
+            self.dispatcher.feed(events.ServerUnknown(self.id, text))
 
     async def _pass_the_turn(self) -> None:
         """Ask, while a client or user waits for its end, whether its clients have gone."""
@@ -342,7 +339,7 @@ class VendorServerSession:
 
     async def _ask_whether_idle(self) -> bool:
         """Ask the server to end if none of its clients has a context; return whether it refused, having clients."""
-        server = self.dispatcher.state.servers.get(self.serial)
+        server = self.dispatcher.state.servers.get(self.id)
         if server is None or not (server.clients or self._is_leaving):
             return False
         if server.clients and await self.link.answer(commands.clients()) != ():
@@ -354,6 +351,6 @@ class VendorServerSession:
             workers = await self.link.answer(commands.shut_down_if_idle())
             if not workers:
                 self._ends = True
-                self.dispatcher.feed(events.ServerEnds(self.serial, self.handoffs.clients()))
+                self.dispatcher.feed(events.ServerEnds(self.id, self.handoffs.clients()))
                 self.handoffs.give_back()
         return bool(workers and server.clients)

@@ -39,9 +39,9 @@ class Terminations:
 
         def ask(devices: tuple[commands.DeviceClients, ...]) -> None:
             present = _contexts(devices, pid)
-            left = present & self.of(pid)
-            if left:
-                answered(Result.ERROR_INVALID_CONTEXT if left == present else Result.ERROR_NOT_SUPPORTED)
+            terminated = present & self.of(pid)
+            if terminated:
+                answered(Result.ERROR_INVALID_CONTEXT if terminated == present else Result.ERROR_NOT_SUPPORTED)
                 return
             # Before it is asked: another operator may ask the same, or this daemon be killed, before it answers.
             self._note(pid, present)

@@ -19,18 +19,18 @@ from pympsd.takeover.state.entries import ClientNote, client_name
 
 @define(eq=False)
 class WatchedClients:
-    """Calls ``_gone`` with a client's serial when its process ends, until the server has (``_ended``)."""
+    """Calls ``_gone`` with a client's id when its process ends, until the server has (``_ended``)."""
 
     _dispatcher: Dispatcher
     _server: int
-    """The server's serial."""
+    """The server's id."""
     _ended: trio.Event
     _gone: Callable[[int], None]
     terminations: Terminations = field(
         default=Factory(lambda self: Terminations(self._note_terminated), takes_self=True), init=False
     )
     _noted: dict[int, tuple[int, ClientNote]] = field(factory=dict, init=False)
-    """Their pidfds, and what the keeper knows of them, by serial."""
+    """Their pidfds, and what the keeper knows of them, by id."""
 
     def __len__(self) -> int:
         return len(self._noted)
@@ -45,9 +45,12 @@ class WatchedClients:
             os.close(pidfd)
             return
         process = known.process
-        shown = process.command, process.pid_namespace, process.namespace, process.since
+        identity = process.command, process.pid_namespace, process.namespace, process.since
         terminated = tuple(sorted(self.terminations.of(known.pid)))
-        self._noted[client] = pidfd, ClientNote(self._server, known.pid, known.uid, *shown, terminated, known.limits)
+        self._noted[client] = (
+            pidfd,
+            ClientNote(self._server, known.pid, known.uid, *identity, terminated, known.limits),
+        )
         nursery.start_soon(self._watch, client)
 
     async def _watch(self, client: int) -> None:

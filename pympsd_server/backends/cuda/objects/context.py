@@ -40,7 +40,7 @@ CONTEXT_BYTES: Final = 10 << 20
 STREAM_BYTES: Final = 576 << 10
 _STREAMS_INCLUDED: Final = 16
 END_SECONDS: Final = 2.0
-"""How long ending a context waits for its kernels; they cannot be stopped."""
+"""The seconds that ending a context waits for its kernels; they cannot be stopped."""
 _POLL_SECONDS: Final = 0.0005
 
 
@@ -224,7 +224,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self.queue.is_destroyed
 
     def is_quiet(self) -> bool:
-        """Whether none of its work is running. True on a faulted device, where no work runs any more."""
+        """Whether none of its work is running. True on a faulted device, because its work has ended."""
         # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False

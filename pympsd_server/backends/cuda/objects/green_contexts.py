@@ -55,7 +55,7 @@ class Partition:
     """The multiprocessors of a context; ``green`` is None for all of them."""
 
     multiprocessors: tuple[int, ...]
-    """As kernels read them in %smid."""
+    """The multiprocessors, by the ids that kernels read in %smid."""
     green: Any = None
     groups: tuple[int, ...] = ()
     split: Split | None = None

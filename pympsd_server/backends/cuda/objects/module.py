@@ -24,7 +24,7 @@ _LOG_BYTES: Final = 8192
 _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
-"""How the driver's linker reports an undefined function."""
+"""Matches the driver's linker's report of an undefined function."""
 _MAX_PARAMETERS: Final = 4096
 """More parameters than any kernel has."""
 
@@ -122,12 +122,12 @@ class CudaModule:
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels, in the order LAUNCH counts them."""
+        """The kernels, in the order in which LAUNCH counts them."""
         return tuple(kernel.layout for kernel in self.kernels)
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
-        """Its variables with their addresses, which lie outside of the device's window."""
+        """The variables with their addresses, which lie outside of the device's window."""
         return self._globals
 
     @property
@@ -164,7 +164,12 @@ class CudaModule:
 
 
 def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
-    attributes = _attributes(driver, handle)
+    driver.enter()
+    attributes = {}
+    for name, attribute in cu.CUfunction_attribute.__members__.items():
+        code, value = cu.cuFuncGetAttribute(attribute, handle)
+        if not int(code):  # an older driver has not all of them
+            attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
     attributes[REGISTERS_OF_A_WARP] = warp_registers(attributes["NUM_REGS"])
     parameters = _parameters(handle)
     layout = FunctionLayout(
@@ -177,16 +182,6 @@ def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
     row.max_threads, row.shared_bytes = attributes["MAX_THREADS_PER_BLOCK"], attributes["SHARED_SIZE_BYTES"]
     row.dynamic_bytes = attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", 0)
     return Kernel(handle, layout, row)
-
-
-def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
-    driver.enter()
-    attributes = {}
-    for name, attribute in cu.CUfunction_attribute.__members__.items():
-        code, value = cu.cuFuncGetAttribute(attribute, handle)
-        if not int(code):  # an older driver has not all of them
-            attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
-    return attributes
 
 
 def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:

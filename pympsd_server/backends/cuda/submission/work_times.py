@@ -18,10 +18,10 @@ from pympsd_server.backends.cuda.submission.stream_markers import EventPool, Str
 from pympsd_server.backends.interface import BackendError, Timeline
 
 _AGE_NS: Final = 1_000_000_000
-"""After this time another event is recorded to compare with."""
+"""The time after which another event is recorded to compare with."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
-"""How long the device may take to reach such an event: at the beginning, and later, when there is an earlier one."""
+"""The time in which the device must reach such an event: at the beginning, and when there is an earlier one."""
 
 
 class TimedStream(Protocol):
@@ -30,7 +30,7 @@ class TimedStream(Protocol):
     context: int
     """The id of its context."""
     number: int
-    """Its number in the context, 0: the default stream."""
+    """The number of the stream in the context; 0 for the default stream."""
 
     def marker(self, timing: bool = False) -> StreamMarker:
         """Record a marker after what was issued before the call."""

@@ -49,7 +49,7 @@ from pympsd_server.backends.interface import BackendError, Completion, Condition
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
-"""How long ending a context waits for its kernels, on a device that cannot stop them."""
+"""The seconds that ending a context waits for its kernels, on a device that cannot stop them."""
 _DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 

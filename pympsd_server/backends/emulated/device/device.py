@@ -17,8 +17,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, ContextQueue, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
-from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Capabilities, Quota, Status, Timeline
 
 
 class EmulatedDevice(AccountedDevice):

@@ -26,7 +26,7 @@ Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""
 
 FILE_NAME: Final = "pympsd-memory-"
-"""Before the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
+"""The prefix of the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
 RANGES: Final = 1 << 20
 """The most ranges in a table; peers can access no more than these."""
 SEGMENTS: Final = 8192
@@ -91,7 +91,7 @@ class Table:
         deadline = time.monotonic() + _READ_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             if self.generation & 1:
-                # Its writer may wait for a processor; copying before it goes on would be in vain.
+                # Its writer may wait for a processor; a copy made before it continues would be discarded.
                 time.sleep(_PAUSE_SECONDS)
                 continue
             generation, count, segments = (int(word) for word in self._head[:3])

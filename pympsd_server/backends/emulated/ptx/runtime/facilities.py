@@ -86,7 +86,7 @@ class PrintBuffer:
 
     def __init__(self) -> None:
         self.limit = PRINT_BYTES
-        """In bytes, up to GREATEST_PRINT_BYTES."""
+        """The greatest size of the text, in bytes, up to GREATEST_PRINT_BYTES."""
         self._lock = Lock()
         self._texts: deque[bytes] = deque()
         self._bytes = 0
@@ -119,7 +119,7 @@ class PrintBuffer:
 
 @define(eq=False)
 class DeviceCondition:
-    """What kernels set by cudaGraphSetConditional."""
+    """The value that kernels set with cudaGraphSetConditional."""
 
     value: int = 0
 
