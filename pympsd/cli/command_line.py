@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 _DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
-"""What the daemon imports that is not its own."""
+"""Third-party packages that the daemon imports."""
 
 
 def main(arguments: "Sequence[str]") -> int:
@@ -34,7 +34,10 @@ def main(arguments: "Sequence[str]") -> int:
     if options.text == "h":
         return control_client.print_text(_help(options.name, protocol))
     if options.text == "v":
-        return control_client.print_text(_version())
+        from pympsd.process.version import CUDA_VERSION, VERSION
+
+        version = f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
+        return control_client.print_text(version)
     if options.install:
         return _install(options)
     if options.start:
@@ -187,12 +190,6 @@ def _fill_standard_descriptors() -> None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays to the end of the process
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-
-
-def _version() -> str:
-    from pympsd.process.version import CUDA_VERSION, VERSION
-
-    return f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
 
 
 def _help(name: str, protocol: str = "2") -> str:

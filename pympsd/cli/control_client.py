@@ -24,7 +24,7 @@ NO_OUTPUT = 74
 """Not all of the output could be written (EX_IOERR of sysexits.h): 1 would mean that there is no daemon."""
 REAP_SECONDS = 0.1
 """Seconds to wait for PID 1 to reap a daemon that has ended: some look for that every few seconds only, or never. ps
-shows the rest of the daemon under another name meanwhile (daemonize.py)."""
+shows the rest of the daemon under another name during that time (daemonize.py)."""
 LINE_LIMIT = 1 << 17
 """Longer lines are cut here; the daemon's own limit is lower."""
 LINE_SHOWN = 200
@@ -40,7 +40,7 @@ UNPROVEN_WARNING = (
     b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you know that it is\n"
 )
 QUERIES, LINES, FILES = range(3)
-"""What is sent to a daemon that is neither root's nor the caller's: queries only, all lines, or files as well."""
+"""Which lines a daemon that is neither root's nor the caller's is sent: queries only, all lines, or files as well."""
 NOT_SENT = (
     b"'%s' was not sent: it may change something or contain a file, and that daemon is another user's; "
     b"--trust-daemon sends it\n"
@@ -56,7 +56,7 @@ class DaemonGone(DaemonError):
 
 
 class _NoOutput(Exception):
-    """Standard output or error cannot be written to; the message says which and why."""
+    """Standard output or error cannot be written to; the message names which and why."""
 
 
 def give_commands(
@@ -302,7 +302,7 @@ class Daemon:
         return int.from_bytes(_credentials(self.socket)[:4], "little")
 
     def owner_warning(self, path: bytes, timeout: float) -> bytes:
-        """Return a line that says whose daemon is at the path; nothing if it is root's or this user's.
+        """Return a line that names the owner of the daemon at the path; nothing if it is root's or this user's.
 
         A daemon whose user has no number here is asked to prove that, and connected to again if it is too old for it.
         Raise TimeoutError if it is silent.
@@ -314,14 +314,14 @@ class Daemon:
 
         try:
             with daemon_owner.Proof(self.socket) as proof:
-                is_proven = proof.receive()
+                is_verified = proof.receive()
         except BlockingIOError:
             raise TimeoutError from None
-        if is_proven is None:
+        if is_verified is None:
             self.socket.close()
             self._open()
             self.connect(path, timeout)
-        return b"" if is_proven else warning
+        return b"" if is_verified else warning
 
     def distrust(self, seconds: float) -> None:
         """Bound what the daemon can do: each answer ends within some seconds and MAX_FOREIGN_ANSWER_BYTES."""
@@ -360,7 +360,7 @@ class Daemon:
             raise TimeoutError from None
 
     def end_sending(self) -> None:
-        """Let the daemon know that no command follows."""
+        """End the sending direction: no command follows."""
         self.socket.shutdown(_socket.SHUT_WR)
 
     def receive(self) -> "tuple[int, bytes]":
@@ -417,7 +417,7 @@ def _watch(daemon: "Daemon") -> "tuple[int, int]":
 
 
 def owner_warning(daemon: "_socket.socket", path: bytes) -> bytes:
-    """Return a line that says whose daemon is at the path, nothing if it is root's or this user's.
+    """Return a line that names the owner of the daemon at the path, nothing if it is root's or this user's.
 
     It is UNPROVEN_WARNING for a user without a number here, unless PYMPSD_UNMAPPED_DAEMON is ``trust``.
     """
@@ -489,7 +489,7 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _complain(line: bytes) -> None:
-    """Write a line to standard error, if that is possible; the exit status says it too."""
+    """Write a line to standard error, if that is possible; the exit status reports it too."""
     try:
         posix.write(2, line)
     except OSError:

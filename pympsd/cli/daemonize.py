@@ -77,7 +77,11 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
         prepared = _prepare(options, foreground, protocol)
     except (PympsdError, ValueError) as error:
         return _report(error, options)
-    return _foreground(prepared, options.shown) if foreground else _background(prepared, options.shown)
+    if not foreground:
+        return _background(prepared, options.shown)
+    sys.stdout.flush()
+    show_as(options.shown)
+    return _run(prepared, ready=lambda: _say_how_to_connect(prepared))
 
 
 def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup:
@@ -297,17 +301,11 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
 
 
 def _server_log(path: str, protocol: int) -> LogFile:
-    """Return the log of all servers: in protocol 3 each has its own, and only what is no server's comes here."""
+    """Return the log of all servers: in protocol 3 each has its own, and only lines of no server come here."""
     folder = os.path.dirname(path)
     if protocol == 3 and not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
     return LogFile(path, late=protocol == 3)
-
-
-def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
-    sys.stdout.flush()
-    show_as(show)
-    return _run(daemon, ready=lambda: _say_how_to_connect(daemon))
 
 
 def _say_how_to_connect(daemon: DaemonSetup) -> None:

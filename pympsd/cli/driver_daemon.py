@@ -1,6 +1,6 @@
 """Give commands to the vendor's own control daemon, as its nvidia-cuda-mps-control does.
 
-It says neither which commands it refuses nor, before the last one, where the answer to each line ends.
+It reports neither which commands it refuses nor, before the last one, where the answer to each line ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
 
 
 class _TakesNoCommands(DaemonError, ConnectionError):
-    """The message is what the daemon says."""
+    """The message is the daemon's."""
 
 
 def give_commands(
@@ -40,7 +40,7 @@ def give_commands(
     """Give groups of command lines, few enough that the socket holds them; return the exit status.
 
     The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
-    that says nothing at first; commands take as long as they take. Raise TimeoutError for a silent daemon, and
+    that sends nothing at first; commands take as long as they take. Raise TimeoutError for a silent daemon, and
     ConnectionError for one that cannot be spoken to or takes no commands. ``select`` returns which of some lines
     the daemon at a socket is given, and whether it is another user's, whose time and texts are then limited.
     """

@@ -1,6 +1,6 @@
 """What comes with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
 
-A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout they are where PLACES says.
+A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout PLACES lists where they are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WRITTEN_BIN: Final = "/usr/local/bin/"
 
 
 class CannotInstall(StartError):
-    """Something could not be installed; the message says what and why."""
+    """Something could not be installed; the message explains what and why."""
 
 
 def link_nvidia_names(folder: Path, launchers: Path) -> None:
@@ -96,19 +96,15 @@ def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Pat
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = None
             if target.is_symlink() or (target.exists() and target.read_bytes() != content):
-                aside = _free_name(target)
+                # A name as cp --backup=numbered gives it: shells, man and systemd ignore such a file.
+                names = (target.with_name(f"{target.name}.~{number}~") for number in count(1))
+                aside = next(name for name in names if not os.path.lexists(name))
                 target.rename(aside)
             write_whole(str(target), content, source.stat().st_mode & 0o777)  # some are programs
         except OSError as error:
             raise CannotInstall(f"{target}: {error.strerror}") from None
         installed.append((target, aside))
     return installed
-
-
-def _free_name(file: Path) -> Path:
-    """Return a name as cp --backup=numbered gives it: shells, man and systemd take no notice of such a file."""
-    names = (file.with_name(f"{file.name}.~{number}~") for number in count(1))
-    return next(name for name in names if not os.path.lexists(name))
 
 
 def _files() -> Iterator[tuple[Path, Path]]:

@@ -21,7 +21,7 @@ OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL
 
 
 def found_daemon(timeout: float) -> tuple[str, int, bytes]:
-    """Return a line that says which daemon there is, the status, and its protocol, nothing if it does not say; wait
+    """Return a line that names the daemon, the status, and its protocol, nothing if it does not report one; wait
     ``timeout`` seconds for an answer.
     """
     daemon = Daemon()
@@ -39,7 +39,7 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
-            protocol = _asked_protocol(daemon, asked)
+            protocol = _ask_protocol(daemon, asked)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
@@ -48,7 +48,7 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status, protocol
 
 
-def _asked_protocol(daemon: Daemon, path: bytes) -> bytes:
+def _ask_protocol(daemon: Daemon, path: bytes) -> bytes:
     """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
     if daemon.owner_warning(path, TIMEOUT):
         daemon.distrust(TIMEOUT)
@@ -60,7 +60,7 @@ def _asked_protocol(daemon: Daemon, path: bytes) -> bytes:
 
 
 def look_for_daemon() -> tuple[str, str]:
-    """Return a line that says which daemon there is, and its protocol, empty if there is none.
+    """Return a line that names the daemon, and its protocol, empty if there is none.
 
     The daemon is not asked: it writes each connection into its log. The kernel lists the sockets at which a process
     listens, with their types, and a daemon of protocol 3 marks its directory.

@@ -26,7 +26,7 @@ START_FLAGS = {
     "--open-queries": "operators see everything at every namespace's socket",
     "--trust-containers": "operators in other namespaces are taken for their user",
 }
-"""Those of a daemon, with what it then does."""
+"""Flags of a daemon that is started, with the effect of each."""
 USER_SHARE = "--user-share"
 VALUED = (
     *INSTALLS,
@@ -40,23 +40,32 @@ VALUED = (
     "--metrics",
 )
 SHORT = {"-p": "--protocol", "-a": "--apply"}
+FLAGS = {
+    "--replace": "replace",
+    "--terminate-by-reset": "terminate_by_reset",
+    "--strict": "strict",
+    "--trust-daemon": "trust_daemon",
+    "--force": "force",
+    **dict.fromkeys(MULTIUSER, "multiuser"),
+}
+"""Options without a value, and the attributes that they set."""
+_TEXTS = {
+    "--log-dialect": "dialect",
+    "--users": "users",
+    "--protocol": "protocol",
+    "--metrics": "metrics",
+    "--apply": "apply",
+}
+_NEEDS = {
+    "--metrics": "a port of the loopback, or the path of a socket",
+    "--apply": "the path of a configuration file",
+    **{option: f"a folder: {option} {folder}" for option, folder in INSTALLS.items()},
+}
 
 
 def known_options() -> "tuple[str, ...]":
     """Return the names of all options, for suggestions."""
-    named = (
-        "-h",
-        "--help",
-        "-v",
-        "--version",
-        "--replace",
-        "--terminate-by-reset",
-        "--strict",
-        "--force",
-        READY,
-        "--trust-daemon",
-    )
-    return (*named, *STARTS, *QUIT, *MULTIUSER, *STATIC, *START_FLAGS, *VALUED, *SHORT)
+    return ("-h", "--help", "-v", "--version", READY, *FLAGS, *STARTS, *QUIT, *STATIC, *START_FLAGS, *VALUED, *SHORT)
 
 
 class BadOption(InputError):
@@ -83,7 +92,7 @@ class Options:
         self.replace = False
         self.terminate_by_reset = False
         self.start_flags: set[str] = set()
-        """Those of START_FLAGS that are given."""
+        """The given ones of START_FLAGS."""
         self.timeout = 10.0
         self.is_timeout_given = False
         self.protocol = ""
@@ -131,19 +140,16 @@ class Options:
             raise BadOption(f"there is no option {self.static} without -d or -f", unknown=self)
         if self.trust_daemon and self.start:
             raise BadOption("--trust-daemon goes with commands: it sends changes and files to another user's daemon")
-        if self.metrics and not self.start:
-            raise BadOption("--metrics goes with -d or -f: it is the daemon that serves them")
-        if self.replace and not self.start:
-            raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
-        if self.user_shares and not self.start:
-            raise BadOption(f"{USER_SHARE} goes with -d or -f: it is the daemon that gives users shares")
-        if self.start_flags and not self.start:
-            flag = sorted(self.start_flags)[0]
-            raise BadOption(f"{flag} goes with -d or -f: {START_FLAGS[flag]} of a daemon that was started with it")
-        if self.terminate_by_reset and not self.start:
-            raise BadOption(
-                "--terminate-by-reset goes with -d or -f: it is the daemon that was started with it or not"
-            )
+        start_flags = [(flag, START_FLAGS[flag]) for flag in sorted(self.start_flags)]
+        for option, is_given, why in (
+            ("--metrics", self.metrics, "it is the daemon that serves them"),
+            ("--replace", self.replace, "it starts a daemon in the place of the one that runs"),
+            (USER_SHARE, self.user_shares, "it is the daemon that gives users shares"),
+            *((flag, True, f"{why} of a daemon that was started with it") for flag, why in start_flags),
+            ("--terminate-by-reset", self.terminate_by_reset, "it is the daemon that was started with it or not"),
+        ):
+            if is_given and not self.start:
+                raise BadOption(f"{option} goes with -d or -f: {why}")
         if self.quit == "--quit" and self.start:
             raise BadOption("--quit does not go with -d or -f: it ends the daemon that runs")
         if self.force and (not self.quit or self.start):
@@ -181,20 +187,10 @@ class Options:
             if self.start not in ("", STARTS[word]):
                 raise BadOption("-d starts the daemon in the background, and -f in the foreground: give one of them")
             self.start = STARTS[word]
-        elif word in MULTIUSER:
-            self.multiuser = True
-        elif word == "--replace":
-            self.replace = True
-        elif word == "--terminate-by-reset":
-            self.terminate_by_reset = True
+        elif word in FLAGS:
+            setattr(self, FLAGS[word], True)
         elif word in START_FLAGS:
             self.start_flags.add(word)
-        elif word == "--strict":
-            self.strict = True
-        elif word == "--trust-daemon":
-            self.trust_daemon = True
-        elif word == "--force":
-            self.force = True
         elif word in QUIT:
             self.quit = self.quit or word
         elif word in STATIC:
@@ -208,41 +204,23 @@ class Options:
         elif word != READY:
             self.unknown = self.unknown or option
 
-    def _set_choice(self, option: str, value: str) -> None:
-        from pympsd.vocabulary.variables import DIALECTS, USERS  # slow, and for the start of a daemon only
-
-        allowed = DIALECTS if option == "--log-dialect" else USERS
-        if value not in allowed:
-            raise BadOption(f"{option} is one of {', '.join(allowed)}, not {value!r}")
-        if option == "--users":
-            self.users = value
-        else:
-            self.dialect = value
-
     def _set(self, option: str, value: str) -> None:
+        if option in _NEEDS and not value:
+            raise BadOption(f"{option} needs {_NEEDS[option]}")
+        if option == "--apply" and self.apply:
+            raise BadOption(f"--apply takes one file, and two are given: {self.apply} and {value}")
         if option in ("--log-dialect", "--users"):
-            self._set_choice(option, value)
-            return
-        if option == "--protocol":
-            if value not in PROTOCOLS:
-                raise BadOption(f"--protocol is 2 or 3, not {value!r}")
-            self.protocol = value
-            return
-        if option == "--metrics":
-            if not value:
-                raise BadOption("--metrics needs a port of the loopback, or the path of a socket")
-            self.metrics = value
-            return
-        if option == "--apply":
-            if not value:
-                raise BadOption("--apply needs the path of a configuration file")
-            if self.apply:
-                raise BadOption(f"--apply takes one file, and two are given: {self.apply} and {value}")
-            self.apply = value
+            from pympsd.vocabulary.variables import DIALECTS, USERS  # slow, and for the start of a daemon only
+
+            allowed = DIALECTS if option == "--log-dialect" else USERS
+            if value not in allowed:
+                raise BadOption(f"{option} is one of {', '.join(allowed)}, not {value!r}")
+        if option == "--protocol" and value not in PROTOCOLS:
+            raise BadOption(f"--protocol is 2 or 3, not {value!r}")
+        if option in _TEXTS:
+            setattr(self, _TEXTS[option], value)
             return
         if option in INSTALLS:
-            if not value:
-                raise BadOption(f"{option} needs a folder: {option} {INSTALLS[option]}")
             self.install, self.folder = option, value
             return
         if option == USER_SHARE:

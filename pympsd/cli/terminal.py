@@ -17,7 +17,7 @@ PROMPT = "> "
 HISTORY_LINES = 1000
 HELP = ("help", "?")
 LEAVE = ("exit", "bye", "logout")
-"""What people type to leave, which is no command."""
+"""Words that people type to leave; none is a command."""
 KNOWN = (*{command.module: None for command in COMMANDS.values()}, *HELP)
 LIST_SECONDS = 2.0
 """The longest wait for the list of servers, at a press of TAB."""
@@ -42,13 +42,8 @@ def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
             print("Ctrl-D leaves this prompt; quit ends the daemon and its servers")
         elif words:
             yield line.encode("utf-8", "surrogateescape")
-            print(_suggestion(words[0]), end="")
-
-
-def _suggestion(name: str) -> str:
-    """Return a question for a name that is near a command's, and no command."""
-    similar = "" if name in KNOWN else find_similar(name, KNOWN)
-    return f"Did you mean {similar}?\n" if similar else ""
+            if words[0] not in KNOWN and (similar := find_similar(words[0], KNOWN)):
+                print(f"Did you mean {similar}?")
 
 
 def _ask() -> str | None:
@@ -92,7 +87,7 @@ def _words_after(before: list[str], protocol: int) -> Iterator[str]:
 
 
 def _servers() -> list[str]:
-    """Return the PIDs of the servers; none if the daemon does not say."""
+    """Return the PIDs of the servers; none if the daemon does not respond."""
     program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "__main__.py")
     command = [sys.executable, "-I", "-S", program, "get_server_list"]
     try:

@@ -18,7 +18,7 @@ RESOURCE: Final = "GPU"
 
 
 class GpuShare(WorkerPlugin):
-    """Gives each worker the share that its resource says, before anything of CUDA runs in it.
+    """Gives each worker the share of its resource, before anything of CUDA runs in it.
 
     Workers with a fraction get it of the first device with enough left; those with more than 1 all devices of
     the daemon, which have to be as many.

@@ -1,4 +1,4 @@
-"""A share of a GPU: what a process may use of it, as the environment of an MPS client says it.
+"""A share of a GPU: the part of it that a process may use, as environment variables of an MPS client.
 
 The share is the process's own, so a process that dies gives it back: the server frees what it had.
 """
@@ -22,7 +22,7 @@ MEMORY: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 
 class BadShare(InputError):
-    """A share that cannot be; the message says why, and what is allowed."""
+    """An impossible share; the message explains why, and what is allowed."""
 
 
 @frozen
@@ -45,7 +45,7 @@ class Share:
 
 
 def share_of(devices: Sequence[Device], wanted: float) -> Share:
-    """Return a share of devices: a fraction of the one there is, or as many whole ones as are wanted."""
+    """Return a share of devices: a fraction of the one there is, or as many whole ones as are requested."""
     count = len(devices)
     if 0.01 <= wanted < 1 and count == 1:
         return Share((devices[0].uuid,), wanted, devices[0].memory_bytes)

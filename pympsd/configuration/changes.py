@@ -16,7 +16,7 @@ The idea is that of a declarative tool: applying a file twice changes nothing th
 asks at any time whether the state still is what the file states, by the same comparison. Each change has a ``text``
 that the operator sees, so that ``--check`` and the real run print the same lines.
 
-What a plan does not state stays as it is: a key that is absent is None in the plan and is never compared. With
+A plan changes only what it states: a key that is absent is None in the plan and is never compared. With
 ``prune`` the servers, namespaces and SM partitions that a file does not name are deleted, and those first, because
 others may need their SMs. Whatever would disturb running clients (other devices, other chunks, another owner, a
 deletion while there are clients) is `Impossible`, with the command that an operator can choose instead.
@@ -81,7 +81,7 @@ class SetNamespace:
     server: str
     name: str
     limits: Limits
-    """What is set, and nothing else."""
+    """Only the limits that are set."""
     differences: tuple[str, ...]
 
     @property
@@ -95,7 +95,7 @@ class SetServer:
 
     server: str
     maximum: Limits
-    """What is set, and nothing else."""
+    """Only the limits that are set."""
     contains_partitions: bool | None
     differences: tuple[str, ...]
 
@@ -148,7 +148,7 @@ class DeletePartition:
     server: str
     partition: SmPartition
     index: int
-    """As in CreatePartition."""
+    """The index of its device, as the server's clients see it."""
 
     @property
     def text(self) -> str:
@@ -226,7 +226,7 @@ _FEATURES: Final = {
 
 @frozen
 class Impossible:
-    """Something that cannot be changed now; the text says why."""
+    """Something that cannot be changed now; the text explains why."""
 
     text: str
 
@@ -284,7 +284,9 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
     if prune:  # what has SM partitions first, for others may need their chunks
         # Servers of users that named none are not the file's.
         others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)
-        found += [_prune_server(name, state, force) for name in others if name not in plan.servers]
+        for name in (name for name in others if name not in plan.servers):
+            clients = 0 if force else state.count_clients(name, None)
+            found.append(_keep_if_used(DeleteServer(name), f"server '{name}' stays", clients))
         for name, server in sorted(plan.servers.items()):
             if name in state.servers and _may_be_changed(server, state):
                 found += _prune_partitions(server, state.servers[name], state, force)
@@ -304,7 +306,11 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         else:
             found += _of_server(server, present, state)
             if prune and _may_be_changed(server, state):
-                found += _prune_namespaces(server, present, state, force)
+                for each in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
+                    clients = 0 if force else state.count_clients(name, each)
+                    found.append(
+                        _keep_if_used(DeleteNamespace(name, each), f"namespace '{name}/{each}' stays", clients)
+                    )
     return found
 
 
@@ -369,42 +375,29 @@ def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> 
         yield Impossible(f"{what}: delete it first to give it others")
 
 
-def _prune_namespaces(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
-    for name in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
-        count = state.count_clients(server.name, name)
-        if count and not force:
-            yield Impossible(f"namespace '{server.name}/{name}' stays: {_clients(count)}")
-        else:
-            yield DeleteNamespace(server.name, name)
-
-
 def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
     named = {(one.name, one.device) for one in server.partitions}
     for one in present.partitions:
         if (one.name, one.device) in named:
             continue
         index = present.ordinals(len(state.context.devices)).index(one.device)
-        count = state.count_clients_in(server.name, one)
-        if count and not force:
-            yield Impossible(f"SM partition '{server.name}/{one.name}' stays on device {index}: {_clients(count)}")
-        else:
-            yield DeletePartition(server.name, one, index)
+        stays = f"SM partition '{server.name}/{one.name}' stays on device {index}"
+        clients = 0 if force else state.count_clients_in(server.name, one)
+        yield _keep_if_used(DeletePartition(server.name, one, index), stays, clients)
 
 
-def _prune_server(name: str, state: State, force: bool) -> Change:
-    count = state.count_clients(name, None)
-    if count and not force:
-        return Impossible(f"server '{name}' stays: {_clients(count)}")
-    return DeleteServer(name)
+def _keep_if_used(change: Change, stays: str, clients: int) -> Change:
+    """Return a deletion, or if clients prevent it, that it is impossible; ``stays``: the sentence for that."""
+    if not clients:
+        return change
+    it_has = "it has 1 active client; --force terminates it"
+    return Impossible(
+        f"{stays}: {it_has if clients == 1 else f'it has {clients} active clients; --force terminates them'}"
+    )
 
 
 def _list_changed(differing: Sequence[str]) -> str:
-    """Return which ones of several are new, gone or others, to go on with; nothing if none is."""
+    """Return the end of a sentence that lists what is new, gone or different; nothing if none is."""
     more = len(differing) - MAX_NAMED
     rest = f" and {more} more" if more > 0 else ""
     return f" (changed: {', '.join(differing[:MAX_NAMED])}{rest})" if differing else ""
-
-
-def _clients(count: int) -> str:
-    them = "it has 1 active client; --force terminates it"
-    return them if count == 1 else f"it has {count} active clients; --force terminates them"

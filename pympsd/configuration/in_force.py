@@ -92,7 +92,16 @@ def render(daemon: Daemon) -> str:
         _features(daemon),
         daemon.process_limits.cgroups,
         daemon.usage.shares.configured,
-        _default_commands(daemon) if daemon.options.protocol == 2 else (),
+        (
+            f"set_default_active_thread_percentage {daemon.defaults.thread_percentage}",
+            f"set_default_client_priority {daemon.defaults.client_priority}",
+            *(
+                f"set_default_device_pinned_mem_limit {device} {limit}"
+                for device, limit in sorted(daemon.defaults.memory_limits.items())
+            ),
+        )
+        if daemon.options.protocol == 2
+        else (),
     )
 
 
@@ -131,15 +140,3 @@ def _read_once(daemon: Daemon, context: FileContext) -> Plan:
         daemon.configuration = evolve(configuration, plan=(context, plan))
         return plan
     return cast(Plan, configuration.plan[1])
-
-
-def _default_commands(daemon: Daemon) -> tuple[str, ...]:
-    """Return the commands of protocol 2 that set the daemon's defaults."""
-    return (
-        f"set_default_active_thread_percentage {daemon.defaults.thread_percentage}",
-        f"set_default_client_priority {daemon.defaults.client_priority}",
-        *(
-            f"set_default_device_pinned_mem_limit {device} {limit}"
-            for device, limit in sorted(daemon.defaults.memory_limits.items())
-        ),
-    )

@@ -71,7 +71,7 @@ class Plan:
 
 @frozen
 class FileContext:
-    """What a file is checked against: the daemon that reads it."""
+    """The daemon that reads a file, against which the file is checked."""
 
     devices: tuple[DeviceProperties, ...]
     uid: int

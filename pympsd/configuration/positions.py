@@ -1,7 +1,7 @@
 """The line of each key and table in a TOML text, for the errors in its values: tomllib reports none of them.
 
 Only a file with an error is read in this way. The lines are grouped into statements (a header, or a key with its
-whole value), each of which is valid TOML by itself; tomllib reads each statement again, and so decides what its key
+whole value), each of which is valid TOML on its own; tomllib reads each statement again, and so decides what its key
 is. Parsers that keep positions were considered and not taken: tomlkit keeps the layout of a text but reports no lines
 of valid keys, and its errors are worded differently.
 """

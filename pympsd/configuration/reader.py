@@ -1,7 +1,7 @@
 """Read a configuration file: TOML to a `Plan`, with every error in it, each with its line and key.
 
-A file is read completely even if it has errors, because an administrator wants to see all of them at once: each
-table and each key is checked by itself, what is wrong is noted with its path and left out, and at the end the paths
+A file is read completely even if it has errors, because an administrator needs to see all of them together: each
+table and each key is checked on its own, what is wrong is noted with its path and left out, and at the end the paths
 become lines (`positions`). Warnings concern files that are valid but probably not meant so, such as a rule after one
 that every client fits.
 
@@ -53,7 +53,7 @@ _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
 
 class BadFile(InputError):
-    """A file is no valid configuration; ``problems`` has all that is wrong with it, by line."""
+    """A file is not a valid configuration; ``problems`` lists its errors by line."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__(f"{len(problems)} errors")
@@ -180,7 +180,11 @@ class _Reading(Tables):
             return ServerPlan(name)
         self.check_keys(path, given, SERVER_KEYS, "a server")
         if given.get("locality_domains", False) is not False:
-            self._locality_domains(path, given["locality_domains"])
+            key = (*path, "locality_domains")
+            if isinstance(given["locality_domains"], bool):
+                self.wrong(key, f"{join_path(key)}: {NO_DOMAINS}")
+            else:
+                self.wrong(key, f"{join_path(key)} is true or false,", given["locality_domains"])
         devices = self._devices(path, given)
         ordinals = self.context.allowed_devices.get(name) if devices is None else devices
         own = self.limits(path, given, VENDORS, ordinals)
@@ -225,7 +229,7 @@ class _Reading(Tables):
         return self.limits(path, given, VENDORS, ordinals).changed_by(own)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
-        """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
+        """Return whether a namespace is for clients only, by its table of pympsd's own keys."""
         own = self.table(path, given, "pympsd") if isinstance(given, dict) else {}
         path = (*path, "pympsd")
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
@@ -291,15 +295,8 @@ class _Reading(Tables):
             self.wrong(path, f"{join_path(path)} names a device twice")
         return None if -1 in found else tuple(found)
 
-    def _locality_domains(self, path: Path, given: Any) -> None:
-        path = (*path, "locality_domains")
-        if isinstance(given, bool):
-            self.wrong(path, f"{join_path(path)}: {NO_DOMAINS}")
-        else:
-            self.wrong(path, f"{join_path(path)} is true or false,", given)
-
     def _features(self, features: Mapping[str, Any]) -> Features:
-        """Check what is said of features, and return it."""
+        """Check the table of features, and return it."""
         found: dict[str, Any] = {}
         self.check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
         for name, keys in FEATURE_KEYS.items():

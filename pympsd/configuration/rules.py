@@ -15,7 +15,7 @@ from pympsd.vocabulary.texts import BadText
 
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _PATTERNS: Final = {
-    # A part of a path that is empty, . or .. is no cgroup's.
+    # A cgroup's path has no part that is empty, . or ...
     "cgroup": (
         re.compile(r"/|(/(?!\.{1,2}(/|\Z))[^/]+)+/?"),
         "a path from the root of the cgroups, such as /user.slice,",
@@ -36,7 +36,7 @@ _PATTERNS: Final = {
     "executable": (re.compile(r"[/*].*", re.DOTALL), "the full path of a program, such as /usr/bin/python3*,"),
     "namespace": (re.compile(r"[a-z0-9_*]+(/[a-z0-9_*]+)?", re.ASCII), "server/namespace, or a server,"),
 }
-"""By kind what a value looks like, and what is said of one that does not."""
+"""By kind: the form of a value, and the complaint about any other form."""
 
 
 def read_condition(kind: str, given: Any) -> Condition:
@@ -73,12 +73,8 @@ def render_conditions(rule: Rule) -> Iterator[str]:
     if rule.name:
         yield f"name = {quote(rule.name)}"
     for condition in rule.conditions:
-        yield f"{condition.kind} = {_render(condition.values)}"
-
-
-def _render(values: Sequence[str]) -> str:
-    texts = list(map(quote, values))
-    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+        texts = ", ".join(map(quote, condition.values))
+        yield f"{condition.kind} = {texts if len(condition.values) == 1 else f'[{texts}]'}"
 
 
 def quote(text: str) -> str:

@@ -8,7 +8,7 @@ from pympsd.configuration.cgroups import render_cgroups
 from pympsd.configuration.plan import Features, FileContext
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import render_conditions
-from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, LimitRow, Limits
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -66,7 +66,9 @@ def _namespaces(server: NamedServer, context: FileContext) -> Iterator[str]:
     ordinals = _ordinals(server, context)
     for name in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
         namespace = server.namespaces[name]
-        limits, own = [*_limits(namespace.limits, VENDORS, ordinals)], [*_own_keys(namespace, ordinals)]
+        limits, own = [*_limits(namespace.limits, VENDORS, ordinals)], [*_limits(namespace.limits, OWN, ordinals)]
+        if namespace.clients_only:
+            own.insert(0, "clients_only = true")
         if name != DEFAULT or limits:
             yield from (f"[servers.{server.name}.namespaces.{name}]", *limits)
         if own:
@@ -103,12 +105,6 @@ def _partitions(server: NamedServer, context: FileContext) -> Iterator[str]:
                 yield from (f'name = "{one.name}"', f"chunks = {len(one.chunks) - remainder}")
                 if remainder:
                     yield "include_remainder = true"
-
-
-def _own_keys(namespace: Namespace, ordinals: Sequence[int]) -> Iterator[str]:
-    if namespace.clients_only:
-        yield "clients_only = true"
-    yield from _limits(namespace.limits, OWN, ordinals)
 
 
 def _limits(limits: Limits, rows: Iterable[LimitRow], ordinals: Sequence[int], prefix: str = "") -> Iterator[str]:

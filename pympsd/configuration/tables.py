@@ -17,7 +17,7 @@ from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
 _MAX_BITS: Final = 64
-"""Those of a whole number in TOML."""
+"""The bounds of a whole number in TOML."""
 
 
 @frozen
@@ -79,7 +79,7 @@ class Tables:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
     def wrong(self, path: Path, said: str, value: Any = None) -> None:
-        """Note an error; ``value``: what stands there, for a sentence that goes on with it."""
+        """Note an error; ``value``: what stands there, for a sentence that ends with it."""
         self.problems.append((path, said if value is None else f"{said} not {_render(value)}"))
 
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:

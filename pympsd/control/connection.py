@@ -20,7 +20,7 @@ from pympsd.wire import frames
 
 
 class CannotAsk(DaemonError):
-    """There is no daemon, or it is silent, or it refused; the message says which."""
+    """There is no daemon, or it is silent, or it refused; the message names which."""
 
 
 class Silent(CannotAsk):

@@ -30,7 +30,7 @@ from pympsd.errors import StartError
 from pympsd.vocabulary import files
 
 START_SECONDS: Final = 60.0
-"""The time that a daemon has to be ready: a GPU's driver may take long to say which devices there are."""
+"""The time that a daemon has to be ready: a GPU's driver may take long to list its devices."""
 END_SECONDS: Final = 30.0
 """The time that a daemon has to end with its servers, before it is killed."""
 OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_SOCKET", "WATCHDOG_")
@@ -226,7 +226,7 @@ class Daemon(RunningDaemon):
         """
         self._quit()
         if os.path.exists(os.path.join(self.pipe_directory, files.KEEPER)):
-            # It was killed, and its servers go on: another daemon takes them over, and ends them.
+            # It was killed, and its servers still run: another daemon takes them over, and ends them.
             with suppress(CannotStart, OSError):
                 self._begin()
             self._quit()
@@ -264,18 +264,18 @@ class Daemon(RunningDaemon):
         }
         return {**inherited, **own, **emulated, **self._settings}
 
-    def _kill(self, patience: float = 0.0) -> None:
+    def _kill(self, wait_seconds: float = 0.0) -> None:
         process = self._process
         if process is not None:
             try:
-                process.wait(patience)
+                process.wait(wait_seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
 def _is_ready(ready: socket.socket, process: subprocess.Popen[bytes]) -> bool:
-    """Wait until a daemon says that it is ready; return whether it does, in time."""
+    """Wait until a daemon reports that it is ready; return whether it does so in time."""
     pidfd = os.pidfd_open(process.pid)
     try:
         readable, _, _ = select.select([ready.fileno(), pidfd], [], [], START_SECONDS)

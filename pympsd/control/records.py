@@ -1,4 +1,4 @@
-"""What a daemon says of its devices, servers and clients, as values; ``--json`` prints the same."""
+"""A daemon's devices, servers and clients as values; ``--json`` prints the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 def convert(kind: type[T], found: Any) -> T:
-    """Return an answer of the daemon as records; raise CannotAsk if it is something else, and say what is wrong."""
+    """Return an answer of the daemon as records; raise CannotAsk with an explanation if it is something else."""
     try:
         # Keys of JSON are texts, which stand for ordinals here.
         return msgspec.convert(found, kind, strict=False)
@@ -83,7 +83,7 @@ class Server:
     name: str
     status: str
     active_thread_percentage: float
-    """That of the next client, in protocol 2, and the limits too."""
+    """In protocol 2 the percentage of the next client; the limits likewise."""
     pinned_memory_limits: dict[int, Count]
     """Bytes by the daemon's ordinal."""
     launches: dict[int, Count]

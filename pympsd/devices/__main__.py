@@ -1,6 +1,6 @@
 """Print the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1.
 
-They are those of a program by itself, or with ``--daemon`` those of a daemon. ``complaint`` is about
+They are those of a program without a daemon, or with ``--daemon`` those of a daemon. ``complaint`` is about
 PYMPSD_STATE_DIRECTORY, and empty if that can be used.
 """
 
@@ -27,7 +27,7 @@ def main() -> int:
         settings = Settings.from_environment(with_machine_file(os.environ))
         is_daemons = sys.argv[1:] == ["--daemon"]
         if settings.backend == "vendor" and not is_daemons:
-            # The driver's server is the daemon's: for a program by itself it makes no difference.
+            # The driver's server is the daemon's: for a program without a daemon it makes no difference.
             settings = evolve(settings, backend="auto")
         server = find_vendor_server(settings.vendor_server, os.environ) if is_daemons else ""
         machine = visible_machine(settings, ask_driver, lambda: server)

@@ -21,7 +21,7 @@ from pympsd.vocabulary.settings import Settings
 
 
 class NoDriver(StartError, ValueError):
-    """The driver is required, and missing or not working; the message says why."""
+    """The driver is required, and missing or not working; the message explains why."""
 
 
 @frozen

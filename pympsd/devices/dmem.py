@@ -59,11 +59,11 @@ def _soft(devices: Sequence[DeviceProperties], text: str) -> dict[int, int]:
 def _by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list[int]]:
     """Return the values of each device's regions, in bytes.
 
-    Of several regions the least counts: the memory of a client may lie in any of them, and nobody tells in which.
+    Of several regions the least counts: the memory of a client may lie in any of them, and nothing shows in which.
     """
     found: dict[int, list[int]] = {}
     for region, value in _lines(text):
-        named = _bus_ids(region)
+        named = {f"{int(domain, 16):08X}{rest.upper()}" for domain, rest in _BUS_ID.findall(region)}
         for ordinal, device in enumerate(devices):
             if device.bus_id in named:
                 found.setdefault(ordinal, []).append(value)
@@ -74,8 +74,3 @@ def _lines(text: str) -> Iterator[tuple[str, int]]:
     for line in text.split("\n"):
         if match := _LINE.fullmatch(line):
             yield match[1], MAX_MEMORY if match[2] == "max" else min(int(match[2]), MAX_MEMORY)
-
-
-def _bus_ids(region: str) -> set[str]:
-    """Return the PCI addresses in a region's name, as DeviceProperties.bus_id writes them."""
-    return {f"{int(domain, 16):08X}{rest.upper()}" for domain, rest in _BUS_ID.findall(region)}

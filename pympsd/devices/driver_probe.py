@@ -1,4 +1,6 @@
-"""Ask the GPU driver for its devices, in a short-lived child, for a driver may hang or crash; find its MPS server.
+"""Ask the GPU driver for its devices, and find its MPS server.
+
+A short-lived child asks, because a driver may hang or crash.
 
 The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
 """
@@ -50,7 +52,7 @@ def probed_by(command: list[str], seconds: float = SECONDS) -> Probed:
 
 
 def driver_version() -> str:
-    """Return the version of the loaded driver, as its kernel module says; ``of unknown version`` if it does not."""
+    """Return the version of the loaded driver, as its kernel module reports it; or ``of unknown version``."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().partition("Module")[2].split()
     except OSError:
@@ -59,7 +61,7 @@ def driver_version() -> str:
 
 
 def find_vendor_server(given: str, environment: Mapping[str, str]) -> str:
-    """Return the path of the driver's server: the given one, or the first of PATH that is no link to ours.
+    """Return the path of the driver's server: the given one, or the first of PATH that is not a link to ours.
 
     Empty if there is none.
     """

@@ -3,7 +3,7 @@
 The file has one ``[[device]]`` table for each device (or for ``count`` equal ones)::
 
     fault_containment = "device"  # as real hardware; "client": a fatal fault stays with its context
-    stops_kernels = true          # false, as real hardware: a running kernel ends by itself or with its executor
+    stops_kernels = true          # false, as real hardware: a running kernel ends when done or with its executor
     isolates_address_spaces = true  # false, as real hardware: clients of one executor share an address space
 
     [[device]]
@@ -58,7 +58,7 @@ _KEYS: Final = frozenset(
 
 
 class BadMachine(InputError, ValueError):
-    """An invalid machine description; the message says what is allowed."""
+    """An invalid machine description; the message explains what is allowed."""
 
 
 def describe(text: str) -> tuple[DeviceProperties, ...]:
@@ -142,7 +142,7 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
 def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
     if not 0 < len(devices) <= DEVICE_LIMIT:
         raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
-    properties = tuple(_facts(index, profile, table) for index, (profile, table) in enumerate(devices))
+    properties = tuple(_properties(index, profile, table) for index, (profile, table) in enumerate(devices))
     if len({device.uuid for device in properties}) < len(properties):
         raise BadMachine("two devices have the same uuid")
     return properties
@@ -159,7 +159,7 @@ _OF_OWN_SPACES: Final = (
 )
 
 
-def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
+def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DeviceProperties:
     capability = _capability(table, profile)
     multiprocessors = _positive(table, "multiprocessors", profile.multiprocessors)
     mode = table.get("compute_mode", "DEFAULT")

@@ -64,7 +64,7 @@ def read(
 ) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:
     """Return the limits of memory by index of ``devices``, and the invalid entries; the last one for a device wins.
 
-    Each valid entry counts, whatever the others are. ``owner`` names the owner of the devices in messages.
+    Each valid entry counts, whatever other entries are. ``owner`` names the owner of the devices in messages.
     """
     return _read_by_device(devices, text, owner, PinnedMemory.parse, MEMORY_LIMIT_FORM)
 

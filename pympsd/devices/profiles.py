@@ -126,7 +126,7 @@ compute capabilities has them, which is the same from 6.0 on."""
 
 _PERSISTING_CACHE: Final = {62914560: 39321600, 52428800: 32768000, 41943040: 31457280}
 """The part of the L2 cache, by its size, that may be set aside: recorded with an H200 and an H100; of the A100 three
-quarters, as the CUDA C++ Programming Guide says (L2 Set-Aside Cache)."""
+quarters, by the CUDA C++ Programming Guide (L2 Set-Aside Cache)."""
 _ACCESS_WINDOW_BYTES: Final = 134217728
 _HOPPER_SHARED: Final = 233472
 

@@ -3,7 +3,7 @@
 A server is on a device from ``register`` to ``end``, or to its process's end: its file ``<uuid>.<any>.server`` holds
 its PID and is locked while it lives, so the files of a killed server are recognized and removed. The file counts only
 if it belongs to that process's user, so that no user can register another's process. Beside it ``<uuid>.<any>.use``
-has a line of PID and bytes for each client, and one of -1 and bytes for what departed clients still hold. Reading and
+has a line of PID and bytes for each client, and one of -1 and bytes for what exited clients still hold. Reading and
 registering both lock the folder.
 """
 
@@ -23,7 +23,7 @@ from pympsd.devices.state_folder import READ_BYTES, StateFolder, read, replace
 from pympsd.errors import DeviceError
 
 GONE: Final = -1
-"""Stands for departed clients whose kernels still run, in place of a PID."""
+"""Stands for exited clients whose kernels still run, in place of a PID."""
 _SERVER: Final = ".server"
 _USE: Final = ".use"
 

@@ -13,7 +13,7 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 
 
 class NoVisibleDevice(InputError, ValueError):
-    """No device is visible; the message says why. The daemon's exit status is CUDA_ERROR_NO_DEVICE."""
+    """No device is visible; the message explains why. The daemon's exit status is CUDA_ERROR_NO_DEVICE."""
 
 
 class DuplicateDevice(InputError, ValueError):

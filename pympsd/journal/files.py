@@ -123,7 +123,10 @@ def _open_of_user(path: str, flags: int, user: int, former: int | None) -> int:
 def _folder_of(path: str) -> Iterator[int]:
     """Yield a descriptor of a file's folder, which is made if it is missing. Raise OSError."""
     name = os.path.dirname(path)
-    is_new = _make(name)
+    is_new = False
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, FOLDER_MODE)
+        is_new = True
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if is_new:
@@ -136,29 +139,29 @@ def _folder_of(path: str) -> Iterator[int]:
 def _check_folder(folder: int, path: str, user: int, former: int | None) -> None:
     """Raise OSError for another user's folder, or the daemon's own with other things: users choose servers' names."""
     owner, own = os.fstat(folder).st_uid, os.geteuid()
-    is_free = user == own or (owner == own and _is_of_logs(folder, os.path.basename(path)))
+    is_free = user == own
+    if not is_free and owner == own:
+        # A folder that has logs of this name only, moved away or not, may become that of a server's user.
+        is_free = all(file.startswith(os.path.basename(path)) for file in os.listdir(folder))
     if owner not in (user, former) and not is_free:
         raise OSError(errno.EPERM, f"its folder is user {owner}'s", path)
 
 
 def _open_inside(folder: int, path: str, flags: int) -> int:
-    """Open or make a file of an open folder; raise OSError for what is no file of the folder's owner alone."""
+    """Open or make a file of an open folder; raise OSError if it is not a file of the folder's owner alone."""
     name = os.path.basename(path)
     try:
         fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
     except FileExistsError:
         fd = os.open(name, flags, dir_fd=folder)
         with _closed_on_error(fd):
-            _check_file(os.fstat(fd), os.fstat(folder).st_uid, path)
+            status, owner = os.fstat(fd), os.fstat(folder).st_uid
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
+                raise OSError(errno.EPERM, f"it is no file of user {owner} with one name", path) from None
         return fd
     with _closed_on_error(fd):
         os.fchmod(fd, MODE)
     return fd
-
-
-def _check_file(status: os.stat_result, owner: int, path: str) -> None:
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
-        raise OSError(errno.EPERM, f"it is no file of user {owner} with one name", path)
 
 
 @contextlib.contextmanager
@@ -168,20 +171,6 @@ def _closed_on_error(fd: int) -> Iterator[None]:
     except OSError:
         os.close(fd)
         raise
-
-
-def _is_of_logs(folder: int, name: str) -> bool:
-    """Return whether a folder has logs of one name only, moved away or not, and so may become a server's user's."""
-    return all(each.startswith(name) for each in os.listdir(folder))
-
-
-def _make(folder: str) -> bool:
-    """Make a folder; return whether it was missing."""
-    try:
-        os.mkdir(folder, FOLDER_MODE)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _check_link(path: str) -> None:

@@ -59,8 +59,8 @@ def _text(value: str) -> str:
 def line(when: float, who: str, pid: int, text: str) -> bytes:
     """Return a whole line; ``when`` in seconds since the epoch.
 
-    Control characters of ``text`` are escaped, as in ``\\x1b``: any user may cause a line, and it must not tell the
-    terminal that shows it what to do. Its other undecodable bytes, tabs and line ends are preserved.
+    Control characters of ``text`` are escaped, as in ``\\x1b``: any user may cause a line, and it must not control
+    the terminal that shows it. Its other undecodable bytes, tabs and line ends are preserved.
     """
     text = text.translate(ESCAPED)
     moment = datetime.fromtimestamp(when)

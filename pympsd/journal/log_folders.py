@@ -50,7 +50,7 @@ class LogFolders:
     _made: dict[str, MadeFolder] = field(factory=dict, init=False)
 
     def list_made(self) -> tuple[MadeFolder, ...]:
-        """Return what the next daemon has to know."""
+        """Return what the next daemon needs."""
         return tuple(self._made.values())
 
     def take(self, made: tuple[MadeFolder, ...]) -> None:

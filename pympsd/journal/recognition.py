@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from string import Formatter
 from typing import Any, Final
 
 from attrs import define, field, frozen
 
 from pympsd.journal.catalogue import SERVER_LINES
-from pympsd.journal.dialects import Line
 
 WHOLE_NUMBERS: Final = frozenset(
     ("pid", "context", "device", "left", "count", "workers", "most", "limit", "status", "priority", "version")
@@ -27,7 +27,7 @@ FOLLOWERS: Final = {
 """Events whose sentence is but a field ("0"): known only by the line before."""
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
 """Two events for our own servers, which drop a context when the documents say in one dialect, and as driver 580 does
-in the other; what the vendor's server says of it has the documents' form."""
+in the other; the vendor's server's line of it has the documents' form."""
 
 
 @frozen
@@ -39,19 +39,15 @@ class Recognised:
 
     @property
     def documented(self) -> str:
-        """The event whose documented sentence says the same."""
+        """The event whose documented sentence means the same."""
         return DOCUMENTED_AS.get(self.event, self.event)
-
-
-def _hexadecimal(digits: str) -> int:
-    return int(digits, 16)
 
 
 _Reader = Callable[[str], object]
 _READERS: Final[dict[str, tuple[str, _Reader]]] = {
     "text": ("(.*)", str),
     "whole": (r"(-?\d{1,20})", int),
-    "#x": ("(0x[0-9a-f]{1,16})", _hexadecimal),
+    "#x": ("(0x[0-9a-f]{1,16})", partial(int, base=16)),
     ".0f": (r"(-?\d{1,20})", float),
 }
 
@@ -85,7 +81,7 @@ class _Pattern:
         self._expression = re.compile(expression)
 
     def read(self, pid: int, text: str) -> Recognised | None:
-        """Return what process ``pid`` said with the text, if it is of this sentence."""
+        """Return what process ``pid`` reported with the text, if it is of this sentence."""
         match = self._expression.fullmatch(text)
         if match is None:
             return None
@@ -97,13 +93,9 @@ class _Pattern:
         return Recognised(self.event, fields)
 
 
-def _patterns(lines: dict[str, Line]) -> dict[str, _Pattern]:
-    return {
-        event: _Pattern(event, line.r580, line.r580_pid) for event, line in lines.items() if line.r580 is not None
-    }
-
-
-_PATTERNS: Final = _patterns(SERVER_LINES)
+_PATTERNS: Final = {
+    event: _Pattern(event, line.r580, line.r580_pid) for event, line in SERVER_LINES.items() if line.r580 is not None
+}
 _LITERAL: Final = tuple(pattern for pattern in _PATTERNS.values() if not pattern.is_bare)
 
 
@@ -121,16 +113,12 @@ class Recogniser:
                 self._awaited.pop(pid, None)
                 if found.event in FOLLOWERS:
                     self._awaited[pid] = FOLLOWERS[found.event]
-                return _by_context(found)
+                # A process's first connection, number 0, is its own; the others are those of its contexts.
+                if found.event == "client_connected" and found.fields["context"] != 0:
+                    return Recognised("context_connected", found.fields)
+                return found
         awaited = self._awaited.get(pid)
         found = _PATTERNS[awaited].read(pid, text) if awaited else None
         if found is None:
             self._awaited.pop(pid, None)
         return found
-
-
-def _by_context(found: Recognised) -> Recognised:
-    """A process's first connection, number 0, is its own; the others are those of its contexts."""
-    if found.event == "client_connected" and found.fields["context"] != 0:
-        return Recognised("context_connected", found.fields)
-    return found

@@ -58,9 +58,9 @@ class Journal:
         self._write(self._named.get(self._names.get(pid, ""), self.server), entry, SERVER_LINES)
 
     def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:
-        """Write what the driver's own server said: r580 as it came, the others by the event that it is, if it is one.
+        """Write a line of the driver's own server: r580 as it came, the others by the event that it is, if it is one.
 
-        Only r580 says ``who`` it calls itself; in the others it is a Server, as ours are.
+        Only r580 has ``who`` it calls itself; in the others it is a Server, as ours are.
         """
         said = Recognised("vendor_line", {"text": text})
         if self.dialect is not Dialect.R580:
@@ -89,7 +89,7 @@ class Journal:
         return evolve(self, server=self._named.get(name, self.server))
 
     def close_server_log(self, name: str) -> None:
-        """Close the log of a named server that is deleted; its folder is removed or kept as `LogFolders` says."""
+        """Close the log of a named server that is deleted; its folder is removed or kept as `LogFolders` decides."""
         if (file := self._named.pop(name, None)) is not None:
             file.close()
             self.folders.note_deleted(name)

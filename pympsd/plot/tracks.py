@@ -13,7 +13,7 @@ from pympsd.errors import InputError
 
 
 class BadTrace(InputError, ValueError):
-    """A text is no trace; the message says why."""
+    """A text is not a trace; the message explains why."""
 
 
 @frozen

@@ -1,7 +1,7 @@
 """Set how ps shows a process: rewrite its argument area, set its comm (procps, pgrep and pidof read these).
 
 The words are written NUL-separated over the process's own argument area, which is in /proc/self/stat (proc(5)). Then
-the kernel is told that the area ends with the last word (prctl(2), PR_SET_MM): otherwise programs that split
+the kernel is informed that the area ends with the last word (prctl(2), PR_SET_MM): otherwise programs that split
 /proc/PID/cmdline at its NULs see an empty argument for each byte that is left. The environment, which follows, stays
 readable. Kernels differ in what they permit: PR_SET_MM_MAP needs no privilege but CONFIG_CHECKPOINT_RESTORE, which
 distributions set, and PR_SET_MM_ARG_END needs CAP_SYS_RESOURCE. Where both are denied the rest of the area is zero.
@@ -44,7 +44,7 @@ def show_as(words: Sequence[str]) -> None:
 
 
 def _set_end(area: _MemoryMap) -> None:
-    """Have the argument area end where ``area`` says; everything else stays as it is."""
+    """Make the argument area end where ``area`` does; change nothing else."""
     libc = ctypes.CDLL(None)
     sbrk, prctl = libc.sbrk, libc.prctl
     sbrk.restype = ctypes.c_void_p

@@ -19,7 +19,7 @@ DRIVER_VERSION = f"{DRIVER_BRANCH}.0"
 """Its version in dotted form, at whose dot scripts split it."""
 
 EXTRAS = "_extras"
-"""The folder of what comes with the packages and is no part of them (pympsd/cli/extras.py)."""
+"""The folder of files that come with the packages and are not part of them (pympsd/cli/extras.py)."""
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 _build: "list[str]" = []
 

@@ -1,6 +1,6 @@
-"""The fields that nvidia-smi 580 knows for --query-gpu and --query-compute-apps, by its own names.
+"""The fields that nvidia-smi 580 has for --query-gpu and --query-compute-apps, by its own names.
 
-An emulated GPU has values for few of them (`queries`); for the others ``[N/A]`` is printed, as nvidia-smi does for
+An emulated GPU has values for few of them (`queries`); for other fields ``[N/A]`` is printed, as nvidia-smi does for
 what a GPU does not have. A name that is not in these tables is refused. The names are those that nvidia-smi lists
 with --help-query-gpu and --help-query-compute-apps; their units stand in the header of a CSV column.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from typing import Final
 
 from attrs import frozen
@@ -112,18 +112,13 @@ def _processes(folder: StateFolder | None, properties: DeviceProperties) -> tupl
     found: list[Process] = []
     for server in registered(folder, properties.uuid) if folder is not None else ():
         if properties.is_volta_or_newer:
-            held = _by_process(server.clients)
-            # Memory of departed clients is the server's.
+            held: Counter[int] = Counter()
+            for pid, used in server.clients:
+                held[pid] += used
+            # Memory of exited clients is the server's.
             found.append(Process(server.pid, "C", held.pop(GONE, 0)))
             found += [Process(pid, "M+C", used) for pid, used in sorted(held.items())]
         else:
             # Before Volta all clients' memory is the server's (MPS documents, 2.3.1.1).
             found.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
     return tuple(found)
-
-
-def _by_process(clients: Sequence[tuple[int, int]]) -> dict[int, int]:
-    held: dict[int, int] = {}
-    for pid, used in clients:
-        held[pid] = held.get(pid, 0) + used
-    return held

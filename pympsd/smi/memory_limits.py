@@ -25,7 +25,7 @@ INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
 """Exit statuses, as nvidia-smi's manual page lists them."""
 _MOUNT: Final = "/sys/fs/cgroup"
 _MIB: Final = 1 << 20
-_MOST_MIB: Final = MAX_MEMORY // _MIB
+_MAX_MIB: Final = MAX_MEMORY // _MIB
 """The greatest limit, for which ``max`` stands in a soft limit."""
 
 
@@ -81,7 +81,7 @@ def _mebibytes(given: argparse.Namespace, option: str) -> int | str | None:
     if text is None or text in ("max", "default"):
         return text
     least = 1 if option == "hard_limit" else 0
-    if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= _MOST_MIB):
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= _MAX_MIB):
         allowed = "a MebiByte value above 0" if least else "a non-negative MebiByte value"
         raise Refused(f"--{option.replace('_', '-')} must be {allowed}, max or default, not {text!r}\n", INVALID)
     return int(text)
@@ -92,7 +92,7 @@ def _options(soft: int | str | None, hard: int | str | None) -> str:
     options = ""
     if soft is not None:
         if soft == "max":
-            soft = hard if isinstance(hard, int) else _MOST_MIB
+            soft = hard if isinstance(hard, int) else _MAX_MIB
         options += f" --soft-limit={soft}M" if soft not in (0, "default") else " --soft-limit=none"
     if hard is not None:
         options += f" --hard-limit={hard}M" if isinstance(hard, int) else " --hard-limit=unlimited"

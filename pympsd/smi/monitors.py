@@ -89,8 +89,13 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
 def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
     """Return a report's lines, the first of which are the header if ``number`` (from 0) is due to have it."""
     lines = _header(monitor) if number % _HEADER_EVERY == 0 else []
-    stamp = _stamp(monitor)
-    rows = _device_rows(monitor, devices) if monitor.command == "dmon" else _process_rows(monitor, devices)
+    forms = (form for letter, form in (("D", " %Y%m%d  "), ("T", " %H:%M:%S  ")) if letter in monitor.stamps)
+    stamp = time.strftime("".join(forms))
+    rows = (
+        (f"{device.index:>5}{_cells(monitor, device.used)}" for device in devices)
+        if monitor.command == "dmon"
+        else _process_rows(monitor, devices)
+    )
     return "".join(f"{line}\n" for line in (*lines, *(f"{stamp}{row}" for row in rows)))
 
 
@@ -116,16 +121,6 @@ def _header(monitor: Monitor) -> list[str]:
     first = "".join(f"{name:>7}" for name, _ in monitor.columns)
     second = "".join(f"{unit:>7}" for _, unit in monitor.columns)
     return [f"#{stamps} gpu{process[0]}{first}{command[0]}", f"#{units} Idx{process[1]}{second}{command[1]}"]
-
-
-def _stamp(monitor: Monitor) -> str:
-    forms = (form for letter, form in (("D", " %Y%m%d  "), ("T", " %H:%M:%S  ")) if letter in monitor.stamps)
-    return time.strftime("".join(forms))
-
-
-def _device_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
-    for device in devices:
-        yield f"{device.index:>5}{_cells(monitor, device.used)}"
 
 
 def _process_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:

@@ -60,10 +60,6 @@ def _memory(device: Device) -> Iterator[str]:
         yield _line(2, name, f"{mebibytes} MiB")
 
 
-def _compute(device: Device) -> Iterator[str]:
-    yield _line(1, "Compute Mode", device.shown_mode)
-
-
 def _pids(device: Device) -> Iterator[str]:
     if not device.processes:
         yield _line(1, "Processes", "None")
@@ -78,7 +74,11 @@ def _pids(device: Device) -> Iterator[str]:
         yield _line(3, "Used GPU Memory", f"{process.used // MIB} MiB")
 
 
-_DISPLAYS: Final = {"MEMORY": _memory, "COMPUTE": _compute, "PIDS": _pids}
+_DISPLAYS: Final = {
+    "MEMORY": _memory,
+    "COMPUTE": lambda device: iter([_line(1, "Compute Mode", device.shown_mode)]),
+    "PIDS": _pids,
+}
 
 
 def _line(depth: int, name: str, value: object) -> str:

@@ -62,7 +62,7 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
         shown = path.decode(errors="replace")
         warn(f"the daemon at {shown} says nothing for {SECONDS:g} s: the machine is what the environment describes")
         return {}
-    except (control_client.DaemonGone, OSError):  # an earlier version, which does not know the question
+    except (control_client.DaemonGone, OSError):  # an earlier version, which does not have the question
         return {}
     finally:
         daemon.close()

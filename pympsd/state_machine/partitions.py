@@ -23,7 +23,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.partitions import (
-    LEAST_CAPABILITY,
+    MIN_CAPABILITY,
     SmPartition,
     chunk_count,
     free_chunks,
@@ -145,7 +145,7 @@ def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int)
     if not daemon.options.has_own_servers:
         raise NotPossible(NO_PARTITIONS)
     properties = daemon.devices[device]
-    if properties.compute_capability < LEAST_CAPABILITY:
+    if properties.compute_capability < MIN_CAPABILITY:
         major, minor = properties.compute_capability
         raise NotPossible(
             f"Static partitions need compute capability 8.0; device {shown}, {properties.name}, has {major}.{minor}."

@@ -16,9 +16,9 @@ operators have set lives in the daemon's memory, so a file has to have it too. T
 
 What the keeper holds, by the names in `state.entries`: the listening sockets, the daemon's end of each server's link,
 connections whose peers wait, pidfds of clients of the driver's server, and the log FIFO. What the state file holds is
-`state.records.PersistentState`. Servers' clients and contexts are in neither: each server knows its own.
+`state.records.PersistentState`. Servers' clients and contexts are in neither: each server has its own.
 
-A daemon is killed. Connections wait in the backlog, packets in the sockets; servers and their clients go on. The next
+A daemon is killed. Connections wait in the backlog, packets in the sockets; servers and clients run on. The next
 daemon then, in this order:
 
 1. claims the pipe directory (`directory_claim`): the lock of the killed daemon is free, or will be in a moment;

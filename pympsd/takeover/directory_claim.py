@@ -32,7 +32,7 @@ _REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTOR
 
 
 class CannotReplace(StartError):
-    """The running daemon cannot be replaced; the message says why and what to do."""
+    """The running daemon cannot be replaced; the message explains why and what to do."""
 
 
 class NoDaemonPid(CannotReplace):
@@ -123,7 +123,7 @@ def _hand_over(folder: str) -> None:
 
 
 def _send_hand_over(folder: str, pid: int, pidfd: int) -> None:
-    """Signal the daemon to hand over, unless it has ended meanwhile."""
+    """Signal the daemon to hand over, unless it has ended in the meantime."""
     try:
         _check(folder, pid)
         signal.pidfd_send_signal(pidfd, HAND_OVER)
@@ -174,7 +174,7 @@ def _is_same_file(path: str, lock: os.stat_result) -> bool:
 def daemon_above(folder: str) -> str:
     """Return, in words, of which daemon's server or namespace a directory is; nothing if it is of none.
 
-    A daemon that was killed counts while its state or its keeper is there: the next one goes on with its namespaces.
+    A daemon that was killed counts while its state or its keeper is there: the next one takes over its namespaces.
     """
     folder = os.path.realpath(folder)
     server, namespace = os.path.split(folder)

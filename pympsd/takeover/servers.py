@@ -6,7 +6,7 @@ is nothing to take over from a daemon that was PID 1 of a container: nothing sur
 Each is a `PendingServer` until it has reported: `take_over` starts its two tasks, `watch` for the end of its process
 and `serve` for its link. One of pympsd's own servers is asked for a report (`link_messages.ReportRequest`), and the
 report is checked as if an enemy had written it: the server runs as another user. The driver's server cannot report;
-its clients are those whose pidfds the keeper held, and their notes say what the previous daemon knew of them.
+its clients are those whose pidfds the keeper held, and their notes contain the previous daemon's data on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import trio
@@ -39,7 +39,7 @@ from pympsd.takeover.keeper.entries import KeptEntries
 from pympsd.takeover.processes import KnownProcess, kill_session
 from pympsd.takeover.state.entries import ClientNote, KeptFd, id_of, link_name
 from pympsd.takeover.state.other_devices import OtherDevices
-from pympsd.takeover.state.records import PersistentServer, PersistentState
+from pympsd.takeover.state.records import PersistentServer
 from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import NO_USER, Ids, Peer
@@ -51,7 +51,7 @@ from pympsd.wire.messages import Versions, agree
 
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
-MOST_CLIENTS: Final = 1 << 14
+MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
 """How far the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
@@ -192,7 +192,9 @@ def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[Pe
     ]
     connections = frozenset(id_of(one.name) for one in left.connections)
     other_devices = _other_devices(dispatcher, saved)
-    dispatcher.feed(events.PredecessorDied(_select_running(saved, pending), other_devices, connections))
+    running = {server.session.id for server in pending}
+    servers = tuple(server for server in saved.remembered.servers if server.serial in running)
+    dispatcher.feed(events.PredecessorDied(evolve(saved.remembered, servers=servers), other_devices, connections))
     if pending:
         dispatcher.ids = Ids(first_id(dispatcher.state.lifetime.generation))
     for server in pending:
@@ -252,7 +254,7 @@ def _find_server(
 def _driver_session(
     dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: KeptEntries
 ) -> VendorServerSession:
-    """Return the session of a driver's server with what the keeper knows of its clients."""
+    """Return the session of a driver's server with the keeper's data on its clients."""
     session = VendorServerSession(
         dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
     )
@@ -271,7 +273,7 @@ def _driver_session(
 
 
 def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
-    """Return what the keeper's note of a client says of its process."""
+    """Return the process of a client by the keeper's note."""
     note = entry.note
     return ClientProcess(
         Peer(note.pid, note.uid, NO_USER),
@@ -283,12 +285,6 @@ def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientPr
         since=note.since,
         origin=_origin_of(dispatcher, note.pid),
     )
-
-
-def _select_running(saved: SavedState, pending: Sequence[PendingServer]) -> PersistentState:
-    server_ids = {server.session.id for server in pending}
-    servers = tuple(server for server in saved.remembered.servers if server.serial in server_ids)
-    return evolve(saved.remembered, servers=servers)
 
 
 async def _receive_report(
@@ -304,7 +300,7 @@ async def _receive_report(
             break
         if isinstance(message, link.LogRecord | link.LogDropped):
             session.handle(dispatcher, message)
-    if not 0 <= message.clients <= MOST_CLIENTS:
+    if not 0 <= message.clients <= MAX_CLIENTS:
         raise RemoteError(f"it reports {message.clients} clients")
     return message, [await _next(channel) for _ in range(message.clients)]
 

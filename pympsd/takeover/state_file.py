@@ -1,4 +1,4 @@
-"""The state file: what the next daemon has to know if this one is killed. Mode 0600, replaced atomically.
+"""The state file: what the next daemon needs if this one is killed. Mode 0600, replaced atomically.
 
 It names the processes that are the daemon's servers, so it is believed only if it is the daemon's own: a regular file
 of its user, not readable or writable by others, written since the machine was started.
@@ -30,16 +30,16 @@ from pympsd.vocabulary.limits import ALL_DEVICES
 FORMAT: Final = 2
 """Format 1, of pympsd before 27 November 2026, is read too."""
 MODE: Final = 0o600
-MOST_BYTES: Final = 4 << 20
+MAX_BYTES: Final = 4 << 20
 """The largest configuration file takes 1.4 MiB of it."""
-MOST_DEVICES: Final = 256
+MAX_DEVICES: Final = 256
 """Limits of devices with higher ordinals than any machine has are refused, even where the devices are not known."""
 DYING_SECONDS: Final = 1.0
 """A killed daemon releases its lock shortly before it has ended."""
 
 
 class StateRefused(FileError, ValueError):
-    """The state file cannot be used; the message says why."""
+    """The state file cannot be used; the message explains why."""
 
 
 class StillRuns(StateRefused):
@@ -65,11 +65,11 @@ class SavedState:
     trace: str = ""
     """The path of the trace that it writes."""
     log_folders: tuple[MadeFolder, ...] = ()
-    """Those that it, or the previous daemon, has made for the logs of servers."""
+    """Folders that it, or the previous daemon, has made for the logs of servers."""
 
 
 def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
-    """Return a text for each device that tells it from others, in order."""
+    """Return a text for each device that distinguishes it from others, in order."""
     return tuple(
         f"{device.uuid} {device.name} {device.multiprocessors} SMs {device.memory_bytes} bytes" for device in devices
     )
@@ -92,13 +92,13 @@ def _own_bytes(folder: str) -> bytes | None:
         raise StateRefused(error.strerror) from None
     try:
         _check_owner(os.fstat(fd))
-        return os.read(fd, MOST_BYTES + 1)
+        return os.read(fd, MAX_BYTES + 1)
     finally:
         os.close(fd)
 
 
 def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
-    """Return what a daemon left, in words, that one of protocol 2 with these defaults could not go on with."""
+    """Return what a daemon left, in words, that one of protocol 2 with these defaults could not use."""
     if (saved := _left(folder)) is None:
         return []
     running = tuple(one for one in saved.remembered.servers if start_time_of(one.pid) == saved.started.get(one.pid))
@@ -158,8 +158,8 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _checked(data: bytes) -> SavedState:
-    if len(data) > MOST_BYTES:
-        raise StateRefused(f"it is longer than {MOST_BYTES} bytes")
+    if len(data) > MAX_BYTES:
+        raise StateRefused(f"it is longer than {MAX_BYTES} bytes")
     try:
         saved = _decoded(data)
     except (ValueError, RecursionError) as error:
@@ -179,7 +179,7 @@ def _decoded(data: bytes) -> SavedState:
     if isinstance(contents, dict) and contents.get("format") == 1:
         _upgrade(contents)
     saved = msgspec.convert(contents, SavedState, str_keys=True)
-    check(saved.remembered, len(saved.devices) or MOST_DEVICES)
+    check(saved.remembered, len(saved.devices) or MAX_DEVICES)
     return saved
 
 
@@ -190,7 +190,7 @@ def _upgrade(contents: Any) -> None:
     """Make the contents of format 1 those of format 2, in which limits stand in objects of their own.
 
     Format 1 has those of a namespace and a server's maxima among their other values, as numbers, and in rules one
-    percentage for all devices. Contents that are no daemon's are left to the check that follows.
+    percentage for all devices. Contents that are not a daemon's are left to the check that follows.
     """
     try:
         remembered = contents["remembered"]

@@ -44,7 +44,7 @@ def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
 
 
 class NoTerminal(StartError):
-    """Nothing can be drawn here; the message says why and what to do."""
+    """Nothing can be drawn here; the message explains why and what to do."""
 
 
 class _Screen:
@@ -69,7 +69,7 @@ class _Screen:
                 return
 
     def _handle(self, key: int, shown: list[Row]) -> bool:
-        """Carry out a key, -1: none was pressed; return whether to go on."""
+        """Carry out a key, -1: none was pressed; return whether to continue."""
         if key != -1:
             self._note = ""
         if key == ord("q"):

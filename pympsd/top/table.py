@@ -39,7 +39,7 @@ class Row(NamedTuple):
     launches: float | None = None
     """Kernels started in a second; of a server."""
     namespace: str = ""
-    """That of a client, in protocol 3."""
+    """The client's namespace (protocol 3 only)."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -74,7 +74,12 @@ COLUMNS: Final = (
     ),
     Column("SM %", 5, lambda row: _percentages(row.percentage), "active thread percentage"),
     Column("CTX", 4, lambda row: str(row.contexts), "contexts"),
-    Column("MEMORY", 9, lambda row: _mebibytes(row.memory), "device memory in use, in MiB"),
+    Column(
+        "MEMORY",
+        9,
+        lambda row: "-" if row.memory is None else f"{row.memory / 1048576:.1f}M",
+        "device memory in use, in MiB",
+    ),
     Column(
         "LAUNCH/S",
         8,
@@ -125,7 +130,7 @@ SORTS: Final[dict[str, Callable[[Row], Any]]] = {
 
 @frozen
 class Answers:
-    """What a daemon answers to QUERIES."""
+    """A daemon's answers to QUERIES."""
 
     servers: tuple[Server, ...]
     waiting: tuple[Waiting, ...]
@@ -221,7 +226,3 @@ def _percentages(percentage: float | dict[int, float] | None) -> str:
     if isinstance(percentage, dict):
         return ",".join(f"{each:.1f}" for _, each in sorted(percentage.items()))
     return "-" if percentage is None else f"{percentage:.1f}"
-
-
-def _mebibytes(count: int | None) -> str:
-    return "-" if count is None else f"{count / 1048576:.1f}M"

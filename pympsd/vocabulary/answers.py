@@ -1,4 +1,4 @@
-"""What a command answers: parts for stdout and control.log, and for a refused one a line for stderr."""
+"""The answer of a command: parts for stdout and control.log, and for a refused one a line for stderr."""
 
 from __future__ import annotations
 

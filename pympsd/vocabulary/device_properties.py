@@ -16,7 +16,7 @@ VIRTUAL_OFFSET, MAPPED_OFFSET = 2 << 38, 3 << 38
 kernels access the addresses of that window and no others. Between the first offset and this one clients reserve
 addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
-"""What is mapped there are multiples of this many bytes, at multiples of it."""
+"""Mappings there are multiples of this many bytes, at multiples of it."""
 
 
 @frozen

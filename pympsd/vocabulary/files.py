@@ -2,7 +2,7 @@
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 SYSTEM_PIPE_DIRECTORY = "/run/nvidia-mps"
-"""That of root's daemon of protocol 3."""
+"""The pipe directory of root's daemon of protocol 3."""
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
 
 CONTROL = "control"
@@ -29,18 +29,18 @@ OF_THE_DAEMON = (
 """The names in the pipe directory that nothing else may have."""
 
 OF_A_RUNNING_DAEMON = (STATE, KEEPER)
-"""What a daemon that runs, or was killed, has in its pipe directory, and no server or namespace."""
+"""Files of a running or killed daemon in its pipe directory; servers and namespaces have none of them."""
 
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 
 CLIENTS_ONLY_MODES = {CONTROL: 0o222, OWN_CONTROL: 0o600}
-"""Those of a daemon that refuses operators at ``control``: by its mode it says that they need another socket."""
+"""Modes of a daemon that refuses operators at ``control``: the mode shows that they need another socket."""
 
-SOCKET_PATH_LIMIT = 107
+MAX_SOCKET_PATH = 107
 """The most bytes in a Unix socket's path: sun_path less its terminating NUL (unix(7))."""
 
-LIBCUDA_SOCKET_PATH_LIMIT = 106
+MAX_LIBCUDA_SOCKET_PATH = 106
 """The most that libcuda can take: with one byte more a program's standard input breaks (measured on driver 580)."""
 
 

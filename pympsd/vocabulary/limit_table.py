@@ -89,7 +89,7 @@ NO_LIMITS: Final = Limits()
 
 @frozen
 class ClientLimits:
-    """What the daemon sends a server of the limits of a client that it admits."""
+    """The limits of an admitted client, as the daemon sends them to its server."""
 
     own: Limits = NO_LIMITS
     """The limits of its namespace, or in protocol 2 of its server."""
@@ -177,10 +177,6 @@ def _combine_priority(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
     """Return the client's own level, else the default, but none above that of a bound (1 is below normal)."""
     levels = (environment or own, *bounds)
     return max((level for level in levels if level is not None), default=None)
-
-
-def _keep_own(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
-    return own
 
 
 @frozen
@@ -341,7 +337,7 @@ LIMITS: Final = (
         "<name>|none",
         lambda name: name or NO_PARTITION,
         lambda name: name or None,
-        _keep_own,
+        lambda own, environment, bounds: own,
         default="",
         is_own=True,
         driver_lacks=lambda name: " of this release" if name else "",
@@ -350,6 +346,7 @@ LIMITS: Final = (
 """Every limit, in the order in which lists and files have them."""
 PINNED_MEMORY, PERCENTAGE, PRIORITY, TOTAL_MEMORY, SM_PARTITION = LIMITS
 BY_DEVICE: Final = tuple(row for row in LIMITS if row.is_by_device)
-WITH_MAXIMUM: Final = tuple(row for row in LIMITS if row.has_maximum)
 VENDORS: Final = tuple(row for row in LIMITS if not row.is_own)
-OWN: Final = tuple(row for row in LIMITS if row.is_own)
+# Lists and files have these two, which only pympsd has, by name.
+WITH_MAXIMUM: Final = tuple(sorted((row for row in LIMITS if row.has_maximum), key=lambda row: row.name))
+OWN: Final = tuple(sorted((row for row in LIMITS if row.is_own), key=lambda row: row.name))

@@ -20,7 +20,7 @@ PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTIT
 
 
 class BadLimit(InputError, ValueError):
-    """An invalid limit; the message says what is allowed."""
+    """An invalid limit; the message explains what is allowed."""
 
 
 @frozen(order=True)
@@ -64,7 +64,7 @@ class MemoryGroup:
 
 
 def cgroup_group(path: str) -> str:
-    """Return the name of the group that a cgroup's clients are; bytes of it that are no UTF-8 as ``\\xff``."""
+    """Return the name of the group that a cgroup's clients are; bytes of it that are not UTF-8 as ``\\xff``."""
     return f"{OF_CGROUP}{path.encode(errors='surrogateescape').decode(errors='backslashreplace')}"
 
 

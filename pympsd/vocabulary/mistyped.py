@@ -1,4 +1,4 @@
-"""What a mistyped word was probably meant to be, for the messages of every command line."""
+"""Guess which word was meant by a mistyped one, for the messages of every command line."""
 
 from __future__ import annotations
 

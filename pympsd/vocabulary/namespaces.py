@@ -32,7 +32,7 @@ def socket_problem(pipe_directory: str, server: str, namespace: str, *, for_libc
     """Return why a namespace's socket cannot be made; nothing if it can. ``for_libcuda``: libcuda connects to it."""
     path = f"{pipe_directory}/{server}/{namespace}/{files.CONTROL}"
     size = len(path.encode("utf-8", "surrogateescape"))
-    most = files.LIBCUDA_SOCKET_PATH_LIMIT if for_libcuda else files.SOCKET_PATH_LIMIT
+    most = files.MAX_LIBCUDA_SOCKET_PATH if for_libcuda else files.MAX_SOCKET_PATH
     if size <= most:
         return ""
     return (

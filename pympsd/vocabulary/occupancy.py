@@ -1,6 +1,6 @@
 """The number of blocks that one multiprocessor holds, for placement and for the clients' occupancy functions.
 
-As in CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules including the part
+By CUDA's occupancy calculation: blocks, threads in whole warps, shared memory in whole granules including the part
 that the system reserves for each block, and registers on real devices: an emulated device has no register file, and
 NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capabilities, technical specifications;
 cuda_occupancy.h for the allocation of registers.
@@ -57,7 +57,7 @@ def available_shared_bytes(attributes: Mapping[str, int], blocks: int) -> int:
     return memory // blocks // granule * granule - reserved
 
 
-_MOST_CLUSTERS: Final = 8
+_MAX_CLUSTERS: Final = 8
 """The most clusters of one block on one multiprocessor."""
 _CLUSTER_GROUPS: Final = (16, 16, 16, 16, 16, 16, 14, 14)
 """Multiprocessors that the blocks of one cluster can share, of an H200's 132: these sizes give, for clusters of up to
@@ -70,7 +70,7 @@ LARGEST_CLUSTER: Final = 16
 
 def active_clusters(multiprocessors: int, blocks: int, size: int) -> int:
     """Return the number of clusters of ``size`` blocks that can be active, if a multiprocessor holds ``blocks``."""
-    each = min(blocks, _MOST_CLUSTERS)
+    each = min(blocks, _MAX_CLUSTERS)
     if size <= 2:
         return multiprocessors * each // size
     groups = (group * multiprocessors // _ALL_MULTIPROCESSORS for group in _CLUSTER_GROUPS)

@@ -7,7 +7,7 @@ command:
     ParsedLine(text="get_client_list 847", words=("get_client_list", "847"), command="get_client_list", protocol=2,
                asks_servers=True, server_pid=847)
 
-asks the server 847 for its clients first, if it does not report them by itself.
+asks the server 847 for its clients first, if it reports them only on request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ParsedLine:
     protocol: int = 2
     """The protocol of the daemon that got the line."""
     asks_servers: bool = False
-    """The answer depends on what servers know."""
+    """The answer depends on the servers' state."""
     server_pid: int | None = None
     """The PID of the only server that ``asks_servers`` concerns; None: all."""
     process: int | None = None

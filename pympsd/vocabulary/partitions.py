@@ -15,8 +15,8 @@ from pympsd.vocabulary.namespaces import name_problem
 VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
 """By which a client names its partitions."""
 NO_PARTITION: Final = "none"
-"""What a namespace is bound to that is bound to no partition."""
-LEAST_CAPABILITY: Final = (8, 0)
+"""The word for a namespace that is bound to no partition."""
+MIN_CAPABILITY: Final = (8, 0)
 """The compute capability from which on devices have them."""
 _ID_BYTES: Final = 27
 """Which are 36 characters in base64."""
@@ -34,7 +34,7 @@ class SmPartition:
 
 @frozen
 class ChosenPartition:
-    """What a client gets on a device in static use: the chunks of its partition, or no context."""
+    """A client's part of a device in static use: the chunks of its partition, or no context."""
 
     name: str = ""
     chunks: tuple[int, ...] = ()
@@ -53,7 +53,7 @@ def chunk_size(device: DeviceProperties) -> int:
 
 def chunk_count(device: DeviceProperties) -> int:
     """Return the number of chunks of a device; 0: it has no static partitions."""
-    if device.compute_capability < LEAST_CAPABILITY:
+    if device.compute_capability < MIN_CAPABILITY:
         return 0
     return device.multiprocessors // chunk_size(device) if device.sm_chunks is None else device.sm_chunks[0]
 

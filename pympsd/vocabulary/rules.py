@@ -26,7 +26,7 @@ _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
 class Unknown(InputError):
-    """Whether a process fits a rule is unknown; the message says why."""
+    """Whether a process fits a rule is unknown; the message explains why."""
 
 
 @frozen
@@ -42,7 +42,7 @@ class Origin:
 
 @frozen
 class Condition:
-    """What a process must have: one of some values."""
+    """A condition on a process: it has one of some values."""
 
     kind: str
     """One of KINDS."""
@@ -59,7 +59,7 @@ class Condition:
 
     def fits(self, found: Sequence[str]) -> bool:
         """Whether one of the values is among what a process has."""
-        fits = _FITS.get(self.kind, _is_like)
+        fits = _FITS.get(self.kind, fnmatchcase)
         return any(fits(each, value) for each in found for value in self.values)
 
 
@@ -142,10 +142,6 @@ _FOUND: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
     "executable": _executables,
 }
 KINDS: Final = (*_FOUND, "namespace")
-
-
-def _is_like(found: str, value: str) -> bool:
-    return fnmatchcase(found, value)
 
 
 def is_below(path: str, value: str) -> bool:

@@ -65,8 +65,8 @@ class Settings:
             backend="emulated" if backend == "auto" and is_described else backend,
             emulated_devices=environment.get("PYMPSD_EMULATED_DEVICES", "") or "H200",
             visible_devices=environment.get("CUDA_VISIBLE_DEVICES"),
-            thread_percentage=_percentage(environment),
-            client_priority=_priority(environment),
+            thread_percentage=_read_or_none(PERCENTAGE, environment) or ThreadPercentage(),
+            client_priority=_read_or_none(PRIORITY, environment) or ClientPriority(),
             log_dialect=read(environment, variables.LOG_DIALECT),
             complaints=_complaints(environment),
             memory_limits=environment.get(MEMORY_LIMITS[0]) or environment.get(MEMORY_LIMITS[1], ""),
@@ -126,41 +126,26 @@ _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {
 def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is wrong with variables that prevent no start. The devices' memory limits are checked elsewhere."""
     found = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
-    for name, (read_as, complaint) in _RECORDED.items():
+    for name, (_, complaint) in _RECORDED.items():
         # Of a client a percentage can be by device, of the daemon it is one number.
-        if (text := environment.get(name)) and not _is_read(read_as, text):
+        if environment.get(name) and _read_or_none(name, environment) is None:
             found[name] = complaint
     return tuple(found.values())
 
 
-def _is_read(read_as: Callable[[str], object], text: str) -> bool:
-    """Return whether a value counts, even though it is written in another form than is allowed."""
+def _read_or_none(name: str, environment: Mapping[str, str]) -> Any:
+    """Return the value of a variable of _RECORDED; None if it is empty, or in another form than is allowed."""
     try:
-        read_as(text)
+        return _RECORDED[name][0](environment.get(name) or "")
     except BadLimit:
-        return False
-    return True
-
-
-def _percentage(environment: Mapping[str, str]) -> ThreadPercentage:
-    try:
-        return ThreadPercentage.parse(environment.get(PERCENTAGE) or "100")
-    except BadLimit:
-        return ThreadPercentage()
-
-
-def _priority(environment: Mapping[str, str]) -> ClientPriority:
-    try:
-        return ClientPriority.parse(environment.get(PRIORITY) or "0")
-    except BadLimit:
-        return ClientPriority()
+        return None
 
 
 METHODS: Final = {
     SCHEDULING_POLICIES: ("add", "remove", "drop", "next", "charge"),
     TURN_POLICIES: ("__call__",),
 }
-"""What a policy of each group is asked."""
+"""The methods that a policy of each group must have."""
 
 
 def named_policy(group: str, variable: str, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a user can take from the daemon: a share for each user of each resource, and what is reserved for others.
+"""Limits on what a user can take from the daemon: each user's share of each resource, and reserves for others.
 
 Theory of operation. One unprivileged user must not be able to stop the daemon for everybody else. Therefore every
 resource that a connection or a command can take has one row in RESOURCES, which is the only source of
@@ -47,7 +47,7 @@ _VALUE: Final = re.compile(r"([0-9]{1,12})([KMG]?)B?", re.ASCII | re.IGNORECASE)
 
 
 class BadShare(InputError, ValueError):
-    """A share that is not possible; the message is a sentence without its full stop, which says what is allowed."""
+    """An impossible share; the message is a sentence without its full stop, which explains what is allowed."""
 
 
 @frozen
@@ -57,7 +57,7 @@ class Resource:
     name: str
     """In the option, the variable and the file."""
     unit: str
-    """What the values count, in the plural."""
+    """The unit of the values, in the plural."""
     share: int
     """What one user may have, unless an administrator sets it."""
     minimum: int

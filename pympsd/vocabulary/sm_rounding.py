@@ -32,7 +32,7 @@ class SmRounding:
     green_minimum: int
     """The least number of SMs of a green context (CUDA driver API, Green Contexts)."""
     green_alignment: int
-    """What the SMs of a green context are a multiple of (there)."""
+    """The SMs of a green context are a multiple of this number (there)."""
     is_measured: bool
     """Whether ``step`` and ``minimum`` were seen on a device of this architecture."""
     source: str

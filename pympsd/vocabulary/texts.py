@@ -1,6 +1,6 @@
 """Limits as operators and configuration files write them in protocol 3, and as they are shown.
 
-A reader raises BadText, which says what is allowed; the caller, which knows where the text stood, makes the sentence.
+A reader raises BadText, which contains what is allowed; the caller, who has the text's place, makes the sentence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
 
 
 class BadText(InputError, ValueError):
-    """A text is no valid value; ``allowed`` continues a sentence "... is": ``true or false,``."""
+    """A text is not a valid value; ``allowed`` continues a sentence "... is": ``true or false,``."""
 
     def __init__(self, allowed: str, text: str) -> None:
         super().__init__(f"{allowed} not {text!r}")

@@ -64,7 +64,7 @@ MEMORY_LIMIT_FORM: Final = "DEVICE=LIMIT, as in 0=1G or GPU-...=512M, several wi
 PERCENTAGE_FORM: Final = "DEVICE=PERCENTAGE, as in 0=50 or GPU-...=25, several with commas"
 _SHOWN: Final = 100
 """The number of characters of a wrong value that are shown."""
-_MAX_PATIENCE: Final = 1e9
+_MAX_SECONDS: Final = 1e9
 _NUMBER: Final = re.compile(r"\s*\+?0*([0-9]{1,4})\s*", re.ASCII)
 
 
@@ -90,10 +90,10 @@ class Variable:
     meaning: str
     """As the manual page and README have it; names in backquotes."""
     effect: str = ""
-    """What a wrong value does."""
+    """The effect of a wrong value."""
     check: Check | None = None
     page: str = ""
-    """The page of docs/ that says more."""
+    """The page of docs/ with the details."""
     default: str = ""
     """The value that an empty or missing variable has for `read`; `meaning` states it in words."""
 
@@ -128,7 +128,7 @@ def _connections(text: str) -> str:
 
 def _seconds(text: str) -> str:
     try:
-        is_valid = 0.0 <= float(text) < _MAX_PATIENCE
+        is_valid = 0.0 <= float(text) < _MAX_SECONDS
     except ValueError:
         is_valid = False
     return "" if is_valid else "a number of seconds, 0 or more"
@@ -178,10 +178,6 @@ def _shares(text: str) -> str:
     except shares.BadShare as error:
         return f"RESOURCE=VALUE, several with commas ({error})"
     return ""
-
-
-def _mebibytes(text: str) -> str:
-    return "" if text.isascii() and text.isdecimal() else "a whole number of MiB"
 
 
 _BOTH: Final = Reader.DAEMON | Reader.CLIENT
@@ -251,7 +247,7 @@ VARIABLES: Final = (
         Reader.CLIENT,
         "MiB that a container's client may hold on each device; schedulers set it",
         _CUINIT_FAILS,
-        _mebibytes,
+        lambda text: "" if text.isascii() and text.isdecimal() else "a whole number of MiB",
         "provisioning.md",
     ),
     Variable(

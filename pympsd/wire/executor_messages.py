@@ -260,9 +260,9 @@ class ContextTrace:
     multiprocessors: tuple[int, ...]
     """The ids that it may use, as its kernels read them in %smid."""
     slots: int
-    """The number of blocks, however small, that can be resident on them at once."""
+    """The number of blocks, however small, that can be resident on them at the same time."""
     resident_high_water: int
-    """The largest number that were resident at once."""
+    """The largest number that were resident at the same time."""
 
 
 @frozen

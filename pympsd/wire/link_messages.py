@@ -78,7 +78,7 @@ class AdmitClient:
     least_priority: int = 0
     """The level that its environment cannot go beyond, for the same servers."""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
-    """What it gets on devices in static use, by ordinal."""
+    """The client's chunks on devices in static use, by index."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device ordinal."""
     audited: bool = False
@@ -148,7 +148,7 @@ class LogRecord:
     fields: dict[str, str | int | float]
     time: float
     namespace: str = ""
-    """That of the client that it is about, in protocol 3."""
+    """The namespace of the client that it is about (protocol 3 only)."""
 
 
 @message(41)

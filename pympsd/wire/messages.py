@@ -97,7 +97,7 @@ class Refused:
 @message(3)
 @frozen
 class GoWithoutMps:
-    """A client under a debugger is to go on as without a daemon; why."""
+    """A client under a debugger is to continue as without a daemon; why."""
 
     reason: str
 

@@ -49,7 +49,7 @@ GENERATION_SHIFT: Final = 40
 
 
 class Kind(Enum):
-    """What a handle stands for; handles are minted by the client."""
+    """The kind of a handle; the client allocates handles."""
 
     STREAM = "stream"
     EVENT = "event"
@@ -185,7 +185,7 @@ _MEMORY: Final = (
     Operation(0x108, "COPY_3D", (_STREAM, *_SIDES), Completion.QUEUED),
     Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.AWAITED, answered=True),
     # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
-    # process: to free it no context is named (0), and it stays until the work so far is done.
+    # process: to free it no context is named (0), and it stays until the work enqueued before is done.
     Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address"), brings_fd=True),
     Operation(0x111, "FREE_PINNED", _u64("address"), answered=True, scope=Scope.PROCESS),
     # Copies from and to that memory, not answered: it may change, and has changed, when the stream is done with them.

@@ -121,11 +121,13 @@ class TensorMap:
 
 
 def check(of: TensorMap) -> None:
-    """Raise ValueError, which says what is wrong and what is allowed, for what is no tensor map."""
+    """Raise ValueError, which explains what is wrong and what is allowed, for an invalid tensor map."""
     _check_modes(of)
     _check_tensor(of)
     if of.im2col is None:
-        _check_box(of.box)
+        for index, size in enumerate(of.box):
+            if not 1 <= size <= 256:
+                raise ValueError(f"boxDim[{index}] is {size}; 1 to 256 are allowed")
     else:
         _check_im2col(of, of.im2col)
     # The first element stride is ignored: the first dimension has none without interleaving.
@@ -172,12 +174,6 @@ def _check_tensor(of: TensorMap) -> None:
     for index, stride in enumerate(of.strides):
         if stride % unit or not 0 <= stride < 1 << 40:
             raise ValueError(f"globalStrides[{index}] is {stride}; multiples of {unit} below 2**40 are allowed")
-
-
-def _check_box(box: tuple[int, ...]) -> None:
-    for index, size in enumerate(box):
-        if not 1 <= size <= 256:
-            raise ValueError(f"boxDim[{index}] is {size}; 1 to 256 are allowed")
 
 
 _CORNERS: Final = {3: 15, 4: 7, 5: 4}
@@ -269,7 +265,7 @@ FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
 def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes:
     """Return the bytes of a map with one field changed as by tensormap.replace; the result may break the rules.
 
-    A map may be made from 128 zero bytes. Raises ValueError for other bytes that are no map.
+    A map may be made from 128 zero bytes. Raises ValueError for other bytes that are not a map.
     """
     if data == bytes(BYTES):
         data = pack(TensorMap(0, 0, (1,), (), (), ()))

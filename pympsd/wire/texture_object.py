@@ -38,7 +38,7 @@ LEVELS: Final = 18
 
 
 class Kind(IntEnum):
-    """What the memory of an object is."""
+    """The kind of an object's memory."""
 
     ARRAY = 1
     """An array or a mipmapped one."""

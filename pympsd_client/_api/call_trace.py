@@ -58,11 +58,6 @@ def _write(process: int, thread: int, name: str, began: int, ended: int, result:
         trace.slice(process, thread, name, began, ended)
 
 
-def _forget_in_child() -> None:
-    # Another thread may have held the lock of the parent's.
-    _trace.cache_clear()
-
-
 @cache
 def _trace() -> TraceFile | None:
     """Return the trace of this process; None if it cannot be written, which is reported on standard error."""
@@ -90,4 +85,4 @@ def _complain(sentence: str) -> None:
 
 
 atexit.register(_report_loss)
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=lambda: _trace.cache_clear())  # another thread may have held the lock

@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_context, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._arguments.values import number, unsigned
-from pympsd_client._objects.context import Context, context_of, contexts, current, this_thread
+from pympsd_client._objects.context import Context, context_of, contexts, current, require_context, this_thread
 from pympsd_client._objects.process import process
 
 _SCHEDULING: Final = (0, 1, 2, 4)
@@ -129,11 +129,9 @@ def destroy(handle: int) -> None:
     """
     context = context_of(handle)
     if context.primary:
-        raise CudaError(
-            Result.ERROR_INVALID_CONTEXT, "a primary context is not destroyed; call cuDevicePrimaryCtxRelease"
-        )
+        raise invalid_context("a primary context is not destroyed; call cuDevicePrimaryCtxRelease")
     if context.partition is not None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, "the context is a green context's; call cuGreenCtxDestroy")
+        raise invalid_context("the context is a green context's; call cuGreenCtxDestroy")
     contexts.pop(context.handle, None)
     stack = this_thread.stack
     if stack and stack[-1] is context:
@@ -184,16 +182,14 @@ def flags_of_current() -> int:
 
 def set_flags_of_current(flags: int) -> None:
     """Set the flags of the current context; they do not affect the executor."""
-    context = current()
-    context.usable()
+    context = require_context()
     context.flags = _check_flags(flags)
 
 
 def attach(flags: int) -> int:
     """Return the current context; one more call of cuCtxDetach is then needed to destroy it."""
     check_no_flags("cuCtxAttach", flags)
-    context = current()
-    context.usable()
+    context = require_context()
     context.attached += 1
     return context.handle
 
@@ -202,7 +198,7 @@ def detach(handle: int) -> None:
     """Undo cuCtxAttach of the current context, or destroy it like cuCtxDestroy; INVALID_CONTEXT for another one."""
     context = context_of(handle)
     if context is not current():
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, "cuCtxDetach is of the context that is current to its thread")
+        raise invalid_context("cuCtxDetach is of the context that is current to its thread")
     if context.attached:
         context.attached -= 1
     else:
@@ -211,8 +207,7 @@ def detach(handle: int) -> None:
 
 def api_version(handle: int) -> int:
     """Return the API version of a context (NULL: the current one)."""
-    context = context_of(handle) if handle else current()
-    context.usable()
+    require_context(handle)
     return _API_VERSION
 
 

@@ -45,7 +45,7 @@ from pympsd_client._arguments.values import number, text, to_python, unsigned
 from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client.signatures import Calling, Parameter, Signature
+from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 EntryPoint = Callable[..., tuple[Any, ...]]
 _NOT_PERMITTED: Final = (
@@ -108,26 +108,15 @@ _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUmemPoolProps *": memory_structs.pool_properties,
 }
 _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "CUcontext": bindings.CUcontext,
-    "CUdevice": bindings.CUdevice,
-    "CUdeviceptr": bindings.CUdeviceptr,
-    "CUevent": bindings.CUevent,
-    "CUfunction": bindings.CUfunction,
+    **{
+        parameter.type: getattr(bindings.bindings, parameter.type)
+        for signature in SIGNATURES.values()
+        for parameter in signature.outputs
+        if hasattr(bindings.bindings, parameter.type)
+    },
     "CUfunction *": lambda handles: [bindings.CUfunction(handle) for handle in handles],
-    "CUfunctionLoadingState": bindings.CUfunctionLoadingState,
-    "CUkernel": bindings.CUkernel,
-    "CUkernel *": lambda handles: [bindings.CUkernel(handle) for handle in handles],
-    "CUlibrary": bindings.CUlibrary,
-    "CUlinkState": bindings.CUlinkState,
-    "CUmemAccess_flags": bindings.CUmemAccess_flags,
+    "CUkernel *": lambda handles: [bindings.bindings.CUkernel(handle) for handle in handles],
     "CUmemAllocationProp": memory_structs.make_allocation_properties,
-    "CUmemGenericAllocationHandle": bindings.CUmemGenericAllocationHandle,
-    "CUmemoryPool": bindings.CUmemoryPool,
-    "CUmodule": bindings.CUmodule,
-    "CUmoduleLoadingMode": bindings.CUmoduleLoadingMode,
-    "CUfunc_cache": bindings.bindings.CUfunc_cache,
-    "CUsharedconfig": bindings.bindings.CUsharedconfig,
-    "CUstream": bindings.CUstream,
     **bindings.makers("CUdevprop", "CUdevResource", "CUstreamAttrValue", "CUtensorMap", "CUuuid"),
     "CUexecAffinityParam": resources.sm_affinity,
     **array_structs.WRAPPERS,
@@ -135,8 +124,6 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     **graph_structs.WRAPPERS,
     **shared_handles.WRAPPERS,
     "CUdevResource *": lambda parts: [bindings.from_bytes("CUdevResource", part) for part in parts],
-    "CUdevResourceDesc": bindings.bindings.CUdevResourceDesc,
-    "CUgreenCtx": bindings.bindings.CUgreenCtx,
     "void": to_python,
     "void *": to_python,
 }
@@ -187,7 +174,15 @@ def _source(signature: Signature) -> str:
     name, outputs, calling = signature.name, len(signature.outputs), signature.calling
     is_variants = calling is Calling.VARIANTS
     arguments = "*arguments, **keywords" if is_variants else ", ".join(signature.input_names)
-    declared = arguments if is_variants else ", ".join(map(_declaration, signature.inputs))
+    declared = (
+        arguments
+        if is_variants
+        else ", ".join(
+            # The size of an array that is returned is 0 unless it is given.
+            f"{parameter.name}=0" if parameter.is_output and parameter.type == "size_t" else parameter.name
+            for parameter in signature.inputs
+        )
+    )
     lines = [f"def {name}({declared}):"]
     if calling is not Calling.ANYWHERE:
         lines += [
@@ -206,11 +201,6 @@ def _source(signature: Signature) -> str:
     lines += ["    except _CudaError as error:", f"        return _fail(error, {outputs})"]
     lines += ["    except OSError as error:", f"        return _fail(_as_cuda_error(error), {outputs})"]
     return "\n".join(lines)
-
-
-def _declaration(parameter: Parameter) -> str:
-    """Return a parameter as it is declared: the size of an array that is returned is 0 unless it is given."""
-    return f"{parameter.name}=0" if parameter.is_output and parameter.type == "size_t" else parameter.name
 
 
 def _conversion(parameter: Parameter) -> list[str]:

@@ -2,10 +2,10 @@
 
 A library is an image that is not bound to a context: PTX, a fat binary, or, on a GPU, machine code. It is loaded
 into a context as a module when one of its kernels is used there first, and errors of the image are reported then,
-unless the caller wants an error log. A kernel handle is therefore accepted wherever a function handle is.
+unless the caller wants an error log. So every function that takes a function handle also takes a kernel handle.
 
 A link joins several PTX texts into one image (cuLink*). Names of symbols are bytes, sizes in bytes. INVALID_HANDLE
-for handles of no library, kernel or link, NOT_FOUND for names that the image does not have.
+for handles that are not those of a library, kernel or link, NOT_FOUND for names that the image does not have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pympsd_client._objects.code.library import kernel_of, library_of, new_libra
 from pympsd_client._objects.code.link import Link, link_of, links
 from pympsd_client._objects.code.module import image_at, image_of
 from pympsd_client._objects.code.ptx_text import limit_registers
-from pympsd_client._objects.context import current, this_thread
+from pympsd_client._objects.context import current, require_context, this_thread
 from pympsd_client._objects.process import process
 
 _OPTIONS: Final = {value: name for name, value in members("CUlibraryOption", "CU_LIBRARY_").items()}
@@ -175,8 +175,7 @@ def parameter_count(kernel: int) -> int:
 
 def create(count: int, options: Any, values: Any) -> int:
     """Begin a link in the current context; options are its logs, and MAX_REGISTERS of inputs without their own."""
-    context = current()
-    context.usable()
+    context = require_context()
     link = Link(context, jit_options.read(count, options, values))
     links[link.handle] = link
     return link.handle

@@ -10,7 +10,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_context, invalid_value, not_supported
 from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.process import process
@@ -70,6 +70,6 @@ def _pair(peer: int) -> tuple[Context, Context]:
     own.usable()
     other = context_of(peer)
     if other is own:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, "the current context is not a peer of itself")
+        raise invalid_context("the current context is not a peer of itself")
     other.usable()
     return own, other

@@ -19,7 +19,7 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import number
 from pympsd_client._command_stream import operations
-from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.context import Context, current, require_context
 
 _LIMITS: Final = {value: name for name, value in members("CUlimit", "CU_LIMIT_").items() if name != "MAX"}
 _KNOWN_BY_THE_EXECUTOR: Final = frozenset({"PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE"})
@@ -33,8 +33,7 @@ _HANDLE_COUNT: Final = (1 << 40) - 1
 
 def limit(requested: int) -> int:
     """Return a limit of the current context; UNSUPPORTED_LIMIT for one that the device lacks."""
-    context = current()
-    context.usable()
+    context = require_context()
     name = _limit_name(requested, context.device.properties)
     return context.settings.get(name, _default(name, context.device.properties))
 
@@ -45,8 +44,7 @@ def set_limit(requested: int, value: int) -> None:
     PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; all other limits are
     only kept.
     """
-    context = current()
-    context.usable()
+    context = require_context()
     properties = context.device.properties
     name = _limit_name(requested, properties)
     if name in ("SHMEM_SIZE", "CIG_ENABLED"):
@@ -99,15 +97,13 @@ def reset_persisting_cache() -> None:
 
 def cache_preference() -> int:
     """Return the CUfunc_cache of the current context."""
-    context = current()
-    context.usable()
+    context = require_context()
     return context.settings.get("cache", 0)
 
 
 def set_cache_preference(preference: int) -> None:
     """Keep a CUfunc_cache, which changes nothing: shared memory is not taken from the cache. INVALID_VALUE."""
-    context = current()
-    context.usable()
+    context = require_context()
     check_cache_preference(preference)
     context.settings["cache"] = preference
 
@@ -126,8 +122,7 @@ def set_bank_size(size: int) -> None:
 
 def context_id(handle: int) -> int:
     """Return a number that no other context of this process has had (NULL: of the current context)."""
-    context = context_of(handle) if handle else current()
-    context.usable()
+    context = require_context(handle)
     return context.handle & _HANDLE_COUNT
 
 
@@ -196,8 +191,7 @@ def set_global_dump_setting(setting: int, value: Any) -> None:
 
 def dump_setting(setting: int) -> bool | int | bytes:
     """Return a setting of core dumps of the current context, the global one if it has none of its own."""
-    context = current()
-    context.usable()
+    context = require_context()
     own = _dumps.get(context, {})
     return own.get(_dump_setting(setting), global_dump_setting(setting))
 
@@ -207,8 +201,7 @@ def set_dump_setting(setting: int, value: Any) -> None:
 
     It has no effect: no dump is written here.
     """
-    context = current()
-    context.usable()
+    context = require_context()
     name = _dump_setting(setting)
     if name in _ONLY_GLOBAL:
         raise CudaError(

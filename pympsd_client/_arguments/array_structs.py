@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
-from pympsd_client._arguments.bindings import bindings, makers
+from pympsd_client._arguments.bindings import makers
 from pympsd_client._arguments.values import address_of
 
 
@@ -58,8 +58,6 @@ def pack_3d(of: ArrayDescription) -> bytes:
 
 
 WRAPPERS: Final = {
-    "CUarray": bindings.CUarray,
-    "CUmipmappedArray": bindings.CUmipmappedArray,
     **makers("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR"),
 }
 """Converts an output's value to the type that cuda.bindings returns."""

@@ -17,23 +17,12 @@ bindings: Final[Any] = _driver
 
 CUresult: Final[Any] = _driver.CUresult
 CUcontext: Final[Any] = _driver.CUcontext
-CUdevice: Final[Any] = _driver.CUdevice
 CUdeviceptr: Final[Any] = _driver.CUdeviceptr
-CUevent: Final[Any] = _driver.CUevent
 CUexecAffinityParam: Final[Any] = _driver.CUexecAffinityParam
 CUexecAffinityType: Final[Any] = _driver.CUexecAffinityType
 CUfunction: Final[Any] = _driver.CUfunction
-CUfunctionLoadingState: Final[Any] = _driver.CUfunctionLoadingState
-CUkernel: Final[Any] = _driver.CUkernel
-CUlibrary: Final[Any] = _driver.CUlibrary
-CUlinkState: Final[Any] = _driver.CUlinkState
-CUmemAccess_flags: Final[Any] = _driver.CUmemAccess_flags
-CUmemGenericAllocationHandle: Final[Any] = _driver.CUmemGenericAllocationHandle
 CUmemoryPool: Final[Any] = _driver.CUmemoryPool
-CUmodule: Final[Any] = _driver.CUmodule
-CUmoduleLoadingMode: Final[Any] = _driver.CUmoduleLoadingMode
 CUstream: Final[Any] = _driver.CUstream
-CUuuid: Final[Any] = _driver.CUuuid
 cuuint64_t: Final[Any] = _driver.cuuint64_t
 
 

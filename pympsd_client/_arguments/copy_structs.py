@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import astuple, frozen
 
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.values import address_of, addresses_of
@@ -97,28 +97,15 @@ def copy_3d_peer(argument: Any) -> tuple[Copy3D, int, int] | None:
     return copy_at(address, Memcpy3D), raw.dstContext, raw.srcContext
 
 
-_SIDE_FIELDS: Final = {
-    "MemoryType": "memory_type",
-    "Host": "host",
-    "Device": "device",
-    "Pitch": "pitch",
-    "Height": "rows",
-    "XInBytes": "x",
-    "Y": "y",
-    "Z": "z",
-    "LOD": "level",
-    "Array": "array",
-}
-"""The attribute of `CopySide` by the name of C's field, which ``src`` or ``dst`` precedes. 2D lacks some."""
+_FIELDS: Final = ("MemoryType", "Host", "Device", "Pitch", "Height", "XInBytes", "Y", "Z", "LOD", "Array")
+_SIDE_FIELDS: Final = {prefix: tuple(prefix + name for name in _FIELDS) for prefix in ("dst", "src")}
+"""C's names of the attributes of `CopySide`, in their order. 2D lacks some."""
 
 
 def copy_at(address: int, layout: type[_Memcpy2D | Memcpy3D] = Memcpy3D) -> Copy3D:
     """Return the values of a C structure in memory."""
     raw: Any = layout.from_address(address)
-    destination, source = (
-        CopySide(**{name: getattr(raw, side + field, 0) for field, name in _SIDE_FIELDS.items()})
-        for side in ("dst", "src")
-    )
+    destination, source = (CopySide(*[getattr(raw, name, 0) for name in names]) for names in _SIDE_FIELDS.values())
     return Copy3D(destination, source, raw.WidthInBytes, raw.Height, getattr(raw, "Depth", 1))
 
 
@@ -126,8 +113,8 @@ def copy_bytes(copy: Copy3D) -> bytes:
     """Return the bytes of a CUDA_MEMCPY3D."""
     raw = Memcpy3D(WidthInBytes=copy.width, Height=copy.height, Depth=copy.depth)
     for prefix, side in (("dst", copy.destination), ("src", copy.source)):
-        for field, name in _SIDE_FIELDS.items():
-            setattr(raw, prefix + field, getattr(side, name))
+        for name, value in zip(_SIDE_FIELDS[prefix], astuple(side), strict=True):
+            setattr(raw, name, value)
     return bytes(raw)
 
 

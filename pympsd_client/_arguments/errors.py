@@ -55,6 +55,11 @@ def invalid_handle(reason: str) -> CudaError:
     return CudaError(Result.ERROR_INVALID_HANDLE, reason)
 
 
+def invalid_context(reason: str) -> CudaError:
+    """Return CUDA_ERROR_INVALID_CONTEXT with a reason."""
+    return CudaError(Result.ERROR_INVALID_CONTEXT, reason)
+
+
 def not_supported(reason: str) -> CudaError:
     """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names what to do instead."""
     return CudaError(Result.ERROR_NOT_SUPPORTED, reason)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.wire.texture_object import Sampling
-from pympsd_client._arguments.bindings import bindings, makers
+from pympsd_client._arguments.bindings import makers
 from pympsd_client._arguments.values import address_of
 
 ARRAY, MIPMAPPED, LINEAR, PITCHED = range(4)
@@ -93,8 +93,6 @@ def _reader(name: str) -> Callable[[Any], bytes | None]:
 READERS: Final = {f"{name} *": _reader(name) for name in _SIZES}
 """Return the bytes of a structure, None for NULL; TypeError for anything else."""
 WRAPPERS: Final = {
-    "CUtexObject": bindings.CUtexObject,
-    "CUsurfObject": bindings.CUsurfObject,
     **makers(*_SIZES),
 }
 """Converts an output's value to the type that cuda.bindings returns."""

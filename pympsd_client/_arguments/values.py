@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from attrs import frozen
 
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import invalid_value
 
+T = TypeVar("T")
 MAX_COUNT: Final = 1 << 20
 """Elements of an array at an address: a larger count can only be an error."""
 
@@ -100,6 +101,19 @@ def read_numbers(argument: Any, count: int, code: str) -> list[int]:
     if not isinstance(argument, Sequence) or isinstance(argument, str | bytes):
         raise TypeError(f"a list or tuple is required, not {type(argument).__name__}")
     return [number(element) for element in argument]
+
+
+def find_by_handle(
+    table: Mapping[int, T], handle: int, noun: str, error: Callable[[str], Exception] = invalid_value
+) -> T:
+    """Return the object of a handle in a table; ``noun`` and the reason why it may be missing are the refusal's.
+
+    Raise ``error`` (INVALID_VALUE) if the table does not have it.
+    """
+    entry = table.get(handle)
+    if entry is None:
+        raise error(f"{handle:#x} is not {noun}")
+    return entry
 
 
 def check_not_null(name: str, *addresses: int) -> None:

@@ -1,11 +1,11 @@
-"""What an executor sends: answers, faults of contexts, the output of kernels, file descriptors.
+"""Messages from an executor: answers, faults of contexts, the output of kernels, file descriptors.
 
-An answer is (flags, result, body). Three things may come with it. FLAG_POISONED says that a fault has ended the
-context; `report_fault` tells the context. OUTPUT records carry what kernels printed before an answer;
+An answer is (flags, result, body). Three things may come with it. FLAG_POISONED means that a fault has ended the
+context; `report_fault` passes the fault to it. OUTPUT records carry what kernels printed before an answer;
 `DeviceOutput` keeps the text for the thread that waits for that answer. An answer whose operation brings a
 descriptor is received with recvmsg; `ReceivedFds` keeps the descriptor until the caller takes it.
 
-As in `transport`, Ctrl-C may come between any two steps. Where something could be lost the steps are one chain of C
+Like in `transport`, Ctrl-C may come between any two steps. If something could be lost, the steps are one chain of C
 calls; the other steps may be repeated.
 """
 

@@ -1,8 +1,8 @@
 """Host functions: posted to a stream, announced by the executor, run in this process, reported as done.
 
 A host function has four steps. `HostCallbacks.launch` posts HOST_FUNCTION. The executor answers it when its stream
-has come to that point; the stream then waits. A callback thread runs the function. HOST_FUNCTION_DONE lets the
-stream go on.
+has come to that point; the stream then waits. A callback thread runs the function. After HOST_FUNCTION_DONE the
+stream continues.
 
     program       post HOST_FUNCTION ...
     executor      ... earlier work ... answer | waits ................. | later work
@@ -17,8 +17,8 @@ stream go on.
   one in another.
 - **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
   is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request that the
-  executor answers once it takes more. HOST_FUNCTION_DONE and the work of a running function are exempt: they are
-  what makes room.
+  executor answers once it takes more. HOST_FUNCTION_DONE and the work of a running function are exempt,
+  because they reduce the unfinished work.
 - Callback threads are daemon threads: they never keep a process from exiting.
 """
 
@@ -170,7 +170,11 @@ class HostCallbacks:
         sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
         try:
-            self._transport.post((record or partial(_host_function, callback))(sequence))
+            if record is None:
+                operands = (callback.context_id, sequence, callback.stream, sequence)
+                self._transport.post(operations.HOST_FUNCTION.record(*operands, flags=FLAG_QUIET))
+            else:
+                self._transport.post(record(sequence))
         except CudaError:  # after Ctrl-C it stays pending: its record may be on its way
             self._transport.discard(sequence)
             if self._pending.pop(sequence, None) is not None:
@@ -277,7 +281,3 @@ class HostCallbacks:
             finally:
                 self._transport.discard(sequence)
             self._posted = count().__next__
-
-
-def _host_function(callback: PendingCallback, token: int) -> bytes:
-    return operations.HOST_FUNCTION.record(callback.context_id, token, callback.stream, token, flags=FLAG_QUIET)

@@ -88,9 +88,9 @@ def hello_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def command_line(raw: bytes, limit: int = 4096) -> str:
-    """Return a command line as `ps` shows it, from /proc/self/cmdline, cut to ``limit`` bytes."""
-    return raw[:limit].rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+def command_line(raw: bytes) -> str:
+    """Return a command line as `ps` shows it, from /proc/self/cmdline, cut to 4096 bytes."""
+    return raw[:4096].rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
 
 
 def is_traced(status: bytes) -> bool:

@@ -4,12 +4,12 @@ A request names a number and is answered by a message with the same number. Requ
 a request that Ctrl-C interrupted may come before the one that is due: its command stream is kept (`Session._adopt`)
 and its context closed again (`Session._decline`).
 
-A server that ends may send the reason as a last message without a number. That reason is every later call's error.
+A server that ends may send the reason as a last message without a number; every later call fails with that reason.
 An executor that ends while its server stays means a fatal fault of its device.
 
 CUDA_FORCE_API_VERSION: a program that asks for an API from before CUDA 4.0 gets no context under MPS (MPS
 documents, 2.3.2). C programs pass it to their compiler; here it is an environment variable, 1000 x major + 10 x
-minor: 3020. As in C, a leading number counts and the rest is ignored; a value without one is ignored.
+minor: 3020. Like in C, a leading number counts and the rest is ignored; a value without one is ignored.
 """
 
 from __future__ import annotations

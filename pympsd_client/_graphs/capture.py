@@ -24,7 +24,7 @@ event adds them to its own, and joins the capture if it did not capture before:
 
 - The streams of a capture are exactly the keys of its ``next``; ``_captures`` finds the capture of a stream.
 - At the end each captured node must lead to the origin's latest work, else UNJOINED.
-- An invalid capture (``reason`` is set) takes nothing more; it must still be ended where it began.
+- An invalid capture (``reason`` is set) takes nothing more; it must still be ended in the stream in which it began.
 - A capture begins with `launch_cache.invalidate`, because launches in C would bypass it.
 - In the modes GLOBAL and THREAD_LOCAL calls that may depend on captured work (_UNSAFE) are refused to the threads
   that the mode names.
@@ -192,7 +192,7 @@ class Captures:
                 capture.reason = capture.reason or "it was ended in a stream in which it did not begin"
                 raise CudaError(
                     Result.ERROR_STREAM_CAPTURE_UNMATCHED,
-                    "the capture did not begin in this stream; end it where it began",
+                    "the capture did not begin in this stream; end it in the stream in which it began",
                 )
             if capture.mode != RELAXED and capture.thread != threading.get_ident():
                 raise CudaError(
@@ -437,7 +437,7 @@ class Captures:
     def _leave(self, operation: Operation, flags: int) -> bool:
         """Leave a record to be sent, unless a capture prohibits it to this thread.
 
-        One whose answer is not waited for is no call of its own: memory that is freed in stream order.
+        A record whose answer nobody waits for (memory freed in stream order) is not a call of its own.
         """
         if operation.name not in _UNSAFE or self._modes.current == RELAXED or flags & FLAG_QUIET:
             return False

@@ -86,7 +86,7 @@ class Executable:
         self._frees: Final = frees - allocated.keys()
         """The addresses that it frees for other graphs."""
         self._graph_handle = _NOT_INSTANTIATED
-        """The handle of its records in the executor; _NOT_MADE after a change."""
+        """The handle of its records in the executor; _NOT_INSTANTIATED after a change."""
         self._records: Final[dict[int, bytes]] = {}
         """The record of a launch by stream."""
         self._host_work: list[Callable[[int], None]] = []

@@ -20,6 +20,7 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.values import find_by_handle
 
 _FIRST_HANDLE: Final = 1 << 48
 """Handles of graphs differ from those of a command stream, and look like pointers in C."""
@@ -169,18 +170,12 @@ def new(of: Node | None = None) -> Graph:
 
 def find(handle: int) -> Graph:
     """Return the graph of a handle; raise INVALID_VALUE."""
-    graph = graphs.get(handle)
-    if graph is None:
-        raise invalid_value(f"{handle:#x} is not a graph of this process (destroyed, or never created)")
-    return graph
+    return find_by_handle(graphs, handle, "a graph of this process (destroyed, or never created)")
 
 
 def find_node(handle: int) -> Node:
     """Return the node of a handle; raise INVALID_VALUE."""
-    node = nodes.get(handle)
-    if node is None:
-        raise invalid_value(f"{handle:#x} is not a node of a graph of this process (destroyed, perhaps)")
-    return node
+    return find_by_handle(nodes, handle, "a node of a graph of this process (destroyed, perhaps)")
 
 
 def find_nodes(handles: Iterable[int]) -> list[Node]:

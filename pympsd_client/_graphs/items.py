@@ -189,7 +189,7 @@ class Items:
         return operations.COPY_3D.record(context_id, 0, _STREAM, *operands)
 
     def _side(self, region: Region, extent: Extent) -> Space | None:
-        """Return where the executor finds a side of a copy; None if this process must move the bytes."""
+        """Return the space in which the executor finds a side of a copy; None if this process must move the bytes."""
         if not region.is_host:
             return Space.DEVICE if ordinal_at(region.address) == self.context.device.ordinal else None
         transport = self.context.usable().transport

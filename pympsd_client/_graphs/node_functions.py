@@ -128,7 +128,7 @@ def set_memory_attribute(device: int, attribute: int, value: Any) -> None:
 
 
 def trim_memory(device: int) -> None:
-    """Give unused graph memory back to the device: none is, for every node keeps its own."""
+    """Give unused graph memory back to the device: there is none, because every node keeps its own."""
     process.device(device)
 
 
@@ -151,7 +151,7 @@ def _set(handle: int, work: Any) -> None:
 def get_parameters(kind: str, handle: int) -> Any:
     """Return the parameters of a node of a type: its structure, or an event; INVALID_VALUE for another type.
 
-    What a structure points to is valid until the parameters are set or the node is destroyed.
+    The targets of its pointers are valid until the parameters are set or the node is destroyed.
     """
     node_kind = parameters.NODE_KINDS[kind]
     return node_kind.write(work_of(handle, node_kind.work))

@@ -1,8 +1,8 @@
 """Parameters of nodes: read from the driver API's structures into work, and written back.
 
 For each type of node there is a reader (``..._at``: from a structure in memory) and a writer (``..._bytes``). The
-readers make the same checks as the functions that do the work immediately. What a written structure points to
-(arrays of parameters, of operations, of graphs) is kept by the work, and is valid until the node is changed or
+readers make the same checks as the functions that do the work immediately. The arrays that a written
+structure points to (parameters, operations, graphs) are kept by the work, and are valid until the node is changed or
 destroyed.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -51,7 +51,7 @@ from pympsd_client._objects import host_function
 from pympsd_client._objects.code.launch import check_shape
 from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
-from pympsd_client._objects.context import Context, context_of, context_on, current
+from pympsd_client._objects.context import Context, context_on, current, require_context
 from pympsd_client._objects.event import events
 from pympsd_client._objects.memory.allocations import check_fill, owner
 from pympsd_client._objects.memory.pinned import pinned
@@ -124,13 +124,6 @@ _BODIES: Final[dict[int, int]] = {ConditionalKind.IF: 2, ConditionalKind.WHILE: 
 """The most bodies of a conditional node."""
 
 
-def _context(handle: int) -> Context:
-    """Return the context of a handle, the current one for NULL."""
-    context = context_of(handle) if handle else current()
-    context.usable()
-    return context
-
-
 # --- kernels
 
 
@@ -139,7 +132,7 @@ def kernel_at(address: int) -> KernelWork:
     raw = structs.KernelParameters.from_address(address)
     if raw.func and raw.kern and raw.func != raw.kern:
         raise invalid_value("both func and kern are given; give one")
-    context = _context(raw.ctx)
+    context = require_context(raw.ctx)
     function = function_of(raw.func or raw.kern, context)
     shape = (
         raw.gridDimX, raw.gridDimY, raw.gridDimZ,
@@ -185,7 +178,7 @@ def check_copy(copy: Copy3D | None, context: int) -> CopyWork:
     """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
     if copy is None:
         raise invalid_value("the description of the copy is NULL")
-    its_context = _context(context)
+    its_context = require_context(context)
     checked = regions(copy, its_context)
     if checked is None:
         raise invalid_value("the copy has no bytes; width, height and depth are at least 1")
@@ -198,7 +191,7 @@ def check_copy(copy: Copy3D | None, context: int) -> CopyWork:
 def fill_at(address: int, context: int) -> FillWork:
     """Return the work of a CUDA_MEMSET_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.FillParameters.from_address(address)
-    its_context = _context(context)
+    its_context = require_context(context)
     if raw.elementSize not in _ELEMENTS:
         raise invalid_value(f"the element size is 1, 2 or 4 bytes, not {raw.elementSize}")
     if not raw.height or not raw.width:
@@ -226,7 +219,7 @@ def batch_at(address: int) -> BatchWork:
         raise invalid_value(f"a batch of memory operations takes no flags: 0, not {raw.flags:#x}")
     if raw.count and not raw.paramArray:
         raise invalid_value(f"paramArray is NULL, and {raw.count} operations are announced")
-    context = _context(raw.ctx)
+    context = require_context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
     parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
     return BatchWork(tuple(operations), tuple(parts), context)
@@ -252,8 +245,7 @@ def batch_bytes(work: BatchWork) -> bytes:
 def host_at(address: int) -> HostWork:
     """Return the work of a CUDA_HOST_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.HostParameters.from_address(address)
-    context = current()
-    context.usable()
+    context = require_context()
     function, data, run = host_function.callee(raw.fn, raw.userData)
     return HostWork(function, data, run, context)
 
@@ -285,14 +277,6 @@ def child_of(graph: Graph, handle: int, ownership: int) -> Graph:
     return child
 
 
-def _with_outer(graph: Graph) -> Iterator[Graph]:
-    """Yield a graph, and those that it is in."""
-    yield graph
-    while graph.of is not None:
-        graph = graph.of.graph
-        yield graph
-
-
 conditions: Final[dict[int, ConditionalHandle]] = {}
 """Conditional handles of this process."""
 
@@ -301,7 +285,9 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
-    if condition is None or not any(condition.graph is outer for outer in _with_outer(graph)):
+    while condition is not None and condition.graph is not graph and graph.of is not None:
+        graph = graph.of.graph
+    if condition is None or condition.graph is not graph:
         raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph, nor of one that it is in")
     max_bodies = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= max_bodies:

@@ -45,7 +45,7 @@ def find_in_clone(node: int, clone: int) -> int:
 
 
 def _pad_list(values: Sequence[int], room: int) -> tuple[list[int], int]:
-    """Return the elements for an array of ``capacity``, padded with 0, and their number; for 0 the number of all."""
+    """Return ``room`` elements for an array, padded with 0, and their number; for 0 only the number of all."""
     if room == 0:
         return [], len(values)
     padded = list(values[:room])

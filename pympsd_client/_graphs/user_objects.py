@@ -9,6 +9,7 @@ from threading import RLock
 from typing import Final
 
 from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._graphs.graph import Graph, allocate_handle
 
 NO_DESTRUCTOR_SYNC: Final = 1
@@ -62,10 +63,7 @@ user_objects: Final[dict[int, UserObject]] = {}
 
 def find(handle: int) -> UserObject:
     """Return the user object of a handle; raise INVALID_VALUE."""
-    user_object = user_objects.get(handle)
-    if user_object is None:
-        raise invalid_value(f"{handle:#x} is not a user object of this process (all its references are released)")
-    return user_object
+    return find_by_handle(user_objects, handle, "a user object of this process (all its references are released)")
 
 
 def retain(graph: Graph, item: UserObject, references: int, move: bool = False) -> None:

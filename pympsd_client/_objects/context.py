@@ -35,7 +35,8 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, FLAG_QUIET, GENERATION_SHIFT
-from pympsd_client._arguments.errors import CudaError, not_supported
+from pympsd_client._arguments.errors import CudaError, invalid_context, not_supported
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
@@ -46,8 +47,8 @@ from pympsd_client._connect.connection import Connection, Device, Opened
 class ThreadStreams:
     """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts and these contexts' ids.
 
-    When the thread ends they are handed to their contexts, which destroy them with their next stream: a
-    destructor is no place for a send that might block.
+    When the thread ends they are handed to their contexts, which destroy them with their next stream. A
+    destructor must not send, because that might block.
     """
 
     def __init__(self) -> None:
@@ -309,27 +310,29 @@ def _not_open() -> CudaError:
 
 def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
-    context = contexts.get(handle)
-    if context is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a context of this process")
-    return context
+    return find_by_handle(contexts, handle, "a context of this process", invalid_context)
 
 
 def current() -> Context:
     """Return the calling thread's current context; raise INVALID_CONTEXT when it has none."""
     stack = this_thread.stack
     if not stack:
-        raise CudaError(
-            Result.ERROR_INVALID_CONTEXT,
-            "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
+        raise invalid_context(
+            "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent"
         )
     return stack[-1]
 
 
+def require_context(handle: int = 0) -> Context:
+    """Return the context of a handle (0: the current one), which is usable; INVALID_CONTEXT or its sticky error."""
+    context = context_of(handle) if handle else current()
+    context.usable()
+    return context
+
+
 def current_on_device_with(attribute: str, problem: str) -> Context:
     """Return the current context, which is usable; NOT_SUPPORTED, for ``problem``, if this device attribute is 0."""
-    context = current()
-    context.usable()
+    context = require_context()
     if not context.device.properties.attributes.get(attribute):
         raise not_supported(problem)
     return context

@@ -7,7 +7,8 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_context, invalid_value
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects import event as events
@@ -64,10 +65,7 @@ def create(handle: int, device: Device) -> GreenContext:
 
 def find(handle: int) -> GreenContext:
     """Return a green context by its handle; INVALID_CONTEXT."""
-    green = green_contexts.get(handle)
-    if green is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a green context of this process")
-    return green
+    return find_by_handle(green_contexts, handle, "a green context of this process", invalid_context)
 
 
 def of(context: Context) -> GreenContext | None:

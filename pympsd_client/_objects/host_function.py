@@ -1,8 +1,8 @@
 """Functions of the program that run in its own process, in stream order (CUDA driver API, Execution Control).
 
 A function is passed as to cuda.bindings: the address of a C function, as a number or a CUhostFn. A ctypes function
-or any other callable works too (not when the program runs natively: then every call is cuda.bindings' own). What a
-Python function raises goes to `sys.unraisablehook`, and the stream continues.
+or any other callable works too (not when the program runs natively: then every call is cuda.bindings' own). An
+exception of a Python function goes to `sys.unraisablehook`, and the stream continues.
 """
 
 from __future__ import annotations

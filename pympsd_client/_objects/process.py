@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_context, invalid_value
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.launch_cache import check_choice, invalidate
 from pympsd_client._connect.connection import Connection, Device
@@ -198,7 +198,7 @@ class Primary:
         """Count one user less; the last release closes the context. INVALID_CONTEXT if there is no user."""
         with self._changing:
             if self._references == 0 or self.context is None:
-                raise CudaError(Result.ERROR_INVALID_CONTEXT, "the primary context is not retained")
+                raise invalid_context("the primary context is not retained")
             self._references -= 1
             if self._references == 0:
                 self.context.close(connection)

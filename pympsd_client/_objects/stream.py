@@ -12,7 +12,7 @@ from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._objects.context import Context, current, this_thread, waiting
+from pympsd_client._objects.context import Context, current, require_context, this_thread, waiting
 from pympsd_client._objects.handle_table import HandleTable
 
 NON_BLOCKING: Final = 1
@@ -80,17 +80,14 @@ def resolve(handle: int) -> tuple[Context, int]:
     if handle in LEGACY:
         return current(), STREAM_LEGACY
     if handle == PER_THREAD:
-        return _per_thread(current())
+        context = current()
+        key = (context, context.id)
+        own = this_thread.streams.handles.get(key)
+        if own is None:
+            own = this_thread.streams.handles[key] = create(context, 0, 0).handle
+        return context, own
     stream = streams.find(handle)
     return stream.context, stream.handle
-
-
-def _per_thread(context: Context) -> tuple[Context, int]:
-    key = (context, context.id)
-    handle = this_thread.streams.handles.get(key)
-    if handle is None:
-        handle = this_thread.streams.handles[key] = create(context, 0, 0).handle
-    return context, handle
 
 
 def query(handle: int) -> None:
@@ -109,8 +106,7 @@ def synchronize(handle: int) -> None:
 def properties(handle: int) -> Stream:
     """Return flags, priority and context, also of the special streams (flags and priority 0, current context)."""
     if handle in LEGACY or handle == PER_THREAD:
-        context = current()
-        context.usable()
+        context = require_context()
         return Stream(handle, context, 0, 0)
     stream = streams.find(handle)
     if not stream.context.active:

@@ -78,20 +78,26 @@ def _read_text(name: str, handle: Any) -> bytes | int:
     return _call(name, handle, text) or text.raw.rstrip(b"\0")
 
 
-def _write_size(code: bytes | int, place: int) -> int:
-    """Write the size of code, or return the result of the call that gave none."""
-    if isinstance(code, int):
-        return code
-    c_size_t.from_address(place).value = len(code)
-    return 0
+def _in_place_of(name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
+    """Return a function that gives code for a handle; the library's own function gives it if there is none here.
 
+    ``code_of`` returns the code, or the result of the call that gave none. A ``name`` that ends in Size gives the
+    number of bytes.
+    """
 
-def _write_code(code: bytes | int, place: int) -> int:
-    """Write code, or return the result of the call that gave none."""
-    if isinstance(code, int):
-        return code
-    memmove(place, code, len(code))
-    return 0
+    def give(handle: int, place: int) -> int:
+        code = code_of(handle) if place else None
+        if code is None:
+            return _call(name, handle, place)
+        if isinstance(code, int):
+            return code
+        if name.endswith("Size"):
+            c_size_t.from_address(place).value = len(code)
+        else:
+            memmove(place, code, len(code))
+        return 0
+
+    return give
 
 
 # --- NVRTC
@@ -122,22 +128,12 @@ def _for_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
     return result, result != options
 
 
-def _program_code(program: int) -> bytes | int:
-    """Return a program's PTX with its end, or the result of the call that gives none."""
+def _program_code(program: int) -> bytes | int | None:
+    """Return a program's PTX with its end, or the result of the call that gives none; None for other programs."""
+    if program not in _programs:
+        return None
     text = _read_text("nvrtcGetPTX", program)
     return text if isinstance(text, int) else limit_registers(text, _programs[program]) + b"\0"
-
-
-def _program_code_size(program: int, size: int) -> int:
-    if program not in _programs or not size:
-        return _call("nvrtcGetCUBINSize", program, size)
-    return _write_size(_program_code(program), size)
-
-
-def _copy_program_code(program: int, code: int) -> int:
-    if program not in _programs or not code:
-        return _call("nvrtcGetCUBIN", program, code)
-    return _write_code(_program_code(program), code)
 
 
 def _destroy_program(program: int) -> int:
@@ -253,16 +249,6 @@ def _link_code(handle: int) -> bytes | None:
     return None if link is None else link.code
 
 
-def _link_code_size(handle: int, size: int) -> int:
-    code = _link_code(handle)
-    return _call("nvJitLinkGetLinkedCubinSize", handle, size) if code is None or not size else _write_size(code, size)
-
-
-def _copy_link_code(handle: int, place: int) -> int:
-    code = _link_code(handle)
-    return _call("nvJitLinkGetLinkedCubin", handle, place) if code is None or not place else _write_code(code, place)
-
-
 def _destroy_link(handle: int) -> int:
     if handle:
         _links.pop(c_void_p.from_address(handle).value or 0, None)
@@ -295,12 +281,12 @@ _FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
     "nvJitLinkComplete": (_complete, "Q"),
     "nvJitLinkCreate": (_create_link, "QIQ"),
     "nvJitLinkDestroy": (_destroy_link, "Q"),
-    "nvJitLinkGetLinkedCubin": (_copy_link_code, "QQ"),
-    "nvJitLinkGetLinkedCubinSize": (_link_code_size, "QQ"),
+    "nvJitLinkGetLinkedCubin": (_in_place_of("nvJitLinkGetLinkedCubin", _link_code), "QQ"),
+    "nvJitLinkGetLinkedCubinSize": (_in_place_of("nvJitLinkGetLinkedCubinSize", _link_code), "QQ"),
     "nvrtcCompileProgram": (_compile, "QiQ"),
     "nvrtcDestroyProgram": (_destroy_program, "Q"),
-    "nvrtcGetCUBIN": (_copy_program_code, "QQ"),
-    "nvrtcGetCUBINSize": (_program_code_size, "QQ"),
+    "nvrtcGetCUBIN": (_in_place_of("nvrtcGetCUBIN", _program_code), "QQ"),
+    "nvrtcGetCUBINSize": (_in_place_of("nvrtcGetCUBINSize", _program_code), "QQ"),
 }
 """Each function that is replaced, and the format of its parameters."""
 

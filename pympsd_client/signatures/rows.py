@@ -66,11 +66,6 @@ _ROW: Final = re.compile(r"(\w+)\((.*?)\) = (?:([\w.]+)\.)?(\w+)(?:\((.*)\))?")
 _PARAMETER: Final = re.compile(r"(out |inout )?(.*?) ?(\w+)")
 
 
-def _parameters(text: str) -> tuple[Parameter, ...]:
-    matches = filter(None, (_PARAMETER.fullmatch(part.strip()) for part in text.split(",") if part))
-    return tuple(Parameter(match[2], match[3], match[1] is not None, match[1] != "out ") for match in matches)
-
-
 def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
     """Return the rows of a text; the core functions are those of ``module`` unless a row names another."""
     signatures = []
@@ -79,7 +74,8 @@ def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> t
         if match is None:
             raise ValueError(f"not a row: {row}")
         name, text, elsewhere, core, arguments = match.groups()
-        parameters = _parameters(text)
+        parts = filter(None, (_PARAMETER.fullmatch(part.strip()) for part in text.split(",") if part))
+        parameters = tuple(Parameter(part[2], part[3], part[1] is not None, part[1] != "out ") for part in parts)
         if arguments is None:
             arguments = ", ".join(parameter.name for parameter in parameters if parameter.is_input)
         signatures.append(Signature(name, parameters, elsewhere or module, core, arguments, calling))

@@ -1,1 +1,1 @@
-"""What runs the work: one port (interface.py) and its implementations; selection.py chooses."""
+"""Backends, which run the work: one port (interface.py) and its implementations; selection.py chooses."""

@@ -67,7 +67,7 @@ class DeviceBudget:
     on_audited: Audit | None = field(default=None, init=False)
     """Called, from any thread, after an audited client has taken or returned bytes."""
     _groups: WeakValueDictionary[str, GroupBudget] = field(factory=WeakValueDictionary, init=False)
-    """By name, while clients have them."""
+    """The groups by name, while clients have them."""
     _others: int = field(default=0, init=False)
     """The used bytes not taken by clients of this executor."""
     _other_executors: Mapping[str, int] = field(factory=dict, init=False)
@@ -184,7 +184,7 @@ class ClientBudget:
     limit: int
     groups: tuple[GroupBudget, ...] = ()
     audited: int = 0
-    """Its id if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
+    """The client's id if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
     used: int = field(default=0, init=False)
 
     @property
@@ -217,7 +217,8 @@ class ClientBudget:
             self.device.give_all(count, self.groups)
             remaining = self.device.total - self.device.used
             reason = f"{what} takes {count} bytes; the device has {max(0, remaining)} of {self.device.total} left"
-            if self._is_guaranteed(count):
+            soft = [group for group in self.groups if group.soft]
+            if soft and all(group.used + group.in_other_executors + count <= group.soft for group in soft):
                 raise Shortage(reason, count - remaining)
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self.used += count
@@ -226,11 +227,6 @@ class ClientBudget:
     def _audit(self, change: int) -> None:
         if self.audited and abs(change) > AUDITED_BYTES and self.device.on_audited is not None:
             self.device.on_audited(self.audited, change, self.used, self.total)
-
-    def _is_guaranteed(self, count: int) -> bool:
-        """Return whether bytes would be within the soft limits, of which there is one."""
-        soft = [group for group in self.groups if group.soft]
-        return bool(soft) and all(group.used + group.in_other_executors + count <= group.soft for group in soft)
 
     def give(self, count: int) -> None:
         """Return bytes."""

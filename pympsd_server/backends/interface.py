@@ -5,7 +5,7 @@ implement them, the emulated device (`backends.emulated`) and a real GPU (`backe
 tests/backends/contract, holds both to what is written here. `Capabilities` lists what a backend cannot do, by values
 that callers test; callers never ask which backend it is.
 
-What holds for all calls:
+Rules for all calls:
 
 - **Units.** Addresses are device addresses in the device's own window, sizes are bytes, times are seconds unless a
   name says otherwise.
@@ -39,10 +39,10 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from pympsd.errors import DeviceError
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
-from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.virtual_memory import MapsMemory
 
 
@@ -61,8 +61,29 @@ class BackendError(DeviceError):
 
 
 @frozen
+class Quota:
+    """The limits of a context; a device ignores a limit for which it lacks the capability."""
+
+    multiprocessors: int
+    """Their number; 0, or the device's whole number: all of them, and the context counts as the user of none."""
+    memory_bytes: int
+    """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
+
+    The value of its first context applies as long as it has any.
+    """
+    priority: int
+    """The level of the client's priority: 0 normal, 1 below normal."""
+    chunks: tuple[int, ...] = ()
+    """The chunks of SMs (`pympsd.vocabulary.partitions`) that it runs on, and no others; empty: on any."""
+    groups: tuple[MemoryGroup, ...] = ()
+    """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
+    audited: bool = False
+    """Whether what the client takes and returns is reported; as for ``memory_bytes``, its first context decides."""
+
+
+@frozen
 class Status:
-    """How the work before a completion ended: SUCCESS, or the sticky error of its context, with its reason."""
+    """The result of the work before a completion: SUCCESS, or the sticky error of its context, with its reason."""
 
     code: Result = Result.SUCCESS
     reason: str = ""
@@ -311,11 +332,11 @@ class Module(Protocol):
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels; ``Launch.function`` is an index into them."""
+        """The module's kernels; ``Launch.function`` is an index into them."""
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
-        """Its variables with their addresses."""
+        """The module's variables with their addresses."""
 
     @property
     def managed_bytes(self) -> int:
@@ -455,7 +476,7 @@ class Device(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this device can do."""
+        """The capabilities of this device."""
 
     @property
     def stream_priorities(self) -> tuple[int, int]:

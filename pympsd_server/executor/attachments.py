@@ -37,8 +37,7 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Status
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Device, Quota, Status
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory
@@ -81,7 +80,7 @@ class Attachments:
         self._owners: dict[int, Client] = {}
         """The client of each context."""
         self._pids: dict[int, int] = {}
-        """Its PID."""
+        """The PID of each context's client."""
         self.workers = Workers.choose(device)
         self._native = self.workers.native
         self._access = native_access(device)
@@ -108,7 +107,12 @@ class Attachments:
             case Attach():
                 self._attach(message)
             case Detach():
-                self._detach(message)
+                client = self._owners.pop(message.context, None)
+                if client is None:
+                    raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {message.context}")
+                client.contexts.pop(message.context).destroy()
+                del self._pids[message.context]
+                self._send(ExecutorDone(message.request, self._device.unfinished))
             case Terminate():
                 self._terminate(message)
             case DropClient():
@@ -121,7 +125,9 @@ class Attachments:
                 self._stop_timeline()
                 self._send(ExecutorDone(message.request))
             case AskTrace():
-                self._send_trace(message)
+                device = self._device
+                contexts, batches = tuple(device.context_traces), tuple(device.batch_traces)
+                self._send(Trace(message.request, dict(device.trace), contexts, batches))
             case _:
                 raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is not a request")
 
@@ -198,14 +204,6 @@ class Attachments:
         self._clients[request.client] = client
         return client, (theirs.detach(), memory.fd)
 
-    def _detach(self, request: Detach) -> None:
-        client = self._owners.pop(request.context, None)
-        if client is None:
-            raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
-        client.contexts.pop(request.context).destroy()
-        del self._pids[request.context]
-        self._send(ExecutorDone(request.request, self._device.unfinished))
-
     def _terminate(self, request: Terminate) -> None:
         client = self._owners.get(request.context)
         if client is None:
@@ -241,8 +239,3 @@ class Attachments:
             self._device.set_timeline(None)
             self._timeline.close()
             self._timeline = None
-
-    def _send_trace(self, request: AskTrace) -> None:
-        device = self._device
-        contexts, batches = tuple(device.context_traces), tuple(device.batch_traces)
-        self._send(Trace(request.request, dict(device.trace), contexts, batches))

@@ -50,14 +50,11 @@ class Link:
     def _send_all(self) -> None:
         while (item := self._outgoing.get()) is not None:
             with suppress(OSError):  # the owner has gone: watch() detects it
-                self._send(item)
+                # The descriptors are sent with the first byte of their frame.
+                sent = socket.send_fds(self._socket, [item.data], item.fds) if item.fds else 0
+                self._socket.sendall(item.data[sent:])
             for fd in item.fds:
                 os.close(fd)
-
-    def _send(self, item: _Outgoing) -> None:
-        # The descriptors are sent with the first byte of their frame.
-        sent = socket.send_fds(self._socket, [item.data], item.fds) if item.fds else 0
-        self._socket.sendall(item.data[sent:])
 
     def first(self) -> Any:
         """Return the owner's first message, None if the link ends; RemoteError for a malformed one."""

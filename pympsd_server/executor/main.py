@@ -39,7 +39,11 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
     options = parser.parse_args(arguments)
     show_as([parser.prog])  # not the server's name: pgrep with that finds the server alone
-    _prepare_process()
+    keep_freed_memory()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        # A device's memory is this process's: out of memory, kill it before the machine's other work.
+        file.write(_OOM_SCORE)
     link = Link(socket.socket(fileno=options.link_fd))
     try:
         status = _serve(link)
@@ -51,14 +55,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
     os._exit(status)
 
 
-def _prepare_process() -> None:
-    keep_freed_memory()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        # A device's memory is this process's: out of memory, kill it before the machine's other work.
-        file.write(_OOM_SCORE)
-
-
 def _serve(link: Link) -> int:
     setup = link.first()
     if setup is None:
@@ -66,7 +62,12 @@ def _serve(link: Link) -> int:
     if not isinstance(setup, ExecutorSetup):
         raise RemoteError(f"{type(setup).__name__} before ExecutorSetup")
     try:
-        device = _open(setup)
+        if setup.build != build_id():
+            raise BackendError(
+                Result.ERROR_NOT_SUPPORTED,
+                f"this executor is of build {build_id()}, its owner of {setup.build}: restart the owner",
+            )
+        device = open_device(setup)
         reporter = MemoryReporter(device, link.send) if setup.reports_memory else None
         report = reporter.report if reporter is not None else lambda: None
         attachments = Attachments(device, setup.generation, link.send, setup.ordinal, setup.device.name, report)
@@ -81,15 +82,6 @@ def _serve(link: Link) -> int:
     device.audit_memory(lambda *audited: link.send(MemoryAudited(*audited)))
     link.watch(attachments.handle)
     return 0
-
-
-def _open(setup: ExecutorSetup) -> Device:
-    if setup.build != build_id():
-        raise BackendError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"this executor is of build {build_id()}, its owner of {setup.build}: restart the owner",
-        )
-    return open_device(setup)
 
 
 def open_device(setup: ExecutorSetup) -> Device:

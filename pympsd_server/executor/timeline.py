@@ -1,4 +1,4 @@
-"""What an executor writes to a trace: when its device worked, and when the work in each stream began and ended."""
+"""The trace that an executor writes: when its device worked, and when the work in each stream began and ended."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ SHARED_STATES: Final = {
     "kernel_row": KernelRow,
     "driver_calls": DriverCalls,
 }
-"""By their names in C, in the order in which the library reports their sizes."""
+"""The shared structures by their names in C, in the order in which the library reports their sizes."""
 
 
 class NativeAccess(Protocol):

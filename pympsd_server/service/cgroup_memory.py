@@ -37,7 +37,7 @@ _V1: Final = _Files(
 
 @frozen
 class CgroupMemory:
-    """Where to read; the defaults are this process's."""
+    """The files to read; the defaults are this process's."""
 
     own_group: Path = Path("/proc/self/cgroup")
     groups: Path = Path("/sys/fs/cgroup")

@@ -84,7 +84,7 @@ class ClientSession:
     channel: MessageChannel
     pidfd: int
     limits: ClientLimits
-    """From its welcome on combined with its environment."""
+    """The client's limits; from its welcome on, combined with its environment."""
     ordinals: tuple[int, ...] = ()
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
@@ -144,7 +144,14 @@ class ClientSession:
             return
         try:
             while (received := await self.channel.receive_message()) is not None:
-                await self._handle(received[0])
+                message = received[0]
+                match message:
+                    case messages.OpenContext():
+                        await self._answer(message.request, self._open(message))
+                    case messages.CloseContext(request, context):
+                        await self._answer(request, self._close(request, context))
+                    case _:
+                        raise RemoteError(f"{type(message).__name__} is not for the server")
                 # One answer is read before the next request is: a flood stays in the flooder's own socket.
                 await self.channel.drain()
             if self.channel.failure is not None:
@@ -194,15 +201,6 @@ class ClientSession:
             "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
         )
 
-    async def _handle(self, message: object) -> None:
-        match message:
-            case messages.OpenContext():
-                await self._answer(message.request, self._open(message))
-            case messages.CloseContext(request, context):
-                await self._answer(request, self._close(request, context))
-            case _:
-                raise RemoteError(f"{type(message).__name__} is not for the server")
-
     async def _answer(self, request: int, work: Any) -> None:
         try:
             await work
@@ -222,14 +220,11 @@ class ClientSession:
             await self._open_on(device, multiprocessors, message.request)
         except ExecutorGone:
             # It has just ended. If of a fault, containment has the client's error; else try the next executor.
-            await self._retry_open(device, multiprocessors, message.request)
-
-    async def _retry_open(self, device: int, multiprocessors: int, request: int) -> None:
-        try:
-            await self._open_on(device, multiprocessors, request)
-        except ExecutorGone as error:
-            # Not the error's own code, which means that this server has ended.
-            raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
+            try:
+                await self._open_on(device, multiprocessors, message.request)
+            except ExecutorGone as error:
+                # Not the error's own code, which means that this server has ended.
+                raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
         if self.containment.refusal(self.client, device) is not None:
@@ -340,21 +335,18 @@ class ClientSession:
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     async def _close(self, request: int, context_id: int) -> None:
-        executor = await self._detach(self.server.client_table.context_of(self.client, context_id))
+        detached = self.server.client_table.context_of(self.client, context_id)
+        if (executor := self.containment.executors.executor_of(detached)) is not None:
+            number = self.containment.executors.next_request()
+            # An executor that ends during the request has freed it as well.
+            with suppress(ExecutorError):
+                await executor.free(Detach(number, detached.id))
         # Removed only now: its connections are free when its work has stopped.
         context = self.server.client_table.close_context(self.client, context_id)
         self.server.context_closed(self.client, context)
         if executor is not None:
             await self.containment.executors.end_if_abandoned(executor)
         self.channel.send(messages.ContextClosed(request))
-
-    async def _detach(self, context: Context) -> Executor | None:
-        if (executor := self.containment.executors.executor_of(context)) is not None:
-            number = self.containment.executors.next_request()
-            # An executor that ends during the request has freed it as well.
-            with suppress(ExecutorError):
-                await executor.free(Detach(number, context.id))
-        return executor
 
     async def _free_everything(self) -> None:
         executors = [executor for key in self._streams if (executor := self._find(*key)) is not None]

@@ -22,7 +22,7 @@ from pympsd.wire.messages import Versions
 MAX_LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
 MAX_CLIENT_TABLE_BYTES: Final = 4 << 20
-"""The limit beyond which changes of the client table wait: without a daemon nobody reads the link."""
+"""The limit beyond which changes of the client table wait: without a daemon, nothing reads the link."""
 
 
 @frozen
@@ -65,7 +65,13 @@ class DaemonLink:
         if self._dropped:
             self._push(link.LogDropped(self._dropped))
             self._dropped = 0
-        self._push(link.LogRecord(event, fields, when, self._namespace_of(fields.get("pid"))))
+        # The record's namespace is that of the process's clients, if they are all of one.
+        pid = fields.get("pid")
+        clients = [admitted.message for admitted in self._clients.values() if admitted.message.pid == pid]
+        if not clients and self._last_left is not None and self._last_left.message.pid == pid:
+            clients = [self._last_left.message]
+        namespaces = {client.mps_namespace for client in clients}
+        self._push(link.LogRecord(event, fields, when, namespaces.pop() if len(namespaces) == 1 else ""))
 
     def status(self, status: ServerStatus) -> None:
         """Push the server's status."""
@@ -159,14 +165,6 @@ class DaemonLink:
             for message in self._late.values():
                 self._push(message)
             self._late.clear()
-
-    def _namespace_of(self, pid: object) -> str:
-        """Return the MPS namespace of a process's clients; empty if there are none, or they are of several."""
-        clients = [admitted.message for admitted in self._clients.values() if admitted.message.pid == pid]
-        if not clients and self._last_left is not None and self._last_left.message.pid == pid:
-            clients = [self._last_left.message]
-        namespaces = {client.mps_namespace for client in clients}
-        return namespaces.pop() if len(namespaces) == 1 else ""
 
     def _change(self, key: tuple[int, int], message: object) -> None:
         if self._late or self.channel.queued_bytes > MAX_CLIENT_TABLE_BYTES:

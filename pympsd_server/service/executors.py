@@ -71,7 +71,7 @@ NOWHERE: Final = "/dev/null/no-mps-for-executors"
 
 @define
 class Executors:
-    """All executors of a server."""
+    """The executors of a server."""
 
     devices: tuple[DeviceProperties, ...]
     backend: str

@@ -1,5 +1,7 @@
-"""What clients hold on each device, by executor and in other servers; each executor is sent the bytes of the other
-ones."""
+"""The memory of clients on each device, by executor and in other servers.
+
+Each executor is sent the bytes that clients hold elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ class MemoryAccounts:
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks that wait for the next report."""
     _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
-    """By client, by slot."""
+    """The bytes of each client, by slot."""
     _other_servers: dict[int, Counter[str]] = field(factory=dict, init=False)
-    """In other servers, by group, by device; in all under an empty name."""
+    """The bytes in other servers, by device and group; the sum of all is under an empty name."""
     _sent: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 
@@ -64,16 +66,12 @@ class MemoryAccounts:
         for slot, executor in self._executors.items():
             if slot.device != device:
                 continue
-            others = self._others(slot)
+            others = Counter(self._other_servers.get(slot.device, Counter()))
+            for other, clients in self._held.items():
+                if other.device == slot.device and other != slot:
+                    for client, count in clients.items():
+                        others.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
             message = OthersMemory(others.pop("", 0), dict(others))
             if message != self._sent.get(slot, OthersMemory(0, {})):
                 self._sent[slot] = message
                 executor.channel.send(message)
-
-    def _others(self, slot: ExecutorSlot) -> Counter[str]:
-        usage = Counter(self._other_servers.get(slot.device, Counter()))
-        for other, clients in self._held.items():
-            if other.device == slot.device and other != slot:
-                for client, count in clients.items():
-                    usage.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
-        return usage

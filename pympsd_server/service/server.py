@@ -143,7 +143,11 @@ class Server:
 
     def client_admitted(self, admitted: AdmitClient) -> Client:
         """Add a client that the daemon hands over to the client table."""
-        priority = self._priority_of(admitted)
+        if admitted.priority != self.client_priority and not admitted.mps_namespace:
+            self.client_priority = admitted.priority
+            self.log.info("client_priority", priority=admitted.priority)
+        requested = Limits(client_priority=own_priority(admitted.environment))
+        priority = (limits_of(admitted, self.limits).combine(requested).client_priority or ClientPriority()).level
         client = self.client_table.add_client(
             admitted.client, admitted.pid, priority, admitted.environment, admitted.uid
         )
@@ -152,14 +156,6 @@ class Server:
             device: partition.name for device, partition in admitted.partitions.items() if partition.has_executor
         }
         return client
-
-    def _priority_of(self, admitted: AdmitClient) -> int:
-        """Return a client's priority; log a change of the default once."""
-        if admitted.priority != self.client_priority and not admitted.mps_namespace:
-            self.client_priority = admitted.priority
-            self.log.info("client_priority", priority=admitted.priority)
-        asked = Limits(client_priority=own_priority(admitted.environment))
-        return (limits_of(admitted, self.limits).combine(asked).client_priority or ClientPriority()).level
 
     def client_connected(self, client: Client) -> None:
         """Log a new client process, which is context 0 in the log, and its wrong settings."""

@@ -1,4 +1,4 @@
-"""The trace that the daemon asks for: every executor writes to it, those too that start later."""
+"""The trace that the daemon requests: all executors write to it, including those that start later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Tracing:
     _trace: TraceFile | None = field(default=None, init=False)
 
     def start(self, fd: int) -> None:
-        """Have what executors do written to a trace, whose descriptor becomes this object's."""
+        """Start writing the executors' work to a trace, whose descriptor becomes this object's."""
         self._forget()
         self._trace = TraceFile(fd)
         self.executors.on_start = lambda executor: self.nursery.start_soon(self._begin, executor)

@@ -1,7 +1,7 @@
 """The limits of a client as its server enforces them: SMs and memory by device, static SM partitions. Sans-I/O.
 
 A client's limits are decided in one place, `pympsd.vocabulary.limit_table.combine`. This module calls it when the
-client connects, with what only the server knows, the client's environment. From then on ``own`` of its `ClientLimits`
+client connects, with the client's environment, which only the server has. From then on ``own`` of its `ClientLimits`
 is what holds for it, and there are no bounds any more; later changes are for later clients. The devices as the client
 sees them follow from it, and the quota of each context (`quotas`).
 """
@@ -35,7 +35,7 @@ from pympsd_server.state_machine.quotas import context_multiprocessors, process_
 
 
 class PartitionRefused(InputError, ValueError):
-    """A client gets no context on a device, which is in static use; the message says why."""
+    """A client gets no context on a device, which is in static use; the message has the reason."""
 
 
 def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
@@ -62,8 +62,8 @@ def combine_with_environment(
     ``ordinals`` are the server's indices of the devices that the client sees, ``visible`` those devices: a number in
     a variable counts among them. Before Volta there are no limits of memory, nor of SMs.
     """
-    asked, bad = read_environment(environment, ordinals, visible)
-    own = limits.combine(asked)
+    requested, bad = read_environment(environment, ordinals, visible)
+    own = limits.combine(requested)
     if not all(device.is_volta_or_newer for device in visible):
         own, bad = evolve(own, pinned_memory=None), []
     return evolve(limits, own=own, bounds=()), bad

@@ -1,4 +1,4 @@
-"""The pool of connections of a device, which limits the contexts on it at one time. Pure.
+"""The pool of connections of a device, which limits the contexts on it at one time.
 
 48 contexts on Volta and newer, 16 before (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3).
 """

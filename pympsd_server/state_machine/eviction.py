@@ -1,4 +1,4 @@
-"""Which clients are ended so that one within its soft limit gets memory. Pure.
+"""Eviction: choose the clients to end so that one within its soft limit gets memory. Sans-I/O.
 
 Of the soft limits of cgroups that hold for a client all count: it is within them, or it has borrowed what is above.
 A client without one has borrowed all that it holds, as in the kernel's dmem controller, whose dmem.min is 0.

@@ -1,8 +1,8 @@
-"""Executor slots: each is a device and the user whose contexts run there, or all users. Pure.
+"""Executor slots: each is a device and the user whose contexts run there, or all users.
 
-Users never share an address space (docs/decisions/006): if the clients of one executor do, each user has an executor
-of their own. Without -multiuser-server all clients are one user's, so there is one executor per device in any case;
-or one per SM partition, in a server that contains faults so (docs/decisions/019).
+Users never share an address space (docs/decisions/006): if the clients of one executor do, each user has a
+separate executor. Without -multiuser-server all clients belong to one user, so there is one executor per device, or
+one per SM partition in a server that contains faults by partition (docs/decisions/019).
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ class FaultDomain:
 
 
 def slot_of(uid: int, device: int, properties: DeviceProperties, partition: str = "") -> ExecutorSlot:
-    """Return the slot of a user's contexts on a device; ``partition``: that which has an executor of its own."""
+    """Return the slot of a user's contexts on a device; ``partition``: one that has a separate executor."""
     return ExecutorSlot(device) if properties.isolates_address_spaces else ExecutorSlot(device, uid, partition)

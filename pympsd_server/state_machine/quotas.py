@@ -26,18 +26,18 @@ def process_multiprocessors(percentage: ThreadPercentage, device: DeviceProperti
     return by_percentage if most is None else min(most, by_percentage)
 
 
-def affine_multiprocessors(asked: int, available: int, device: DeviceProperties) -> int:
+def affine_multiprocessors(requested: int, available: int, device: DeviceProperties) -> int:
     """Return the SMs of an execution affinity out of ``available`` SMs of a device: rounded up as on such a device.
 
     Raise AffinityRefused for more than are available, and before Volta.
     """
     if not device.is_volta_or_newer:
         raise AffinityRefused(f"execution affinity needs a Volta or newer device; {device.name} is older")
-    if not 1 <= asked <= available:
+    if not 1 <= requested <= available:
         raise AffinityRefused(
-            f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {asked}"
+            f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {requested}"
         )
-    return rounding(device).up(asked, available)
+    return rounding(device).up(requested, available)
 
 
 def context_multiprocessors(
@@ -65,12 +65,12 @@ def context_multiprocessors(
 
 
 def context_percentage(
-    process: ThreadPercentage, environment: Mapping[str, str], asked: float | None
+    process: ThreadPercentage, environment: Mapping[str, str], requested: float | None
 ) -> ThreadPercentage:
     """Return a context's percentage: the requested one if partitioning is enabled and it is lower."""
-    if asked is None or environment.get(PER_CONTEXT_PARTITIONING) != "1":
+    if requested is None or environment.get(PER_CONTEXT_PARTITIONING) != "1":
         return process
     try:
-        return min(process, ThreadPercentage(asked))
+        return min(process, ThreadPercentage(requested))
     except BadLimit:
         return process

@@ -54,17 +54,17 @@ class DeviceHolder:
 
     pid: int
     name: str = ""
-    """Its first word in ps; empty if it cannot be read."""
+    """The first word of its command in ps; empty if it cannot be read."""
     uid: int = 0
-    """Its user, if its name can be read."""
+    """The user of the process; set if the name can be read."""
     pipe_directory: str = ""
-    """Its daemon's; empty if it cannot be read."""
+    """The pipe directory of its daemon; empty if it cannot be read."""
     is_abandoned: bool = False
     """Whether the pipe directory does not exist any more."""
 
     @property
     def description(self) -> str:
-        """Its description, in parentheses; empty if that cannot be read."""
+        """The description of the process, in parentheses; empty if that cannot be read."""
         if not self.name:
             return ""
         directory = f", CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}" if self.pipe_directory else ""

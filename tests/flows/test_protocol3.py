@@ -29,7 +29,7 @@ from vendor.programs import VendorClient
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.files import LIBCUDA_SOCKET_PATH_LIMIT, SOCKET_PATH_LIMIT
+from pympsd.vocabulary.files import MAX_LIBCUDA_SOCKET_PATH, MAX_SOCKET_PATH
 from tests.gpu.led import running
 
 MACHINE = "2xH200"
@@ -136,7 +136,7 @@ class Replay:
     def text(self, text: str) -> str:
         """Fill in what a text stands for."""
         known: dict[str, object] = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log"}
-        most = LIBCUDA_SOCKET_PATH_LIMIT if self.backend == VENDOR else SOCKET_PATH_LIMIT
+        most = MAX_LIBCUDA_SOCKET_PATH if self.backend == VENDOR else MAX_SOCKET_PATH
         name = "n" * (most - len(f"{known['P']}/a//control"))
         known |= {"LONGEST": name, "TOO_LONG": f"{name}n", "MOST": most, "OVER": most + 1}
         known["HELD"] = f"/proc/{os.getpid()}/fd/{self.held}"

@@ -2,7 +2,7 @@
 
 Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
 owner of a server may change that server. A query answers from `seen_by`, the state without the parts that are not the
-caller's, so that no command has to think of tenants by itself.
+caller's, so that no command has to handle tenants itself.
 """
 
 from __future__ import annotations

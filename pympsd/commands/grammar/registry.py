@@ -62,7 +62,7 @@ class Command:
     syntax: Syntax
     handler: Handler
     asks_servers: bool = False
-    """Its answer depends on what servers know: those that do not report by themselves are asked first."""
+    """Its answer depends on the servers' state: those that report only on request are asked first."""
     asks_process: bool = False
     """Its caller has the properties that rules examine of the process whose PID is its first argument."""
     owner_only: bool = False

@@ -1,4 +1,4 @@
-"""What a command takes, declared once: its arguments, options and flags, of which its usage is made.
+"""The syntax of a command, declared once: its arguments, options and flags, from which its usage is made.
 
 Usage, help, completions, suggestions and the manual's tables follow from this declaration. Two readers turn words
 into the arguments of a handler: `loose` for the commands of protocol 2 and `strict` for ``module verb`` of protocol
@@ -85,7 +85,7 @@ def _flags(flags: Iterable[str | Flag]) -> tuple[Flag, ...]:
 
 @frozen
 class Syntax:
-    """What a command takes: positional arguments in order, options by name, flags.
+    """The syntax of a command: positional arguments in order, options by name, flags.
 
     A name stands for an argument whose value is the word itself, or for a flag typed ``--name``:
 

@@ -46,7 +46,11 @@ def volta_only(what: str) -> Callable[[Handler], Handler]:
         @wraps(handler)
         def answer(daemon: Daemon, caller: Caller, **arguments: Any) -> Decision:
             decision = handler(daemon, caller, **arguments)
-            if decision.answer is None or decision.answer.refused or _has_volta(daemon):
+            if (
+                decision.answer is None
+                or decision.answer.refused
+                or any(device.is_volta_or_newer for device in daemon.devices)
+            ):
                 return decision
             if daemon.devices:
                 note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"
@@ -57,10 +61,6 @@ def volta_only(what: str) -> Callable[[Handler], Handler]:
         return answer
 
     return make
-
-
-def _has_volta(daemon: Daemon) -> bool:
-    return any(device.is_volta_or_newer for device in daemon.devices)
 
 
 # --- active thread percentages

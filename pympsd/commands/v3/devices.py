@@ -36,6 +36,7 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
     if server is None:
         in_use = {device for _, _, device in places}
         places += [(other, None, other) for other in range(len(daemon.devices)) if other not in in_use]
+    clients = [client for process in daemon.servers.values() for client in process.clients.values()]
     rows = []
     for ordinal, name, index in places:
         device = daemon.devices[index]
@@ -49,7 +50,9 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "compute_capability": f"{major}.{minor}",
             "memory_total": device.memory_bytes,
             "daemon_ordinal": index,
-            "memory_free": device.memory_bytes - _used_memory(daemon, index) if is_known else None,
+            "memory_free": device.memory_bytes - sum(client.memory.get(index, 0) for client in clients)
+            if is_known
+            else None,
             "chunk_size": size,
             "remainder_sms": None if size is None else device.multiprocessors - chunks * size,
             "sm_step": None if row is None else row.step,
@@ -67,9 +70,3 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
         cells = (ordinal, name, *identity, chunks or None, attributes)
         rows.append(Row(cells, extra))
     return listing(COLUMNS, rows, format)
-
-
-def _used_memory(daemon: Daemon, ordinal: int) -> int:
-    """Return the bytes that the clients of all servers hold on a device."""
-    clients = (client for server in daemon.servers.values() for client in server.clients.values())
-    return sum(client.memory.get(ordinal, 0) for client in clients)

@@ -74,8 +74,8 @@ class PipeDirectory:
         path = os.path.abspath(given)
         file = os.path.join(path, files.LOCK)
         longest = os.path.join(path, files.CONTROL_PRIVILEGED)
-        if len(os.fsencode(longest)) > files.SOCKET_PATH_LIMIT:
-            room = files.SOCKET_PATH_LIMIT - len(files.CONTROL_PRIVILEGED) - 1
+        if len(os.fsencode(longest)) > files.MAX_SOCKET_PATH:
+            room = files.MAX_SOCKET_PATH - len(files.CONTROL_PRIVILEGED) - 1
             raise Unusable(given, f"{given} is too long for a socket: choose a path of at most {room} bytes")
         try:
             check_links(path)

@@ -1,4 +1,4 @@
-"""What the keeper of the previous daemon holds, sorted by what it is for."""
+"""The descriptors that the keeper of the previous daemon holds, sorted by purpose."""
 
 from __future__ import annotations
 

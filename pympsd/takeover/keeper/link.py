@@ -42,10 +42,10 @@ STALLED_SECONDS: Final = 5.0
 """Time after which a keeper whose link is full counts as stopped; on a busy machine it takes seconds to start."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
 """Seconds before each new start; the last is repeated."""
-PROVEN_SECONDS: Final = 10.0
+STABLE_SECONDS: Final = 10.0
 """A keeper that has lived for this time works: the pauses begin again."""
 ANSWER_SECONDS: Final = 0.25
-"""Time for the keeper to accept a connection; after it the daemon accepts by itself."""
+"""Time for the keeper to accept a connection; after it the daemon itself accepts."""
 _NO_DESCRIPTOR: Final = -2
 CROWDED_SECONDS: Final = 0.01
 """Pause before the next try to send if the kernel did not take a packet into a link that had room."""
@@ -70,7 +70,7 @@ class _Request:
 
 @define(eq=False)
 class KeeperLink:
-    """What is to be held, and the process that holds it. The descriptors stay the caller's."""
+    """The descriptors to be held, and the process that holds them. The descriptors stay the caller's."""
 
     directory: PipeDirectory
     log: FilteringBoundLogger
@@ -166,7 +166,7 @@ class KeeperLink:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered in time: what it is sent stays in the link until it goes on, or is killed."""
+        """Whether it has not answered in time: packets to it stay in the link until it continues or is killed."""
         return any(one.is_late for one in self._requests.values())
 
     async def caught_up(self) -> None:
@@ -202,7 +202,7 @@ class KeeperLink:
                 reason = await self._watch(self._process)
             if self._replaced or self._ending.is_set():
                 return
-            failures = 0 if trio.current_time() - began >= PROVEN_SECONDS else failures
+            failures = 0 if trio.current_time() - began >= STABLE_SECONDS else failures
             pause = PAUSES[min(failures, len(PAUSES) - 1)]
             failures += 1
             self.log.error("keeper_ended", reason=reason, seconds=pause)
@@ -249,7 +249,7 @@ class KeeperLink:
         return reasons[0]
 
     async def _read(self, process: KeeperProcess) -> str:
-        """Handle what the keeper says; return why it is of no more use."""
+        """Handle the keeper's packets; return why it can no longer be used."""
         while True:
             received = await _received(process)
             if isinstance(received, str):

@@ -21,7 +21,7 @@ END = 4
 COMPLETE = 5
 """From a keeper: every entry has been sent."""
 REFUSED = 6
-"""From a keeper: the descriptor of this name could not be kept; the note says why.
+"""From a keeper: the descriptor of this name could not be kept; the note explains why.
 
 Without a note: there was no connection for ACCEPT."""
 REPLACED = 7

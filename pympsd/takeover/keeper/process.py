@@ -31,7 +31,7 @@ ENVIRONMENT: Final = ("LD_LIBRARY_PATH",)
 
 @frozen
 class Entry:
-    """An entry: a descriptor, which the daemon owns, and a few bytes of what the next daemon needs to know.
+    """An entry: a descriptor, which the daemon owns, and a few bytes that the next daemon needs.
 
     fd -1: it could not be received for lack of descriptors.
     """
@@ -127,7 +127,7 @@ class KeeperProcess:
             await self.child.wait()
 
     def close(self) -> None:
-        """Close the link; the process goes on."""
+        """Close the link; the process keeps running."""
         self.link.close()
         if self.peer is not None:
             self.peer.close()

@@ -67,7 +67,7 @@ class Keeper:
             pass
 
     def _on_sigterm(self, *_: object) -> None:
-        """End if there is no daemon. If there is one it decides, for it may have received the signal as well."""
+        """End if there is no daemon. If there is one it decides, because it may have received the signal as well."""
         if self._link is None:
             os._exit(0)
 
@@ -105,7 +105,8 @@ class Keeper:
             # The end of a peer is always reported, of a process (pidfd) as input.
             poll.register(fd, select.POLLIN if watched[fd].startswith(CLIENT_PREFIX) else 0)
         while self._link is None:
-            is_reachable = self._is_reachable()
+            # Whether the next daemon would find this keeper: its socket was not removed or replaced.
+            is_reachable = self._inode is not None and _inode(self._path) == self._inode
             has_servers = any(name.startswith(SERVER_PREFIX) for name in watched.values())
             if not is_reachable:
                 if not has_servers:
@@ -150,10 +151,6 @@ class Keeper:
                 poll.unregister(fd)
                 del watched[fd]
                 self._drop(name)
-
-    def _is_reachable(self) -> bool:
-        """Return whether the next daemon would find this keeper: its socket was not removed or replaced."""
-        return self._inode is not None and _inode(self._path) == self._inode
 
     def _accept(self) -> bool:
         """Take the next daemon's connection as the link; return False if the one before it quit."""
@@ -385,7 +382,7 @@ def _inode(path: str) -> tuple[int, int] | None:
 
 
 def _has_unread(fd: int) -> bool:
-    """Return whether bytes can still be read from a socket whose peer has closed it; False if it is no socket."""
+    """Return whether bytes can still be read from a socket whose peer has closed it; False if it is not a socket."""
     try:
         sock = _socket.socket(fileno=fd)
     except OSError:

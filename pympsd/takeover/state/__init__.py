@@ -1,1 +1,1 @@
-"""What the state file holds, and how it is read by a daemon of other devices or of another protocol."""
+"""The contents of the state file, and reading it by a daemon of other devices or of another protocol."""

@@ -34,7 +34,7 @@ def connection_name(connection_id: int, file: str) -> str:
 
 
 def client_name(client: int) -> str:
-    """Return the name of the pidfd of an admitted client that its server does not report by itself."""
+    """Return the name of the pidfd of an admitted client that its server reports only on request."""
     return f"client {client}"
 
 

@@ -1,4 +1,4 @@
-"""What a daemon left for one that has other devices: what is by ordinal goes with its device, or with it is lost."""
+"""Adapt a daemon's state to one with other devices: a value by index follows its device, or is lost with it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from pympsd.takeover.state.records import PersistentNamedServer, PersistentNamespace, PersistentState
+from pympsd.takeover.state.records import PersistentNamedServer, PersistentState
 from pympsd.vocabulary.limit_table import BY_DEVICE, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.rules import Rule
@@ -29,7 +29,7 @@ class OtherDevices:
 
 
 def moved(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
-    """Return a state for the devices of now, and what was said of devices that are gone: its owner and the UUID.
+    """Return a state for the devices of now, and the settings lost with devices that are gone: owner and UUID.
 
     One limit for all devices is one for all devices of now: none is without.
     """
@@ -86,15 +86,15 @@ class _Move:
         return evolve(
             server,
             allowed_devices=allowed,
-            namespaces=tuple(self._namespace(server.name, each) for each in server.namespaces),
+            namespaces=tuple(
+                evolve(each, limits=self.limits(each.limits, f"Namespace '{server.name}/{each.name}'"))
+                for each in server.namespaces
+            ),
             maximum=self.limits(server.maximum, who),
             partitions=tuple(
                 evolve(one, device=self.places[one.device]) for one in server.partitions if one.device in self.places
             ),
         )
-
-    def _namespace(self, server: str, namespace: PersistentNamespace) -> PersistentNamespace:
-        return evolve(namespace, limits=self.limits(namespace.limits, f"Namespace '{server}/{namespace.name}'"))
 
     def _note(self, what: str, ordinals: Iterable[int]) -> None:
         gone = (self.before[old].partition(" ")[0] for old in ordinals if old not in self.places)

@@ -1,4 +1,4 @@
-"""What a daemon of protocol 3 left for one of protocol 2, which has none of most of it."""
+"""Adapt the state of a daemon of protocol 3 to one of protocol 2, which cannot use most of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 
 def lost(left: PersistentState, own: Limits) -> Iterator[str]:
-    """Yield, in words, what a daemon of protocol 2 could not go on with; ``own``: the defaults it starts with."""
+    """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
     by_command = Limits(
         None if left.thread_percentage is None else percentages(left.thread_percentage),
         None if left.memory_limits is None else in_memory(left.memory_limits),

@@ -1,4 +1,4 @@
-"""What a daemon leaves to the next in the state file: what commands have set, start requests, and its servers.
+"""The records of the state file: settings made by commands, start requests, and the daemon's servers.
 
 The classes are the file's format: msgspec writes their fields as JSON by name. A field may be added with a default,
 which is what a file of an older daemon has, and none may be renamed. A default of the daemon is None if no command
@@ -7,7 +7,7 @@ has set it: then the next daemon's own applies, which may have been started with
 `snapshot` makes the records of a running daemon after each event, and the file is written if they have changed; so
 everything in them is cheap to make and compares by value. `check` refuses a state that no daemon can have had: the
 file is this user's own, but it may be damaged. Servers are here with the little that identifies their processes;
-their clients and contexts are not, because each server knows its own (`pympsd.takeover`).
+their clients and contexts are not, because each server has its own (`pympsd.takeover`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.state.compound_commands import Configuration
-from pympsd.state_machine.state.daemon import Daemon, Quit
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import NO_USER
@@ -36,7 +36,7 @@ from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
 
-MOST_GENERATIONS: Final = 1 << 22
+MAX_GENERATIONS: Final = 1 << 22
 """With 40 bits for the ids of each generation, all fit 63 bits."""
 
 
@@ -51,7 +51,7 @@ class PersistentServer:
     memory_limits: dict[int, int]
     """Bytes by device ordinal."""
     leaving: bool = False
-    """It was asked to end. Own servers say so themselves."""
+    """It was asked to end. Own servers report that themselves."""
     name: str = ""
 
 
@@ -101,7 +101,7 @@ class PersistentConfiguration:
 
 @frozen
 class PersistentState:
-    """What a daemon knew. A default is None if no command has set it: then the next daemon's own applies."""
+    """A daemon's state. A default is None if no command has set it: then the next daemon's own applies."""
 
     generation: int = 0
     """Counts the daemons whose servers were handed on; the ids of each lie above those of the earlier ones."""
@@ -169,6 +169,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         daemon.defaults.client_priority,
         daemon.defaults.memory_limits,
     )
+    quitting = daemon.quitting
     return PersistentState(
         generation=daemon.lifetime.generation,
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
@@ -179,7 +180,9 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         else (),
         queue_order=_queue_order(daemon),
         servers=tuple(_persistent(server) for server in daemon.running_servers()),
-        quit=_persistent_quit(daemon.quitting),
+        quit=PersistentQuit(0.0 if quitting.forced else quitting.timeout)
+        if quitting and quitting.by_operator
+        else None,
         protocol=daemon.options.protocol,
         named_servers=initial.named_servers(daemon),
         rules=daemon.process_limits.rules,
@@ -209,7 +212,7 @@ def check(state: PersistentState, devices: int) -> None:
         ThreadPercentage(state.thread_percentage)
     if state.client_priority is not None:
         ClientPriority(state.client_priority)
-    if not 0 <= state.generation < MOST_GENERATIONS:
+    if not 0 <= state.generation < MAX_GENERATIONS:
         raise ValueError(f"there is no generation {state.generation}")
     for server in state.servers:
         _check_server(server, devices)
@@ -328,12 +331,6 @@ def limits_of_cgroups(state: PersistentState) -> dict[str, dict[int, CgroupLimit
             for ordinal, limit in in_memory(by_device).items():
                 known[ordinal] = evolve(known.get(ordinal, CgroupLimit()), **{kind: limit})
     return found
-
-
-def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
-    if quitting is None or not quitting.by_operator:
-        return None
-    return PersistentQuit(0.0 if quitting.forced else quitting.timeout)
 
 
 def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:

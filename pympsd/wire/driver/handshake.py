@@ -30,7 +30,7 @@ _REGISTRATION: Final = struct.Struct("<256s256s4x")
 
 
 class Role(IntEnum):
-    """What a peer says it is."""
+    """The kind of a peer, as it reports it."""
 
     SERVER = 1
     CLIENT = 2

@@ -1,4 +1,4 @@
-"""What the driver's own programs write to the named pipe ``log``: records, among lines of text by any process.
+"""Records of the driver's own programs in the named pipe ``log``: records, among lines of text by any process.
 
 A record: int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday, hour, minute, second, millisecond
 (local time), int64 length of the text, the text without a newline; recorded with driver 580.
@@ -55,7 +55,7 @@ class LogRecord:
 
 @frozen
 class Foreign:
-    """Lines that are no records, without their newlines; at most the first PIPE_BUF bytes of each."""
+    """Lines that are not records, without their newlines; at most the first PIPE_BUF bytes of each."""
 
     lines: tuple[bytes, ...]
 
@@ -67,7 +67,7 @@ class LogReader:
     _data: bytes = field(default=b"", init=False)
     """Begins with what may be a record."""
     _line: bytes = field(default=b"", init=False)
-    """The beginning of a line of text; it may go on after a record."""
+    """The beginning of a line of text; it may continue after a record."""
 
     def feed(self, data: bytes) -> Iterator[LogRecord | Foreign]:
         """Add what was read; yield the records and lines that it completes. Take all of them before the next call."""

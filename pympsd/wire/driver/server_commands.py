@@ -30,7 +30,7 @@ _DEVICE: Final = struct.Struct("<6i16s132s")
 """Ordinal, then bus, device and domain in the order of cudaDeviceProp (only the device was seen not to be 0)."""
 _DEVICE_NAME: Final = struct.Struct("<8x68s")
 _UUID_BYTES: Final = 16
-_MOST_RECORDS: Final = 1 << 16
+_MAX_RECORDS: Final = 1 << 16
 _DEVICE_QUERY_ROOM: Final = 11024
 """Sent with the question for devices, as recorded; its meaning is not known."""
 STATUS_ACTIVE: Final = 1
@@ -89,7 +89,7 @@ class DeviceClients:
 
 @frozen
 class ServerDevice:
-    """A device as the server knows it; ``pci`` as device_query prints it."""
+    """A device as the server sees it; ``pci`` as device_query prints it."""
 
     ordinal: int
     pci: str
@@ -237,7 +237,7 @@ def _integer() -> Reader[int]:
 
 def _count() -> Reader[int]:
     number = yield from _integer()
-    if not 0 <= number <= _MOST_RECORDS:
+    if not 0 <= number <= _MAX_RECORDS:
         raise RemoteError(f"it counts {number} records")
     return number
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._objects.context import current
+from pympsd_client._objects.context import current, require_context
 from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.memory.shared_pages import share
 from pympsd_client._objects.process import process
@@ -72,8 +72,7 @@ def device_pointer(address: int, flags: int) -> int:
     pages cannot be replaced: shared ones, this thread's stack, those of other registered memory. INVALID_VALUE for
     memory of another device, or registered without CU_MEMHOSTREGISTER_DEVICEMAP; OUT_OF_MEMORY.
     """
-    context = current()
-    context.usable()
+    context = require_context()
     if not context.device.properties.attributes.get("CAN_MAP_HOST_MEMORY"):
         raise not_supported(f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
     if flags != 0:

@@ -11,11 +11,11 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import shared_handles
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
+from pympsd_client._arguments.errors import CudaError, invalid_context, invalid_handle, invalid_value, not_supported
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
-from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.context import Context, require_context
 from pympsd_client._objects.memory.allocations import Allocation, allocations, is_shareable
 from pympsd_client._objects.memory.imports import ImportedRange, import_range
 
@@ -47,8 +47,7 @@ _given: Final[set[int]] = set()
 
 
 def _require_support(name: str) -> Context:
-    context = current()
-    context.usable()
+    context = require_context()
     if not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
         raise not_supported(
             f"{name}: this device's memory and events are not shared between processes (device attribute "
@@ -86,9 +85,7 @@ def open_memory(argument: Any, flags: int) -> int:
         raise invalid_value(f"the flags are CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS (1), not {flags:#x}")
     handle = shared_handles.unpack(_MEMORY, argument, invalid_handle)
     if handle.secret in _given:
-        raise CudaError(
-            Result.ERROR_INVALID_CONTEXT, "the handle is of this process's own memory; use the memory's address"
-        )
+        raise invalid_context("the handle is of this process's own memory; use the memory's address")
     _check_device(context, handle)
     for memory in allocations.all():
         if isinstance(memory, OpenedMemory) and memory.context is context and memory.secret == handle.secret:

@@ -16,7 +16,7 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import Location, location
 from pympsd_client._arguments.values import AttributeValue, InMemory, number, read_numbers, unsigned
-from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.context import Context, require_context
 from pympsd_client._objects.memory import managed
 from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.memory.page_states import HOST, PageState, PageStates, Place
@@ -40,8 +40,7 @@ _NOT_MANAGED: Final = (
 
 def require_support(name: str) -> Context:
     """Return the current context; NOT_SUPPORTED if its device has no managed memory."""
-    context = current()
-    context.usable()
+    context = require_context()
     if not context.device.properties.attributes.get("MANAGED_MEMORY"):
         raise not_supported(f"{name}: {_NOT_MANAGED}")
     return context

@@ -241,13 +241,7 @@ class _Attribute:
 
 
 def _flag(name: str) -> _Attribute:
-    return _Attribute(
-        lambda pool: int(getattr(pool, name)), "i", lambda pool, value: setattr(pool, name, bool(value))
-    )
-
-
-def _set_threshold(pool: Pool, value: int) -> None:
-    pool.release_threshold = value
+    return _Attribute(lambda pool: int(getattr(pool, name)), set=lambda pool, value: setattr(pool, name, bool(value)))
 
 
 def _resetting(reset: Callable[[Pool], None]) -> Callable[[Pool, int], None]:
@@ -265,7 +259,9 @@ _VALUES: Final = {
         "REUSE_FOLLOW_EVENT_DEPENDENCIES": _flag("follows_events"),
         "REUSE_ALLOW_OPPORTUNISTIC": _flag("is_opportunistic"),
         "REUSE_ALLOW_INTERNAL_DEPENDENCIES": _flag("adds_dependencies"),
-        "RELEASE_THRESHOLD": _Attribute(lambda pool: pool.release_threshold, "Q", _set_threshold),
+        "RELEASE_THRESHOLD": _Attribute(
+            lambda pool: pool.release_threshold, "Q", lambda pool, value: setattr(pool, "release_threshold", value)
+        ),
         "RESERVED_MEM_CURRENT": _Attribute(lambda pool: pool.reserved, "Q"),
         "RESERVED_MEM_HIGH": _Attribute(lambda pool: pool.reserved_high, "Q", _resetting(Pool.reset_reserved_high)),
         "USED_MEM_CURRENT": _Attribute(lambda pool: pool.used, "Q"),

@@ -10,7 +10,7 @@ from pympsd_client._arguments.copy_structs import Copy3D, CopySide
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
-from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.context import Context, context_of, current, require_context
 from pympsd_client._objects.memory import region_copy
 from pympsd_client._objects.memory.allocations import ordinal_at
 from pympsd_client._objects.memory.region_copy import Extent, Region
@@ -27,8 +27,7 @@ def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
     small, a pitch above MAX_PITCH, NULL, elements of an array in part, or beyond its end; INVALID_HANDLE for no
     array. As on a GPU (driver 580), an empty copy succeeds whatever its sides are.
     """
-    context = current()
-    context.usable()
+    context = require_context()
     if description is None:
         raise invalid_value("the description of the copy is NULL")
     pair = regions(description, context)

@@ -242,7 +242,7 @@ def access(location: Location | None, address: int) -> int:
 def export(handle: int, kind: int, flags: int) -> AttributeValue:
     """Return a new descriptor of memory, which another client of the device imports; the caller closes it.
 
-    INVALID_VALUE for memory that was not created to be export_memory so.
+    INVALID_VALUE for memory that was not created to be exported in this way.
     """
     _own_device("cuMemExportToShareableHandle")
     physical = virtual_memory.find(handle)
@@ -254,7 +254,7 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
 
 
 def import_descriptor(fd: int, kind: int) -> int:
-    """Return a handle of memory that another process has export_memory; the descriptor stays the caller's.
+    """Return a handle of memory that another process has exported; the descriptor stays the caller's.
 
     INVALID_VALUE for a descriptor of anything else, or if the memory has been freed.
     """

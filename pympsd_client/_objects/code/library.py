@@ -1,6 +1,6 @@
 """Libraries: code that each context loads as a module when it first uses it (CUDA driver API, Library Management).
 
-With no context anywhere a library is loaded for a moment in one of its own, to know its kernels and variables.
+If the process has no context, a library is loaded briefly into one of its own, to find its kernels and variables.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.code.module import (
     Function,
@@ -24,6 +25,8 @@ from pympsd_client._objects.code.module import (
 )
 from pympsd_client._objects.context import Context, contexts, current, new_handle, this_thread
 from pympsd_client._objects.process import process
+
+_OF_PROCESS: Final = "of this process (its library unloaded, or never loaded)"
 
 
 class Library:
@@ -46,7 +49,7 @@ class Library:
         """Return its module in a context, loaded there if this is the first use; raise CudaError."""
         with self._loading:
             if self._is_unloaded:
-                raise _unknown("library", self.handle)
+                raise invalid_handle(f"{self.handle:#x} is not a library {_OF_PROCESS}")
             module = self._modules.get(context)
             if module is not None and (modules.get(module.handle) is module or context.sticky_error is not None):
                 context.usable()
@@ -174,18 +177,12 @@ kernels: Final[dict[int, Kernel]] = {}
 
 def library_of(handle: int) -> Library:
     """Return a library by its handle; raise INVALID_HANDLE."""
-    library = libraries.get(handle)
-    if library is None:
-        raise _unknown("library", handle)
-    return library
+    return find_by_handle(libraries, handle, f"a library {_OF_PROCESS}", invalid_handle)
 
 
 def kernel_of(handle: int) -> Kernel:
     """Return a kernel by its handle; raise INVALID_HANDLE."""
-    kernel = kernels.get(handle)
-    if kernel is None:
-        raise _unknown("kernel", handle)
-    return kernel
+    return find_by_handle(kernels, handle, f"a kernel {_OF_PROCESS}", invalid_handle)
 
 
 def function_of(handle: int, context: Context | None = None) -> Function:
@@ -220,7 +217,3 @@ def _usable_context(device: Device | None) -> Context | None:
         ),
         None,
     )
-
-
-def _unknown(noun: str, handle: int) -> CudaError:
-    return invalid_handle(f"{handle:#x} is not a {noun} of this process (its library unloaded, or never loaded)")

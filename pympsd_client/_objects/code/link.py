@@ -10,6 +10,7 @@ from pympsd.wire import fatbin
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
 from pympsd_client._arguments.jit_options import Options, ptxas_message
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._objects.code.module import load_image
 from pympsd_client._objects.code.ptx_text import (
     LinkError,
@@ -132,7 +133,4 @@ links: Final[dict[int, Link]] = {}
 
 def link_of(handle: int) -> Link:
     """Return a link by its handle; raise INVALID_HANDLE."""
-    link = links.get(handle)
-    if link is None:
-        raise invalid_handle(f"{handle:#x} is not a link of this process (destroyed, or never created)")
-    return link
+    return find_by_handle(links, handle, "a link of this process (destroyed, or never created)", invalid_handle)

@@ -1,6 +1,6 @@
 """PTX as text: the limit of registers as a directive (PTX ISA, .maxnreg), and several texts joined as a linker does.
 
-What the texts declare of each other is resolved by name (PTX ISA, Linking Directives). Symbols that are local to
+References between the texts are resolved by name (PTX ISA, Linking Directives). Symbols that are local to
 one text and have the name of another text's symbol are renamed. Comments, strings and debugging directives are
 skipped by the tokenizer, so names inside them have no effect.
 """
@@ -24,7 +24,7 @@ _COMMENT: Final = re.compile(rb"(?s)//[^\n]*|/\*.*?\*/")
 def limit_registers(image: bytes, registers: int) -> bytes:
     """Return an image whose kernels use at most this many registers a thread, unless the PTX has a limit of its own.
 
-    0 is no limit. Images that are not PTX are returned as they are.
+    0 means no limit. Images that are not PTX are returned as they are.
     """
     if registers <= 0 or b".entry" not in image or b"\0" in image.rstrip(b"\0"):
         return image

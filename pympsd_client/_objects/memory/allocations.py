@@ -1,20 +1,20 @@
 """Device memory: allocation, freeing, whose an address is, fills (CUDA driver API, Memory Management).
 
 `allocations` is the table of everything that the program can address on a device: memory of cuMemAlloc, managed
-memory, blocks of pools, mappings, memory of graphs. Each kind is a subclass of `Allocation` that knows how it is
-freed.
+memory, blocks of pools, mappings, memory of graphs. Each kind is a subclass of `Allocation` with its own way of
+being freed.
 
-**Two ways to free.** `Allocation.free` returns when the memory is free, after the context's work queued before.
-That is cuMemFree. `Allocation.free_in_order` returns immediately; the memory is free when a stream has reached this
-point. That is cuMemFreeAsync, of which the executor only sees a quiet record, or nothing if the memory is a pool's.
+**Two ways to free.** `Allocation.free` returns when the memory is free, after the context's work queued before
+(cuMemFree). `Allocation.free_in_order` returns immediately; the memory is free when a stream has reached this
+point (cuMemFreeAsync). The executor gets a quiet record for it, or nothing if the memory belongs to a pool.
 
 **Invariants**
 
 - An allocation is taken out of the table *before* it is freed. Once it is free another thread may be given the same
   address, and its new entry must not be removed. If freeing fails, the entry is put back.
 - Memory that is managed, of the host or registered has two addresses or is accessed by the CPU: `devices_address`
-  returns where a context's device finds it. ``any_shared`` and ``any_synchronous`` keep the common case, in which
-  there is no such memory, free of look-ups.
+  returns where a context's device finds it. ``any_shared`` and ``any_synchronous`` spare the common case, without
+  such memory, the look-ups.
 - The sorted list of addresses is made when it is needed. An addition replaces ``_version`` last, so that a thread
   that sorts at the same moment notices and sorts again.
 """
@@ -35,7 +35,7 @@ from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.code.module import modules
-from pympsd_client._objects.context import Context, context_on, current
+from pympsd_client._objects.context import Context, context_on, current, require_context
 from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
 from pympsd_client._objects.memory.page_states import PageStates
 from pympsd_client._objects.memory.pinned import pinned
@@ -164,8 +164,7 @@ def allocate(count: int) -> int:
     ``count``: bytes, at least 1, else INVALID_VALUE. OUT_OF_MEMORY if the device has no more, or an MPS limit is
     reached.
     """
-    context = current()
-    context.usable()
+    context = require_context()
     if count == 0:
         raise invalid_value("an allocation has at least 1 byte")
     return allocations.add(Allocation(allocate_unlisted(context, count), context, count)).handle

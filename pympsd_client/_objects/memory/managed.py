@@ -1,8 +1,8 @@
 """Managed memory: cuMemAllocManaged, and managed variables of modules (``__managed__``).
 
 The program and the kernels use managed memory by one address, without copies. Here its pages are shared: the
-executor makes them and maps them, and the client maps them at the same address (`shared_pages`). There is no
-migration; advice and prefetches are recorded page by page (`page_states`), only so that queries return them.
+executor makes them and maps them, and the client maps them at the same address (`shared_pages`). Pages do
+not migrate; advice and prefetches are recorded page by page (`page_states`), only so that queries return them.
 
     kernel  ->  executor's mapping  ->  |  the same pages  |  <-  client's mapping  <-  program
 

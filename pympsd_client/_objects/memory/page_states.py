@@ -1,4 +1,4 @@
-"""The state of each page of a range, without I/O: advice, and where it was last prefetched to."""
+"""The state of each page of a range, without I/O: advice, and the target of its last prefetch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Copies of rows and slices: cut into boxes that fit a staging slot, or made by the device in one record.
 
 A `Region` is one side of a copy, an `Extent` is its shape. If the device reaches both sides (device memory,
-page-locked or managed memory), one COPY_3D record makes the whole copy. Otherwise the host's side is pageable:
+page-locked or managed memory), one COPY_3D record copies everything. Otherwise the host's side is pageable:
 `_boxes` cuts the extent into boxes of at most a slot's size, whole slices if they fit, else whole rows, else parts
 of rows, and each box is one `Piece` of a staged copy (`_objects.copies`). Copies between devices go through a
 buffer of this process, box by box.

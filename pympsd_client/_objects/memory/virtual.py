@@ -103,7 +103,7 @@ class Reservations:
 class Physical:
     """Physical memory. ``references``: the number of times that the program has to release its handle.
 
-    ``is_host``: it is the host's, which is mapped in this process, too, where the host has access.
+    ``is_host``: it is the host's, which is mapped in this process too if the host has access.
     """
 
     handle: int

@@ -3,8 +3,8 @@
 Freed memory is a range with a `FreePoint`: the stream in which it was freed. The range is immediately free for that
 stream's later work, and for other streams when the stream has reached the point (CUDA driver API, Stream Ordered
 Memory Allocator). `Arena.reclaim` moves ranges whose point has passed to ``free``, which every stream may use.
-`Arena.take_over` does not wait for points to pass: it makes one stream wait for the others by events and gives it
-everything.
+`Arena.take_over` does not wait for points to pass: it makes one stream wait for all other streams by events and gives
+it everything.
 
 Ranges never join across the end of a chunk, so that a chunk that is free as a whole can be given back.
 """

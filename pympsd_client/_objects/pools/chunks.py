@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Final, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.vocabulary.device_properties import MAPPING_GRANULE
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
@@ -52,12 +52,12 @@ class DeviceChunks:
         """Drop them: the executor frees them with the context."""
 
 
+@frozen(eq=False)
 class ProgramChunks:
     """Chunks that the program reaches too: managed and host memory."""
 
-    def __init__(self, context: Context) -> None:
-        self._context: Final = context
-        self._pages: Final[dict[int, SharedPages]] = {}
+    _context: Context
+    _pages: dict[int, SharedPages] = field(factory=dict, init=False)
 
     def add(self, size: int) -> int:
         """Map a chunk in both processes."""
@@ -75,15 +75,15 @@ class ProgramChunks:
             pages.close()
 
 
+@frozen(eq=False)
 class ExportedChunks:
     """Chunks of memory that other processes import: a device's, or the host's, which the program reaches too."""
 
-    def __init__(self, context: Context, is_host: bool) -> None:
-        self._context: Final = context
-        self._is_host: Final = is_host
-        self._handles: Final[dict[int, int]] = {}
-        self._sizes: Final[dict[int, int]] = {}
-        self._secrets: Final[dict[int, int]] = {}
+    _context: Context
+    _is_host: bool
+    _handles: dict[int, int] = field(factory=dict, init=False)
+    _sizes: dict[int, int] = field(factory=dict, init=False)
+    _secrets: dict[int, int] = field(factory=dict, init=False)
 
     def add(self, size: int) -> int:
         """Create a chunk and map it."""

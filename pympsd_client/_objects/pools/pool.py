@@ -11,8 +11,8 @@ here:
                                       ^ stream 1 may have it immediately; others when stream 1 has passed that point
 
 An allocation tries, in this order: what its stream may have; what streams that are asked have passed by now; a new
-chunk; and if there is no memory left, everything that is free, after making its stream wait for the others by
-events.
+chunk; and if there is no memory left, everything that is free, after making its stream wait for all other
+streams by events.
 
 **When memory becomes free for all.** A call waits for the stream, or for all (`before_waiting`); the arena asks
 streams; the stream or its context ends. Waiting calls also give chunks back to the device, above the release
@@ -42,6 +42,7 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Location
+from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._objects import event as events
 from pympsd_client._objects import stream as streams
@@ -214,7 +215,7 @@ class Pool:
         return ProgramChunks(context) if self.kind.is_shared else DeviceChunks(context)
 
     def export(self, block: Block) -> tuple[int, int]:
-        """Return the secret of the memory that a block lies in, and where it begins there; raise CudaError."""
+        """Return the secret of the memory that a block lies in, and its offset there in bytes; raise CudaError."""
         with self._lock:
             arena = self._arenas[block.context]
             assert isinstance(arena.source, ExportedChunks)
@@ -429,10 +430,7 @@ class Pools:
 
     def find(self, handle: int) -> Pool:
         """Return the pool of a handle; INVALID_VALUE."""
-        pool = self._named.get(handle)
-        if pool is None:
-            raise invalid_value(f"{handle:#x} is not a memory pool of this process (destroyed, or never created)")
-        return pool
+        return find_by_handle(self._named, handle, "a memory pool of this process (destroyed, or never created)")
 
     def destroy(self, handle: int) -> None:
         """Destroy a pool; its allocations stay until they are freed. INVALID_VALUE for a default one."""

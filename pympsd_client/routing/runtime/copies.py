@@ -2,7 +2,7 @@
 
 A copy's cudaMemcpyKind determines which of its sides are device memory; with cudaMemcpyDefault the addresses do.
 Host to host the copy is done here, after the stream's work. All others are copies of the driver: bytes, rows or
-slices, with arrays where the program names them. In copies with an array widths are in elements of the array, as in
+slices, and arrays if the program names them. In copies with an array widths are in elements of the array, as in
 CUDA.
 """
 

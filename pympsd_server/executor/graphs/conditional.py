@@ -56,7 +56,7 @@ class Choice:
     stream: Stream
 
     def queue(self, slot: Stream) -> None:
-        """Have the slot wait until the bodies have been executed; BackendError."""
+        """Make the slot wait until the bodies have been executed; BackendError."""
         hold = _Hold()
 
         def begin(status: Status) -> None:
@@ -66,14 +66,17 @@ class Choice:
         hold.set(slot.launch_host_function(begin))
 
     def _go_on(self, hold: _Hold) -> None:
-        """Have the next body chosen, by a call in their stream: a loop without work takes its turns as work does."""
+        """Choose the next body, by a call in their stream: a loop without work takes its turns as work does."""
         try:
             self.context.call(self.stream, self._choose(hold))
         except BackendError:  # the context is lost
             hold.end()
 
     def _choose(self, hold: _Hold) -> Iterator[None]:
-        body = self._choose_body()
+        value = self.condition.value
+        if self.kind is not ConditionalKind.SWITCH:
+            value = 0 if value else 1
+        body = self.bodies[value] if value < len(self.bodies) else None
         if body is not None:
             try:
                 yield from body.pieces(self.stream)
@@ -84,9 +87,3 @@ class Choice:
                 self._go_on(hold)
                 return
         self.stream.notify(lambda status: hold.end())
-
-    def _choose_body(self) -> Body | None:
-        value = self.condition.value
-        if self.kind is not ConditionalKind.SWITCH:
-            value = 0 if value else 1
-        return self.bodies[value] if value < len(self.bodies) else None

@@ -81,7 +81,7 @@ class ExecutableGraph:
     _stream: Stream | None
     """A body's stream; None: that of each launch."""
     _defaults: list[tuple[Condition, int]] = field(factory=list, init=False)
-    """What conditions are set to when a launch begins, those of bodies too."""
+    """The values of conditions at the beginning of a launch, those of bodies too."""
     _slot_streams: list[Stream] = field(factory=list, init=False)
     """Streams of the slots after the first."""
     _events: dict[int, Event] = field(factory=dict, init=False)
@@ -200,7 +200,7 @@ class ExecutableGraph:
         self._join(stream, self._done, ends)
 
     def _join(self, stream: Stream, done: Event, ends: dict[int, int]) -> None:
-        """Have the stream's later work wait for what was queued, after a refusal too."""
+        """Make the stream's later work wait for what was queued, after a refusal too."""
         for index in ends.values():
             if self._assignments[index].is_waited_for:
                 stream.wait(self._events[index])

@@ -85,19 +85,16 @@ class Shortages:
             try:
                 return take()
             except Shortage as shortage:
-                if not self._ask(client, shortage):
+                number = next(self._numbers)
+                waiting = self._waiting[number] = _Waiting(client)
+                self.report()
+                self._send(MemoryShort(number, client, shortage.short))
+                # The owner answers always: its end is this process's.
+                waiting.answered.wait()
+                del self._waiting[number]
+                if not waiting.freed:
                     raise
         return take()
-
-    def _ask(self, client: int, shortage: Shortage) -> bool:
-        number = next(self._numbers)
-        waiting = self._waiting[number] = _Waiting(client)
-        self.report()
-        self._send(MemoryShort(number, client, shortage.short))
-        # The owner answers always: its end is this process's.
-        waiting.answered.wait()
-        del self._waiting[number]
-        return waiting.freed
 
     def deliver(self, answer: RoomMade) -> None:
         """Resume a worker."""

@@ -68,15 +68,11 @@ def _act(request: Request, data: bytes, prepare: Prepare, in_body: bool) -> Act 
         reason = f"{_NOT_IN_BODIES[opcode]} cannot be in the body of a conditional node"
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
     if opcode == _HOST_FUNCTION.opcode:
-        return _number(data)
+        if len(data) != _HOST_FUNCTION.layout.size:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"a host function's record of {len(data)} bytes")
+        return int(_HOST_FUNCTION.layout.unpack(data)[-1])
     record = records.Record(opcode, flags, 0, sequence, data[records.HEADER_BYTES :])
     return prepare(request.part(record), record)
-
-
-def _number(data: bytes) -> int:
-    if len(data) != _HOST_FUNCTION.layout.size:
-        raise BackendError(Result.ERROR_INVALID_VALUE, f"a host function's record of {len(data)} bytes")
-    return int(_HOST_FUNCTION.layout.unpack(data)[-1])
 
 
 @frozen(eq=False)

@@ -83,7 +83,7 @@ class ClientResources:
     pinned: PinnedMemory
     graph_streams: StreamBudget
     contexts: Mapping[int, ClientContext]
-    """By the owner's ids, as named in records."""
+    """The client's contexts by the owner's ids, which records name."""
     shared_events: SharedEvents
     """The shared events of all clients."""
     shortages: Shortages

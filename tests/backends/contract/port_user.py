@@ -19,12 +19,12 @@ from pympsd_server.backends.interface import (
     Fill,
     Launch,
     Module,
+    Quota,
     Region,
     Space,
     Status,
     Stream,
 )
-from pympsd_server.backends.quota import Quota
 
 SECONDS = 30.0
 """The absolute limit of every wait."""

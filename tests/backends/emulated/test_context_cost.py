@@ -13,8 +13,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import context_overhead
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Context, Launch, Status
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Context, Launch, Quota, Status
 
 MIB = 1 << 20
 Open = Callable[..., EmulatedDevice]

@@ -16,8 +16,7 @@ from pympsd.vocabulary.device_properties import MAPPING_GRANULE, VIRTUAL_OFFSET,
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Status
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Quota, Status
 from pympsd_server.backends.virtual_memory import File, PhysicalMemory
 
 

@@ -60,7 +60,16 @@ class DeviceMemory:
             except NoRange as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:
-                self._map_all(pages)
+                if pages.whole is not None:
+                    start, size = pages.whole
+                    for page in [page for page in self._spare if start <= page < start + size]:
+                        self._unmap(page)
+                    self._map(start, size)
+                for page in pages.shared:
+                    if page in self._spare:
+                        del self._spare[page]
+                    else:
+                        self._map(page, PAGE_BYTES)
             except BackendError:
                 self._release(self._addresses.free(address), keep=0)
                 raise
@@ -92,18 +101,6 @@ class DeviceMemory:
                 self._spare[page] = None
             else:
                 self._unmap(page)
-
-    def _map_all(self, pages: Pages) -> None:
-        if pages.whole is not None:
-            start, size = pages.whole
-            for page in [page for page in self._spare if start <= page < start + size]:
-                self._unmap(page)
-            self._map(start, size)
-        for page in pages.shared:
-            if page in self._spare:
-                del self._spare[page]
-            else:
-                self._map(page, PAGE_BYTES)
 
     def _map(self, start: int, size: int) -> None:
         call = self._driver.call

@@ -126,7 +126,7 @@ class RegisteredMappings:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._mappings: dict[int, tuple[Any, int]] = {}
-        """By identity: the mapping, kept alive, and its address; 0 if it could not be registered."""
+        """The mappings by identity: the mapping, kept alive, and its address; 0 if it could not be registered."""
 
     def can_access(self, view: memoryview) -> bool:
         """Whether the device can access the bytes of a view; a mapping is registered the first time."""
@@ -168,7 +168,10 @@ class PinnedMemory:
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
         for _, address, length in split_at_registered_parts(self._address, self._memory.nbytes):
-            _populate(address, length)
+            # Make the pages first: that takes longer than pinning them, but delays no other client.
+            if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
+                reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._driver.call(cu.cuMemHostRegister, address, length, flags)
             self._registered.append(address)
 
@@ -177,10 +180,3 @@ class PinnedMemory:
         while self._registered:
             self._driver.call(cu.cuMemHostUnregister, self._registered.pop())
         self._memory = None
-
-
-def _populate(address: int, length: int) -> None:
-    """Make the pages, which takes longer than pinning them but delays no other client."""
-    if _madvise(address, length, _POPULATE_WRITE) != 0 and ctypes.get_errno() != errno.EINVAL:
-        reason = f"no {length} bytes of page-locked memory: {os.strerror(ctypes.get_errno())}"
-        raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
@@ -35,26 +37,21 @@ class CopyStream(QueuedStream, Protocol):
         """Call back when all work queued before the call is done."""
 
 
+@define(eq=False)
 class BufferedCopy:
     """A copy whose buffer is released once: when the device is done with it, or when it will never be issued.
 
     A copy that a host function holds is never issued if its context ends before; only its completion is called then.
     """
 
-    def __init__(
-        self,
-        stream: CopyStream,
-        work: Callable[[], None],
-        release: Callable[[], None],
-        finish: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``work`` issues the copy; ``finish`` is called when it is done, unless the context has ended."""
-        self._stream = stream
-        self._work = work
-        self._release = release
-        self._finish = finish
-        self._unissued = [True]
-        """Taking the element out is atomic: it decides whether the copy is issued or its buffer released unused."""
+    _stream: CopyStream
+    _work: Callable[[], None]
+    """Issues the copy."""
+    _release: Callable[[], None]
+    _finish: Callable[[], None] = lambda: None
+    """Called when the copy is done, unless the context has ended."""
+    _unissued: list[bool] = field(factory=lambda: [True], init=False)
+    """Taking the element out is atomic: it decides whether the copy is issued or its buffer released unused."""
 
     def put(self, done: Completion) -> None:
         """Put it in its stream; ``done`` is called when it is over."""

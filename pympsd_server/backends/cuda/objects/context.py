@@ -40,7 +40,7 @@ CONTEXT_BYTES: Final = 10 << 20
 STREAM_BYTES: Final = 576 << 10
 _STREAMS_INCLUDED: Final = 16
 END_SECONDS: Final = 2.0
-"""How long ending a context waits for its kernels; they cannot be stopped."""
+"""The seconds that ending a context waits for its kernels; they cannot be stopped."""
 _POLL_SECONDS: Final = 0.0005
 
 
@@ -87,8 +87,9 @@ class CudaContext(NoVirtualMemory, NoConditions):
         """When its end stops waiting for its kernels; None until it is abandoned."""
         self._is_ending = False
         self._resources = ContextResources(self.queue, space, services, self)
-        self._default = self._stream(blocking=True, priority=0)
-        self.queue.set_default(self._default)
+        self.default_stream = self._stream(blocking=True, priority=0)
+        """The legacy default stream."""
+        self.queue.set_default(self.default_stream)
 
     # --- memory and modules
 
@@ -110,11 +111,6 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self._resources.load(image)
 
     # --- streams and events
-
-    @property
-    def default_stream(self) -> CudaStream:
-        """The legacy default stream."""
-        return self._default
 
     def create_stream(self, non_blocking: bool, priority: int) -> CudaStream:
         """Return a new stream."""
@@ -224,8 +220,8 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self.queue.is_destroyed
 
     def is_quiet(self) -> bool:
-        """Whether none of its work is running. True on a faulted device, where no work runs any more."""
-        # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from release.
+        """Whether none of its work is running. True on a faulted device, because its work has ended."""
+        # A worker may be in a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
         try:

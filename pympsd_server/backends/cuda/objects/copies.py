@@ -64,7 +64,11 @@ def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None
     else:  # packed, so that no bytes between the client's rows are copied
         side = Side(True, slot.address, extent.width, extent.width * extent.height)
         if to_device:
-            _pack(slot, host, extent)
+            if extent.is_linear and host.host is not None:
+                slot.view[:] = host.host.cast("B")
+            else:
+                rows = rows_of(host, extent)
+                np.ndarray(rows.shape, np.uint8, slot.view)[...] = rows
 
     def issue() -> None:
         to, start = (other, side) if to_device else (side, other)
@@ -76,7 +80,11 @@ def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None
 
     def finish() -> None:
         if slot is not None and not to_device:
-            _unpack(slot, host, extent)
+            if extent.is_linear and host.host is not None:
+                host.host.cast("B")[:] = slot.view
+            else:
+                rows = rows_of(host, extent)
+                rows[...] = np.ndarray(rows.shape, np.uint8, slot.view)
 
     BufferedCopy(stream, issue, release, finish).put(done or _ignore)
 
@@ -86,22 +94,6 @@ def _slot(stream: CopyStream, host: Region, count: int) -> Slot | None:
     if count > DIRECT_BYTES and host.host is not None and stream.space.mappings.can_access(host.host):
         return None
     return stream.services.staging.take(count, stream.space)
-
-
-def _pack(slot: Slot, host: Region, extent: Extent) -> None:
-    if extent.is_linear and host.host is not None:
-        slot.view[:] = host.host.cast("B")
-    else:
-        rows = rows_of(host, extent)
-        np.ndarray(rows.shape, np.uint8, slot.view)[...] = rows
-
-
-def _unpack(slot: Slot, host: Region, extent: Extent) -> None:
-    if extent.is_linear and host.host is not None:
-        host.host.cast("B")[:] = slot.view
-    else:
-        rows = rows_of(host, extent)
-        rows[...] = np.ndarray(rows.shape, np.uint8, slot.view)
 
 
 def _put_pinned(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
@@ -159,21 +151,17 @@ def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:
 
 def _issue(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
     if not extent.is_linear:
-        _issue_pitched(call, to, start, extent, stream)
+        # CUDA_MEMCPY3D counts the slice pitch in rows.
+        if extent.depth > 1 and (extent.height == 1 or any(side.slice_pitch % side.pitch for side in (to, start))):
+            layer = Extent(extent.width, extent.height)
+            for index in range(extent.depth):
+                call(cu.cuMemcpy3DAsync, _parameters(to.at(0, 0, index), start.at(0, 0, index), layer), stream)
+        else:
+            call(cu.cuMemcpy3DAsync, _parameters(to, start, extent), stream)
     elif start.is_host:
         call(cu.cuMemcpyHtoDAsync, to.address, start.address, extent.width, stream)
     else:
         call(cu.cuMemcpyDtoHAsync, to.address, start.address, extent.width, stream)
-
-
-def _issue_pitched(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
-    # CUDA_MEMCPY3D counts the slice pitch in rows.
-    if extent.depth > 1 and (extent.height == 1 or any(side.slice_pitch % side.pitch for side in (to, start))):
-        layer = Extent(extent.width, extent.height)
-        for index in range(extent.depth):
-            call(cu.cuMemcpy3DAsync, _parameters(to.at(0, 0, index), start.at(0, 0, index), layer), stream)
-    else:
-        call(cu.cuMemcpy3DAsync, _parameters(to, start, extent), stream)
 
 
 def _parameters(to: Side, start: Side, extent: Extent) -> Any:

@@ -48,8 +48,7 @@ from pympsd_server.backends.cuda.reclaim.deferred_release import (
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
-from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Capabilities, Quota, Status, Timeline
 from pympsd_server.native.states import NativeAccess
 
 CAPABILITIES: Final = Capabilities(
@@ -137,7 +136,7 @@ class CudaDevice(AccountedDevice):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Its capabilities: it can neither stop a kernel nor contain a fault."""
+        """The capabilities of this device: it can neither stop a kernel nor contain a fault."""
         return CAPABILITIES
 
     @property

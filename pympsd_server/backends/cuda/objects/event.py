@@ -17,7 +17,7 @@ from pympsd_server.backends.interface import BackendError, Completion, Event, St
 
 @define(eq=False)
 class Recording:
-    """What an event recorded once: a marker, as soon as it is issued."""
+    """One recording of an event: a marker, as soon as it is issued."""
 
     stream: Hashable
     marker: StreamMarker | None = field(default=None, init=False)

@@ -55,7 +55,7 @@ class Partition:
     """The multiprocessors of a context; ``green`` is None for all of them."""
 
     multiprocessors: tuple[int, ...]
-    """As kernels read them in %smid."""
+    """The multiprocessors, by the ids that kernels read in %smid."""
     green: Any = None
     groups: tuple[int, ...] = ()
     split: Split | None = None
@@ -110,7 +110,7 @@ class Partitions:
             return split.kept[groups]
 
     def give(self, partition: Partition) -> None:
-        """Return a partition: a context that had it is gone."""
+        """Take back the partition of a context that has ended."""
         with self._lock:
             if partition.split is not None:
                 partition.split.groups.give(partition.groups)

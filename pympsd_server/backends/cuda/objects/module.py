@@ -24,7 +24,7 @@ _LOG_BYTES: Final = 8192
 _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
-"""How the driver's linker reports an undefined function."""
+"""Matches the driver's linker's report of an undefined function."""
 _MAX_PARAMETERS: Final = 4096
 """More parameters than any kernel has."""
 
@@ -103,9 +103,10 @@ class CudaModule:
             handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []
             self.kernel_rows = (KernelRow * count)()
             self.kernels = tuple(map(_kernel, repeat(driver), handles, self.kernel_rows))
-            self._globals = tuple(
+            self.globals = tuple(
                 variable for name in read.variables if (variable := self._variable(name)) is not None
             )
+            """The variables with their addresses, which lie outside of the device's window."""
         except BaseException:
             driver.call(cu.cuModuleUnload, self.handle)
             raise
@@ -122,19 +123,14 @@ class CudaModule:
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels, in the order LAUNCH counts them."""
+        """The kernels, in the order in which LAUNCH counts them."""
         return tuple(kernel.layout for kernel in self.kernels)
-
-    @property
-    def globals(self) -> Sequence[GlobalLayout]:
-        """Its variables with their addresses, which lie outside of the device's window."""
-        return self._globals
 
     @property
     def variable_ranges(self) -> Mapping[int, int]:
         """The sizes of its variables by address; several names may stand for one address."""
         sizes: dict[int, int] = {}
-        for variable in self._globals:
+        for variable in self.globals:
             sizes[variable.address] = max(variable.size, sizes.get(variable.address, 0))
         return sizes
 
@@ -164,7 +160,12 @@ class CudaModule:
 
 
 def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
-    attributes = _attributes(driver, handle)
+    driver.enter()
+    attributes = {}
+    for name, attribute in cu.CUfunction_attribute.__members__.items():
+        code, value = cu.cuFuncGetAttribute(attribute, handle)
+        if not int(code):  # an older driver has not all of them
+            attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
     attributes[REGISTERS_OF_A_WARP] = warp_registers(attributes["NUM_REGS"])
     parameters = _parameters(handle)
     layout = FunctionLayout(
@@ -177,16 +178,6 @@ def _kernel(driver: Driver, handle: Any, row: KernelRow) -> Kernel:
     row.max_threads, row.shared_bytes = attributes["MAX_THREADS_PER_BLOCK"], attributes["SHARED_SIZE_BYTES"]
     row.dynamic_bytes = attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", 0)
     return Kernel(handle, layout, row)
-
-
-def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
-    driver.enter()
-    attributes = {}
-    for name, attribute in cu.CUfunction_attribute.__members__.items():
-        code, value = cu.cuFuncGetAttribute(attribute, handle)
-        if not int(code):  # an older driver has not all of them
-            attributes[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
-    return attributes
 
 
 def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:

@@ -33,7 +33,7 @@ _DATA: Final = (b".nv.global", b".nv.constant3")
 _TIMES: Final = 2
 """A well made file is read once; names may share their ends, and bytes of code may look like a header."""
 _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
-"""What reading a malformed file raises."""
+"""The exceptions that reading a malformed file raises."""
 
 
 class _TooLarge(Exception):
@@ -85,7 +85,7 @@ class _Section:
 
 @frozen
 class Cubin:
-    """What this backend needs of a cubin: its variables, the bytes it takes on the device, its undefined functions.
+    """The parts of a cubin that this backend needs: variables, bytes taken on the device, undefined functions.
 
     ``undefined`` are the names of functions that the driver or another image must supply.
     """
@@ -135,22 +135,17 @@ def read_fatbin(image: bytes) -> Cubin:
     uses what MPS does not support, INVALID_IMAGE when they overlap.
     """
     try:
-        cubins = _cubins(image)
+        file, cubins, at = _File.of(image), [], image.find(_ELF)
+        while at >= 0:
+            with suppress(*_DAMAGE):  # bytes that only look like a header
+                cubins.append(_read(file, at))
+            at = image.find(_ELF, at + 1)
     except _TooLarge as error:
         raise BackendError(Result.ERROR_INVALID_IMAGE, f"the fatbin's cubins: {error}") from None
     for cubin in cubins:
         _check_supported(cubin)
     names = {name: None for cubin in cubins for name in cubin.variables}
     return Cubin(tuple(names), max((cubin.device_bytes for cubin in cubins), default=len(image)))
-
-
-def _cubins(image: bytes) -> list[Cubin]:
-    file, cubins, at = _File.of(image), [], image.find(_ELF)
-    while at >= 0:
-        with suppress(*_DAMAGE):  # bytes that only look like a header
-            cubins.append(_read(file, at))
-        at = image.find(_ELF, at + 1)
-    return cubins
 
 
 def _check_supported(cubin: Cubin) -> Cubin:
@@ -165,7 +160,7 @@ def _read(file: _File, base: int) -> Cubin:
     file.reads(_HEADER.size)
     identity, _, machine, *_ = header = _HEADER.unpack_from(file.image, base)
     if identity[4:6] != b"\2\1" or machine != _EM_CUDA:
-        raise ValueError(f"machine {machine}, where a 64-bit cubin has {_EM_CUDA}")
+        raise ValueError(f"machine {machine}; a 64-bit cubin has {_EM_CUDA}")
     offset, entry_size, count, names_at = header[6], header[11], header[12], header[13]
     if entry_size != _SECTION.size:
         raise ValueError(f"section headers of {entry_size} bytes")

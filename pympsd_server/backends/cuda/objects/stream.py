@@ -302,10 +302,6 @@ class CudaStream:
         if state.completed != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
             state.completed = issued
         completed = bool(state.completed == issued)
-        self._count(launched, completed)
-        return completed
-
-    def _count(self, launched: int, completed: bool) -> None:
         counters = self.services.counters
         if launched != self._started:
             counters.add("kernels_started", launched - self._started)
@@ -313,3 +309,4 @@ class CudaStream:
         if completed and launched != self._ended:
             counters.add("kernels_finished", launched - self._ended)
             self._ended = launched
+        return completed

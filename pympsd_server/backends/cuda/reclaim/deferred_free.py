@@ -57,7 +57,7 @@ class DeferredFree:
 
     _cleanup: CleanupThread
     contexts: dict[SiblingContext, None] = field(factory=dict, init=False)
-    """Those the device has: also destroyed ones that still run. Guarded by the device's lock."""
+    """The contexts of the device, with destroyed ones that still run. Guarded by the device's lock."""
     _lock: Lock = field(factory=Lock, init=False)
     _waiting: list[Act] = field(factory=list, init=False)
     _has_batch: bool = field(default=False, init=False)
@@ -114,8 +114,8 @@ class DeferredFree:
         _do_all(waiting[:count])
         return False
 
-    def _are_drained(self, besides: SiblingContext | None) -> bool:
-        return all(context.is_drained() for context in tuple(self.contexts) if context is not besides)
+    def _are_drained(self, ignored: SiblingContext | None) -> bool:
+        return all(context.is_drained() for context in tuple(self.contexts) if context is not ignored)
 
 
 def _do_all(batch: list[Act]) -> None:

@@ -27,7 +27,7 @@ MAX_MODULE_BYTES: Final = 64 << 20
 
 @define(eq=False)
 class DeferredRelease:
-    """What waits of one kind. Safe to use from several threads."""
+    """The objects of one kind that wait to be released. Safe to use from several threads."""
 
     _cleanup: CleanupThread
     _is_quiet: Callable[[], bool]

@@ -20,7 +20,7 @@ from pympsd_server.backends.cuda.driver.calls import Driver, call_isolated, cu, 
 from pympsd_server.backends.interface import BackendError, Status
 
 _BUSY_POLL_SECONDS: Final = 0.0005
-"""For this long after a marker was passed the thread polls without a pause."""
+"""The time after a passed marker in which the thread polls without a pause."""
 _PAUSE_SECONDS: Final = 0.00005
 _LONG_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.02
@@ -46,7 +46,7 @@ class EventPool:
             return self._driver.call(cu.cuEventCreate, int(flag))
 
     def give(self, event: Any, timing: bool) -> None:
-        """Return an event that is no longer queried."""
+        """Put back an event that nothing queries any more."""
         self._free[timing].append(event)
 
 
@@ -127,7 +127,11 @@ class MarkerWatcher:
                 latest = time.monotonic()
                 queues = {stream: queue for stream, queue in queues.items() if queue}
             elif queues:
-                _pause(time.monotonic() - latest)
+                idle_seconds = time.monotonic() - latest
+                if idle_seconds < _BUSY_POLL_SECONDS:
+                    time.sleep(0)
+                else:
+                    time.sleep(_PAUSE_SECONDS if idle_seconds < _LONG_SECONDS else _LONG_PAUSE_SECONDS)
 
     def _look_at_all(self) -> None:
         try:
@@ -149,10 +153,3 @@ def _status_of(error: Exception) -> Status:
         return Status(error.code, error.reason)
     report_internal_error(_WHERE, error)
     return Status(Result.ERROR_UNKNOWN, f"the executor failed: {type(error).__name__}: {error}")
-
-
-def _pause(idle_seconds: float) -> None:
-    if idle_seconds < _BUSY_POLL_SECONDS:
-        time.sleep(0)
-    else:
-        time.sleep(_PAUSE_SECONDS if idle_seconds < _LONG_SECONDS else _LONG_PAUSE_SECONDS)

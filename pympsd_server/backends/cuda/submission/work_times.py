@@ -18,10 +18,10 @@ from pympsd_server.backends.cuda.submission.stream_markers import EventPool, Str
 from pympsd_server.backends.interface import BackendError, Timeline
 
 _AGE_NS: Final = 1_000_000_000
-"""After this time another event is recorded to compare with."""
+"""The time after which another event is recorded to compare with."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
-"""How long the device may take to reach such an event: at the beginning, and later, when there is an earlier one."""
+"""The time in which the device must reach such an event: at the beginning, and when there is an earlier one."""
 
 
 class TimedStream(Protocol):
@@ -30,7 +30,7 @@ class TimedStream(Protocol):
     context: int
     """The id of its context."""
     number: int
-    """Its number in the context, 0: the default stream."""
+    """The number of the stream in the context; 0 for the default stream."""
 
     def marker(self, timing: bool = False) -> StreamMarker:
         """Record a marker after what was issued before the call."""
@@ -78,18 +78,18 @@ class WorkTimes:
         began = stream.marker(timing=True)
         work()
         ended = stream.marker(timing=True)
-        tell = partial(timeline.finished, stream.context, stream.number, what)
-        stream.watch(ended, lambda: self._report(timeline, tell, submitted, began, ended))
+        report = partial(timeline.finished, stream.context, stream.number, what)
+        stream.watch(ended, lambda: self._report(timeline, report, submitted, began, ended))
 
     def _report(
-        self, timeline: Timeline, tell: Callable[[int, int, int], None], submitted: int, *markers: StreamMarker
+        self, timeline: Timeline, report: Callable[[int, int, int], None], submitted: int, *markers: StreamMarker
     ) -> None:
         if self.timeline is not timeline or (reference := self._reference) is None:
             return
         if time.perf_counter_ns() - reference.at > _AGE_NS:
             self._renew(_NEXT_NS)
         began, ended = (reference.at + self._measure_ns(reference.marker, marker) for marker in markers)
-        tell(min(submitted or began, began), began, ended)
+        report(min(submitted or began, began), began, ended)
 
     def _measure_ns(self, start: StreamMarker, end: StreamMarker) -> int:
         milliseconds: float = self._driver.call(cu.cuEventElapsedTime, start.event, end.event)

@@ -56,14 +56,14 @@ class ContextMemory:
         self._allocations: dict[int, int] = {}
         self._deferred: set[int] = set()
         self._shared: dict[int, tuple[WindowPages, int]] = {}
-        """By the address of a shared allocation: its pages, and the offset at which it begins in them."""
+        """The pages of each shared allocation by its address, and the offset at which it begins in them."""
         self._withdrawn: dict[Storage, tuple[int, int]] = {}
         """The ranges of shared allocations that were freed and are still mapped by others."""
         self._linked: dict[int, LoadedModule] = {}
         """Programs' variables, by the id of what `link` returned."""
         self._closed = False
         self.mapped: Final = MappedMemory(client, self._check_open)
-        """Its memory that has no address of its own, and what it maps."""
+        """The memory of the context without an address of its own, and its mappings."""
 
     @property
     def space(self) -> AddressSpace:

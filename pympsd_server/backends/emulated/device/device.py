@@ -17,8 +17,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, ContextQueue, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
-from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Capabilities, Quota, Status, Timeline
 
 
 class EmulatedDevice(AccountedDevice):
@@ -101,7 +100,7 @@ class EmulatedDevice(AccountedDevice):
         return mapped_window_of(self._ordinal)
 
     def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
-        """Map it into the client's address space; copies can access all memory of this process as it is."""
+        """Map it into the client's address space; copies can access all memory of this process directly."""
         with self._lock:
             self._spaces.host_memory.add(address_space, address, memory)
 

@@ -10,7 +10,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.loading.program import Global, Kernel, Program
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program
 from pympsd_server.backends.interface import BackendError
 
 _CARVEOUT_DEFAULT = -1
@@ -51,19 +51,21 @@ class EmulatedModule:
         self.loaded = loaded
         attributes = owner.properties.attributes
         capability = owner.properties.compute_capability
-        self._functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
+        self.functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
+        """The kernels, in the order in which LAUNCH counts them."""
         self._variables = tuple(program.globals.values())
-        self._managed = _lay_out_managed(self._variables)
+        offsets, end = {}, 0
+        for variable in self._variables:
+            if variable.managed:
+                alignment = max(variable.alignment, _MANAGED_ALIGNMENT)
+                offsets[variable.name] = -(-end // alignment) * alignment
+                end = offsets[variable.name] + max(variable.size, 1)
+        self._managed = offsets, end
         self._is_placed = False
 
     @property
-    def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels, in the order LAUNCH counts them."""
-        return self._functions
-
-    @property
     def globals(self) -> Sequence[GlobalLayout]:
-        """Its variables with their addresses."""
+        """The variables with their addresses."""
         address_of = self.loaded.address_of
         return [
             GlobalLayout(variable.name, address_of(variable.name), variable.size, variable.managed)
@@ -95,19 +97,10 @@ class EmulatedModule:
         self.owner.unload(self)
 
 
-def _lay_out_managed(variables: Sequence[Global]) -> tuple[dict[str, int], int]:
-    """Return where each managed variable is in the memory for all of them, and how many bytes that has."""
-    offsets, end = {}, 0
-    for variable in variables:
-        if variable.managed:
-            alignment = max(variable.alignment, _MANAGED_ALIGNMENT)
-            offsets[variable.name] = -(-end // alignment) * alignment
-            end = offsets[variable.name] + max(variable.size, 1)
-    return offsets, end
-
-
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:
     major, minor = capability
+    # Unless it opts in to more a kernel gets what every device has, less what it declares itself.
+    most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
     return FunctionLayout(
         name=kernel.name,
         parameters=tuple((offset, size) for _, offset, size in kernel.parameters),
@@ -121,7 +114,7 @@ def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[i
             "PTX_VERSION": kernel.target,
             "BINARY_VERSION": major * 10 + minor,
             "CACHE_MODE_CA": 0,
-            "MAX_DYNAMIC_SHARED_SIZE_BYTES": _dynamic_shared(kernel, attributes),
+            "MAX_DYNAMIC_SHARED_SIZE_BYTES": max(0, most - kernel.shared_bytes),
             "PREFERRED_SHARED_MEMORY_CARVEOUT": _CARVEOUT_DEFAULT,
             **_NO_CLUSTER,
             **_cluster(kernel),
@@ -135,9 +128,3 @@ def _cluster(kernel: Kernel) -> dict[str, int]:
         return {}
     names = ("REQUIRED_CLUSTER_WIDTH", "REQUIRED_CLUSTER_HEIGHT", "REQUIRED_CLUSTER_DEPTH")
     return dict(zip(names, kernel.cluster, strict=True))
-
-
-def _dynamic_shared(kernel: Kernel, attributes: Mapping[str, int]) -> int:
-    # Unless it opts in to more a kernel gets what every device has, less what it declares itself.
-    most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
-    return max(0, most - kernel.shared_bytes)

@@ -13,7 +13,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Target
 from pympsd_server.backends.interface import BackendError
 
 _CUBIN: Final = b"\x7fELF"
-"""How cubins begin."""
+"""The first bytes of a cubin."""
 _KEPT: Final = 32
 _KEPT_BYTES: Final = 1 << 20
 """The number of translated programs that are kept, and the longest image of one: contexts load the same libraries."""

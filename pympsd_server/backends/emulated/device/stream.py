@@ -130,7 +130,7 @@ class EmulatedStream:
 
 @define(eq=False)
 class Point:
-    """What events stand for: ``marker`` is the item that was last recorded."""
+    """An event: ``marker`` is the item that was last recorded."""
 
     marker: Marker | None = None
 

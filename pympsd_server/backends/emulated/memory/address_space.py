@@ -109,7 +109,7 @@ class AccessibleMemory(ABC):
 
 @frozen(eq=False)
 class _Arrays:
-    """What kernels reach, as arrays, and what it was made from."""
+    """The ranges that kernels reach, as arrays, and the objects that they were made from."""
 
     ranges: Ranges
     peers: list[tuple[PeerWindow, int]]
@@ -137,7 +137,7 @@ class AddressSpace(AccessibleMemory):
         self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
         self._arrays: _Arrays | None = None
         self._peers: tuple[PeerWindow, ...] = ()
-        """In the order of their places."""
+        """The windows of peers, in the order of their places."""
         self.used_bytes = 0
         self.bounds = choose_bounds()
 
@@ -158,15 +158,12 @@ class AddressSpace(AccessibleMemory):
             start = -(-(self.base + low) // alignment) * alignment - self.base
             taken = start + nbytes + GUARD_BYTES
             if taken <= high:
-                self._take(index, low, high, start, taken)
+                rest = [(a, b) for a, b in ((low, start), (taken, high)) if a < b]
+                self._gaps[index : index + 1] = rest
                 self._insert(start, nbytes)
                 self.used_bytes += nbytes
                 return self.base + start
         raise OutOfMemory(f"no free range of {nbytes} bytes")
-
-    def _take(self, index: int, low: int, high: int, start: int, end: int) -> None:
-        rest = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
-        self._gaps[index : index + 1] = rest
 
     def _insert(self, start: int, nbytes: int) -> None:
         starts, ends = self._ranges
@@ -294,7 +291,8 @@ class AddressSpace(AccessibleMemory):
         low = address - self.base
         if nbytes < 0 or not (holds(*self._ranges, low, low + nbytes) or self._is_peers(low, nbytes)):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
-        low += self._shift(low)
+        # What kernels reach at an offset in a peer's allocation has another place in the mapping.
+        low += next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
         return self._window.bytes(low, low + nbytes)
 
     def _is_peers(self, low: int, nbytes: int) -> bool:
@@ -302,10 +300,6 @@ class AddressSpace(AccessibleMemory):
         return any(
             holds(*peer.ranges()[1:], low - peer.distance, low - peer.distance + nbytes) for peer in self._peers
         )
-
-    def _shift(self, low: int) -> int:
-        """Return what is added to an offset that kernels reach to have its place in the mapping."""
-        return next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
 
     def contains(self, low: int, high: int) -> bool:
         """Return whether kernels reach the offsets low to high (exclusive) in one allocation of this space."""
@@ -366,7 +360,7 @@ class AddressSpace(AccessibleMemory):
     # --- peers
 
     def publish(self) -> File:
-        """Have peers see what kernels may access here; return the file that they map, which stays the window's."""
+        """Show peers what kernels may access here; return the file that they map, which stays the window's."""
         return self._window.publish(self._ranges)
 
     def map_peer(self, process: int, file: File, distance: int) -> None:

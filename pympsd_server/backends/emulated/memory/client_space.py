@@ -20,8 +20,7 @@ from pympsd_server.backends.emulated.memory.address_space import AccessibleMemor
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
-from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.quota import Quota
+from pympsd_server.backends.interface import BackendError, Quota
 
 
 class OwnedMemory(AccessibleMemory):
@@ -55,7 +54,7 @@ class ClientSpace:
     reserved: _Reserved
     budget: ClientBudget
     owned: OwnedMemory | None
-    """None if this client has the space for itself."""
+    """The client's part of a shared space; None if this client has the space for itself."""
     exports: Exports
     mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)
@@ -97,7 +96,7 @@ class HostMemory:
     def __init__(self, clients: Mapping[int, ClientSpace]) -> None:
         self._clients = clients
         self._pieces: dict[int, dict[int, memoryview]] = {}
-        """By client, by address."""
+        """The pieces by client, by address."""
 
     def add(self, key: int, address: int, memory: memoryview) -> None:
         """Add memory of a client; BackendError OUT_OF_MEMORY if it cannot be mapped."""

@@ -26,7 +26,7 @@ Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""
 
 FILE_NAME: Final = "pympsd-memory-"
-"""Before the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
+"""The prefix of the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
 RANGES: Final = 1 << 20
 """The most ranges in a table; peers can access no more than these."""
 SEGMENTS: Final = 8192
@@ -34,7 +34,7 @@ _HEAD: Final = 4
 _WORDS: Final = 6
 TABLE_BYTES: Final = -(-(_HEAD + 2 * RANGES + _WORDS * SEGMENTS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _READ_TIMEOUT_SECONDS: Final = 1.0
-"""How long a table is waited for that is being written, or written again and again."""
+"""The time to wait for a table that is being written, or written repeatedly."""
 _PAUSE_SECONDS: Final = 50e-6
 
 
@@ -91,7 +91,7 @@ class Table:
         deadline = time.monotonic() + _READ_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             if self.generation & 1:
-                # Its writer may wait for a processor; copying before it goes on would be in vain.
+                # Its writer may wait for a processor; a copy made before it continues would be discarded.
                 time.sleep(_PAUSE_SECONDS)
                 continue
             generation, count, segments = (int(word) for word in self._head[:3])
@@ -132,7 +132,7 @@ class PeerWindow:
     distance: Final[int]
     """Bytes from the first address of the own window to that of the peer's; may be negative."""
     place: Final[int]
-    """Where it is mapped, as an offset in the mapping of the own window, behind all that this has."""
+    """The offset at which it is mapped in the mapping of the own window, behind all that this has."""
     size: Final[int]
     _process: Final[int]
     _table: Final[Table]

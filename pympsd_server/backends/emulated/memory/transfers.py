@@ -24,7 +24,7 @@ _ADDRESS_END: Final = 1 << 63
 _BYTE: Final = np.dtype(np.uint8)
 
 Piece = tuple[int, int, int, int, int, int]
-"""Its first byte in the extent by column, row and slice; its width in bytes, its rows and its slices."""
+"""The first byte in the extent by column, row and slice; its width in bytes, its rows and its slices."""
 
 
 def check_copy(memory: AccessibleMemory, copy: Copy) -> None:

@@ -1,1 +1,1 @@
-"""Which work runs next, and where its blocks are placed."""
+"""Scheduling: choose the work that runs next, and place its blocks."""

@@ -75,7 +75,7 @@ _CAPACITIES_KEPT: Final = 256
 
 @frozen
 class BlockSize:
-    """What one block of a kernel takes: threads, and shared memory in bytes."""
+    """The space that one block of a kernel takes: threads, and shared memory in bytes."""
 
     threads: int
     shared_bytes: int

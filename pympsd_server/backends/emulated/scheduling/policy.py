@@ -46,11 +46,11 @@ class Runnable(Protocol):
 
     @property
     def time_share(self) -> TimeShare:
-        """Its stream's share."""
+        """The share of the item's stream."""
 
     @property
     def queue(self) -> ContextQueue:
-        """Its context's ready work."""
+        """The ready work of the item's context."""
 
 
 @define(eq=False)

@@ -37,7 +37,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from pympsd.vocabulary.results import Result
@@ -80,7 +80,11 @@ class Scheduler:
         with self.lock:
             item.owner.check()
             predecessors = item.owner.order(item)
-            self._enter(item, predecessors)
+            item.owner.pending[item] = None
+            for predecessor in predecessors:
+                if not predecessor.finished:
+                    predecessor.successors.append(item)
+                    item.waiting += 1
             runs_here = in_own_thread and item.waiting == 0
             if runs_here:
                 item.running = True
@@ -89,13 +93,6 @@ class Scheduler:
         _call_each(calls)
         if runs_here:
             self._run_to_end(item)
-
-    def _enter(self, item: WorkItem, predecessors: Iterable[WorkItem]) -> None:
-        item.owner.pending[item] = None
-        for predecessor in predecessors:
-            if not predecessor.finished:
-                predecessor.successors.append(item)
-                item.waiting += 1
 
     def _make_ready(self, item: WorkItem, calls: Calls) -> None:
         if item.instant:
@@ -213,11 +210,6 @@ class Scheduler:
             number = item.stream.number
             self.timeline.finished(item.owner.id, number, item.what, submitted, began, item.finished_at)
 
-    def _release(self, item: WorkItem, calls: Calls) -> None:
-        item.waiting -= 1
-        if item.waiting == 0 and not item.finished:
-            self._make_ready(item, calls)
-
     def finish_held(self, item: WorkItem) -> None:
         """Finish a held item, once; BackendError INVALID_VALUE if its stream has not reached it."""
         calls: Calls = []
@@ -270,7 +262,9 @@ class Scheduler:
             _queue_callbacks(item, calls)
             for successor in successors:
                 if successor.owner is not owner:  # another context waits for an event of this one
-                    self._release(successor, calls)
+                    successor.waiting -= 1
+                    if successor.waiting == 0 and not successor.finished:
+                        self._make_ready(successor, calls)
         if not owner.pending and owner.when_at_rest is not None:
             calls.append(owner.when_at_rest)
             owner.when_at_rest = None

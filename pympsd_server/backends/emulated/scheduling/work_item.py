@@ -83,7 +83,7 @@ class WorkOwner(Protocol):
     """Unfinished items, in the order they came."""
     placement: Placement
     id: int
-    """Its name in traces."""
+    """The name of the item in traces."""
     trace: Trace
     when_at_rest: Callable[[], None] | None
     """Called once when nothing runs any more."""

@@ -173,7 +173,11 @@ class Batch:
         """Put a group at the beginning of a block, or end its threads."""
         if target == EXIT:
             self._state.exit(group.threads)
-            self._after_exits()
+            for at, parts in self._parked.items():
+                self._run.setdefault(at, []).extend(parts)
+            self._parked = {}
+            if self._has_waiting():
+                self._open_barriers()
             return
         self._run.setdefault(target, []).append(group)
         if self._burst:
@@ -286,14 +290,6 @@ class Batch:
         if not ready.all():
             self._parked[at] = [group.where(~ready)]
         return True
-
-    def _after_exits(self) -> None:
-        """Let threads continue that waited for exited ones."""
-        for at, parts in self._parked.items():
-            self._run.setdefault(at, []).extend(parts)
-        self._parked = {}
-        if self._has_waiting():
-            self._open_barriers()
 
     def _unblock(self) -> None:
         """Release lanes that wait at different places when nothing can run; else the batch is deadlocked."""

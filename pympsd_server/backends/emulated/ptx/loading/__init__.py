@@ -1,1 +1,1 @@
-"""From an image to a program, and from a program to a module in the memory of one client."""
+"""Load an image as a program, and a program as a module in the memory of one client."""

@@ -124,6 +124,8 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
     required = _block_shape(function.directives.get("reqntid"))
     limit = _block_shape(function.directives.get("maxntid")) or required
     threads = MAX_THREADS if limit is None else min(MAX_THREADS, limit[0] * limit[1] * limit[2])
+    # An estimate: the greatest number of 32-bit registers alive at the start of a block, and some for temporaries.
+    alive = (sum(max(1, d.itemsize // 4) for d in plan.dtypes) for plan in translation.plans)
     return Kernel(
         name=function.name,
         parameters=parameters,
@@ -135,7 +137,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
         max_threads_per_block=threads,
         required_block=required,
         cluster=_block_shape(function.directives.get("reqnctapercluster")) or (1, 1, 1),
-        registers=min(_register_estimate(translation), *function.directives.get("maxnreg", (255,))),
+        registers=min(min(255, max(alive, default=0) + 8), *function.directives.get("maxnreg", (255,))),
         target=table.module.target.architecture,
         translation=translation,
     )
@@ -146,9 +148,3 @@ def _block_shape(values: tuple[int, ...] | None) -> tuple[int, int, int] | None:
         return None
     x, y, z = (*values, 1, 1)[:3]
     return x, y, z
-
-
-def _register_estimate(translation: Translation) -> int:
-    """Return the greatest number of 32-bit registers alive at the start of a block, and some for temporaries."""
-    alive = (sum(max(1, d.itemsize // 4) for d in plan.dtypes) for plan in translation.plans)
-    return min(255, max(alive, default=0) + 8)

@@ -1,4 +1,4 @@
-"""What happens after a block: the interface between the tiers that compile blocks and the execution of batches.
+"""Block plans: the interface between the tiers that compile blocks and the execution of batches.
 
 A tier turns every block of a kernel into a function. The functions of the NumPy tier take a batch's state, the
 threads that run and their live-in registers, and compute all threads together; a compiled tier would take the same.
@@ -23,7 +23,7 @@ from attrs import frozen
 
 @frozen
 class BarrierPlan:
-    """How a barrier behaves: `reduction` is popc, and, or, or "" for plain; arrive does not wait."""
+    """The behaviour of a barrier: `reduction` is popc, and, or, or "" for plain; arrive does not wait."""
 
     arrive: bool
     reduction: str

@@ -84,7 +84,9 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
         meeting = meeting_of(operation)
         if meeting is not None:
             started = bool(block.operations) or block.meeting is not None
-            if (started and block.meeting != meeting) or _overwrites(block, meeting.mask):
+            if (started and block.meeting != meeting) or any(
+                meeting.mask in registers_written(o, Register(-1)) for o in block.operations
+            ):
                 block = Block()
                 blocks.append(block)
             block.meeting = meeting
@@ -96,10 +98,6 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
         else:
             block.operations.append(operation)
     return blocks, labels
-
-
-def _overwrites(block: Block, mask: Argument) -> bool:
-    return any(mask in registers_written(o, Register(-1)) for o in block.operations)
 
 
 def _label(operation: Operation) -> str:

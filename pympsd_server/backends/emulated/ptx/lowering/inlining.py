@@ -251,11 +251,17 @@ class _Flattener:
             self._skip_unless(instruction, names, stack)
         elif instruction.name == "barrier" and instruction.modifiers[:2] == ("cluster", "arrive"):
             # A thread that arrives waits later, and counts then.
-            _check_cluster_arrival(instruction)
+            if instruction.operands or set(instruction.modifiers[2:]) - {"release", "relaxed", "aligned"}:
+                raise InvalidPtx(f"unsupported instruction {instruction.opcode}", instruction.line)
         elif instruction.name == "call":
             self._call(instruction, names, stack)
         elif instruction.name == "ret":
-            self._return(instruction, names)
+            if names.end is None and names.frame is not None:
+                self._return_from(names.frame, instruction.line)
+            elif names.end is None:
+                self._emit(evolve(instruction, name="exit", modifiers=()), (), names)
+            else:
+                self._emit(evolve(instruction, name="bra", modifiers=()), (Target(names.end),), names)
         else:
             resolve = self.resolver.address if instruction.name in _OF_ADDRESSES else self.resolver.argument
             operands = tuple(resolve(o, names, instruction.line) for o in instruction.operands)
@@ -297,14 +303,6 @@ class _Flattener:
         self.code.operations.append(Operation("bra", (), (), (Target(after),), around, line))
         self._instruction(evolve(instruction, guard=None), names, stack)
         self.code.operations.append(label(after, line))
-
-    def _return(self, instruction: Instruction, names: Names) -> None:
-        if names.end is None and names.frame is not None:
-            self._return_from(names.frame, instruction.line)
-        elif names.end is None:
-            self._emit(evolve(instruction, name="exit", modifiers=()), (), names)
-        else:
-            self._emit(evolve(instruction, name="bra", modifiers=()), (Target(names.end),), names)
 
     def _call(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         line = instruction.line
@@ -426,8 +424,3 @@ def _parts(formal: Variable) -> range:
 
 def _bases(operands: tuple[Argument, ...]) -> set[int]:
     return {o.base.number for o in operands if isinstance(o, Memory) and isinstance(o.base, Register)}
-
-
-def _check_cluster_arrival(instruction: Instruction) -> None:
-    if instruction.operands or set(instruction.modifiers[2:]) - {"release", "relaxed", "aligned"}:
-        raise InvalidPtx(f"unsupported instruction {instruction.opcode}", instruction.line)

@@ -48,7 +48,7 @@ class Frame:
     addresses: set[int] = field(factory=set)
     """Registers that hold the addresses of its parameters."""
     results: list[tuple[Register, str, int]] = field(factory=list)
-    """Those in registers: register, type, offset."""
+    """The results that are in registers: register, type, offset."""
 
     def place(self, variable: Variable) -> int:
         """Return the offset of a new variable."""

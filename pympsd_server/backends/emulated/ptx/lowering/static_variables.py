@@ -37,7 +37,13 @@ class _Function:
             if isinstance(statement, Scope):
                 statement = Scope(self.statements(statement.statements, keys))
             elif isinstance(statement, Variable) and statement.space in _STATIC:
-                statement = self._variable(statement, keys)
+                number = self.counts[statement.name] = self.counts.get(statement.name, 0) + 1
+                key = f"{self.name}:{statement.name}" if number == 1 else f"{self.name}:{statement.name}#{number}"
+                initial = tuple(_with_key(value, keys) for value in statement.initial)
+                keys[statement.name] = key
+                if statement.space != "shared":
+                    self.module.variables[key] = evolve(statement, name=key, key=key, initial=initial)
+                statement = evolve(statement, key=key)
             elif isinstance(statement, Variable):
                 keys.pop(statement.name, None)
             elif isinstance(statement, Registers):
@@ -45,15 +51,6 @@ class _Function:
                     keys.pop(name, None)
             placed.append(statement)
         return tuple(placed)
-
-    def _variable(self, variable: Variable, keys: dict[str, str]) -> Variable:
-        number = self.counts[variable.name] = self.counts.get(variable.name, 0) + 1
-        key = f"{self.name}:{variable.name}" if number == 1 else f"{self.name}:{variable.name}#{number}"
-        initial = tuple(_with_key(value, keys) for value in variable.initial)
-        keys[variable.name] = key
-        if variable.space != "shared":
-            self.module.variables[key] = evolve(variable, name=key, key=key, initial=initial)
-        return evolve(variable, key=key)
 
 
 def _with_key(value: Initialiser, keys: dict[str, str]) -> Initialiser:

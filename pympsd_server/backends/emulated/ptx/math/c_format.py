@@ -86,23 +86,19 @@ def parse_format(text: bytes) -> list[bytes | Conversion]:
     for match in _CONVERSION.finditer(text):
         if match.start() > at:
             parts.append(text[at : match.start()])
-        parts.append(_conversion(match))
+        flags, width, precision, size, kind = match.group("flags", "width", "precision", "size", "type")
+        stars = [length for length in (width, precision) if length == b"*"]
+        arguments = ["i4"] * len(stars)
+        if kind == b"s":
+            arguments.append("s")
+        elif kind in b"eEfFgGaA":
+            arguments.append("f8")
+        elif kind == b"p" or (kind != b"c" and size in _WIDE):
+            arguments.append("i8" if kind in b"di" else "u8")
+        elif kind != b"%":
+            arguments.append("i4" if kind in b"dic" else "u4")
+        parts.append(Conversion(flags, width, precision, size or b"", kind, tuple(arguments) if kind != b"%" else ()))
         at = match.end()
     if at < len(text):
         parts.append(text[at:])
     return parts
-
-
-def _conversion(match: re.Match[bytes]) -> Conversion:
-    flags, width, precision, size, kind = match.group("flags", "width", "precision", "size", "type")
-    stars = [length for length in (width, precision) if length == b"*"]
-    arguments = ["i4"] * len(stars)
-    if kind == b"s":
-        arguments.append("s")
-    elif kind in b"eEfFgGaA":
-        arguments.append("f8")
-    elif kind == b"p" or (kind != b"c" and size in _WIDE):
-        arguments.append("i8" if kind in b"di" else "u8")
-    elif kind != b"%":
-        arguments.append("i4" if kind in b"dic" else "u4")
-    return Conversion(flags, width, precision, size or b"", kind, tuple(arguments) if kind != b"%" else ())

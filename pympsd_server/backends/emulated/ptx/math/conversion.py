@@ -40,7 +40,16 @@ def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
     if mode in ("", "rn") and dtype.itemsize > 2:
         return value.astype(dtype)
     if dtype.itemsize == 8:
-        return _whole_directed(value, mode)
+        nearest = value.astype(np.float64)
+        if value.dtype.itemsize < 8:
+            return nearest
+        # A 64-bit integer, rounded rz, rm or rp.
+        exact = value.astype(np.longdouble)
+        high, low = nearest > exact, nearest < exact
+        if mode == "rz":
+            return select(select(exact > 0, high, low), np.nextafter(nearest, 0.0), nearest)
+        wrong, towards = (high, -np.inf) if mode == "rm" else (low, np.inf)
+        return select(wrong, np.nextafter(nearest, towards), nearest)
     return narrow(double_to_odd(value), dtype, mode)
 
 
@@ -60,19 +69,6 @@ def _integer_to_odd(value: Value, wide: Value) -> Value:
     return select(size < 2.0**53, wide, kept.astype(np.float64))
 
 
-def _whole_directed(value: Value, mode: str) -> Value:
-    """Return a 64-bit integer as f64, rounding rz, rm or rp."""
-    nearest = value.astype(np.float64)
-    if value.dtype.itemsize < 8:
-        return nearest
-    exact = value.astype(np.longdouble)
-    high, low = nearest > exact, nearest < exact
-    if mode == "rz":
-        return select(select(exact > 0, high, low), np.nextafter(nearest, 0.0), nearest)
-    wrong, towards = (high, -np.inf) if mode == "rm" else (low, np.inf)
-    return select(wrong, np.nextafter(nearest, towards), nearest)
-
-
 def float_to_float(value: Value, dtype: DType, mode: str) -> Value:
     """Convert floats to another float type, rounding by `mode`."""
     if dtype.itemsize >= value.dtype.itemsize or mode in ("", "rn"):
@@ -88,7 +84,9 @@ def float_from_bfloat(bits: Value) -> Value:
 def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
     """Convert float32 (or float64, rounded to odd) to bfloat16 bits (uint16). NaN becomes 0x7fff."""
     if value.dtype.itemsize == 8:
-        value = _single_to_odd(value)
+        cut = narrow(value, np.dtype("f4"), "rz")
+        inexact = (cut.astype(np.float64) != value) & np.isfinite(value)
+        value = select(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), cut)
     bits = value.view(np.uint32)
     if mode == "rn":
         rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -99,12 +97,6 @@ def bfloat_from_float(value: Value, mode: str = "rn") -> Value:
         rounded = bits + select(away, np.uint32(0xFFFF), np.uint32(0))
     rounded = select(np.isinf(value), bits, rounded)
     return select(np.isnan(value), np.uint16(0x7FFF), (rounded >> np.uint32(16)).astype(np.uint16))
-
-
-def _single_to_odd(value: Value) -> Value:
-    cut = narrow(value, np.dtype("f4"), "rz")
-    inexact = (cut.astype(np.float64) != value) & np.isfinite(value)
-    return select(inexact, (cut.view(np.uint32) | np.uint32(1)).view(np.float32), cut)
 
 
 def pack_halves(high: Value, low: Value) -> Value:

@@ -100,18 +100,13 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
     # numbers overflow.
     simple = (fused == 0) | ~np.isfinite(fused) | ~np.isfinite(plain) | (a == 0) | (b == 0)
     result = select(simple, plain, fused)
-    awkward = _awkward(a, b, c, high)
+    size = np.abs(high)
+    extreme = (size > 2.0**1000) | (size < 2.0**-900) | (np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990)
+    extreme = extreme | (np.abs(c) > 2.0**1000)
+    awkward = extreme & np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
     if awkward.any():
         result = _fma64_exact(a, b, c, result, awkward)
     return result
-
-
-def _awkward(a: Value, b: Value, c: Value, product: Value) -> Value:
-    """Return for which elements the error terms above may over- or underflow."""
-    size = np.abs(product)
-    extreme = (size > 2.0**1000) | (size < 2.0**-900) | (np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990)
-    extreme = extreme | (np.abs(c) > 2.0**1000)
-    return extreme & np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
 
 
 def _fma64_exact(a: Value, b: Value, c: Value, result: Value, where: Value) -> Value:
@@ -162,14 +157,10 @@ def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: 
     result = narrow(total, np.dtype("f4"), mode)
     if mode == "rm" and operation in ("add", "sub", "fma"):
         # An exact zero sum is -0 when rounding down, unless both terms are +0.
-        plus = _both_positive_zero(x, y, c, operation)
+        first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c)
+        plus = (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
         result = select((total == 0) & ~plus, np.float32(-0.0), result)
     return result
-
-
-def _both_positive_zero(x: Value, y: Value, c: Value | None, operation: str) -> Value:
-    first, second = (x, -y if operation == "sub" else y) if c is None else (x * y, c)
-    return (first == 0) & (second == 0) & ~np.signbit(first) & ~np.signbit(second)
 
 
 _SMALLEST = {"f2": 6.103515625e-05, "f4": 2.0**-126, "f8": 2.0**-1022}

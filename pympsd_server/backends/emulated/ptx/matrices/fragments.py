@@ -1,4 +1,4 @@
-"""Which elements of a matrix a lane holds: tables after the figures of the PTX ISA, mma fragments.
+"""Fragments, the elements of a matrix that a lane holds: tables after the figures of the PTX ISA, mma fragments.
 
 A table has a row for each lane and a column for each of its elements, in the order of its registers and, within a
 register, from the low bits up; its entries are rows and columns of the matrix.

@@ -194,7 +194,7 @@ _REDUCED_SHARED = {
     "or": ("b32",),
     "xor": ("b32",),
 }
-"""Those in shared memory, and of red.async."""
+"""The types of each reduction in shared memory, and of red.async."""
 REDUCTIONS = " ".join(_REDUCED)
 _REDUCED_TYPES = tuple({name for types in _REDUCED.values() for name in types})
 
@@ -219,10 +219,8 @@ def _reduce_bulk(writer: Writer, operation: Operation) -> None:
     target, source = (writer.address_of(operand) for operand in operation.operands[:2])
     count = writer.input(2, U32)
     barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
-    name, dtype = (
-        f"{function}_bf16" if operation.type == "bf16" else function,
-        f"{dtype_name(DTYPES[operation.type])}_t",
-    )
+    name = f"{function}_bf16" if operation.type == "bf16" else function
+    dtype = f"{dtype_name(DTYPES[operation.type])}_t"
     writer.run(
         f"reduce_bulk(B, T, {to!r}, {name!r}, {dtype}, {target}, {source}, {count}, {barrier}, {writer.guard})"
     )

@@ -216,7 +216,14 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
     if operation.has("ftz") and is_float and DTYPES[source].itemsize == 4:
         name = writer.keep(f"flush({name})")
     if target == "bf16":
-        return _to_bfloat(writer, operation, name, source, rounding), U16
+        if rounding in _INTEGRAL:
+            result = f"to_integral({name}, {rounding!r})"
+        elif DTYPES[source].kind == "f":
+            result = f"{name}.astype(d_f4)" if source == "f16" else name
+        else:
+            result = f"double_to_odd({name})"
+        mode = rounding if rounding in ROUNDINGS else "rn"
+        return f"bfloat_from_float({_finish(operation, result)}, {mode!r})", U16
     if dtype.kind == "f":
         return _to_float(writer, operation, name, source, target, rounding), dtype
     if is_float:
@@ -226,16 +233,6 @@ def _convert_value(writer: Writer, operation: Operation, name: str, source: str,
     if operation.has("sat"):
         return f"convert_integer({name}, {dtype_name(dtype)}_t, True)", dtype
     return f"{name}.astype({dtype_name(dtype)})", dtype
-
-
-def _to_bfloat(writer: Writer, operation: Operation, name: str, source: str, rounding: str) -> str:
-    if rounding in _INTEGRAL:
-        result = f"to_integral({name}, {rounding!r})"
-    elif DTYPES[source].kind == "f":
-        result = f"{name}.astype(d_f4)" if source == "f16" else name
-    else:
-        result = f"double_to_odd({name})"
-    return f"bfloat_from_float({_finish(operation, result)}, {rounding if rounding in ROUNDINGS else 'rn'!r})"
 
 
 def _to_float(writer: Writer, operation: Operation, name: str, source: str, target: str, rounding: str) -> str:

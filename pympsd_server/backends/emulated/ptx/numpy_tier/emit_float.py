@@ -50,16 +50,12 @@ def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
         result = f"add_to_odd({a}, {'-' if operation.name == 'sub' else ''}{b})"
         return f"bfloat_from_float({_finish(writer, operation, result)})"
     if operation.name in ("abs", "neg"):
-        return _bfloat_sign(operation, names[0])
+        function = "np.absolute" if operation.name == "abs" else "np.negative"
+        return f"({function}({names[0]}).view(d_u4) >> d_u4(16)).astype(d_u2)"
     if operation.name == "mul":
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
         return f"bfloat_from_float({_finish(writer, operation, f'({a} * {b})')})"
     return f"bfloat_from_float({expression(writer, operation, names, F32)})"
-
-
-def _bfloat_sign(operation: Operation, name: str) -> str:
-    function = "np.absolute" if operation.name == "abs" else "np.negative"
-    return f"({function}({name}).view(d_u4) >> d_u4(16)).astype(d_u2)"
 
 
 def _pair(writer: Writer, operation: Operation, inputs: tuple[Argument, ...]) -> None:

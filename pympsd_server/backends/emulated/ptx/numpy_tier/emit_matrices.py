@@ -43,7 +43,7 @@ MIXED = ({"s8", "u8"}, {"e4m3", "e5m2"})
 _MMA_SHAPES = sorted({shape for shapes in MULTIPLIED.values() for shape in shapes})
 _MMA_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64", "f32", "s32", "b1")
 BITWISE = "and xor popc"
-"""What products of bits have: .and.popc or .xor.popc."""
+"""The modifiers of products of bits: .and.popc or .xor.popc."""
 
 
 def size_of(shape: str) -> Shape:
@@ -195,11 +195,8 @@ def _count_wmma_registers(matrix: str, size: Shape, kind: str) -> int:
 
 def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     """wmma.load, wmma.store: a fragment, an address, and how many elements a row or column is from the next."""
-    matrix, layout, stored = (
-        operation.one_of("a", "b", "c", "d"),
-        operation.one_of("row", "col"),
-        operation.has("store"),
-    )
+    matrix, layout = operation.one_of("a", "b", "c", "d"), operation.one_of("row", "col")
+    stored = operation.has("store")
     if (
         not (layout and matrix)
         or (matrix == "d") != stored

@@ -41,16 +41,12 @@ def _vector(writer: Writer, operation: Operation, value: Argument) -> tuple[Argu
     items = writer.items(value, length)
     size = DTYPES[operation.type].itemsize if operation.types else 0
     if length * size > 16 or length == 8:
-        _check_wide(writer, operation, length * size)
+        nbytes = length * size
+        if nbytes != 32 or operation.name == "ldu" or not (operation.has("global") or _space(operation) == "generic"):
+            raise writer.refuse("vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory")
+        if not writer.code.wide_accesses:
+            raise writer.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
     return items
-
-
-def _check_wide(writer: Writer, operation: Operation, nbytes: int) -> None:
-    """Refuse vectors of more than 16 bytes that PTX does not have."""
-    if nbytes != 32 or operation.name == "ldu" or not (operation.has("global") or _space(operation) == "generic"):
-        raise writer.refuse("vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory")
-    if not writer.code.wide_accesses:
-        raise writer.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
 
 
 def _split_address(writer: Writer, operation: Operation, memory: Argument, space: str) -> tuple[str, int]:
@@ -90,7 +86,11 @@ def _load(writer: Writer, operation: Operation) -> None:
     base, offset = _split_address(writer, operation, memory, space)
     total = dtype.itemsize * len(targets)
     if _is_fast(writer, space, offset, total):
-        names = _load_fast(writer, space, base, offset, dtype, len(targets))
+        # Index the memory view shifted by the constant offset: no arithmetic per thread.
+        size = dtype.itemsize
+        index = writer.span(space, base, offset, size, total)
+        view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
+        names = [writer.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(len(targets))]
     else:
         names = _load_checked(writer, space, base, offset, dtype, len(targets))
     for target, name in zip(targets, names, strict=True):
@@ -115,14 +115,6 @@ def _load_parameter(
 def _is_fast(writer: Writer, space: str, offset: int, total: int) -> bool:
     """Return whether one check and one index serve this access and others from the same base."""
     return writer.guard is None and space != "generic" and offset % total == 0 and abs(offset) <= _MAX_FAST_OFFSET
-
-
-def _load_fast(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
-    """Index the memory view shifted by the constant offset: no arithmetic per thread."""
-    size = dtype.itemsize
-    index = writer.span(space, base, offset, size, size * count)
-    view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
-    return [writer.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(count)]
 
 
 def _load_checked(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:

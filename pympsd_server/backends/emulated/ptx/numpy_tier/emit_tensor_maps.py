@@ -101,10 +101,8 @@ def _replace(writer: Writer, operation: Operation) -> None:
     if not isinstance(ordinal, Immediate) or not 0 <= ordinal.value < count:
         raise writer.refuse(f"the ordinal is not 0 to {count - 1}")
     space = "shared" if operation.has("shared::cta") else "global" if operation.has("global") else "generic"
-    address, value = (
-        writer.address_of(operation.operands[0]),
-        writer.value(operation.operands[-1], DTYPES[operation.type]),
-    )
+    address = writer.address_of(operation.operands[0])
+    value = writer.value(operation.operands[-1], DTYPES[operation.type])
     writer.run(f"replace_field(B, T, {space!r}, {address}, {field!r}, {ordinal.value}, {value}, {writer.guard})")
 
 

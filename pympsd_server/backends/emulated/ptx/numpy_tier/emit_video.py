@@ -65,13 +65,8 @@ def _arithmetic(writer: Writer, operation: Operation) -> None:
 def _compare(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 2)
     # On a GPU the type of a decides how .min and .max compare; the PTX ISA calls the result unsigned.
-    _finish(
-        writer,
-        operation,
-        _primary(writer, operation, _comparison(writer, operation)),
-        operation.types[0] == "s32",
-        cut=False,
-    )
+    result = _primary(writer, operation, _comparison(writer, operation))
+    _finish(writer, operation, result, operation.types[0] == "s32", cut=False)
 
 
 @emits("vshl vshr", (3, 4), "sat clamp wrap add min max", _WORDS)
@@ -80,10 +75,8 @@ def _shift(writer: Writer, operation: Operation) -> None:
     if operation.types[2] != "u32" or operation.has("clamp") == operation.has("wrap"):
         raise writer.refuse("the last type is .u32, and one of .clamp and .wrap is needed")
     a, b = (_input(writer, x, kind) for x, kind in zip(operation.operands[1:3], operation.types[1:], strict=True))
-    result, signed = (
-        writer.keep(f"video_shift({operation.name!r}, {a}, {b}, {operation.has('wrap')})"),
-        operation.types[0] == "s32",
-    )
+    result = writer.keep(f"video_shift({operation.name!r}, {a}, {b}, {operation.has('wrap')})")
+    signed = operation.types[0] == "s32"
     if operation.has("sat"):
         result = writer.keep(f"video_saturate_shift({result}, {signed})")
     _finish(writer, operation, result, signed, cut=operation.has("sat"))

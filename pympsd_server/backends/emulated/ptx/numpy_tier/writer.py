@@ -43,7 +43,7 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.literals import immediate_va
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
-"""In place of a variable's name: the beginning of the linked module's constants."""
+"""Stands for a variable's name: the beginning of the linked module's constants."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\w\(")
 
@@ -280,7 +280,11 @@ class Writer:
         if dtype.itemsize > own.itemsize:
             raise self.refuse("the result is wider than its register")
         if dtype.itemsize < own.itemsize:
-            dtype, expression = self._widen(expression, dtype, own)
+            name = self.keep(expression)
+            if dtype.kind == "f":
+                name = self._view(name, np.dtype(f"u{dtype.itemsize}"))
+            wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{own.itemsize}")
+            dtype, expression = wide, f"{name}.astype({dtype_name(wide)})"
         if self.guard is not None:
             # The old value is read after `expression` was written, which may itself need it.
             new = self.keep(expression)
@@ -291,13 +295,6 @@ class Writer:
         """Set the first operand of the operation to an expression of `dtype`, as `assign` does."""
         assert self.operation is not None
         self.assign(self.operation.operands[0], expression, dtype)
-
-    def _widen(self, expression: str, dtype: DType, own: DType) -> tuple[DType, str]:
-        name = self.keep(expression)
-        if dtype.kind == "f":
-            name = self._view(name, np.dtype(f"u{dtype.itemsize}"))
-        wide = np.dtype(f"{'i' if dtype.kind == 'i' else 'u'}{own.itemsize}")
-        return wide, f"{name}.astype({dtype_name(wide)})"
 
     def assign_both(self, target: Argument, first: str, first_type: DType, second: str) -> None:
         """`d|p`, or d alone."""

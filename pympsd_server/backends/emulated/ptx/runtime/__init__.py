@@ -1,1 +1,1 @@
-"""What generated code calls: threads, memory spaces, barriers, warps, atomics."""
+"""The functions that generated code calls: threads, memory spaces, barriers, warps, atomics."""

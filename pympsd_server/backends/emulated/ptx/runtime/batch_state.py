@@ -38,12 +38,12 @@ class CancelFlag(Protocol):
 
 @frozen(eq=False)
 class LaunchSetup:
-    """What all batches of a launch have in common; extents are (x, y, z)."""
+    """The properties that all batches of a launch share; extents are (x, y, z)."""
 
     grid: tuple[int, int, int]
-    """In blocks."""
+    """The extents of the grid, in blocks."""
     block: tuple[int, int, int]
-    """In threads."""
+    """The extents of a block, in threads."""
     parameters: bytes
     """The flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER)."""
     dynamic_shared: int = 0
@@ -51,7 +51,7 @@ class LaunchSetup:
     workspace: int = 0
     """The address that %envreg1 and %envreg2 make up: that of a cooperative launch's workspace."""
     cluster: tuple[int, int, int] = (1, 1, 1)
-    """In blocks; the grid is a multiple of it."""
+    """The extents of a cluster, in blocks; those of the grid are multiples of them."""
 
 
 @define(eq=False, slots=False)

@@ -17,7 +17,7 @@ from pympsd_server.backends.emulated.ptx.runtime.spaces import displace, element
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 Work = Callable[[Threads, tuple[int, ...]], None]
-"""What one thread does, with its element of every value."""
+"""The work of one thread, with its element of every value."""
 
 
 def by_thread(

@@ -1,4 +1,4 @@
-"""What calls through addresses, the stack, malloc, free and conditions do, and addresses in other blocks."""
+"""Calls through addresses, the stack, malloc, free, conditions, and addresses in other blocks."""
 
 from __future__ import annotations
 

@@ -14,8 +14,14 @@ from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 def special(state: BatchState, threads: Threads, text: str, dtype: DType) -> Value:
     """Return the register's value for these threads, as `dtype`."""
-    if text[1:] in TIMERS:
-        return _timer(text[1:]).astype(dtype)
+    name = text[1:]
+    if name in TIMERS:
+        now = time.perf_counter_ns()
+        if name.endswith("_hi"):
+            now >>= 32
+        elif name in ("clock", "globaltimer_lo"):
+            now &= 0xFFFFFFFF
+        return np.uint64(now).astype(dtype)
     return threads.remember((text, dtype), lambda: _convert(threads.pick(_whole(state, text)), dtype))
 
 
@@ -44,7 +50,10 @@ def _compute(state: BatchState, name: str, axis: int) -> Value:
     if name == "smid":
         return state.sm_of_block.astype(np.uint32).take(state.cta)
     if name.startswith("lanemask"):
-        return _lane_mask((state.thread % WARP).astype(np.uint32), name[-2:])
+        equal = np.uint32(1) << (state.thread % WARP).astype(np.uint32)
+        below = equal - np.uint32(1)
+        masks = {"eq": equal, "lt": below, "le": below | equal, "gt": ~(below | equal), "ge": ~below}
+        return masks[name[-2:]]
     if name == "laneid":
         return (state.thread % WARP).astype(np.uint32)
     if name == "warpid":
@@ -77,13 +86,6 @@ def _coordinate(number: Value, extent: tuple[int, int, int], axis: int) -> Value
     return rows.astype(np.uint32)
 
 
-def _lane_mask(lane: Value, relation: str) -> Value:
-    equal = np.uint32(1) << lane
-    below = equal - np.uint32(1)
-    masks = {"eq": equal, "lt": below, "le": below | equal, "gt": ~(below | equal), "ge": ~below}
-    return masks[relation]
-
-
 def _constant(state: BatchState, name: str) -> int:
     match name:
         case "nwarpid":
@@ -103,12 +105,3 @@ def _constant(state: BatchState, name: str) -> int:
         case "envreg2":
             return state.workspace & 0xFFFFFFFF
     return 1
-
-
-def _timer(name: str) -> Value:
-    now = time.perf_counter_ns()
-    if name.endswith("_hi"):
-        now >>= 32
-    elif name in ("clock", "globaltimer_lo"):
-        now &= 0xFFFFFFFF
-    return np.uint64(now)

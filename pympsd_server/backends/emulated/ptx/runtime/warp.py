@@ -63,7 +63,13 @@ def shuffle(
     """shfl: (the other lane's value, whether the source lane was in range)."""
     if where.ndim == 0 and clamp.ndim == 0:
         key = ("shuffle", mode, int(where), int(clamp))
-        source, valid = _pattern(state, threads, key, mode, where, clamp)
+        cache = threads.cache if threads.ids is not None else state.geometry.cache
+        pattern = cache.get(key)
+        if pattern is None:
+            pattern = _sources(state, threads, mode, where, clamp)
+            if len(cache) < _CACHED:
+                cache[key] = pattern
+        source, valid = pattern
     else:
         source, valid = _sources(state, threads, mode, where, clamp)
     if value.ndim == 0:
@@ -73,19 +79,6 @@ def shuffle(
     everyone = np.zeros(state.count, value.dtype)
     everyone[threads.ids] = value
     return everyone.take(source), valid
-
-
-def _pattern(
-    state: BatchState, threads: Threads, key: tuple[str, str, int, int], mode: str, where: Value, clamp: Value
-) -> tuple[Array, Array]:
-    """Return the sources of a shuffle that is the same for all threads; for whole batches they are cached."""
-    cache = threads.cache if threads.ids is not None else state.geometry.cache
-    pattern: tuple[Array, Array] | None = cache.get(key)
-    if pattern is None:
-        pattern = _sources(state, threads, mode, where, clamp)
-        if len(cache) < _CACHED:
-            cache[key] = pattern
-    return pattern
 
 
 def _sources(state: BatchState, threads: Threads, mode: str, where: Value, clamp: Value) -> tuple[Array, Array]:
@@ -112,16 +105,11 @@ def _sources(state: BatchState, threads: Threads, mode: str, where: Value, clamp
     return ids - lane + source, valid
 
 
-def _table(state: BatchState, threads: Threads, value: Value, absent: Value) -> Array:
-    """Return values as one row per warp, `absent` for lanes that are not in the group."""
-    table = np.full(state.warps * WARP, absent, value.dtype)
-    table[threads.pick(state.slot)] = value
-    return table.reshape(-1, WARP)
-
-
 def match(state: BatchState, threads: Threads, mode: str, value: Value, mask: Value) -> tuple[Value, Value]:
     """match.sync: (lanes of `mask` with the same value, whether all have it); mode any or all."""
-    table = _table(state, threads, value, value.dtype.type(0))
+    table: Array = np.zeros(state.warps * WARP, value.dtype)  # 0 for lanes that are not in the group
+    table[threads.pick(state.slot)] = value
+    table = table.reshape(-1, WARP)
     equal = table[:, :, None] == table[:, None, :]
     bits = np.packbits(equal, axis=2, bitorder="little").view(np.uint32).reshape(-1)
     voters = active_mask(state, threads) & mask

@@ -146,7 +146,15 @@ def _initialisers(tokens: TokenStream) -> tuple[Initialiser, ...]:
 def _initialiser(tokens: TokenStream) -> Initialiser:
     if tokens.current.kind != "word" or tokens.current.text == "WARP_SZ":
         if tokens.current.kind == "integer" and tokens.following.text == "(":
-            return _byte_of(tokens)
+            line, mask = tokens.line, tokens.integer()
+            if mask not in _BYTE_MASKS:
+                raise InvalidPtx(
+                    f"the mask {mask:#x} of an initialiser is not one byte, such as 0xff or 0xff00", line
+                )
+            tokens.expect("(")
+            whole = _initialiser(tokens)
+            tokens.expect(")")
+            return evolve(whole, shift=_BYTE_MASKS[mask])
         return Initialiser(constant(tokens))
     symbol = tokens.take().text
     generic = symbol == "generic"
@@ -156,17 +164,6 @@ def _initialiser(tokens: TokenStream) -> Initialiser:
         tokens.expect(")")
     offset = constant(tokens) if tokens.is_at("+", "-") else Immediate(0)
     return Initialiser(offset, symbol, generic)
-
-
-def _byte_of(tokens: TokenStream) -> Initialiser:
-    """Read the operator mask(): `0xff00(symbol+4)` is one byte of an address or of an integer."""
-    line, mask = tokens.line, tokens.integer()
-    if mask not in _BYTE_MASKS:
-        raise InvalidPtx(f"the mask {mask:#x} of an initialiser is not one byte, such as 0xff or 0xff00", line)
-    tokens.expect("(")
-    whole = _initialiser(tokens)
-    tokens.expect(")")
-    return evolve(whole, shift=_BYTE_MASKS[mask])
 
 
 def parse_parameters(tokens: TokenStream) -> tuple[Variable, ...]:

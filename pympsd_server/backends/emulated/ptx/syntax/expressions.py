@@ -126,15 +126,11 @@ def _with_sign(symbol: str, number: Number, tokens: TokenStream) -> Number:
     if symbol == "+":
         return number
     if symbol == "-":
-        return _negative(number)
+        if number.bits is not None:
+            return Number(-number.value, number.kind, number.bits ^ (1 << 31 if number.kind == "f32" else 1 << 63))
+        return Number(-number.value, number.kind) if number.is_float else _integer(-int(number.value), number.kind)
     whole = _whole(number, tokens.line)
     return _integer(~whole, "u64") if symbol == "~" else Number(int(not whole), "s64")
-
-
-def _negative(number: Number) -> Number:
-    if number.bits is not None:
-        return Number(-number.value, number.kind, number.bits ^ (1 << 31 if number.kind == "f32" else 1 << 63))
-    return Number(-number.value, number.kind) if number.is_float else _integer(-int(number.value), number.kind)
 
 
 def _literal(tokens: TokenStream) -> Number:
@@ -188,11 +184,6 @@ def _combine(symbol: str, left: Number, right: Number, line: int) -> Number:
         if not divisor:
             raise InvalidPtx("a constant expression divides by 0", line)
         return _integer(_whole(left, line) % _WORD % divisor, "s64")
-    return _arithmetic(symbol, left, right, line)
-
-
-def _arithmetic(symbol: str, left: Number, right: Number, line: int) -> Number:
-    """Add, subtract, multiply, divide or compare."""
     is_float = left.is_float or right.is_float
     first, second = (left, right) if is_float else _alike(left, right)
     x, y, kind = first.value, second.value, "f64" if is_float else first.kind

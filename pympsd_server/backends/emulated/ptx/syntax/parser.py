@@ -19,7 +19,7 @@ _FUNCTION_DIRECTIVES = frozenset(
 )
 _NEXT_ITEM = frozenset({".entry", ".func", ".alias", ".file", ".loc", *_LINKAGE, *_IGNORED_WITH_BRACES})
 _NEXT_ITEM |= {f".{space}" for space in SPACES}
-"""What begins an item of a module, so that a declaration of a function before it has ended."""
+"""The directives that begin an item of a module, so that a declaration of a function before it has ended."""
 
 _TARGET = re.compile(r"sm_(\d{1,4})([af]?)")
 
@@ -42,7 +42,11 @@ def parse_module(text: str) -> Module:
 def _item(tokens: TokenStream, module: Module) -> None:
     text = tokens.current.text
     if text == ".version":
-        module.version = _version(tokens)
+        tokens.take()
+        major, _, minor = tokens.take().text.partition(".")
+        if not (major.isdigit() and minor.isdigit()):
+            raise tokens.error("a version such as 8.0")
+        module.version = int(major), int(minor)
     elif text == ".target":
         tokens.take()
         module.target = _target(tokens)
@@ -60,14 +64,6 @@ def _item(tokens: TokenStream, module: Module) -> None:
         _definition(tokens, module)
     else:
         raise tokens.error("a directive")
-
-
-def _version(tokens: TokenStream) -> tuple[int, int]:
-    tokens.take()
-    major, _, minor = tokens.take().text.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
-        raise tokens.error("a version such as 8.0")
-    return int(major), int(minor)
 
 
 def _target(tokens: TokenStream) -> Target:
@@ -89,7 +85,14 @@ def _definition(tokens: TokenStream, module: Module) -> None:
         _add_function(module, _function(tokens))
         return
     if tokens.accept(".alias"):
-        _alias(tokens, module)
+        line = tokens.line
+        name = tokens.word("the name of an alias")
+        tokens.expect(",")
+        function = module.functions.get(tokens.word("a function"))
+        tokens.expect(";")
+        if function is None or function.is_entry or function.body is None:
+            raise InvalidPtx(f".alias {name}: the second name is not that of a function that is defined before", line)
+        module.aliases[name] = function.name
         return
     if tokens.is_at(".tex", ".surf", ".sampler"):
         raise InvalidPtx(f"unsupported: {tokens.current.text}", tokens.line)
@@ -98,17 +101,6 @@ def _definition(tokens: TokenStream, module: Module) -> None:
     earlier = module.variables.get(variable.name)
     if earlier is None or earlier.extern:
         module.variables[variable.name] = variable
-
-
-def _alias(tokens: TokenStream, module: Module) -> None:
-    line = tokens.line
-    name = tokens.word("the name of an alias")
-    tokens.expect(",")
-    function = module.functions.get(tokens.word("a function"))
-    tokens.expect(";")
-    if function is None or function.is_entry or function.body is None:
-        raise InvalidPtx(f".alias {name}: the second name is not that of a function that is defined before", line)
-    module.aliases[name] = function.name
 
 
 def _add_function(module: Module, function: Function) -> None:
@@ -129,22 +121,18 @@ def _function(tokens: TokenStream) -> Function:
     parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
     function = Function(name, is_entry, returns, parameters, line)
     while tokens.current.kind == "directive" and tokens.current.text not in _NEXT_ITEM:
-        _function_directive(tokens, function)
+        text = tokens.take().text
+        if text in _FUNCTION_DIRECTIVES:
+            values = [tokens.integer()]
+            while tokens.accept(","):
+                values.append(tokens.integer())
+            function.directives[text[1:]] = tuple(values)
+        elif text == ".pragma":
+            tokens.skip_past(";")
+        elif text not in (".noreturn", ".explicitcluster"):
+            raise InvalidPtx(f"unsupported function directive {text}", tokens.line)
     if tokens.is_at("{"):
         function.body = parse_body(tokens)
     elif tokens.current.kind != "end" and tokens.current.text not in _NEXT_ITEM:  # nvopencc wrote no semicolon
         tokens.expect(";")
     return function
-
-
-def _function_directive(tokens: TokenStream, function: Function) -> None:
-    text = tokens.take().text
-    if text in _FUNCTION_DIRECTIVES:
-        values = [tokens.integer()]
-        while tokens.accept(","):
-            values.append(tokens.integer())
-        function.directives[text[1:]] = tuple(values)
-    elif text == ".pragma":
-        tokens.skip_past(";")
-    elif text not in (".noreturn", ".explicitcluster"):
-        raise InvalidPtx(f"unsupported function directive {text}", tokens.line)

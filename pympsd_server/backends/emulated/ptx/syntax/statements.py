@@ -47,28 +47,24 @@ def _statement(tokens: TokenStream) -> Statement | None:
     if token.text == "{":
         return Scope(parse_body(tokens))
     if token.kind == "directive":
-        return _directive(tokens)
+        text = tokens.current.text
+        if text in _LINE_DIRECTIVES:
+            tokens.skip_line()
+            return None
+        if text == ".pragma":
+            tokens.skip_past(";")
+            return None
+        if text == ".reg":
+            return parse_registers(tokens)
+        variable = parse_variable(tokens)
+        tokens.expect(";")
+        return variable
     if token.text == ";":
         tokens.take()
         return None
     if token.kind == "word" and tokens.following.text == ":":
         return _label(tokens)
     return _instruction(tokens)
-
-
-def _directive(tokens: TokenStream) -> Statement | None:
-    text = tokens.current.text
-    if text in _LINE_DIRECTIVES:
-        tokens.skip_line()
-        return None
-    if text == ".pragma":
-        tokens.skip_past(";")
-        return None
-    if text == ".reg":
-        return parse_registers(tokens)
-    variable = parse_variable(tokens)
-    tokens.expect(";")
-    return variable
 
 
 def _label(tokens: TokenStream) -> Statement | None:
@@ -81,7 +77,16 @@ def _label(tokens: TokenStream) -> Statement | None:
         tokens.expect(";")
         return Targets(name, tuple(labels))
     if tokens.accept(".callprototype"):
-        return _prototype(tokens, name)
+        returns = parse_parameters(tokens) if tokens.is_at("(") else ()
+        tokens.word("_")
+        parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
+        while not tokens.accept(";"):
+            if tokens.is_at(".abi_preserve", ".abi_preserve_control"):  # how many registers it keeps
+                tokens.take()
+                tokens.integer()
+            else:
+                tokens.expect(".noreturn")
+        return Prototype(name, returns, parameters)
     if tokens.accept(".calltargets"):
         functions = [tokens.word("a function")]
         while tokens.accept(","):
@@ -89,19 +94,6 @@ def _label(tokens: TokenStream) -> Statement | None:
         tokens.expect(";")
         return Prototype(name, (), (), tuple(functions))
     return Label(name, line)
-
-
-def _prototype(tokens: TokenStream, name: str) -> Prototype:
-    returns = parse_parameters(tokens) if tokens.is_at("(") else ()
-    tokens.word("_")
-    parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
-    while not tokens.accept(";"):
-        if tokens.is_at(".abi_preserve", ".abi_preserve_control"):  # how many registers it keeps
-            tokens.take()
-            tokens.integer()
-        else:
-            tokens.expect(".noreturn")
-    return Prototype(name, returns, parameters)
 
 
 def _instruction(tokens: TokenStream) -> Instruction:

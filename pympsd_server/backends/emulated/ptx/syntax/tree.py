@@ -184,11 +184,11 @@ class Variable:
     managed: bool = False
     """Whether the host reaches it, too: .attribute(.managed)."""
     key: str = ""
-    """Of a static variable of a function: its name among those of the module."""
+    """The name of a function's static variable among the variables of the module."""
 
     @property
     def size(self) -> int:
-        """Its size in bytes, 0 for an unsized array."""
+        """The variable's size in bytes, 0 for an unsized array."""
         return self.element_size * (self.count or 0)
 
 

@@ -42,11 +42,11 @@ _SHARED_ALIGNMENT: Final = 128
 _DTYPES: Final[dict[int, DType]] = dict(
     zip(DataType, (U8, U16, U32, S32, U64, S64, F16, F32, F64, U16, F32, F32, F32), strict=True)
 )
-"""As which reductions see elements; bfloat16 are bits."""
+"""The dtypes in which reductions see elements; bfloat16 are bits."""
 _ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
-"""What loads convert. They flush no type's subnormal numbers, those of _FTZ neither, as on an H100."""
+"""The types to which loads convert. They flush no type's subnormal numbers, those of _FTZ neither, as on an H100."""
 _NAN: Final = b"\xf7\x7f"
-"""What an H100 fills with, again and again: a NaN of every type of 2, 4 and 8 bytes."""
+"""The pattern that an H100 fills with, repeated: a NaN of every type of 2, 4 and 8 bytes."""
 _TF32_NAN: Final = U32.type(0x7FFFE000)
 _MAGNITUDE: Final = U32.type(0x7FFFFFFF)
 _INFINITY: Final = U32.type(0x7F800000)
@@ -143,19 +143,11 @@ def _read(state: BatchState, thread: Threads, of: TensorMap, box: Box) -> Array:
     dtype, copies = _bits(box), repeat(thread, len(box.inside))
     elements = np.asarray(load(state, copies, "global", box.addresses, dtype, box.unit, box.inside))
     if of.data_type in _ROUNDED:
-        elements = _round_to_tf32(elements)
+        rounded = (elements + U32.type(0xFFF) + (elements >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
+        elements = np.where((elements & _MAGNITUDE) > _INFINITY, _TF32_NAN, rounded)
     if of.fill:
         elements[~box.inside] = np.frombuffer(_NAN * (box.unit // len(_NAN)), dtype)[0]
     return elements
-
-
-def _round_to_tf32(bits: Array) -> Array:
-    """Return 32-bit floats rounded to TF32: to the nearest of 10 bits of fraction, of two the even one.
-
-    Any NaN becomes the same one.
-    """
-    rounded = (bits + U32.type(0xFFF) + (bits >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
-    return np.where((bits & _MAGNITUDE) > _INFINITY, _TF32_NAN, rounded)
 
 
 # --- reductions

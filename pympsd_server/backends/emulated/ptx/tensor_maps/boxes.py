@@ -50,7 +50,11 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
     if size > limit:
         raise IllegalAddress(f"a box of {size} bytes: outside of the {limit} bytes of shared memory there are")
     if not by_element and of.element_bytes < _WIDE and not of.dimensions[0] * of.element_bytes % _WIDE:
-        of, start = _widen(of, start)
+        ratio = _WIDE // of.element_bytes
+        column = of.im2col and evolve(of.im2col, channels=of.im2col.channels // ratio)
+        dimensions, box = ((sizes[0] // ratio, *sizes[1:]) for sizes in (of.dimensions, of.box))
+        wide = evolve(of, data_type=DataType.UINT64, dimensions=dimensions, box=box, im2col=column)
+        of, start = wide, (start[0] // ratio, *start[1:])
     if of.im2col is not None:
         return _pixels(of, of.im2col, start, offsets or ())
     return _tile(of, start)
@@ -71,15 +75,6 @@ def store_box_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: in
     return box_at(padded, start, () if is_im2col else None, limit, by_element)
 
 
-def _widen(of: TensorMap, start: Sequence[int]) -> tuple[TensorMap, Sequence[int]]:
-    """Return a map, and coordinates, of the same bytes in larger elements: boxes and tensor have whole ones."""
-    ratio = _WIDE // of.element_bytes
-    column = of.im2col and evolve(of.im2col, channels=of.im2col.channels // ratio)
-    dimensions, box = ((sizes[0] // ratio, *sizes[1:]) for sizes in (of.dimensions, of.box))
-    wide = evolve(of, data_type=DataType.UINT64, dimensions=dimensions, box=box, im2col=column)
-    return wide, (start[0] // ratio, *start[1:])
-
-
 def counts(of: TensorMap) -> list[int]:
     """Return the elements that are copied along each dimension; of an im2col map channels and pixels."""
     if of.im2col is not None:
@@ -95,16 +90,13 @@ def row_pitch(of: TensorMap) -> int:
 def _tile(of: TensorMap, start: Sequence[int]) -> Box:
     steps = (1, *of.element_strides[1:])
     offsets, inside = np.zeros(1, S64), np.ones(1, np.bool_)
-    for first, count, step, pitch, size in zip(start, counts(of), steps, _pitches(of), of.dimensions, strict=True):
+    for first, count, step, pitch, size in zip(
+        start, counts(of), steps, (of.element_bytes, *of.strides), of.dimensions, strict=True
+    ):
         place = np.int64(first) + np.arange(count, dtype=S64) * step
         offsets = (place[:, None] * pitch + offsets).ravel()
         inside = (_is_inside(place, size)[:, None] & inside).ravel()
     return _box(of, offsets, inside)
-
-
-def _pitches(of: TensorMap) -> tuple[int, ...]:
-    """Return the bytes from one element to the next along each dimension."""
-    return (of.element_bytes, *of.strides)
 
 
 def _is_inside(place: Array, size: int) -> Array:
