@@ -1,18 +1,18 @@
-"""What a connection may cost this process: bytes from its user's budget, and time to finish what it has begun.
+"""The cost of a connection for this process: bytes from its user's budget, and time to finish what it has begun.
 
 Theory of operation. A process that serves untrusted users keeps two kinds of bytes for a connection: those that it
-has received and not dealt with yet (the beginning of a frame, a command that is being answered), and those that it
+has received and not handled yet (the beginning of a frame, a command that is being answered), and those that it
 has queued because the peer does not read. A user who opens a thousand connections can have both kinds on each, so a
 limit for each connection bounds nothing. Therefore
 
 - all bytes of all connections of a user come out of one *budget* (BufferBudget), whichever socket they arrived at;
 - the connection for which bytes would be kept beyond the budget is closed. No other connection is touched, because
   the process cannot know which of them the user needs;
-- both kinds end by themselves: a frame that has begun must be complete, and what is queued must be read, within a
+- neither kind lasts: a frame that has begun must be complete, and what is queued must be read, within a
   *deadline*.
 
 How much a user may have is not decided here: a budget asks its ``problem``, in the daemon that of all shares
-(pympsd.state_machine.shares). What a session keeps besides, such as the hello of a client that waits, is counted by
+(pympsd.state_machine.shares). Whatever else a session keeps, such as the hello of a client that waits, is counted by
 ``keeping``. An example, with a share of 4 MiB::
 
     connection   received   queued   kept     in the user's budget
@@ -20,8 +20,8 @@ How much a user may have is not decided here: a budget asks its ``problem``, in 
     2            -          2 MiB    -        3 MiB
     3            1.5 MiB: does not fit, so connection 3 is closed; 1 and 2 stay
 
-The links to servers are counted, but never closed for what they cost (``lift``): a stopped server is no attack. The
-clients that would be queued for it are refused instead (``has_room``).
+The links to servers are counted, but never closed for their cost (``lift``): a stopped server is not an attack.
+Instead the clients that would be queued for it are refused (``has_room``).
 
 Invariants: the sum over a user's allowances is what the budget holds for that user; a closed allowance holds nothing.
 Nothing here reads a clock: the channels wait, with the deadlines that an allowance states.
@@ -73,7 +73,7 @@ class BufferBudget:
 
 @define
 class Allowance:
-    """What one connection may cost. Without a budget: a trusted peer, for whom nothing is limited or counted."""
+    """The cost of one connection. Without a budget: a trusted peer, for whom nothing is limited or counted."""
 
     budget: BufferBudget | None = None
     uid: int = 0
@@ -86,7 +86,7 @@ class Allowance:
     _queued: int = field(default=0, init=False)
     _kept: int = field(default=0, init=False)
     _counted: int = field(default=0, init=False)
-    """What the budget holds for this connection."""
+    """The bytes that the budget holds for this connection."""
 
     def lift(self) -> None:
         """Count the bytes from now on, but limit neither them nor the time: the peer is a server."""
@@ -100,31 +100,31 @@ class Allowance:
     def count_received(self, count: int) -> None:
         """State how many received bytes are kept now; raise LimitExceeded if they are too many."""
         grows, self._received = count > self._received, count
-        self._settle(is_limited=grows)
+        self._report_change(is_limited=grows)
 
     def count_queued(self, count: int) -> None:
         """State how many bytes are queued for the peer now; raise LimitExceeded if they are too many."""
         grows, self._queued = count > self._queued, count
-        self._settle(is_limited=grows)
+        self._report_change(is_limited=grows)
 
     @contextmanager
     def keeping(self, count: int) -> Iterator[None]:
         """Count further bytes during a block; raise LimitExceeded if they are too many."""
         self._kept += count
         try:
-            self._settle()
+            self._report_change()
             yield
         finally:
             self._kept -= count
-            self._settle(is_limited=False)
+            self._report_change(is_limited=False)
 
     def close(self) -> None:
         """Give everything back; what is counted later has no effect."""
         self._received = self._queued = self._kept = 0
-        self._settle()
+        self._report_change()
         self.budget = None
 
-    def _settle(self, is_limited: bool = True) -> None:
+    def _report_change(self, is_limited: bool = True) -> None:
         """Report the change to the budget; raise LimitExceeded for too much, which is not counted then."""
         change = self._received + self._queued + self._kept - self._counted
         if self.budget is None or not change:

@@ -1,4 +1,4 @@
-"""The file that a command names, read for the daemon: that would read it with rights of its own."""
+"""The file that a command names, which is read for the daemon: the daemon would read it with its own rights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _KINDS: Final = {
 
 def text_of(words: Sequence[str]) -> bytes:
     """Return the text of the first file that words name; raise LookupError with the reason why it cannot be read."""
-    path = _named(words)
+    path = _find_path(words)
     if not path:
-        return b""  # the daemon says what is missing
+        return b""  # the daemon reports what is missing
     if len(path.split()) > 1:
         raise LookupError(
-            f"{path}: the path of a configuration file has no blanks, for the daemon splits lines there"
+            f"{path}: the path of a configuration file has no blanks, because the daemon splits lines there"
         )
     try:
         with open(path, "rb", opener=_open) as file:
@@ -44,7 +44,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _problem(status: os.stat_result, path: str) -> str:
-    """Return why a file is not read; nothing if it is."""
+    """Return why a file is not read; nothing if it can be."""
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
         return f"a configuration file is a regular file, not {kind}; write it to one first"
@@ -63,10 +63,10 @@ def _problem(status: os.stat_result, path: str) -> str:
 
 def with_full_path(words: Sequence[str]) -> list[str]:
     """Return words that name a file by its full path, which the daemon shows later, if that has no blanks."""
-    path = _named(words)
+    path = _find_path(words)
     full = os.path.abspath(path)
     return [full if word == path and len(full.split()) == 1 else word for word in words]
 
 
-def _named(words: Sequence[str]) -> str:
+def _find_path(words: Sequence[str]) -> str:
     return next((word for word in words if not word.startswith("-")), "")

@@ -66,7 +66,7 @@ def is_trusted(connection: "_socket.socket") -> "bool | None":
 
 
 class Proof:
-    """What a daemon shows when it is asked: ``with Proof(connection) as proof: ... proof.receive()``."""
+    """The proof that a daemon gives on request: ``with Proof(connection) as proof: ... proof.receive()``."""
 
     def __init__(self, connection: "_socket.socket") -> None:
         """Ask the daemon; raise OSError if it does not take the request."""
@@ -93,7 +93,7 @@ class Proof:
             data, controls, _, _ = self._connection.recvmsg(frames.HEADER_BYTES, _socket.CMSG_SPACE(UCRED_BYTES))
         except ConnectionResetError:
             return None
-        # The descriptors of later messages need the room.
+        # Later messages need the space for descriptors.
         self._connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 0)
         if not data:
             return None
@@ -107,7 +107,7 @@ class Proof:
         pid, uid = int.from_bytes(credentials[:4], "little"), _uid(credentials)
         if pid == posix.getpid() or (uid == posix.getuid() and is_one_user(uid)):
             return True
-        # It has not ended meanwhile, so that the PID is its own.
+        # It has not ended since, so the PID is its own.
         return self._may_be_own and _permits_signals(self._pidfd) and pid == _pid_of(self._pidfd)
 
 

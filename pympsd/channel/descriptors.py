@@ -19,7 +19,7 @@ ADVICE: Final = "raise the limit of open file descriptors to 16384 or more (ulim
 PROCESS_ADVICE: Final = "raise the limit of processes and threads of the user (ulimit -u)"
 
 
-def received(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
+def descriptors_in(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
     """Return the descriptors in the control messages of a recvmsg; the caller owns them."""
     fds = array("i")
     for level, kind, payload in controls:
@@ -29,7 +29,7 @@ def received(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
 
 
 def whole(fds: tuple[int, ...], flags: int) -> tuple[tuple[int, ...], bool]:
-    """Return the descriptors of one recvmsg and False; or none and True if some were lost for lack of room."""
+    """Return the descriptors of one recvmsg and False; none and True if some did not fit in the buffer."""
     if not flags & socket.MSG_CTRUNC:
         return fds, False
     close_all(fds)

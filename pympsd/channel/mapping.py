@@ -34,7 +34,7 @@ def map_file(fd: int, size: int, address: int = 0) -> int:
     Raises OSError: EEXIST if something else is mapped at the address.
     """
     flags = mmap.MAP_SHARED | FIXED_NOREPLACE if address else mmap.MAP_SHARED
-    mapped = _checked(_map(address or None, size, _READ_AND_WRITE, flags, fd, 0))
+    mapped = _check(_map(address or None, size, _READ_AND_WRITE, flags, fd, 0))
     if address and mapped != address:
         _unmap(mapped, size)
         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
@@ -43,7 +43,7 @@ def map_file(fd: int, size: int, address: int = 0) -> int:
 
 def map_file_over(fd: int, size: int, address: int, offset: int = 0) -> None:
     """Map ``size`` bytes of a file, from an offset on, over what is mapped at an address. Raises OSError."""
-    _checked(_map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | NORESERVE | _FIXED, fd, offset))
+    _check(_map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | NORESERVE | _FIXED, fd, offset))
 
 
 def map_nothing(size: int, address: int = 0) -> int:
@@ -52,13 +52,13 @@ def map_nothing(size: int, address: int = 0) -> int:
     Return where. Raises OSError.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE | (_FIXED if address else 0)
-    return _checked(_map(address or None, size, _READ_AND_WRITE, flags, -1, 0))
+    return _check(_map(address or None, size, _READ_AND_WRITE, flags, -1, 0))
 
 
 def map_again(source: int, size: int, address: int) -> None:
     """Map whole pages of a shared mapping a second time, over what is mapped at an address. Raises OSError."""
     # An old size of 0 leaves the first mapping as it is.
-    _checked(_remap(source, 0, size, _MAY_MOVE_TO, address))
+    _check(_remap(source, 0, size, _MAY_MOVE_TO, address))
 
 
 def unmap(address: int, size: int) -> None:
@@ -66,7 +66,7 @@ def unmap(address: int, size: int) -> None:
     _unmap(address, size)
 
 
-def _checked(address: int | None) -> int:
+def _check(address: int | None) -> int:
     if address is None or address == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return address

@@ -9,7 +9,7 @@ from typing import Any, Final
 import trio
 
 from pympsd.channel.allowance import Allowance
-from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
+from pympsd.channel.descriptors import FD_BYTES, close_all, descriptors_in, whole
 from pympsd.channel.send_queue import SendQueue
 from pympsd.errors import LimitExceeded, RemoteError
 from pympsd.wire import frames, messages
@@ -20,7 +20,7 @@ FDS_AT_ONCE: Final = 16
 PACKET_BYTES: Final = 1 << 15
 """Over a packet socket longer frames are sent in pieces: the kernel takes no packet longer than its buffer."""
 CONTINUED: Final = b"\xff" * 8
-"""Begins every piece but the first; no frame begins so, for none is as long as that says."""
+"""Begins every piece but the first; no frame begins so, because none has that length."""
 
 
 class MessageChannel(SendQueue):
@@ -45,7 +45,7 @@ class MessageChannel(SendQueue):
         and is not complete in time.
         """
         if self.failure is not None:
-            return None  # what the kernel has of it still is not dealt with
+            return None  # what the kernel still has of it is not handled
         if not continues:
             self._handled_bytes = 0
             self._count_received()
@@ -80,7 +80,7 @@ class MessageChannel(SendQueue):
                 data, fds, lost = await self._receive_once()
             except OSError as error:
                 if self._is_packets and error.errno == errno.ECONNRESET:
-                    continue  # said once, before what the peer sent last
+                    continue  # reported once, before the last packets of the peer
                 return False
             if self._is_packets and not self._is_whole(data):
                 close_all(fds)
@@ -115,13 +115,13 @@ class MessageChannel(SendQueue):
             super().send_raw(CONTINUED + data[start : start + PACKET_BYTES])
 
     async def _receive_once(self) -> tuple[bytes, tuple[int, ...], bool]:
-        """Return bytes, their descriptors, and whether descriptors were lost for lack of room."""
+        """Return bytes, their descriptors, and whether descriptors were lost because the buffer was full."""
         if not self._reader.fds_allowed:
-            # With no room for descriptors the kernel closes those that a peer sends.
+            # Without a buffer for descriptors the kernel closes those that a peer sends.
             return await self._socket.recv(RECEIVE_BYTES), (), False
         room = socket.CMSG_SPACE(FDS_AT_ONCE * FD_BYTES)
         data, ancillary, flags, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-        return data, *whole(received(ancillary), flags)
+        return data, *whole(descriptors_in(ancillary), flags)
 
     def _is_whole(self, packet: bytes) -> bool:
         """Return False for a packet that continues a frame whose beginning went to a process that was killed.

@@ -25,7 +25,7 @@ class PacketChannel(SendQueue):
         peer has the time of a frame for it. Raise LimitExceeded if it does not come in time, or there is no room.
         """
         if self.failure is not None:
-            return b""  # what the kernel has of it still is not dealt with
+            return b""  # what the kernel still has of it is not handled
         self.allowance.count_received(0)
         seconds = self.allowance.frame_seconds if continues else math.inf
         try:
@@ -46,7 +46,7 @@ class PacketChannel(SendQueue):
 
     async def receive_with_credentials(self, limit: int) -> tuple[bytes, tuple[int, int, int] | None]:
         """Return the next packet and its sender's PID, uid and gid; None if the socket does not pass credentials."""
-        # With no room for descriptors the kernel closes those that a peer sends.
+        # Without a buffer for descriptors the kernel closes those that a peer sends.
         data, controls = await self._next(limit, socket.CMSG_SPACE(UCRED.size))
         for level, kind, payload in controls:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(payload) == UCRED.size:
@@ -72,17 +72,17 @@ class PacketChannel(SendQueue):
             except OSError:
                 return b"", []
 
-    async def taken(self) -> None:
+    async def wait_until_taken(self) -> None:
         """Wait until the peer has taken every packet that was sent to it from its socket; raise OSError."""
         with select.epoll() as watched:
-            # The kernel reports each packet that is taken from a socket with room, but to edge-triggered waits only.
+            # Unless a socket is full, the kernel reports each packet taken from it to edge-triggered waits only.
             watched.register(self._plain, select.EPOLLOUT | select.EPOLLET)
             watched.poll(0)
-            while self.has_untaken():
+            while self.has_unaccepted():
                 await trio.lowlevel.wait_readable(watched.fileno())
                 watched.poll(0)
 
-    def has_untaken(self) -> bool:
+    def has_unaccepted(self) -> bool:
         """Return whether a packet that was sent lies in the peer's socket; raise OSError."""
         return any(fcntl.ioctl(self._plain, termios.TIOCOUTQ, bytes(4)))
 

@@ -50,8 +50,8 @@ class SendQueue:
             close_all(fds)
             return
         if not self._queue:
-            # Usually the socket takes all of it, and waking the sender costs more than sending.
-            data, fds = self._send_at_once(data, fds)
+            # Usually the socket takes all of it, and waking the sender would cost more than sending.
+            data, fds = self._send_directly(data, fds)
         if not data and not fds:
             return
         try:
@@ -67,12 +67,12 @@ class SendQueue:
         self.queued_descriptors += len(fds)
         self._work.set()
 
-    def _send_at_once(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
+    def _send_directly(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
         """Return what the socket did not take; descriptors are sent with the first byte."""
         try:
             sent = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
         except OSError:
-            return data, fds  # no room, or the peer is gone: the sender handles it
+            return data, fds  # it is full, or the peer is gone: the sender handles it
         close_all(fds)
         return data[sent:], ()
 

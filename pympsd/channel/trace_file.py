@@ -23,7 +23,7 @@ _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 @lru_cache(1024)
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text)
 
 
@@ -58,7 +58,7 @@ class TraceFile:
             raise
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise OSError(errno.EINVAL, f"it is no regular file; {ALLOWED}")
+                raise OSError(errno.EINVAL, f"it is not a regular file; {ALLOWED}")
             if (begin := os.pread(fd, len(BEGIN), 0)) not in (b"", BEGIN):
                 raise OSError(errno.EEXIST, f"it is another file than a trace; {ALLOWED}")
             if not begin:
@@ -71,7 +71,7 @@ class TraceFile:
         return cls(fd)
 
     def duplicate(self) -> int:
-        """Return another descriptor of the file, for another process; OSError without room for one."""
+        """Return another descriptor of the file, for another process; OSError if no descriptor is left."""
         return os.dup(self._fd)
 
     def name(self, process: int, name: str, thread: int | None = None) -> None:
@@ -87,7 +87,7 @@ class TraceFile:
         """Write what lasted from one time to another, in nanoseconds."""
         # Put together by hand: a program writes one for each of its calls.
         self._write(
-            f'{{"ph":"X","name":{_quoted(name)},"pid":{process},"tid":{thread},"ts":{began / 1000},'
+            f'{{"ph":"X","name":{_quote(name)},"pid":{process},"tid":{thread},"ts":{began / 1000},'
             f'"dur":{(ended - began) / 1000},"args":{json.dumps(details) if details else "{}"}}},\n'.encode()
         )
 
@@ -112,7 +112,7 @@ class TraceFile:
         self.close()
 
     def is_at(self, path: str) -> bool:
-        """Whether the file is still what the path names: it may have been removed or moved meanwhile."""
+        """Whether the path still names the file, which may have been removed or moved since."""
         with self._lock, suppress(OSError):
             return self._fd < 0 or os.path.samestat(os.stat(path), os.fstat(self._fd))
         return False

@@ -1,4 +1,10 @@
-"""Server processes: spawn them as their user, watch them, reap them."""
+"""Server processes: spawn them as their user, watch them, reap them.
+
+A server is the leader of its own session, so that its executors end with it: `reap` kills the process group before it
+reaps the leader, whose PID, and so the group's, cannot be used again until then. Its user is another one than the
+daemon's; everything that could make the change of user fail is checked before, because a failure between fork and
+exec has no message.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +66,7 @@ class CannotSpawn(StartError):
 
 
 START_ERRORS: Final = (OSError, CannotSpawn, ValueError, OverflowError)
-"""What the start of a server may raise; the last two: for an impossible uid."""
+"""Raised by the start of a server; the last two for an impossible uid."""
 
 
 async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
@@ -74,7 +80,7 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
     session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
 
     async def run() -> None:
-        with dispatcher.held(link_name(instruction.server), ours.fileno(), messages.encode(EndIfAlone())):
+        with dispatcher.hold_during(link_name(instruction.server), ours.fileno(), messages.encode(EndIfAlone())):
             await session.run(dispatcher)
 
     await attend(dispatcher, instruction, session, process, run)

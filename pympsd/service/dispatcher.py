@@ -29,10 +29,9 @@ from pympsd.errors import LimitExceeded
 from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.pacing import COMMAND_SECONDS, Pacing
-from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import may_queue, may_watch
-from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
+from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, lines_to_limit
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine import shares
@@ -98,6 +97,23 @@ class WaitingClient(Protocol):
     def go_without_mps(self, reason: str) -> None: ...
 
 
+class ConnectedOperator(Protocol):
+    """An operator's session (sessions.operator, sessions.driver.tool)."""
+
+    def working(self) -> None: ...
+    def note(self, text: str) -> None: ...
+    def answer(self, answer: Answer) -> None: ...
+    async def drain(self) -> None: ...
+
+
+class Sockets(Protocol):
+    """The sockets of servers and namespaces (namespace_sockets)."""
+
+    def open(self, server: str, namespace: str, uid: int) -> str: ...
+    def close(self, server: str, namespace: str) -> None: ...
+    def look(self) -> None: ...
+
+
 @define
 class Dispatcher:
     """The running daemon: its state and its connected sessions."""
@@ -133,7 +149,7 @@ class Dispatcher:
     save: Callable[[], None] = lambda: None
     """Saves the state for the next daemon."""
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
-    """Returns what rules ask of a process."""
+    """Returns the properties of a process that rules depend on."""
     client_memory: ClientMemory | None = None
     """Where the memory of the driver's clients is read; None: servers report it."""
     tracing: Tracing = field(factory=Tracing)
@@ -149,7 +165,7 @@ class Dispatcher:
         ),
         init=False,
     )
-    """What is kept in memory for all connections."""
+    """The bytes that are kept in memory for all connections."""
     _opened: list[NamespaceOpened] = field(factory=list, init=False)
     """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
@@ -176,14 +192,14 @@ class Dispatcher:
             self.keeper.drop(name)
 
     @contextlib.contextmanager
-    def held(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
+    def hold_during(self, name: str, fd: int, note: bytes = b"") -> Iterator[None]:
         """Let the keeper hold a descriptor during a block, and after it for the next daemon if this one ends."""
         self.hold(name, fd, note)
-        with self.dropped_after(name):
+        with self.drop_after(name):
             yield
 
     @contextlib.contextmanager
-    def dropped_after(self, name: str) -> Iterator[None]:
+    def drop_after(self, name: str) -> Iterator[None]:
         """On leaving the block, release a descriptor that the keeper held before it, unless the daemon ends."""
         is_cancelled = True
         try:
@@ -210,7 +226,7 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
-        uid, _ = limited_lines(event, self.state)
+        uid, _ = lines_to_limit(event, self.state)
         with self.pacing.charge(uid):
             # Not before events of which there are many.
             if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
@@ -224,7 +240,7 @@ class Dispatcher:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
-            # First: the next daemon has to know what is answered or begun below.
+            # First: the next daemon continues from what is answered or begun below.
             self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
@@ -271,7 +287,7 @@ class Dispatcher:
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
-        uid, lines = limited_lines(event, self.state)
+        uid, lines = lines_to_limit(event, self.state)
         logs = (instruction for instruction in instructions if isinstance(instruction, do.Log))
         texts = [" ".join(map(str, log.fields.values())) for log in logs if log.event in lines]
         return frozenset() if not texts or self.may_log(uid, *texts) else lines

@@ -33,11 +33,11 @@ async def spawn_vendor_server(dispatcher: Dispatcher, instruction: SpawnServer) 
         return
     session = VendorServerSession(dispatcher, instruction.server, instruction.uid, process.pid, process.kill)
 
-    async def ended() -> None:
+    async def wait_for_session() -> None:
         """Wait until the server closes its connection, or its process ends before it has one."""
         await wait_first(session.ended.wait, partial(wait_for_end, process.pid))
 
-    await attend(dispatcher, instruction, session, process, ended)
+    await attend(dispatcher, instruction, session, process, wait_for_session)
     session.handoffs.close()
 
 

@@ -1,8 +1,8 @@
 """The listening sockets: accept connections, check and limit them, and run their conversations.
 
-A connection costs descriptors and memory before anybody knows what it is for. So each is counted for its user before
+A connection costs descriptors and memory before its purpose is known. So each is counted for its user before
 its first byte is read, a refusal is an immediate close, and a connection that an earlier daemon accepted, which the
-keeper held, continues here as if nothing had happened.
+keeper held, continues here without a difference for its peer.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Listener:
         return connection_name(self.dispatcher.connections.take(), self.file)
 
     async def _accept_at_the_keeper(self, name: str) -> int | None:
-        """Have the keeper accept a connection; return its descriptor, -1 if there is none, None if it cannot."""
+        """Let the keeper accept a connection; return its descriptor, -1 if there is none, None if it cannot."""
         if self.dispatcher.keeper is None or self._reserve < 0:
             return None
         os.close(os.dup(self._reserve))  # OSError if no descriptor is left for the connection
@@ -137,11 +137,11 @@ class Listener:
         )
 
     def _accept_directly(self, name: str) -> int:
-        """Accept a connection, and have it held."""
+        """Accept a connection, and let the keeper hold it."""
         # trio's accept() lets other tasks run after it, and in that time this daemon may be killed.
         sock, _ = self._plain.accept()
         if self.greeting:
-            # Before it is held: the next daemon has to know that the peer has had it.
+            # Before it is held: the next daemon takes it that a held peer has had the greeting.
             with contextlib.suppress(OSError):
                 sock.send(self.greeting, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         self.dispatcher.hold(name, sock.fileno())
@@ -181,7 +181,7 @@ class Listener:
         uid: int | None = None
         try:
             # Its peer sees no end while the keeper has a copy.
-            with self.dispatcher.dropped_after(entry.name):
+            with self.dispatcher.drop_after(entry.name):
                 peer = self._peer(sock)
                 if peer is not None:
                     uid = peer.uid
@@ -212,7 +212,7 @@ class Listener:
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         weight = DRIVERS_WEIGHT if self.greeting else 1
-        # Without room for a frame it would be closed later, and the work for it until then delays others.
+        # If there is no memory for a frame it would be closed later, and the work until then would delay others.
         reason = self.dispatcher.buffers.problem(peer.uid, BODY_LIMIT) or shares.take(
             self.dispatcher.state, CONNECTIONS, peer.uid, weight
         )

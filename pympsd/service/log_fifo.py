@@ -1,7 +1,7 @@
 """The log FIFO: any user may write to it, so what comes is sanitised, rate-limited and marked Other.
 
-Only the records of the driver's own servers, where the daemon runs them, are lines of theirs. A FIFO does not say
-which process wrote: as with the vendor's daemon, any user can write a record with a server's PID.
+Only the records of the driver's own servers, where the daemon runs them, are lines of theirs. The writer of
+a FIFO is unknown: as with the vendor's daemon, any user can write a record with a server's PID.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LINES_PER_SECOND: Final = 100
 RECORDS_PER_SECOND: Final = 5000
 """The limit of each server and its clients, as of one of ours (sessions.server)."""
 UNKNOWN_PID: Final = 0
-"""A FIFO does not say which process wrote."""
+"""The PID of all writers that are not servers: the writer of a FIFO is unknown."""
 PAUSE: Final = 0.1
 """Seconds for which only writers to the FIFO wait when they write too much. A server may be among them."""
 READ_BYTES: Final = 4 * PIPE_BUF
@@ -109,7 +109,7 @@ class _FifoLog:
 
 
 def _time_of(record: LogRecord) -> float:
-    """Return a record's time; now, if that is far off.
+    """Return a record's time; now, if the two are far apart.
 
     Its local time is one of two in the hour that summer time's end repeats, and any in a forged record.
     """

@@ -1,4 +1,4 @@
-"""Tells each server what clients of the others hold on its devices, when that has changed."""
+"""Report to each server what clients of other servers hold on its devices, when that has changed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PAUSE_SECONDS: Final = 0.25
 
 @define
 class MemorySharing:
-    """What was sent to servers last, by their ids and the ordinals of devices."""
+    """The latest reports, by server id and device ordinal."""
 
     dispatcher: Dispatcher
     _sent: dict[int, dict[int, Elsewhere]] = field(factory=dict, init=False)
 
     async def run(self) -> None:
-        """Tell servers what changes until cancelled."""
+        """Report changes to servers until cancelled."""
         while True:
             await self.dispatcher.changed.wait()
             self.dispatcher.changed = trio.Event()
@@ -46,5 +46,5 @@ class MemorySharing:
                     continue
                 try:
                     session.send(MemoryElsewhere(ordinal, memory.count, memory.groups))
-                except Exception as error:  # what servers and clients say must not end the daemon
+                except Exception as error:  # no message of a server or client may end the daemon
                     self.dispatcher.log.error("daemon_defect", reason=repr(error))

@@ -36,7 +36,7 @@ CONNECTIONS: Final = 16
 REQUEST_SECONDS: Final = 1.0
 """A connection whose request is not complete by then is closed."""
 SECONDS: Final = 5.0
-"""What a connection may take in all."""
+"""The longest time of a connection."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
 """How long a text is cached: any user of the machine may ask as often as they like."""
@@ -75,7 +75,7 @@ def _listen_at(path: str) -> socket.socket:
     try:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise FileExistsError(errno.EEXIST, "it is there, and no socket: remove it, or choose another path")
+                raise FileExistsError(errno.EEXIST, "it is not a socket: remove it, or choose another path")
             if _was_abandoned(path):
                 os.unlink(path)
         sock.bind(path)
@@ -116,7 +116,7 @@ class _Scraper:
     """A connection."""
 
     user: int | None
-    """None or a number that is no user's, of a port."""
+    """The peer's uid; of a port None, or a number that is not a user's."""
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     is_requested: bool = field(default=False, init=False)
     """Its request has been received."""
@@ -174,7 +174,7 @@ class MetricsServer:
         except LimitExceeded as error:
             self.dispatcher.log_closed(user, error)
         finally:
-            with contextlib.suppress(ValueError):  # room was made
+            with contextlib.suppress(ValueError):  # it was closed for another one
                 self._open.remove(scraper)
             peer.socket.close()
 
@@ -191,9 +191,9 @@ class MetricsServer:
         return response if method == b"GET" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
     async def _current(self) -> bytes:
-        """Return the text, made anew if it is old."""
+        """Return the text, which is made again if it is old."""
         if trio.current_time() - self._made_at > FRESH_SECONDS:
-            self._made_at = trio.current_time()  # others meanwhile get the text before
+            self._made_at = trio.current_time()  # until it is made, other scrapers get the text before
             with trio.move_on_after(SECONDS / 2):
                 for server in list(self.dispatcher.servers.values()):
                     await server.refresh()

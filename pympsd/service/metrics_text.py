@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from pympsd.configuration.in_force import compute_hash
 from pympsd.process.version import CUDA_VERSION, VERSION
 from pympsd.state_machine import shares
 from pympsd.state_machine.state.daemon import Count, Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.results import ServerStatus
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -32,13 +33,9 @@ def metrics_text(daemon: Daemon, backend: str) -> str:
 
 
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
-    versions = {
-        "version": VERSION,
-        "cuda_version": CUDA_VERSION,
-        "backend": backend,
-        "protocol": daemon.options.protocol,
-    }
-    yield from _family("pympsd", "info", "The daemon.", [(versions, 1)])
+    versions = {"version": VERSION, "cuda_version": CUDA_VERSION}
+    chosen = {"backend": backend, "protocol": daemon.options.protocol}
+    yield from _family("pympsd", "info", "The daemon.", [({**versions, **chosen}, 1)])
     configuration: dict[str, object] = {"source": daemon.configuration.source, "hash": compute_hash(daemon)}
     yield from _family(
         "pympsd_configuration",
@@ -64,7 +61,7 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
 
 
 def _shares(daemon: Daemon) -> Iterator[str]:
-    """What users may have of the daemon, and have; one who has nothing has no sample."""
+    """Yield the shares of users and their use; a user who has nothing has no sample."""
     resources, users = shares.resources_of(daemon), shares.list_users(daemon)
     yield from _family(
         "pympsd_user_share",
@@ -100,67 +97,60 @@ def _devices(daemon: Daemon) -> Iterator[str]:
         yield from _family(f"pympsd_device_{name}", "gauge", help, list(zip(labels, values, strict=True)))
 
 
+def _by_device(counts: Mapping[int, int]) -> list[Sample]:
+    return [({"device": device}, count) for device, count in sorted(counts.items())]
+
+
+OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Server], list[Sample]]], ...]] = (
+    (
+        "server_status",
+        "stateset",
+        "The status of the server.",
+        lambda server: [({"pympsd_server_status": each}, server.status == each) for each in ServerStatus],
+    ),
+    (
+        "server_active_thread_ratio",
+        "gauge",
+        "The share of the multiprocessors that the next client of the server gets at most.",
+        lambda server: [({}, server.thread_percentage.value / 100)],
+    ),
+    ("server_clients", "gauge", "Client processes of the server.", lambda server: [({}, len(server.clients))]),
+    (
+        "server_contexts",
+        "gauge",
+        "Client contexts of the server on the device.",
+        lambda server: _by_device(
+            Counter(context.device for client in server.clients.values() for context in client.contexts.values())
+        ),
+    ),
+    (
+        "server_launches",
+        "counter",
+        "Kernels that the server has started on the device; the driver's own server does not report it.",
+        lambda server: _by_device(server.launches),
+    ),
+    (
+        "client_memory_bytes",
+        "gauge",
+        "Memory that the client holds on the device; on the driver's own server as NVML reports it.",
+        lambda server: [
+            ({"pid": client.pid, "client": client.id, **device}, count)
+            for client in server.clients.values()
+            for device, count in _by_device(client.memory)
+        ],
+    ),
+)
+"""The families of servers and their clients: name, kind, help, and the samples of a server without its labels."""
+
+
 def _servers(daemon: Daemon) -> Iterator[str]:
     servers = [
         ({"server": server.name, "server_pid": server.pid, "uid": server.uid}, server)
         for server in daemon.running_servers()
     ]
-    yield from _family(
-        "pympsd_server_status",
-        "stateset",
-        "The status of the server.",
-        [
-            ({**of, "pympsd_server_status": status}, server.status == status)
-            for of, server in servers
-            for status in ServerStatus
-        ],
-    )
-    yield from _family(
-        "pympsd_server_active_thread_ratio",
-        "gauge",
-        "The share of the multiprocessors that the next client of the server gets at most.",
-        [(of, server.thread_percentage.value / 100) for of, server in servers],
-    )
-    yield from _family(
-        "pympsd_server_clients",
-        "gauge",
-        "Client processes of the server.",
-        [(of, len(server.clients)) for of, server in servers],
-    )
-    yield from _family(
-        "pympsd_server_contexts",
-        "gauge",
-        "Client contexts of the server on the device.",
-        [
-            sample
-            for of, server in servers
-            for sample in _by_device(
-                of,
-                Counter(context.device for client in server.clients.values() for context in client.contexts.values()),
-            )
-        ],
-    )
-    yield from _family(
-        "pympsd_server_launches",
-        "counter",
-        "Kernels that the server has started on the device; the driver's own server does not report it.",
-        [sample for of, server in servers for sample in _by_device(of, server.launches)],
-    )
-    yield from _family(
-        "pympsd_client_memory_bytes",
-        "gauge",
-        "Memory that the client holds on the device; on the driver's own server as NVML reports it.",
-        [
-            sample
-            for of, server in servers
-            for client in server.clients.values()
-            for sample in _by_device({**of, "pid": client.pid, "client": client.id}, client.memory)
-        ],
-    )
-
-
-def _by_device(of: dict[str, object], counts: Mapping[int, int]) -> list[Sample]:
-    return [({**of, "device": device}, count) for device, count in sorted(counts.items())]
+    for name, kind, help, read in OF_SERVERS:
+        samples = [({**of, **labels}, value) for of, server in servers for labels, value in read(server)]
+        yield from _family(f"pympsd_{name}", kind, help, samples)
 
 
 def _family(name: str, kind: str, help: str, samples: Iterable[Sample]) -> Iterator[str]:

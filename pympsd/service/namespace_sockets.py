@@ -58,7 +58,7 @@ class NamespaceSockets:
     dispatcher: Dispatcher
     left: KeptEntries
     """What an earlier daemon left; it is empty once this one has started."""
-    taken_by_another: Callable[[], bool] = lambda: False
+    is_taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the pipe directory."""
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
     """By server and namespace; the server's own has no namespace."""
@@ -115,13 +115,13 @@ class NamespaceSockets:
     def _look(self) -> None:
         lost = [key for key, entry in self._sockets.items() if not self._is_there(entry)]
         self._next_look = trio.current_time() + PAUSE_SECONDS * len(self._sockets)
-        if lost and not self.taken_by_another():
+        if lost and not self.is_taken_by_another():
             for key in lost:
                 self.dispatcher.feed(NamespaceLost(*key))
 
     def _open(self, entry: _Socket, server: str, namespace: str, uid: int) -> str:
         try:
-            with namespace_directory.opened(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
+            with namespace_directory.open_directory(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
                 if not namespace:
                     self._read_log(server, uid, namespace_directory.open_fifo(folder))
                 listening = self._listening(folder, server, namespace)

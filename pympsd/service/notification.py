@@ -14,7 +14,7 @@ STOPPING = "STOPPING=1"
 
 
 def notify(state: str) -> None:
-    """Send a state to the socket that NOTIFY_SOCKET names. A manager that does not listen is no error."""
+    """Send a state to the socket that NOTIFY_SOCKET names. A manager that does not listen is not an error."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return
@@ -27,12 +27,12 @@ def notify(state: str) -> None:
 
 
 def notify_reloading() -> None:
-    """Say that the logs are opened again; READY follows."""
+    """Report that the logs are opened again; READY follows."""
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 async def run_watchdog() -> None:
-    """Say at half of the interval that the manager set, if it did, that the daemon's tasks run."""
+    """Report that the daemon's tasks run, at half of the interval that the manager set, if there is one."""
     interval = os.environ.get("WATCHDOG_USEC", "")
     if not interval.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return

@@ -1,6 +1,6 @@
 """Pacing of users' connections and commands, so that no user takes all of the daemon's time.
 
-The daemon handles one thing at a time. Two rules keep the others' share of that time free, whatever a user sends:
+The daemon handles one thing at a time. Two rules keep other users' share of that time free, whatever a user sends:
 
 - *Turns.* Between two things that the event loop does for others, at most one connection or command of each user
   begins. Without turns a user with fifty connections would get fifty commands for each one of a user with one.
@@ -27,9 +27,9 @@ USER_RATE: Final = 0.1
 BURST_SECONDS: Final = 2.0
 """Seconds of processor time that a user who sent nothing for a while may take without waiting."""
 COMMAND_SECONDS: Final = 0.0003
-"""Processor time that a command costs besides the state machine's: to receive it, and to send its answer."""
+"""Processor time that a command costs in addition to the state machine's: to receive it, and to send its answer."""
 CONNECTION_SECONDS: Final = 0.0007
-"""Processor time that a connection costs besides the state machine's: its tasks, its hello, its end."""
+"""Processor time that a connection costs in addition to the state machine's: its tasks, its hello, its end."""
 MIN_WAIT_SECONDS: Final = 0.005
 """The least time that a user without credit waits."""
 MAX_IDLE_USERS: Final = 1024
@@ -59,7 +59,7 @@ class Pacing:
     _credits: dict[int, _Credit] = field(default=Factory(dict), init=False)
 
     async def wait(self, uid: int, seconds: float) -> None:
-        """Return when something of a user may begin; ``seconds``: what it costs besides the time that is measured."""
+        """Return when something of a user may begin; ``seconds``: its cost in addition to the measured time."""
         if uid in self.trusted:
             return
         credit = self._credit(uid)

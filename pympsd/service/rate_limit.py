@@ -25,7 +25,7 @@ _SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
 """Log lines that a server's user may cause by removing what is in its directories."""
 
 
-def limited_lines(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
+def lines_to_limit(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
     """Return the user who causes an event, and the log lines of it that are limited."""
     match event:
         case OperatorLine():

@@ -70,7 +70,7 @@ FINAL_ANSWER_SECONDS = 1.0
 
 @frozen
 class DaemonSetup:
-    """What is prepared before the fork. ``metrics``: where scrapers connect."""
+    """Everything that is prepared before the fork. ``metrics``: the socket where scrapers connect."""
 
     settings: Settings
     machine: Machine
@@ -91,7 +91,7 @@ class DaemonSetup:
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     """Run until quit; call ``ready`` when both sockets accept; return the exit status.
 
-    From here on none of HANDLED_SIGNALS ends the process by itself.
+    From here on none of HANDLED_SIGNALS ends the process on its own.
     """
     early = _record_early_signals()
     os.umask(0o022)
@@ -162,7 +162,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
-        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.taken_by_another)
+        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.is_taken_by_another)
         pending = _save_and_take_over(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
@@ -205,12 +205,11 @@ async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.Task
 
 def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
-    is_vendor = setup.settings.backend == "vendor"
     # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
-    kind = socket.SOCK_SEQPACKET if is_vendor else socket.SOCK_STREAM
-    kinds = {files.CONTROL: kind, files.CONTROL_PRIVILEGED: kind}
-    if is_vendor:
-        kinds[files.OWN_CONTROL] = socket.SOCK_STREAM
+    kinds = {
+        file: socket.SOCK_SEQPACKET if protocol is VendorConversation else socket.SOCK_STREAM
+        for file, (protocol, _) in _protocols(setup.settings).items()
+    }
     listening = {
         file: trio.socket.from_stdlib_socket(
             left.take_listener(file, setup.directory.name(file), kind) or setup.directory.listen(file, kind)
@@ -233,29 +232,19 @@ def _fifo(directory: PipeDirectory, left: KeptEntries, keeper: KeeperLink) -> in
 def _listeners(
     dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: KeptEntries
 ) -> Iterator[Listener]:
-    for file, conversation in _conversations(dispatcher).items():
-        yield Listener(
-            dispatcher,
-            file,
-            listening[file],
-            conversation.run,
-            left.take_connections(file),
-            greeting=HELLO if isinstance(conversation, VendorConversation) else b"",
-        )
+    for file, (protocol, accepts_clients) in _protocols(dispatcher.settings).items():
+        conversation = protocol(dispatcher, accepts_clients=accepts_clients)
+        greeting = HELLO if protocol is VendorConversation else b""
+        connections = left.take_connections(file)
+        yield Listener(dispatcher, file, listening[file], conversation.run, connections, greeting)
 
 
-def _conversations(dispatcher: Dispatcher) -> dict[str, Conversation | VendorConversation]:
-    """Return what is spoken on each listening socket."""
-    if dispatcher.settings.backend != "vendor":
-        return {
-            files.CONTROL: Conversation(dispatcher, accepts_clients=True),
-            files.CONTROL_PRIVILEGED: Conversation(dispatcher, accepts_clients=False),
-        }
-    return {
-        files.CONTROL: VendorConversation(dispatcher, accepts_clients=True),
-        files.CONTROL_PRIVILEGED: VendorConversation(dispatcher, accepts_clients=False),
-        files.OWN_CONTROL: Conversation(dispatcher, accepts_clients=False),
-    }
+def _protocols(settings: Settings) -> dict[str, tuple[type[Conversation] | type[VendorConversation], bool]]:
+    """Return the protocol of each listening socket, by its file, and whether clients are accepted there."""
+    if settings.backend != "vendor":
+        return {files.CONTROL: (Conversation, True), files.CONTROL_PRIVILEGED: (Conversation, False)}
+    vendors = {files.CONTROL: (VendorConversation, True), files.CONTROL_PRIVILEGED: (VendorConversation, False)}
+    return {**vendors, files.OWN_CONTROL: (Conversation, False)}
 
 
 def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: KeptEntries) -> list[PendingServer]:
@@ -265,7 +254,7 @@ def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: 
         directory.path,
         lambda: device_keys(dispatcher.state.devices),
         dispatcher.log,
-        directory.taken_by_another,
+        directory.is_taken_by_another,
         dispatcher.settings.backend,
         lambda: os.fsencode(dispatcher.tracing.path).decode(errors="replace"),
         dispatcher.journal.folders.list_made,
@@ -295,7 +284,7 @@ def _dispatcher(
             protocol=setup.protocol,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
             multiuser=setup.multiuser,
-            # In protocol 3 none ends to make room.
+            # In protocol 3 no server ends for another one.
             max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
             terminate_by_reset=setup.terminate_by_reset,
             serves_unmapped=settings.unmapped_users == "nobody",

@@ -15,9 +15,9 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, refusal
 
 STOP_SECONDS: Final = 5.0
-"""The time that a server has to say that its executors write no more."""
+"""Seconds that a server has to report that its executors write no more."""
 NO_DEVICES: Final = (
-    "The trace has servers, clients and waits, but no kernels and copies: the driver's own server tells of none."
+    "The trace has servers, clients and waits, but no kernels and copies: the driver's own server reports none."
 )
 
 
@@ -29,7 +29,7 @@ class TracedServer(Protocol):
         """The server's process."""
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Have its executors write to a trace."""
+        """Let its executors write to a trace."""
 
     async def stop_trace(self) -> None:
         """Return when they write no more."""
@@ -79,7 +79,7 @@ class Tracing:
         return Answer(diagnostic="" if times_devices else NO_DEVICES)
 
     def include(self, server: TracedServer) -> None:
-        """Have a server's executors write to the trace, if there is one that is not being completed."""
+        """Let a server's executors write to the trace, if there is one that is not being completed."""
         if self._trace is not None and not self._is_ending:
             server.start_trace(self._trace)
 
@@ -121,7 +121,7 @@ class Tracing:
         return evolve(answer, diagnostic=f"{note}.")
 
     def end(self) -> Answer:
-        """Complete the trace with what the daemon knows, if there is one; return the answer."""
+        """Complete the trace with what has not ended yet, if there is one; return the answer."""
         if self._trace is None:
             return Answer()
         now = time.monotonic_ns()
@@ -138,7 +138,7 @@ class Tracing:
 
 
 def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int], _State]]:
-    """Yield what lasts now, by kind and client_id; name the tracks."""
+    """Yield what lasts now, by kind and id; name the tracks."""
     own = os.getpid()
     for server in daemon.running_servers():
         trace.name(server.pid, f"server {server.name}")

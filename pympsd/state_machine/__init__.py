@@ -1,1 +1,1 @@
-"""What the daemon decides: events in, instructions out. Pure: no clock, no sockets, no trio."""
+"""The daemon's decisions: events in, instructions out. Sans-I/O: no clock, no sockets, no trio."""

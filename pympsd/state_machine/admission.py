@@ -11,7 +11,7 @@ The idea: whatever happens, `serve_queue` is called at the end, and derives what
 3. if the maximum of servers is reached, servers without clients are asked to end;
 4. the time of servers that somebody waits for is bounded.
 
-So no handler has to know for whom an event makes room, and it is harmless to call `serve_queue` once too often.
+So no handler has to find out who may start after an event, and it is harmless to call `serve_queue` once too often.
 
 A server that is asked to end has time limits: START (it becomes ready), LEAVE (it ends once it has no clients) and
 SILENCE (it reports that clients whose processes have ended are gone). All of them end with force: only in SILENCE
@@ -102,7 +102,7 @@ def _join(
     where = daemon.place_of(target.server, target.namespace)
     yield Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
     failed_starts.has_served(daemon, server)
-    limits = client_limits(daemon, server, event.process.namespace, rule)
+    limits = client_limits(daemon, server, event.process, rule)
     yield grant(daemon, server, event.client, limits)
 
 
@@ -154,7 +154,7 @@ def drop_start_request(daemon: Daemon, server: Server) -> None:
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
-    """Serve the queue: admit clients to their users' servers, start servers, or end others to make room for them."""
+    """Serve the queue: admit clients to their users' servers, start servers, or end others so that they can start."""
     for server in _open_servers(daemon):
         yield from _admit(daemon, server)
     yield from _start_servers(daemon)
@@ -348,12 +348,10 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in daemon.queue.take_admissible(server.name):
         if entry.process is None:
             continue
-        process = entry.process
-        arguments = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
-        limits = client_limits(daemon, server, *arguments)
+        limits = client_limits(daemon, server, entry.process, entry.rule, entry.sm_partition)
         granted = grant(daemon, server, entry.client, limits)
-        if not (entry.joins and _has_client(server, process)):
-            client = server.clients[entry.client] = Client(entry.client, entry.uid, process)
+        if not (entry.joins and _has_client(server, entry.process)):
+            client = server.clients[entry.client] = Client(entry.client, entry.uid, entry.process)
             if limits is not None:
                 client.partitions = {device: chosen.name for device, chosen in limits.partitions.items()}
                 client.groups = limits.groups

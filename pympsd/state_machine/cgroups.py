@@ -18,7 +18,9 @@ from pympsd.vocabulary.limits import MAX_MEMORY, OF_CGROUP, CgroupLimit, CgroupL
 from pympsd.vocabulary.rules import at_or_above
 
 MAX_CGROUPS: Final = 4096
-NO_CGROUPS: Final = "Limits of cgroups are not possible with the driver's own server: it knows single clients."
+NO_CGROUPS: Final = (
+    "Limits of cgroups are not possible with the driver's own server: it has limits of single clients only."
+)
 MOUNT: Final = "/sys/fs/cgroup"
 _OF_PATTERNS: Final = frozenset("*?[")
 
@@ -141,7 +143,7 @@ def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     """Set whether servers log what clients that come later take and return."""
     if on and not daemon.options.has_own_servers:
-        raise NotPossible("A log of allocations is not possible with the driver's own server: it tells of none.")
+        raise NotPossible("A log of allocations is not possible with the driver's own server: it reports none.")
     daemon.process_limits.audits_memory = on
     yield Log("audit_set", {"state": "logged" if on else "not logged"})
 

@@ -227,7 +227,7 @@ def _client_gone(daemon: Daemon, server: Server, event: events.ClientGonePushed)
         cgroups.drop_groups(server, gone)
 
 
-def _terminated(daemon: Daemon, event: events.TerminationAnswered) -> Iterator[Instruction]:
+def _termination_answered(daemon: Daemon, event: events.TerminationAnswered) -> Iterator[Instruction]:
     daemon.lifetime.counts[Count.TERMINATED] += event.code == 0
     return terminations.end_with_answer(daemon, event.server, event.token, event.code)
 
@@ -307,7 +307,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Decision]]] = {
     events.ClientConnected: _connect,
     events.WaitingClientLeft: _leave_queue,
     events.DevicesReported: _devices_reported,
-    events.TerminationAnswered: _terminated,
+    events.TerminationAnswered: _termination_answered,
     events.PredecessorDied: takeover.take_over,
     events.ServerUnknown: shutdown.server_unknown,
     events.NamespaceOpened: sockets.handle_opened,

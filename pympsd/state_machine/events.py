@@ -43,7 +43,7 @@ class OperatorLine(Event):
     process: Origin | None = None
     """The process that the line names, if there is one."""
     cgroups: frozenset[str] | None = None
-    """Those that exist of the cgroups whose limits end with them; None: not checked."""
+    """The existing cgroups among those whose limits end with them; None: not checked."""
 
 
 @frozen
@@ -171,7 +171,7 @@ class TerminationAnswered(Event):
 class ServerExited(Event):
     """A server's process has ended; ``status`` as waitpid gives it: an exit status, or minus a signal.
 
-    None: it was no child of this daemon, so its status is unknown.
+    None: it was not a child of this daemon, so its status is unknown.
     """
 
     server: int

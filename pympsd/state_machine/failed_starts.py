@@ -58,7 +58,7 @@ def handle_death_in_start(daemon: Daemon, server: Server, death: Death) -> Itera
     count = _take_count(daemon, server)
     reason = _reason(server, death)
     if server.start_refusal:
-        yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why")
+        yield from refuse_waiting(daemon, server.name, f"{reason}; see server.log")
         return
     if not daemon.queue.waits_for(server.name):
         return
@@ -82,19 +82,19 @@ def end_trial(daemon: Daemon, server: Server) -> None:
 def has_served(daemon: Daemon, server: Server) -> None:
     """Count a server as working: earlier failures are void."""
     server.verified = daemon.lifetime.backend_works = True
-    clear(daemon, server)
+    daemon.failed_starts.pop(server.name, None)
 
 
 def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
     """Pause before the next try, or give up, after a server ended soon after it was ready, with unserved clients."""
     if server.verified or not server.clients or server.phase not in (Phase.ACTIVE, Phase.FAULT):
-        clear(daemon, server)
+        daemon.failed_starts.pop(server.name, None)
         return
     count = _take_count(daemon, server)
     reason = _reason(server, death, "was ready but before it served anybody")
     if count > len(PAUSES):
         yield from _give_up(daemon, server, count, reason)
-        refusal = f"{reason}; server.log says why; it was tried {count} times; try again in {REFUSED_FOR:g} s"
+        refusal = f"{reason}; see server.log; it was tried {count} times; try again in {REFUSED_FOR:g} s"
         daemon.failed_starts[server.name] = FailedStarts(count, server.id, server.id, refusal)
         yield SetTimer(Timer(TimerKind.RETRY, server.id), REFUSED_FOR)
         return
@@ -137,11 +137,6 @@ def expire_failure(daemon: Daemon, server_id: int) -> None:
             del daemon.failed_starts[name]
 
 
-def clear(daemon: Daemon, server: Server) -> None:
-    """Drop the failures of a server: it has served, or was asked to end."""
-    daemon.failed_starts.pop(server.name, None)
-
-
 def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") -> Iterator[Instruction]:
     """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts."""
     daemon.failed_starts.pop(server, None)
@@ -165,7 +160,7 @@ def _pause(daemon: Daemon, server: Server, failed: FailedStarts, reason: str) ->
 def _give_up(daemon: Daemon, server: Server, count: int, reason: str) -> Iterator[Instruction]:
     where = daemon.place_of(server.name)
     yield Log("server_start_given_up", {"uid": server.uid, "count": count, "reason": reason, **where})
-    yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why; it was tried {count} times")
+    yield from refuse_waiting(daemon, server.name, f"{reason}; see server.log; it was tried {count} times")
 
 
 def _reason(server: Server, death: Death, when: str = "") -> str:

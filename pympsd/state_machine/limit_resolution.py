@@ -1,4 +1,4 @@
-"""Which limits apply: those of a server's later clients, and the device that an operator's word names."""
+"""The limits that apply to a client, and the device that an operator's word names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from pympsd.vocabulary.limit_table import ClientLimits, Limits, in_bytes, percen
 from pympsd.vocabulary.limits import (
     MAX_MEMORY,
     CgroupLimit,
-    CgroupLimits,
     ClientPriority,
     LimitsInForce,
     MemoryGroup,
@@ -34,7 +33,7 @@ from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
 from pympsd.vocabulary.sm_rounding import multiprocessors as sms_of
 from pympsd.vocabulary.variables import MEMORY_LIMITS
 
-_NO_LIMIT: Final = PinnedMemory(MAX_MEMORY)
+_UNLIMITED: Final = PinnedMemory(MAX_MEMORY)
 
 
 class UnknownDevice(InputError, ValueError):
@@ -54,7 +53,7 @@ def limits_update(server: Server) -> UpdateServerLimits:
 def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict[int, PinnedMemory], list[str]]:
     """Read the daemon's own ``0=1G,GPU-...=512MB``; return the limits by ordinal, and a complaint per bad entry.
 
-    Each valid entry counts, whatever the others are; the last one for a device wins.
+    Each valid entry counts, even if another one is invalid; the last one for a device wins.
     """
     limits, bad = memory_limits.read(devices, text, "this daemon")
     complaints = [f"{MEMORY_LIMITS[0]}: {entry.entry!r} is left out: {entry.reason}" for entry in bad]
@@ -62,7 +61,7 @@ def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict
 
 
 def device_named(devices: Sequence[DeviceProperties], word: str) -> int:
-    """Return the ordinal of the device a word names: an ordinal, a UUID or a unique prefix; raise UnknownDevice."""
+    """Return the ordinal of the device that a word names by ordinal, UUID or unique prefix; raise UnknownDevice."""
     ordinal = find_device(devices, word)
     if ordinal is not None:
         return ordinal
@@ -83,29 +82,27 @@ def limits_by_rule(daemon: Daemon, process: ClientProcess, target: Destination) 
 def client_limits(
     daemon: Daemon,
     server: Server,
-    namespace: str,
+    process: ClientProcess,
     rule: Limits | None,
-    cgroups: Sequence[str] = (),
-    kernel_limits: CgroupLimits | None = None,
     sm_partition: str = "",
 ) -> ClientLimits | None:
-    """Return what a server has to know of a client's limits; None: it has those of its server, and no others.
+    """Return the limits of a client, for its server; None: it has those of its server, and no others.
 
-    ``cgroups``, ``kernel_limits`` and ``sm_partition``: as in QueueEntry.
+    ``rule`` and ``sm_partition``: as in QueueEntry.
     """
     bounds = (rule,) if rule is not None else ()
     named = daemon.named_servers.get(server.name)
     if named is None:
         own = evolve(server.limits, client_priority=daemon.defaults.client_priority)
         return ClientLimits(own, bounds) if bounds else None
-    target = named.namespace(namespace)
+    target = named.namespace(process.namespace)
     return ClientLimits(
         target.limits,
         (named.maximum, *bounds),
         named.allowed_devices,
         target.name,
-        choose(daemon, server.name, namespace, sm_partition),
-        _memory_groups(daemon, named, target, cgroups, kernel_limits or {}),
+        choose(daemon, server.name, process.namespace, sm_partition),
+        _memory_groups(daemon, named, target, process),
         daemon.process_limits.audits_memory,
     )
 
@@ -128,23 +125,25 @@ def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForc
 
 
 def _memory_groups(
-    daemon: Daemon, named: NamedServer, namespace: Namespace, cgroups: Sequence[str], kernel_limits: CgroupLimits
+    daemon: Daemon, named: NamedServer, namespace: Namespace, process: ClientProcess
 ) -> dict[int, tuple[MemoryGroup, ...]]:
-    """Return the limits of memory that a client has together with others, by device ordinal: those of its namespace,
-    and of each cgroup that it is in or below, the least of the daemon's own and the kernel's.
+    """Return the limits of memory that a client has together with others, by device ordinal.
+
+    They are those of its namespace, and of each cgroup that it is in or below the lesser of the daemon's own and the
+    kernel's.
     """
     name = f"namespace {named.name}/{namespace.name}"
     totals = in_bytes(namespace.limits.total_memory)
     groups: dict[int, tuple[MemoryGroup, ...]] = {
         ordinal: (MemoryGroup(name, total),) for ordinal, total in totals.items()
     }
-    for path in at_or_above(cgroups):
-        own, kernels = daemon.process_limits.cgroups.get(path, {}), kernel_limits.get(path, {})
+    for path in at_or_above(process.cgroups):
+        own, kernels = daemon.process_limits.cgroups.get(path, {}), process.kernel_limits.get(path, {})
         for ordinal in {**own, **kernels}:
             limit = least(own.get(ordinal, CgroupLimit()), kernels.get(ordinal, CgroupLimit()))
-            # While they do not hold, what clients take is counted all the same: they may hold again.
+            # Memory is counted also while the limits do not hold, because they may hold again.
             holds = limit if daemon.process_limits.accounts_cgroups else CgroupLimit()
-            most, soft = holds.hard or _NO_LIMIT, holds.soft
+            most, soft = holds.hard or _UNLIMITED, holds.soft
             group = MemoryGroup(cgroup_group(path), most.value, 0 if soft is None else soft.value)
             groups[ordinal] = (*groups.get(ordinal, ()), group)
     return groups

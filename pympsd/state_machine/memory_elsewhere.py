@@ -1,4 +1,4 @@
-"""What clients hold in other servers on a device: limits of a device and of cgroups count it, wherever it is held."""
+"""The memory that clients of other servers hold on a device: limits of devices and cgroups count all of it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ process is another matter (`status` combines both)::
 - A command that takes time is answered later: its session is kept with the server or the namespace (``creators``,
   ``deleters``) and answered when the sockets are open, the process is ready, or has ended.
 - A deleted server keeps its name until its process has ended; nothing else is possible with it.
-- Each change that the next daemon has to know increases `NamedServers.changes`, which makes the saved state new.
+- Each change that the next daemon needs increases `NamedServers.changes`, so that the state is saved again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _STATUS = {
 
 
 class NotPossible(InputError, ValueError):
-    """What an operator asks for is not possible; the message is the sentence for the operator."""
+    """An operator's request is not possible; the message is the sentence for the operator."""
 
 
 def server(daemon: Daemon, name: str) -> NamedServer:

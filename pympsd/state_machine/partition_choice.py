@@ -75,7 +75,7 @@ def _find_partition(daemon: Daemon, named: NamedServer, device: int, word: str) 
 
 
 def _owner(daemon: Daemon, entry: str) -> str:
-    """Return, to go on with, which partition has the id that an entry of the variable names; nothing if none has."""
+    """Return the end of a sentence: which partition has the id that an entry of the variable names; may be empty."""
     for named in daemon.named_servers.values():
         for partition in named.partitions:
             device = daemon.devices[partition.device]

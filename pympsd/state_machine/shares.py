@@ -38,7 +38,7 @@ _REMEDIES: Final = {
     NAMESPACES: "delete one of them ('namespace delete <name> --server=<server>')",
     DESCRIPTORS: "delete a server or a namespace",
 }
-"""What a user can do without an administrator."""
+"""The remedies that a user has without an administrator."""
 _MAX_SHOWN: Final = 8
 """Of a user's servers, in a refusal."""
 
@@ -139,10 +139,10 @@ def problem_of_own_server(daemon: Daemon, uid: int) -> str:
     for resource in (SERVERS, DESCRIPTORS):
         more, exempt = _base_cost(daemon, own, resource), is_exempt(daemon, uid)
         most = daemon.usage.shares.total(resource) if exempt else daemon.usage.shares.for_users(resource)
+        text = _total_problem(daemon, resource, more)
         if count_used_together(daemon, resource, exempt=exempt) + more > most:
-            daemon.usage.refusals[uid, resource.name] += 1
-            return f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
-        if text := _total_problem(daemon, resource, more):
+            text = f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
+        if text:
             daemon.usage.refusals[uid, resource.name] += 1
             return text
     return ""
@@ -153,7 +153,7 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
     if is_exempt(daemon, asker):
         return ""
     every = _chunks_of(daemon, device)
-    own, together = _owned_chunks(daemon, device, {asker}), _owned_chunks(daemon, device, _sharing_users(daemon))
+    own, together = _count_chunks(daemon, device, {asker}), _count_chunks(daemon, device, _sharing_users(daemon))
     share, most = daemon.usage.shares.share(SM_CHUNKS), daemon.usage.shares.for_users(SM_CHUNKS)
     what = f"SM chunks of device {daemon.devices[device].uuid}"
     text = ""
@@ -256,7 +256,7 @@ def _chunks_of(daemon: Daemon, device: int) -> int:
     return chunk_count(daemon.devices[device]) + has_remainder(daemon.devices[device])
 
 
-def _owned_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
+def _count_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
     """Return how many chunks of a device are in partitions of users; None: of everybody."""
     servers = (named for named in daemon.named_servers.values() if uids is None or named.uid in uids)
     return sum(
@@ -267,7 +267,7 @@ def _owned_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
 def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:
     """Return the part of the chunks that users have of the device of which they have most, in percent."""
     counts = (
-        (_owned_chunks(daemon, device, uids), _chunks_of(daemon, device)) for device in range(len(daemon.devices))
+        (_count_chunks(daemon, device, uids), _chunks_of(daemon, device)) for device in range(len(daemon.devices))
     )
     return max((own * 100 // every for own, every in counts if own), default=0)
 

@@ -137,7 +137,7 @@ def time_leaving(server: Server) -> Iterator[Instruction]:
 def _time_leaving(server: Server, seconds: float) -> Iterator[Instruction]:
     timer = Timer(TimerKind.LEAVE, server.id)
     if server.leave_timed:
-        # The rest of the earlier timer would end it sooner than promised.
+        # The rest of the earlier timer would end the server too early.
         yield CancelTimer(timer)
     server.leave_timed = True
     yield SetTimer(timer, seconds)

@@ -52,7 +52,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     _take_defaults(daemon, saved)
     if saved.servers:
         daemon.lifetime.backend_works = True
-        # What the servers hold has ids of the earlier daemons.
+        # The servers have clients with ids of the earlier daemons.
         daemon.lifetime.generation = saved.generation + 1
         daemon.lifetime.server_ids = Ids(first_id(daemon.lifetime.generation))
         daemon.terminations.ids = Ids(first_id(daemon.lifetime.generation))

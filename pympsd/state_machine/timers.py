@@ -12,7 +12,7 @@ from attrs import frozen
 
 
 class TimerKind(Enum):
-    """What a timer bounds or delays; its key is the id of a server unless noted."""
+    """The purpose of a timer; its key is the id of a server unless noted."""
 
     START = auto()
     """The time until a server is ready."""

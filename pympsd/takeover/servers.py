@@ -28,9 +28,9 @@ from pympsd.journal.line_format import sanitised
 from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
-from pympsd.service.processes.status import started_at
+from pympsd.service.processes.status import start_time_of
 from pympsd.service.sessions.driver.server import VendorServerSession
-from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
+from pympsd.service.sessions.server import MAX_CONTEXTS, ServerSession
 from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
@@ -96,7 +96,7 @@ class PendingServer:
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
         allowance = dispatcher.buffers.link(self.session.uid)
         try:
-            with dispatcher.dropped_after(link_name(self.session.id)):
+            with dispatcher.drop_after(link_name(self.session.id)):
                 if isinstance(self.session, VendorServerSession):
                     self.resolved.set()
                     await _resume_session(self.session, PacketChannel(sock, allowance))
@@ -155,7 +155,7 @@ class PendingServer:
             return False
         clients = tuple(_check_report(dispatcher, session.uid, client) for client in reports)
         contexts = sum(len(client.contexts) for client in clients)
-        if contexts > MOST_CONTEXTS or len({client.id for client in clients}) < len(clients):
+        if contexts > MAX_CONTEXTS or len({client.id for client in clients}) < len(clients):
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is no server status")
@@ -238,11 +238,11 @@ def _find_server(
     except ProcessLookupError:
         return None
     except OSError as error:
-        if started_at(server.pid) == saved.started.get(server.pid):
+        if start_time_of(server.pid) == saved.started.get(server.pid):
             dispatcher.log.warning("server_left_alone", server=server.pid, reason=descriptors.explain(error))
         return None
     # Checked with the pidfd open: no later process of this PID can be mistaken for it.
-    if process.ended or started_at(server.pid) != saved.started.get(server.pid):
+    if process.ended or start_time_of(server.pid) != saved.started.get(server.pid):
         os.close(process.pidfd)
         return None
     session: ServerSession | VendorServerSession = ServerSession(server.serial, server.uid, server.pid, process.kill)

@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 from pympsd.errors import FileError
 from pympsd.journal.log_folders import MadeFolder
 from pympsd.service.files import remains
-from pympsd.service.processes.status import has_ended, started_at
+from pympsd.service.processes.status import has_ended, start_time_of
 from pympsd.takeover.state.protocol_2 import lost
 from pympsd.takeover.state.records import PersistentState, check
 from pympsd.vocabulary import files
@@ -101,7 +101,7 @@ def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
     """Return what a daemon left, in words, that one of protocol 2 with these defaults could not use."""
     if (saved := _left(folder)) is None:
         return []
-    running = tuple(one for one in saved.remembered.servers if started_at(one.pid) == saved.started.get(one.pid))
+    running = tuple(one for one in saved.remembered.servers if start_time_of(one.pid) == saved.started.get(one.pid))
     return list(lost(evolve(saved.remembered, servers=running), own))
 
 
@@ -229,7 +229,7 @@ def _runs(pid: int, started: int) -> bool:
     except (OSError, OverflowError):
         return False
     try:
-        return pid != os.getpid() and started_at(pid) == started and not has_ended(pidfd, DYING_SECONDS)
+        return pid != os.getpid() and start_time_of(pid) == started and not has_ended(pidfd, DYING_SECONDS)
     finally:
         os.close(pidfd)
 
@@ -253,7 +253,7 @@ class StateFile:
     devices: Callable[[], tuple[str, ...]]
     """Returns what is known of the devices: the driver's server may report them later."""
     log: Any
-    taken_by_another: Callable[[], bool] = lambda: False
+    is_taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the folder."""
     backend: str = ""
     trace: Callable[[], str] = lambda: ""
@@ -283,12 +283,12 @@ class StateFile:
         self._written, self._failed = current, False
 
     def _replace(self, remembered: PersistentState) -> None:
-        if self.taken_by_another():
+        if self.is_taken_by_another():
             raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
         self._started = {
-            server.pid: self._started.get(server.pid) or started_at(server.pid) for server in remembered.servers
+            server.pid: self._started.get(server.pid) or start_time_of(server.pid) for server in remembered.servers
         }
-        writer = os.getpid(), started_at(os.getpid())
+        writer = os.getpid(), start_time_of(os.getpid())
         saved = SavedState(
             FORMAT,
             _boot(),

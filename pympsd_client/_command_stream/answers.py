@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, Final, Protocol
 
-from pympsd.channel.descriptors import FD_BYTES, received, whole
+from pympsd.channel.descriptors import FD_BYTES, descriptors_in, whole
 from pympsd.wire.records import ANSWER, FLAG_POISONED, OPERATIONS
 
 Answer = tuple[int, int, bytes]
@@ -134,7 +134,7 @@ class ReceivedFds:
         message = self._claimed.pop(sequence, None)
         if message is None:
             return None
-        fds, lost = whole(received(message[1]), message[2])
+        fds, lost = whole(descriptors_in(message[1]), message[2])
         return NO_ROOM if lost or not fds else fds[0]
 
     def decline(self) -> list[bytes]:

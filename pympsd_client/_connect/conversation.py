@@ -9,7 +9,7 @@ import socket
 from collections import deque
 from typing import Any, Final
 
-from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
+from pympsd.channel.descriptors import FD_BYTES, close_all, descriptors_in, whole
 from pympsd.errors import DaemonError, RemoteError
 from pympsd.wire import messages
 from pympsd.wire.framing import Frame, FrameReader
@@ -104,4 +104,4 @@ def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
     """Receive bytes and descriptors, close-on-exec because another thread may start an executor."""
     room = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
     data, controls, flags, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
-    return data, *whole(received(controls), flags)
+    return data, *whole(descriptors_in(controls), flags)

@@ -29,7 +29,7 @@ class PhysicalMemory(Protocol):
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The size of the memory in bytes."""
 
     @property
     def is_of_host(self) -> bool:

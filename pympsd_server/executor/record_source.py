@@ -42,7 +42,7 @@ _SPIN_NS: Final = 50_000
 _CLIENT_SPIN_COUNT: Final = 600
 """About 30 us of polling a word from Python."""
 _SPINNING_TAKES_CORES: Final = 4
-"""With fewer, a spinning thread blocks another from running."""
+"""With fewer processors, a spinning thread blocks another from running."""
 
 
 @frozen

@@ -30,7 +30,7 @@ class Workers:
 
     native: bool
     description: str
-    """For server.log: the kind, and why no other; empty for a device whose records only Python executes."""
+    """The kind and the reason for it, for server.log; empty for a device whose records only Python executes."""
 
     @classmethod
     def choose(cls, device: Device) -> Workers:

@@ -335,21 +335,18 @@ class ClientSession:
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     async def _close(self, request: int, context_id: int) -> None:
-        executor = await self._detach(self.server.client_table.context_of(self.client, context_id))
+        detached = self.server.client_table.context_of(self.client, context_id)
+        if (executor := self.containment.executors.executor_of(detached)) is not None:
+            number = self.containment.executors.next_request()
+            # An executor that ends during the request has freed it as well.
+            with suppress(ExecutorError):
+                await executor.free(Detach(number, detached.id))
         # Removed only now: its connections are free when its work has stopped.
         context = self.server.client_table.close_context(self.client, context_id)
         self.server.context_closed(self.client, context)
         if executor is not None:
             await self.containment.executors.end_if_abandoned(executor)
         self.channel.send(messages.ContextClosed(request))
-
-    async def _detach(self, context: Context) -> Executor | None:
-        if (executor := self.containment.executors.executor_of(context)) is not None:
-            number = self.containment.executors.next_request()
-            # An executor that ends during the request has freed it as well.
-            with suppress(ExecutorError):
-                await executor.free(Detach(number, context.id))
-        return executor
 
     async def _free_everything(self) -> None:
         executors = [executor for key in self._streams if (executor := self._find(*key)) is not None]

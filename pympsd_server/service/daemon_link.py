@@ -22,7 +22,7 @@ from pympsd.wire.messages import Versions
 MAX_LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
 MAX_CLIENT_TABLE_BYTES: Final = 4 << 20
-"""The limit beyond which changes of the client table wait: without a daemon nobody reads the link."""
+"""The limit beyond which changes of the client table wait: without a daemon, nothing reads the link."""
 
 
 @frozen

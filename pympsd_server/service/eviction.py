@@ -1,4 +1,4 @@
-"""Ends clients that hold memory above their soft limits, for one that is within its own and lacks memory."""
+"""End clients above their soft memory limits when a client that is within its own limit lacks memory."""
 
 from __future__ import annotations
 

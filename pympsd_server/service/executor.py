@@ -58,7 +58,7 @@ class Executor:
         self.process.kill()
 
     async def free(self, request: executor_messages.Detach | executor_messages.DropClient) -> None:
-        """Have a context or a client freed; keep the number of unfinished contexts; raise ExecutorError."""
+        """Free a context or a client in the executor; keep the number of unfinished contexts; raise ExecutorError."""
         answer, _ = await self.ask(request.request, request)
         self.unfinished = answer.unfinished
 
@@ -97,7 +97,7 @@ class Executor:
         waiting[0].set()
 
     def end(self) -> None:
-        """Fail all pending requests: the executor is gone."""
+        """Fail all pending requests, because the executor has ended."""
         self._ended = True
         for event, _ in self._answers.values():
             event.set()

@@ -1,4 +1,4 @@
-"""terminate_client: stop all contexts of a client process for good, whatever they do; the process lives on."""
+"""terminate_client: stop all contexts of a client process for good, whatever they do; the process keeps running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace that the daemon asks for: every executor writes to it, those too that start later."""
+"""The trace that the daemon requests: all executors write to it, including those that start later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a fatal fault reaches: the devices connected to the faulty one through shared clients, and their clients.
+"""The blast radius of a fatal fault: the devices connected to the faulty one through clients, and all their clients.
 
 Contexts and devices form a graph: a client process connects all devices on which it has contexts. A fault begins in
 one *fault domain* (the contexts of an executor slot, or of one SM partition in it) and spreads along these edges

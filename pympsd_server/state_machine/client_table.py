@@ -31,7 +31,7 @@ class Context:
     partition: str = ""
     """The SM partition that its faults stay in; empty: they reach all of the slot."""
     has_executor: bool = False
-    """The partition has an executor of its own."""
+    """Whether the partition has a separate executor."""
 
     @property
     def fault_domain(self) -> FaultDomain:
@@ -64,7 +64,7 @@ class Client:
     """Whether the memory that it takes and returns is logged."""
     namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
-    """Its SM partitions with executors of their own, by device ordinal."""
+    """The client's SM partitions that have separate executors, by device ordinal."""
 
     def active_contexts(self) -> list[Context]:
         """Return the contexts that were not terminated."""

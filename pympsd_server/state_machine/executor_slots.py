@@ -36,5 +36,5 @@ class FaultDomain:
 
 
 def slot_of(uid: int, device: int, properties: DeviceProperties, partition: str = "") -> ExecutorSlot:
-    """Return the slot of a user's contexts on a device; ``partition``: that which has an executor of its own."""
+    """Return the slot of a user's contexts on a device; ``partition``: one that has a separate executor."""
     return ExecutorSlot(device) if properties.isolates_address_spaces else ExecutorSlot(device, uid, partition)

@@ -61,7 +61,7 @@ def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(ex
     for _ in range(2):  # its clients share the device: the mode binds the server alone
         exclusive.client(first).connect()
     (holder,) = first.servers()
-    assert "server.log says why" in refused(exclusive.client(second))
+    assert "see server.log" in refused(exclusive.client(second))
     reason = failure(second)
     assert "MPS cannot use device 0 (NVIDIA H200, GPU-" in reason
     assert f"EXCLUSIVE_PROCESS and process {holder} uses it" in reason

@@ -96,7 +96,7 @@ def refusal(node: Node) -> list[str]:
     daemon = node.daemon("a")
     client = node.client(daemon)
     assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-    assert client.do("error").endswith("ended with status 1 before it was ready; server.log says why")
+    assert client.do("error").endswith("ended with status 1 before it was ready; see server.log")
     wait_until(lambda: FAILED in daemon.log("server.log")[:-1], "the reason in server.log")
     lines = daemon.log("server.log")
     assert lines[:3] == [

@@ -196,7 +196,7 @@ def test_a_server_that_always_dies_is_given_up_and_all_waiting_clients_get_the_r
         client.begin("init")
     for client in waiting:
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert "libpossible.so is not there; server.log says why" in client.do("error")
+        assert "libpossible.so is not there; see server.log" in client.do("error")
     assert interpreter.tries % 4 == 0, "each client that comes too late for the last try has four of its own"
     assert any(line.startswith("No server could be started for user 0 in 4 tries: ") for line in fragile.log())
     assert fragile.say("get_server_list") == ""
@@ -248,7 +248,7 @@ def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get
     assert fragile.run([], "ps").returncode == 0
     for client in waiting:
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-        assert f"{MOMENTS[moment]}: the library libpossible.so has gone; server.log says why" in client.do("error")
+        assert f"{MOMENTS[moment]}: the library libpossible.so has gone; see server.log" in client.do("error")
     died = f"the MPS server of user 0 ended with status 3 {MOMENTS[moment]}: the library libpossible.so has gone"
     assert pauses(fragile, died)[:3] == ["0.1 s", "0.5 s", "2 s"]
     assert f"No server could be started for user 0 in 4 tries: {died}" in fragile.log()

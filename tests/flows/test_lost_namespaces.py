@@ -65,7 +65,7 @@ def test_a_socket_that_is_removed_keeps_its_directory(daemon: DaemonProcess) -> 
 def test_what_cannot_be_made_anew_has_failed_until_it_can(daemon: DaemonProcess) -> None:
     shutil.rmtree(pipe(daemon, "a"))
     pipe(daemon, "a").write_text("in the way")
-    reason = f"{pipe(daemon, 'a')} is no directory: remove it"
+    reason = f"{pipe(daemon, 'a')} is not a directory: remove it"
     assert ctl(daemon, "server get a status") == "Failed"
     assert f'"reason": "{reason}"' in ctl(daemon, "server list a --format=json")
     assert ctl(daemon, "config status", 1).endswith(" pending=0 failed=3")

@@ -273,7 +273,7 @@ def test_a_file_at_the_address_stays(make_daemon: Callable[..., DaemonProcess], 
     file.write_text("mine")
     done = make_daemon().start("-d", "--metrics", str(file))
     assert done.returncode == 1
-    assert done.stderr == f"--metrics {file}: it is there, and no socket: remove it, or choose another path\n"
+    assert done.stderr == f"--metrics {file}: it is not a socket: remove it, or choose another path\n"
     assert file.read_text() == "mine"
 
 

@@ -15,7 +15,7 @@ import pytest
 from attrs import define, field
 from processes import SECONDS, alive, children_of, suspend, wait_until
 
-from pympsd.channel.descriptors import close_all, received
+from pympsd.channel.descriptors import close_all, descriptors_in
 from pympsd.channel.message_channel import CONTINUED, PACKET_BYTES
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import LimitsInForce
@@ -46,8 +46,8 @@ class Peer:
             data, controls, _, _ = self.socket.recvmsg(1 << 16, 1024)
             if not data:
                 return None
-            close_all(received(controls))
-            self._messages += [messages.decode(frame) for frame in self._reader.feed(data, received(controls))]
+            close_all(descriptors_in(controls))
+            self._messages += [messages.decode(frame) for frame in self._reader.feed(data, descriptors_in(controls))]
         return self._messages.pop(0)
 
     def expect(self, kind: type) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.devices.machine import describe
-from pympsd.service.files.cgroups import MOST_LEVELS, has_dmem, kernel_limits
+from pympsd.service.files.cgroups import MAX_LEVELS, has_dmem, kernel_limits
 from pympsd.vocabulary.limits import CgroupLimit, PinnedMemory
 
 DEVICES = describe("2xH200")
@@ -64,10 +64,10 @@ def test_a_cgroup_outside_of_the_namespace_is_not_looked_for(tmp_path: Path, pat
 def test_the_depth_is_bounded(tmp_path: Path) -> None:
     """Users make cgroups as deep as they like, and each with a limit is sent to the server."""
     path = ""
-    for depth in range(MOST_LEVELS + 2):
+    for depth in range(MAX_LEVELS + 2):
         path += "/a"
         write(tmp_path, path, max=1000 - depth)
-    assert len(kernel_limits(DEVICES, path, tmp_path)) == MOST_LEVELS
+    assert len(kernel_limits(DEVICES, path, tmp_path)) == MAX_LEVELS
 
 
 def test_a_name_that_is_no_utf_8_is_read(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ async def test_what_is_held_during_a_block(
             socket.socket() as sock,
             trio.CancelScope() as scope,
             contextlib.suppress(KeyError),
-            daemon.dispatcher.held("some name", sock.fileno(), b"its note"),
+            daemon.dispatcher.hold_during("some name", sock.fileno(), b"its note"),
         ):
             if end == "by an exception":
                 raise KeyError
@@ -353,7 +353,7 @@ async def test_what_is_held_during_a_block(
 
 @bounded
 async def test_without_a_keeper_nothing_is_held(daemon: RunningDaemon) -> None:
-    with daemon.dispatcher.held("some name", -1):
+    with daemon.dispatcher.hold_during("some name", -1):
         pass
 
 

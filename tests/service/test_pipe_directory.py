@@ -73,7 +73,7 @@ def test_the_state_file_stays_only_for_a_daemon_that_takes_over(tmp_path: Path, 
 def test_a_directory_taken_by_another_daemon_is_not_changed(tmp_path: Path, removed: str) -> None:
     first = PipeDirectory.claim(str(tmp_path / "pipe"))
     _populate(first, os.getpid())
-    assert not first.taken_by_another()
+    assert not first.is_taken_by_another()
     if removed == "the directory":
         shutil.rmtree(first.path)
     else:
@@ -84,7 +84,7 @@ def test_a_directory_taken_by_another_daemon_is_not_changed(tmp_path: Path, remo
         os.unlink(second.name(files.LOCK))
     there = set(os.listdir(first.path))
     assert {files.PID, files.LOG_FIFO, files.STATE} < there
-    assert first.taken_by_another()
+    assert first.is_taken_by_another()
     first.release()
     assert set(os.listdir(first.path)) == there
     second.release(handed_over=True)
@@ -102,7 +102,7 @@ def test_a_daemon_that_only_lost_its_lock_file_cleans_up(tmp_path: Path, pid_fil
         pid_path.touch()
     elif pid_file == "is a fifo":
         os.mkfifo(pid_path)
-    assert not directory.taken_by_another()
+    assert not directory.is_taken_by_another()
     directory.release()
     assert os.listdir(tmp_path) == ([files.PID] if pid_file == "is a fifo" else [])
 
@@ -366,7 +366,7 @@ def test_a_lock_that_a_stranger_holds_is_replaced(tmp_path: Path, hold: Callable
     directory = PipeDirectory.claim(str(tmp_path))
     with pytest.raises(AlreadyRunning):
         PipeDirectory.claim(str(tmp_path))
-    assert not directory.taken_by_another()
+    assert not directory.is_taken_by_another()
     assert _mode(tmp_path / files.LOCK) == 0o666
     directory.release()
 

@@ -15,7 +15,7 @@ import trio.testing
 from attrs import frozen
 from processes import alive, wait_until
 
-from pympsd.service.processes.status import process_end, started_at
+from pympsd.service.processes.status import process_end, start_time_of
 from pympsd.takeover.processes import kill_session
 
 LEADER = """
@@ -45,7 +45,7 @@ def left(request: pytest.FixtureRequest) -> Iterator[Left]:
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as leader:
         assert leader.stdout is not None
         member = int(leader.stdout.readline())
-        started = started_at(leader.pid)
+        started = start_time_of(leader.pid)
         os.kill(member, signal.SIGSTOP)
         leader.kill()
         leader.wait()
@@ -70,7 +70,7 @@ def test_no_process_is_killed_if_the_session_id_is_in_use_again() -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as leader:
         assert leader.stdout is not None
         member = int(leader.stdout.readline())
-        assert kill_session(leader.pid, os.getuid(), started_at(leader.pid) - 1) == []
+        assert kill_session(leader.pid, os.getuid(), start_time_of(leader.pid) - 1) == []
         assert alive(member)
         os.killpg(leader.pid, signal.SIGKILL)
 

@@ -17,7 +17,7 @@ import pytest
 from attrs import define, evolve, field
 
 from pympsd.devices.machine import describe
-from pympsd.service.processes.status import started_at
+from pympsd.service.processes.status import start_time_of
 from pympsd.takeover import state_file
 from pympsd.takeover.state.records import EMPTY_STATE, PersistentNamespace, PersistentServer, PersistentState
 from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
@@ -60,8 +60,8 @@ def test_the_saved_state_is_read_back(saved: StateFile) -> None:
     assert found is not None
     assert found.remembered == KNOWN
     assert found.devices == DEVICES
-    assert found.started == {os.getpid(): started_at(os.getpid())}
-    assert started_at(os.getpid()) > 0
+    assert found.started == {os.getpid(): start_time_of(os.getpid())}
+    assert start_time_of(os.getpid()) > 0
 
 
 def test_only_the_owner_may_read_it(saved: StateFile) -> None:
@@ -202,7 +202,7 @@ def test_an_impossible_state_is_none_that_protocol_2_could_lose(saved: StateFile
 def test_while_its_writer_runs_it_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_file, "DYING_SECONDS", 0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as writer:
-        written = [writer.pid, started_at(writer.pid)]
+        written = [writer.pid, start_time_of(writer.pid)]
         _edit(Path(saved.folder) / files.STATE, lambda state: state.update(writer=written))
         with pytest.raises(StateRefused, match=f"process {writer.pid}, still runs"):
             read(saved.folder)
@@ -226,7 +226,7 @@ def test_a_file_of_an_earlier_version_has_no_writer(saved: StateFile) -> None:
 def test_a_process_that_is_gone_has_no_start_time() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    assert started_at(process.pid) == -1
+    assert start_time_of(process.pid) == -1
 
 
 OLD_SERVER = {

@@ -93,7 +93,7 @@ def test_a_start_with_a_stated_cause_is_not_repeated(story: Story) -> None:
     assert isinstance(refusal, RefuseClient)
     assert refusal.reason == (
         "the MPS server of user 500 cannot start: device 0 is in use; it ended with status 1 before it was ready; "
-        "server.log says why"
+        "see server.log"
     )
 
 
@@ -183,7 +183,7 @@ def test_a_server_that_ends_with_its_first_client_is_tried_four_times(story: Sto
     assert (refusal.client, refusal.code) == (5, Result.ERROR_MPS_CONNECTION_FAILED)
     assert refusal.reason == (
         "the MPS server of user 500 ended with status -11 after it was ready but before it served anybody: "
-        "Segmentation fault; server.log says why; it was tried 4 times; try again in 5 s"
+        "Segmentation fault; see server.log; it was tried 4 times; try again in 5 s"
     )
 
 

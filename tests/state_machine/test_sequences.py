@@ -281,7 +281,7 @@ def test_a_server_that_cannot_start_refuses_its_user(story: Story) -> None:
     assert story.feed(events.StartRefused(1, "device 0 is in use")) == []
     (refusal,) = story.feed(events.ServerExited(1, 1))
     assert isinstance(refusal, RefuseClient)
-    assert "ended with status 1 before it was ready; server.log says why" in refusal.reason
+    assert "ended with status 1 before it was ready; see server.log" in refusal.reason
     assert story.take_log()[-1] == "Server 847 exited with status 1"
     assert story.connects(2, 500) == [SpawnServer(2, 500, Peer(102, 500, 500, (500,)))]
 

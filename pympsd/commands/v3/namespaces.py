@@ -143,6 +143,6 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
         {
             "clients_only": namespace.clients_only,
             "reason": namespace.unopened or None,
-            **{row.key: view.limit_cell(daemon, server, row, namespace.limits).value for row in OWN},
+            **view.limit_values(daemon, server, OWN, namespace.limits),
         },
     )

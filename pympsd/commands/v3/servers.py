@@ -162,7 +162,7 @@ def _row(daemon: Daemon, owner: NamedServer) -> Row:
     extra = {
         "default_limits": default
         and {row.name: view.limit_cell(daemon, owner, row, default.limits).value for row in VENDORS},
-        **{f"max_{row.key}": view.limit_cell(daemon, owner, row, owner.maximum).value for row in WITH_MAXIMUM},
+        **view.limit_values(daemon, owner, WITH_MAXIMUM, owner.maximum, "max_"),
         "contain": CONTAINMENTS[owner.contains_partitions],
         "clients": len(present),
         "reason": owner.unreachable or owner.failed or None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pympsd.commands.grammar.privileges import namespace_of
@@ -49,6 +49,14 @@ def limit_cell(daemon: Daemon, server: NamedServer, row: LimitRow, limits: Limit
     if row.is_by_device and not row.is_for_all and not indices:
         return Shown(ABSENT, None)
     return Shown(row.text(limits, indices), row.json(limits, indices))
+
+
+def limit_values(
+    daemon: Daemon, server: NamedServer, rows: Iterable[LimitRow], limits: Limits, prefix: str = ""
+) -> dict[str, Any]:
+    """Return limits as JSON has them, in the order of their keys; ``prefix``: that of the keys."""
+    ordered = sorted(rows, key=lambda row: row.key)
+    return {f"{prefix}{row.key}": limit_cell(daemon, server, row, limits).value for row in ordered}
 
 
 def limits_given(

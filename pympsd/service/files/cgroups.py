@@ -13,7 +13,7 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.rules import at_or_above
 
-MOST_LEVELS: Final = 32
+MAX_LEVELS: Final = 32
 """Below this depth no files are read: a user can make many cgroups in one of its own, and the limits of each would be
 sent to a server. Those above bound them."""
 _ROOT: Final = Path(MOUNT)
@@ -27,7 +27,7 @@ def has_dmem(root: Path = _ROOT) -> bool:
 def kernel_limits(devices: Sequence[DeviceProperties], cgroup: str, root: Path = _ROOT) -> CgroupLimits:
     """Return the limits that the kernel has for a cgroup and those above, by ordinal of ``devices``."""
     # The kernel writes .. for what is outside of this process's cgroup namespace. The root has no limits.
-    paths = [] if ".." in cgroup.split("/") else at_or_above([cgroup])[1 : MOST_LEVELS + 1]
+    paths = [] if ".." in cgroup.split("/") else at_or_above([cgroup])[1 : MAX_LEVELS + 1]
     folders = ((path, root / path.removeprefix("/")) for path in paths)
     return limits_in(
         devices,

@@ -1,4 +1,4 @@
-"""The directory of a server or a namespace: made, or used again as it is, for containers may have mounted it.
+"""The directory of a server or a namespace: made, or used again as it is, because containers may have mounted it.
 
 It belongs to the server's user, who can put anything there: nothing is reached through a link, or changed by name.
 """
@@ -22,18 +22,18 @@ FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Foreign(FileError, OSError):
-    """What is there belongs to another user, or is no directory; the message says so."""
+    """A file or directory belongs to another user, or is not a directory; the message contains the reason."""
 
 
 @contextlib.contextmanager
-def opened(top: str, server: str, namespace: str, uid: int) -> Iterator[int]:
+def open_directory(top: str, server: str, namespace: str, uid: int) -> Iterator[int]:
     """Make what is missing of a directory; yield a descriptor of it. Raise OSError."""
     with contextlib.ExitStack() as stack:
         fd = _closing(stack, os.open(top, FLAGS & ~os.O_NOFOLLOW))
         path = top
         for name in filter(None, (server, namespace)):
             path = os.path.join(path, name)
-            fd = _closing(stack, _entered(fd, name, path, uid))
+            fd = _closing(stack, _enter(fd, name, path, uid))
         yield fd
 
 
@@ -78,7 +78,7 @@ def open_fifo(folder: int) -> int:
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
-    raise Foreign("its log is no FIFO")
+    raise Foreign("its log is not a FIFO")
 
 
 def remove(folder: int, file: str) -> None:
@@ -94,7 +94,7 @@ def _check_remains(folder: int, file: str) -> None:
         raise Foreign(f"{os.readlink(f'/proc/self/fd/{folder}')}/{file} {error.strerror}") from None
 
 
-def _entered(parent: int, name: str, path: str, uid: int) -> int:
+def _enter(parent: int, name: str, path: str, uid: int) -> int:
     """Return a descriptor of a directory that is made if it is missing."""
     is_new = True
     try:
@@ -104,7 +104,7 @@ def _entered(parent: int, name: str, path: str, uid: int) -> int:
     try:
         fd = os.open(name, FLAGS, dir_fd=parent)
     except NotADirectoryError:
-        raise Foreign(f"{path} is no directory: remove it") from None
+        raise Foreign(f"{path} is not a directory: remove it") from None
     try:
         owner = os.fstat(fd).st_uid
         # Users choose the names of servers: what is there already does not become theirs.

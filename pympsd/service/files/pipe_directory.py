@@ -41,7 +41,7 @@ LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Unusable(StartError):
-    """The directory cannot hold a daemon; the message says why and what to do."""
+    """The directory cannot hold a daemon; the message contains the reason and a remedy."""
 
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(reason)
@@ -82,7 +82,7 @@ class PipeDirectory:
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
             for name in files.OF_THE_DAEMON:
-                # One that this user may not read is another user's, whose daemon may run: the lock tells.
+                # One that this user may not read is another user's, whose daemon may run: the lock decides.
                 with contextlib.suppress(PermissionError):
                     remains.check(os.path.join(path, name))
             lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
@@ -101,7 +101,7 @@ class PipeDirectory:
             holding = holders(file)
             if not are_foreign(holding, os.path.join(path, files.CONTROL)):
                 raise AlreadyRunning(_who_runs(path, holding)) from None
-            lock = _replaced_lock(given, file, holding[0])
+            lock = _replace_lock(given, file, holding[0])
         try:
             _check_listeners(given, path)
         except Unusable:
@@ -158,17 +158,17 @@ class PipeDirectory:
             except OSError as error:
                 raise Unusable(self.given, f"{path}: {error.strerror}; remove it") from None
         else:
-            # One that cannot be removed has programs refused that would run without MPS: no limit is lost.
+            # If it stays, programs are refused that would run without MPS: no limit is lost.
             with contextlib.suppress(OSError):
                 remains.remove(path)
 
     def remove(self, file: str) -> None:
         """Remove one of the directory's files if a daemon made it, unless another daemon has taken the directory."""
-        if not self.taken_by_another():
+        if not self.is_taken_by_another():
             with contextlib.suppress(remains.NotOfADaemon):
                 remains.remove(self.name(file))
 
-    def taken_by_another(self) -> bool:
+    def is_taken_by_another(self) -> bool:
         """Return whether another daemon has taken the directory, after it or its lock file was removed."""
         try:
             present, own = os.stat(self.name(files.LOCK)), os.fstat(self._lock)
@@ -182,7 +182,7 @@ class PipeDirectory:
         ``handed_over``: leave the state file for the next daemon. Change nothing if another daemon has taken the
         directory.
         """
-        if not self.taken_by_another():
+        if not self.is_taken_by_another():
             for file in (files.PID, files.LOG_FIFO, files.NEW_STATE, *(() if handed_over else (files.STATE,))):
                 with contextlib.suppress(remains.NotOfADaemon):
                     remains.remove(self.name(file))
@@ -237,14 +237,14 @@ def _check_listeners(given: str, path: str) -> None:
             )
 
 
-def _replaced_lock(given: str, file: str, holder: Holder) -> int:
-    """Return a new lock, taken, in the place of one that a process holds that is no daemon."""
+def _replace_lock(given: str, file: str, holder: Holder) -> int:
+    """Take a new lock in the place of one that a process which is not a daemon holds, and return it."""
     try:
         os.unlink(file)
         lock = os.open(file, LOCK_FLAGS | os.O_EXCL, MODES[files.LOCK])
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        reason = f"{holder}, which is no daemon, holds {file}, and that cannot be replaced: {error.strerror}"
+        reason = f"{holder}, which is not a daemon, holds {file}, and that cannot be replaced: {error.strerror}"
         raise Unusable(given, f"{reason}; end the process, or choose another directory") from None
     return lock
 

@@ -40,7 +40,7 @@ _KINDS: Final = {
 
 
 class NotOfADaemon(FileError, FileExistsError):
-    """A file that no daemon made has the name of one of its files; ``strerror`` says what it is and what to do."""
+    """A file that no daemon made has the name of one of its files; ``strerror`` contains what it is and a remedy."""
 
     def __init__(self, kind: str, expected: str, path: str) -> None:
         super().__init__(errno.EEXIST, f"is {kind}, not a daemon's {expected}: move it away", path)
@@ -100,7 +100,7 @@ def _has_content(path: str, folder: int | None, is_expected: Callable[[bytes], b
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, flags, dir_fd=folder)
-    except FileNotFoundError:  # removed meanwhile
+    except FileNotFoundError:  # removed since
         return True
     try:
         status = os.fstat(fd)

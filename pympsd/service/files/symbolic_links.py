@@ -14,7 +14,7 @@ MAX_LINKS: Final = 40
 
 
 class UntrustedLink(FileError, OSError):
-    """A part of a path, ``filename``, is a link that another user made or can replace, as ``strerror`` says."""
+    """A part of a path, ``filename``, is a link that another user made or can replace, as ``strerror`` states."""
 
     def __init__(self, link: str, whose: str) -> None:
         reason = f"it is a symbolic link to {os.readlink(link)} that {whose}: name the directory itself"

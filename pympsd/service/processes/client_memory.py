@@ -1,6 +1,6 @@
 """The device memory of the clients of the driver's server, as NVML reports it to a child process.
 
-The child (pympsd_server/backends/cuda/driver/client_memory.py) is started for the first request and ends by itself
+The child (pympsd_server/backends/cuda/driver/client_memory.py) is started for the first request and ends
 after some seconds without one. A library of the driver may hang: a child that does not answer in time is killed, and
 for RETRY_SECONDS no other one is started. Memory that is not known is shown so; no query waits longer for it.
 """
@@ -39,7 +39,7 @@ Memory = dict[str, dict[int, int]]
 
 
 class NotKnown(ProcessError):
-    """The memory of clients cannot be read; the message says why."""
+    """The memory of clients cannot be read; the message contains the reason."""
 
 
 @define

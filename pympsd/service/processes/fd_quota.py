@@ -14,7 +14,7 @@ from pympsd.channel.descriptors import close_all
 MINIMUM: Final = 16
 """Granted however low the limit is."""
 SPARE: Final = 32
-"""What a daemon needs to open besides what an earlier one left."""
+"""Descriptors that a daemon needs in addition to those that an earlier one left."""
 UNLIMITED: Final = 1 << 20
 """Assumed where RLIMIT_NOFILE sets no limit."""
 USER_DIVISOR: Final = 32
@@ -87,9 +87,7 @@ def may_watch(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int
 def _counts(
     server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int], count: Callable[[Holder], int]
 ) -> tuple[int, int]:
-    """Return what a server's user has, and what all others have together; of an exempt user's, the others do not
-    count.
-    """
+    """Return what a server's user has, and what all other users have together: nothing if the user is exempt."""
     by_user: Counter[int] = Counter()
     for holder in servers:
         by_user[holder.uid] += count(holder)

@@ -30,7 +30,7 @@ class Denied(FileError):
 
 @frozen
 class OwnIdentity:
-    """What a process is, and what its user namespace and its capabilities let it become."""
+    """The identity of a process, and what its user namespace and its capabilities allow it to become."""
 
     uid: int
     gid: int

@@ -81,7 +81,7 @@ def send_credentials(sock: AnySocket, peer: Peer) -> None:
             with contextlib.suppress(OSError):  # denied, or no such user or process here
                 plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 return
-        # Without a number for anybody nothing can be shown; the peer need not wait to learn that.
+        # Without a number for anybody nothing can be shown; the peer need not wait for that.
         with contextlib.suppress(OSError):
             plain.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     finally:
@@ -142,16 +142,11 @@ def with_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
 
     The kernel's also works for a process in another PID namespace, which has no PID here.
     """
-    try:
+    with contextlib.suppress(OSError):
         return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
-    except OSError:
-        pass
-    if peer.pid <= 0:
-        return KnownPeer(peer, -1)
-    try:
+    with contextlib.suppress(OSError):  # EINVAL for a peer without a PID here
         return KnownPeer(peer, os.pidfd_open(peer.pid))
-    except OSError:
-        return KnownPeer(peer, -1)
+    return KnownPeer(peer, -1)
 
 
 def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
@@ -235,7 +230,7 @@ def container_pid_of(pid: int) -> int:
 
 
 def command_of_hidden(known: KnownPeer) -> str:
-    """Return what ps shows for the command of a process without a PID here: what the kernel tells of it.
+    """Return what ps shows for the command of a process without a PID here: what the kernel reports of it.
 
     Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
     """

@@ -36,7 +36,7 @@ def status_numbers(status: bytes, name: bytes) -> tuple[int, ...]:
     return tuple(map(int, status.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()))
 
 
-def started_at(pid: int) -> int:
+def start_time_of(pid: int) -> int:
     """Return a process's start time in clock ticks since boot; -1 if it does not exist."""
     fields = stat(pid)
     return int(fields[STARTED]) if len(fields) > STARTED else -1
@@ -53,7 +53,7 @@ async def process_end(pidfd: int) -> None:
     """Wait for a process's end; OSError if the system can watch no more descriptors (epoll(7)).
 
     A wait may return for another file that had the same number: while the keeper has a copy of a descriptor that was
-    closed here, epoll goes on watching it under that number.
+    closed here, epoll continues to watch it under that number.
     """
     while not has_ended(pidfd):
         await trio.lowlevel.wait_readable(pidfd)
@@ -66,7 +66,7 @@ def is_child(pid: int) -> bool:
 
 
 def is_asleep(pid: int) -> bool:
-    """Return whether no thread of a process runs, is about to, waits for a disk or is stopped; False if unknown."""
+    """Return whether no thread of a process runs, will soon, waits for a disk or is stopped; False if unknown."""
     try:
         threads = [stat_of(f"{pid}/task/{thread}") for thread in os.listdir(f"/proc/{pid}/task")]
     except OSError:

@@ -65,7 +65,7 @@ class ClientSession(Waiting):
         await self.queue(dispatcher, self, connected, self._hung_up)
 
     def _inspect(self, state: Daemon) -> ClientProcess:
-        """Return what the daemon needs to know of the process."""
+        """Return the record of the client's process."""
         origin = origin_of(self.known) if state.needs_origins else None
         cgroups = (origin.cgroups if origin is not None else None) or ()
         has_kernel_limits = cgroups and state.options.policy.has_named_servers and has_dmem()
@@ -96,7 +96,7 @@ class ClientSession(Waiting):
             server.admit(*identity, limits, (theirs.detach(), *pidfds))
             self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours.detach(),))
         self.server = server
-        self.settled.set()
+        self.resolved.set()
 
     def refuse(self, code: int, reason: str) -> None:
         """Refuse the client, with a CUresult number and a reason."""
@@ -108,7 +108,7 @@ class ClientSession(Waiting):
 
     def _dismiss(self, message: Refused | GoWithoutMps) -> None:
         self.channel.send(message)
-        self.settled.set()
+        self.resolved.set()
 
     async def _hung_up(self) -> None:
         # A waiting client has nothing to send: an end of file, or any data, ends the wait.

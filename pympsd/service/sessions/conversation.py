@@ -74,7 +74,7 @@ class Conversation:
     async def _receive_hello(
         self, name: str, channel: MessageChannel, sock: trio.socket.SocketType
     ) -> tuple[bytes, Frame | None]:
-        """Return what the keeper was told of the first frame, and the frame; None if there is none."""
+        """Return the note of the first frame that the keeper has, and the frame; None if there is none."""
         await trio.lowlevel.wait_readable(sock)
         return self._note_hello(name, sock), await channel.receive()
 
@@ -88,12 +88,12 @@ class Conversation:
             self.dispatcher.log_refused(peer, reason)
 
     def _note_hello(self, name: str, sock: trio.socket.SocketType) -> bytes:
-        """Have a client's hello noted while it is in the socket still: if the daemon is killed it is lost nowhere.
+        """Note a client's hello at the keeper while it still is in the socket: a daemon that is killed loses none.
 
         Return the hello; nothing if it is not a client's, or not complete.
         """
         try:
-            frame = next(FrameReader().feed(_received(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
+            frame = next(FrameReader().feed(_receive_now(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
         except RemoteError:
             return b""  # the receive that follows takes it from the socket, and raises
         if frame is None or frame.kind < frames.FIRST_MESSAGE_KIND:
@@ -143,7 +143,7 @@ class Conversation:
             known.close()
 
 
-def _received(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
+def _receive_now(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
     """Return what there is to receive, without a checkpoint of trio."""
     plain = socket.socket(fileno=sock.fileno())
     try:
@@ -156,5 +156,5 @@ def _received(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
 
 def _discard(sock: trio.socket.SocketType, hello: bytes) -> None:
     """Take a hello that was noted from the socket, if the earlier daemon had no time to do so."""
-    if _received(sock, len(hello), socket.MSG_PEEK) == hello:
-        _received(sock, len(hello))
+    if _receive_now(sock, len(hello), socket.MSG_PEEK) == hello:
+        _receive_now(sock, len(hello))

@@ -32,7 +32,7 @@ class OperatorSession:
     _answered: trio.Event = field(factory=trio.Event, init=False)
 
     def working(self) -> None:
-        """Say that the command takes its time."""
+        """Report that the command takes some time."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_WORKING))
 
     def note(self, text: str) -> None:
@@ -40,7 +40,7 @@ class OperatorSession:
         self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{text}\n")))
 
     def answer(self, answer: Answer) -> None:
-        """Send the whole answer: stdout, stderr, and whether the command was refused."""
+        """Send the answer: stdout, stderr, and whether the command was refused."""
         parts = _text_frames(frames.OPERATOR_STDOUT, answer.printed)
         if answer.diagnostic:
             # It may quote the command, whose bytes are returned unchanged.
@@ -52,7 +52,7 @@ class OperatorSession:
         self._answered.set()
 
     def send_protocol(self, protocol: int) -> None:
-        """Say which protocol the daemon has."""
+        """Send which protocol the daemon has."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_PROTOCOL, str(protocol).encode()))
 
     async def drain(self) -> None:
@@ -99,7 +99,7 @@ class RefusedOperator:
     """The server whose socket it came by; empty: the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Say where commands are taken, and refuse each line."""
+        """Send where commands are taken, and refuse each line."""
         dispatcher.log_refused_operator(self.peer)
         # Before the first line: an operator that asks for the protocol gets this instead.
         self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{clients_only(self.server)}\n")))

@@ -1,4 +1,4 @@
-"""What rules ask of a process, read from /proc."""
+"""The properties of a process that rules depend on, read from /proc."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _DELETED = " (deleted)"
 
 
 def origin_of(known: KnownPeer) -> Origin:
-    """Return what is known of a client's process; a user of another user namespace is none that a rule names."""
+    """Return what is known of a client's process; a user of another user namespace is not one that a rule names."""
     peer = known.peer
     groups = () if peer.foreign else tuple(dict.fromkeys((peer.gid, *peer.groups)))
-    return Origin(peer.operator, groups, *_seen(peer.pid, known.pidfd))
+    return Origin(peer.operator, groups, *_read_process(peer.pid, known.pidfd))
 
 
 def origin_of_pid(pid: int) -> Origin | None:
@@ -34,7 +34,7 @@ def origin_of_pid(pid: int) -> Origin | None:
     except OSError:
         return None
     try:
-        return Origin(uid, groups, *_seen(pid, pidfd))
+        return Origin(uid, groups, *_read_process(pid, pidfd))
     finally:
         os.close(pidfd)
 
@@ -47,7 +47,7 @@ def cgroups_in(text: bytes) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reversed(paths)))[::-1]
 
 
-def _seen(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | None]:
+def _read_process(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | None]:
     """Return the cgroups and the executable of a process; None for what cannot be seen."""
     if pid <= 0:
         return None, None

@@ -33,7 +33,7 @@ from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server and its clients may cause."""
-MOST_CONTEXTS: Final = 64 * 48
+MAX_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices; no server has more."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
 """What may be queued for a server before its clients are refused; with twice as much its link ends."""
@@ -50,7 +50,7 @@ class ServerSession:
     """Kills its process, a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
     is_set_up: bool = field(default=False, init=False)
-    """Whether it knows its devices and limits."""
+    """Whether it has been sent its devices and limits."""
     _held: list[object] = field(factory=list, init=False)
     """Messages to send once the server is set up."""
     _rate_limit: RateLimit = field(factory=lambda: RateLimit(LOG_RECORDS_PER_SECOND), init=False)
@@ -109,14 +109,14 @@ class ServerSession:
         self.send(link.LimitsChanged(percentage, memory_limits))
 
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
-        """Have it end the contexts of a client process, and give clients that are ``evicted`` no new ones."""
+        """Let it end the contexts of a client process, and give clients that are ``evicted`` no new ones."""
         self.send(link.TerminateClient(token, pid, by_reset, evicted))
 
     def note_waiting(self) -> None:
         """Do nothing: the server reports clients that have gone unasked."""
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Have its executors write to a trace; one that is not set up yet is included when it is."""
+        """Let its executors write to a trace; one that is not set up yet is included when it is."""
         if self.is_set_up:
             with suppress(OSError):  # without a descriptor to spare its devices are not in the trace
                 self.channel.send(link.StartTrace(), (trace.duplicate(),))
@@ -219,7 +219,7 @@ class ServerSession:
                 self._set_up(dispatcher, versions)
             case link.StatusChanged(status):
                 if status not in set(ServerStatus):
-                    raise RemoteError(f"{status!r} is no server status")
+                    raise RemoteError(f"{status!r} is not a server status")
                 try:
                     dispatcher.feed(events.StatusPushed(self.id, status))
                 except IllegalMove as error:
@@ -228,14 +228,14 @@ class ServerSession:
                 dispatcher.feed(events.StartRefused(self.id, sanitised(reason.encode())))
             case link.ClientJoined(client, limits):
                 if any(not 0 <= device < len(dispatcher.state.devices) for device in limits.multiprocessors):
-                    raise RemoteError("it knows devices that there are not")
+                    raise RemoteError("it reports limits of devices that do not exist")
                 dispatcher.feed(events.ClientJoined(self.id, client, limits))
             case link.ContextReported(client, context_id, number, device):
                 if not 0 <= device < len(dispatcher.state.devices):
                     raise RemoteError(f"there is no device {device}")
                 self._contexts += 1
-                if self._contexts > MOST_CONTEXTS:
-                    raise RemoteError(f"more than {MOST_CONTEXTS} contexts at once")
+                if self._contexts > MAX_CONTEXTS:
+                    raise RemoteError(f"more than {MAX_CONTEXTS} contexts at a time")
                 pushed = events.ContextPushed(self.id, client, context_id, number, device)
                 dispatcher.feed(pushed, quiet=not self._may_log(dispatcher))
             case link.ContextGone(client, context_id):
@@ -321,9 +321,9 @@ class ServerSession:
 
 
 def _for_older_servers(limits: ClientLimits) -> dict[str, Any]:
-    """Return what AdmitClient has for servers that an earlier pympsd started: they know no limits by place.
+    """Return what AdmitClient has for servers that an earlier pympsd started: they have no limits by place.
 
-    Nor do they know percentages by device: they get the least, which exceeds none.
+    Nor do they have percentages by device: they get the least, which exceeds none.
     """
     combined = limits.combine()
     bounds = (bound.client_priority.level for bound in limits.bounds if bound.client_priority is not None)

@@ -31,7 +31,7 @@ class _StartingOperator:
         self.answered.set()
 
     async def drain(self) -> None:
-        """Nothing is sent."""
+        """Do nothing: nothing is sent."""
 
 
 async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What every connecting client has, whatever it speaks: it waits until it is admitted or refused, or is gone."""
+"""The common part of all connecting clients: each waits until it is admitted or refused, or is gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Waiting:
     client: int
     known: KnownPeer
     since: float = field(factory=time.time, init=False)
-    settled: trio.Event = field(factory=trio.Event, init=False)
+    resolved: trio.Event = field(factory=trio.Event, init=False)
     server: RunningServer | None = field(default=None, init=False)
     """The server it was admitted to."""
 
@@ -45,9 +45,9 @@ class Waiting:
         dispatcher.clients[self.client] = session
         try:
             dispatcher.feed(connected)
-            if not self.settled.is_set():
-                await wait_first(self.settled.wait, hung_up, self._died)
-            if not self.settled.is_set():
+            if not self.resolved.is_set():
+                await wait_first(self.resolved.wait, hung_up, self._wait_for_end)
+            if not self.resolved.is_set():
                 dispatcher.feed(WaitingClientLeft(self.client))
             if self.server is not None:
                 pidfd, self.known.pidfd = self.known.pidfd, -1
@@ -55,14 +55,14 @@ class Waiting:
         finally:
             del dispatcher.clients[self.client]
 
-    async def _died(self) -> None:
+    async def _wait_for_end(self) -> None:
         if self.known.pidfd < 0:
             await trio.sleep_forever()
         await process_end(self.known.pidfd)
 
 
 async def wait_first(*waits: Callable[[], Awaitable[None]]) -> None:
-    """Return when the first of several waits returns, and cancel the others."""
+    """Return when the first of several waits returns, and cancel the other waits."""
     async with trio.open_nursery() as nursery:
 
         async def wait_one(wait: Callable[[], Awaitable[None]]) -> None:

@@ -28,7 +28,7 @@ class CompoundCommand:
 
     session: int
     texts: dict[int, str] = field(factory=dict)
-    """What is printed for each part, by its session; empty: nothing."""
+    """The printed text of each part, by its session; may be empty."""
     pending: set[int] = field(factory=set)
     """The parts that are not answered yet."""
     notes: list[str] = field(factory=list)
@@ -43,7 +43,7 @@ class CompoundCommand:
 
     @property
     def answer(self) -> Answer:
-        """What is printed, as far as the parts are answered."""
+        """The printed text of the parts that are answered."""
         parts = tuple(Part(text) for text in self.texts.values() if text)
         return Answer(parts, "\n".join(self.notes), bool(self.failed))
 
@@ -72,7 +72,7 @@ class Configuration:
     text: bytes | None = field(default=None, repr=False)
     """The content of the file; None: there is none, or an earlier version of pympsd applied it."""
     plan: tuple[object, object] | None = field(default=None, eq=False, repr=False)
-    """What was read from the text last: the context and the plan (see `pympsd.configuration.in_force`)."""
+    """The latest reading of the text: the context and the plan (see `pympsd.configuration.in_force`)."""
 
     @property
     def failed(self) -> int:

@@ -48,7 +48,7 @@ from pympsd.vocabulary.shares import Shares
 
 
 class Count(Enum):
-    """What a daemon counts, for its metrics."""
+    """The counters of a daemon, for its metrics."""
 
     SERVERS = "servers started"
     FAULTS = "fatal faults"
@@ -79,7 +79,7 @@ class ProcessLimits:
     """None: there have never been any."""
     cgroups: CgroupLimits = field(factory=dict)
     transient_cgroups: dict[str, bool] = field(factory=dict)
-    """Those of them that a command has set, which end with the cgroup: whether the cgroup has been seen."""
+    """The cgroups whose limits a command has set, which end with the cgroup: whether the cgroup has been seen."""
     accounts_cgroups: bool = True
     """Whether the limits of cgroups are enforced (the feature memacct)."""
     audits_memory: bool = False

@@ -116,7 +116,7 @@ class NamedServers(Mapping[str, NamedServer]):
 
     _by_name: dict[str, NamedServer] = field(factory=dict, alias="by_name")
     changes: int = 0
-    """Counts the changes of what the next daemon has to know of them."""
+    """Counts the changes that the next daemon has to continue from."""
     default_socket: bool = True
     """Whether clients that name no server are served."""
     occupied: dict[int, SmPartition] = field(factory=dict)

@@ -1,4 +1,4 @@
-"""What a daemon is started with: options that nothing changes while it runs."""
+"""The options that a daemon is started with, which nothing changes while it runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SERVERS: Final = 16
 """Servers at the same time when users are together: any user can cause one, and each takes memory of every device
 that it uses."""
 MAX_NAMED_SERVERS: Final = SERVERS.total
-"""The same in protocol 3, in which servers do not end to make room."""
+"""The same in protocol 3, in which no server ends for another one."""
 
 
 @frozen

@@ -55,7 +55,7 @@ STATUS: Final = {
     Phase.FAULT: ServerStatus.FAULT,
     Phase.LEAVING: ServerStatus.ACTIVE,
 }
-"""What get_server_status calls a phase."""
+"""The status that get_server_status prints for a phase."""
 
 
 @define
@@ -96,7 +96,7 @@ class Server:
 
     @property
     def title(self) -> str:
-        """What a sentence calls it."""
+        """The name of the server in a sentence."""
         return title(self.name, self.uid)
 
     def become(self, phase: Phase) -> None:
@@ -130,5 +130,5 @@ class Server:
 
 
 def title(name: str, uid: int) -> str:
-    """Return what a sentence calls a server."""
+    """Return the name of a server in a sentence."""
     return f"the MPS server of user {uid}" if name == server_of_user(uid) else f"the MPS server '{name}'"

@@ -2,7 +2,7 @@
 
 ``PYMPSD_TURN_POLICY=NAME[:ARGUMENT]`` names one, a callable that takes the argument ("" without one), raises
 ValueError if it is wrong, and returns a `TurnPolicy`. Like all of the state machine a policy looks at no clock and
-keeps nothing: what it may know is in `WaitingUser`. docs/research.md shows how to write one.
+keeps nothing: its input is in `WaitingUser`. docs/research.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def order(argument: str = "") -> TurnPolicy:
 
 
 def fewest_turns(argument: str = "") -> TurnPolicy:
-    """Return a policy: the user with the fewest turns so far; of several, the one that came first."""
+    """Return a policy: the user with the fewest turns; of several, the one that came first."""
     _take_no_argument(argument)
     return lambda users: min(users, key=lambda user: user.turns)
 
 
 def guard(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
-    """Return a policy that is first come, first served where the given one raises, or returns none of the users.
+    """Return a policy that is first come, first served if the given one raises, or returns none of the users.
 
     ``complain`` is called the first time, with the event and its reason.
     """

@@ -15,7 +15,7 @@ import trio
 from attrs import define, frozen
 
 import pympsd
-from pympsd.channel.descriptors import FD_BYTES, received, whole
+from pympsd.channel.descriptors import FD_BYTES, descriptors_in, whole
 from pympsd.process.spawn import open_process
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.processes.peers import KnownPeer, credentials, with_pidfd
@@ -99,7 +99,7 @@ class KeeperProcess:
                     packets.PACKET_BYTES, socket.CMSG_LEN(FD_BYTES), socket.MSG_CMSG_CLOEXEC
                 )
                 break
-        fds, _ = whole(received(controls), flags)
+        fds, _ = whole(descriptors_in(controls), flags)
         fd = fds[0] if fds else -1
         try:
             if not data:

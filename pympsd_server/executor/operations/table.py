@@ -182,4 +182,4 @@ class Row:
 ROWS: Final = {
     operation.opcode: Row(operation, _FUNCTIONS[operation.name.lower()]) for operation in records.OPERATIONS
 }
-"""By opcode. A row of the wire's table without a function here is an error at import."""
+"""The rows by opcode. A row of the wire's table without a function here is an error at import."""

@@ -1,7 +1,7 @@
 """One conversation of libcuda: it has one in cuInit, and one for each context that it makes.
 
-It waits until it gets its connection to a server; a refusal closes it (CUDA_ERROR_MPS_CONNECTION_FAILED there), as
-its protocol has no place for a reason. Limits of the client's own environment go from it to its server.
+It waits until it gets its connection to a server; a refusal closes it (CUDA_ERROR_MPS_CONNECTION_FAILED there),
+because its protocol has no place for a reason. Limits of the client's own environment go from it to its server.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class VendorClientSession(Waiting):
         """Wait until the client is handed over to a server or refused, or is gone."""
         self._report_settings()
         try:
-            await self.queue(dispatcher, self, self._connected(), self._left)
+            await self.queue(dispatcher, self, self._connection_event(), self._wait_until_left)
             if self.offer is not None:
                 self.offer.drop(dispatcher)
         finally:
@@ -85,7 +85,7 @@ class VendorClientSession(Waiting):
             if self.dispatcher.may_log(uid, problem):
                 self.dispatcher.log.warning("client_setting_wrong", pid=pid, uid=uid, problem=problem)
 
-    def _connected(self) -> ClientConnected:
+    def _connection_event(self) -> ClientConnected:
         return ClientConnected(self.client, self._process(), joins=True, server=self.to_server, connection=self.key)
 
     def _process(self) -> ClientProcess:
@@ -120,41 +120,41 @@ class VendorClientSession(Waiting):
         assert self.offer is not None
         offer, self.offer = self.offer, None
         self.server = self._admitted
-        self.settled.set()
+        self.resolved.set()
         return offer
 
     def wait_again(self) -> None:
         """Wait for another server: the one that the client was admitted to has ended, or does."""
         self._admitted = None
-        self.dispatcher.feed(self._connected())
+        self.dispatcher.feed(self._connection_event())
 
     def refuse(self, code: int, reason: str) -> None:
         """Close the conversation."""
-        self.settled.set()
+        self.resolved.set()
 
     def go_without_mps(self, reason: str) -> None:
-        """Close the conversation: its protocol cannot say that a client is to go on without MPS."""
-        self.settled.set()
+        """Close the conversation: its protocol has no message that lets a client continue without MPS."""
+        self.resolved.set()
 
-    async def _left(self) -> None:
-        """Return when it hangs up; meanwhile note when it takes its end of a connection."""
+    async def _wait_until_left(self) -> None:
+        """Return when it hangs up; until then note when it takes its end of a connection."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._taken)
+            nursery.start_soon(self._note_taken)
             # Left there: if this daemon is killed the next one learns that the client has its end.
             if await self.channel.peek(PACKET_BYTES) and self.offer is not None:
                 self._note_ready()
                 await trio.sleep_forever()
             nursery.cancel_scope.cancel()
 
-    async def _taken(self) -> None:
+    async def _note_taken(self) -> None:
         await self._offered.wait()
         with suppress(OSError):  # out of descriptors: it is not known
-            if self.offer is not None and self.offer.is_inherited and not self.channel.has_untaken():
+            if self.offer is not None and self.offer.is_inherited and not self.channel.has_unaccepted():
                 self._send_end()
                 with trio.move_on_after(SECOND_END_SECONDS):
-                    await self.channel.taken()
+                    await self.channel.wait_until_taken()
             else:
-                await self.channel.taken()
+                await self.channel.wait_until_taken()
         self._note_ready()
 
     def _note_ready(self) -> None:

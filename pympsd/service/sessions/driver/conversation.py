@@ -37,7 +37,7 @@ class VendorConversation:
     dispatcher: Dispatcher
     accepts_clients: bool
     server: str = ""
-    """As in Conversation."""
+    """The server whose socket this is, in protocol 3; empty: the daemon's own."""
     namespace: str = ""
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
@@ -47,7 +47,7 @@ class VendorConversation:
             packet = entry.note or await self._role(channel, peer, entry)
             if packet:
                 await self._run_session(entry, role_of(packet), channel, sock, peer)
-            # The keeper has a copy, with which the peer would not see the end at once.
+            # The keeper has a copy, with which the peer would not see the end immediately.
             channel.shut_down()
         except LimitExceeded as error:
             channel.shut_down()
@@ -71,7 +71,7 @@ class VendorConversation:
         if packet != CREDENTIALS or sender is None:
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("credentials_invalid")
-            server = await self._expected(peer.pid)
+            server = await self._find_expected(peer.pid)
             if server is not None and packet:
                 server.is_unknown(f"{packet[:32]!r} where {CREDENTIALS!r} and credentials are due")
             return b""
@@ -126,7 +126,7 @@ class VendorConversation:
             await self._register(entry.name, channel, sock, peer)
 
     async def _register(self, name: str, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
-        server = await self._expected(peer.pid)
+        server = await self._find_expected(peer.pid)
         if server is None:
             if self.dispatcher.may_log(peer.uid):
                 reason = "this daemon started no such server"
@@ -136,11 +136,11 @@ class VendorConversation:
         registration = await channel.receive(PACKET_BYTES)
         if server.registered.is_set():
             raise RemoteError("the server has registered already")
-        with self.dispatcher.held(link_name(server.id), sock.fileno(), END_IF_IDLE):
+        with self.dispatcher.hold_during(link_name(server.id), sock.fileno(), END_IF_IDLE):
             self.dispatcher.drop(name)
             await server.serve(channel, registration)
 
-    async def _expected(self, pid: int) -> VendorServerSession | None:
+    async def _find_expected(self, pid: int) -> VendorServerSession | None:
         """Return the server that was started as this process and is not registered yet."""
         with trio.move_on_after(SPAWN_SECONDS):
             while self._server(pid) is None:

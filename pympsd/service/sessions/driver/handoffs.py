@@ -29,7 +29,7 @@ from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire.driver import server_commands as commands
 
 FIRST_ANSWER_SECONDS: Final = 1.0
-"""Time for a client to answer its server, which waits for nothing else meanwhile."""
+"""Time for a client to answer its server, which waits for nothing else until then."""
 ANSWER_CHECKS: Final = 20
 """How often an answer is looked for in that time."""
 ASLEEP_CHECKS: Final = 4
@@ -39,7 +39,7 @@ One that is stopped for a moment, or slow for lack of a processor, has the whole
 STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 
 
-class Newcomer(Protocol):
+class NewClient(Protocol):
     """A client that was admitted to the server, and has no connection to it yet (vendor.client)."""
 
     client: int
@@ -55,7 +55,7 @@ class Newcomer(Protocol):
     def wait_again(self) -> None: ...
 
 
-_Entry = tuple[Newcomer, int, ClientLimits | None]
+_Entry = tuple[NewClient, int, ClientLimits | None]
 
 
 @define(eq=False)
@@ -82,7 +82,7 @@ class Handoffs:
     _current_name: str = field(default="", init=False)
     _has_ended: bool = field(default=False, init=False)
     """Its process has ended."""
-    _patience: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _answer_scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _added: trio.Event = field(factory=trio.Event, init=False)
 
     @property
@@ -94,24 +94,24 @@ class Handoffs:
             for client, *_ in self._queue
         )
 
-    def add(self, newcomer: Newcomer, priority: int, limits: ClientLimits | None = None) -> None:
+    def add(self, client: NewClient, priority: int, limits: ClientLimits | None = None) -> None:
         """Hand over a client when it is its turn."""
-        self._queue.append((newcomer, priority, limits))
+        self._queue.append((client, priority, limits))
         self._added.set()
 
     def look(self) -> None:
         """Note that a client has its end of its connection."""
         self._added.set()
 
-    def remove(self, newcomer: Newcomer) -> None:
+    def remove(self, client: NewClient) -> None:
         """Remove a client that has left."""
-        self._queue = [entry for entry in self._queue if entry[0] is not newcomer]
+        self._queue = [entry for entry in self._queue if entry[0] is not client]
 
-    def ended(self, client: int) -> None:
+    def note_end(self, client: int) -> None:
         """Note that a client's process has ended: the server need not wait for its answer."""
         if client == self._current:
             self._has_ended = True
-            self._patience.cancel()
+            self._answer_scope.cancel()
 
     def clients(self) -> tuple[int, ...]:
         """Return the clients that are yet to be handed over."""
@@ -124,7 +124,7 @@ class Handoffs:
             entry[0].wait_again()
 
     async def run(self, link: ServerLink, is_adopted: bool) -> None:
-        """Hand over one client after another, for the server takes the next when the one before has answered it."""
+        """Hand over one client after another: the server takes the next when the one before has answered it."""
         if is_adopted:
             async with self.exchange:
                 # Answered when the server has carried out an earlier daemon's commands.
@@ -140,7 +140,7 @@ class Handoffs:
                     await self._hand_over(link, *entry)
 
     def _next(self) -> _Entry | None:
-        """Return the first client that is ready, but of a user whose last one did not answer only if no other is."""
+        """Return the first client that is ready, of users whose last client answered if there is one."""
         ready = [entry for entry in self._queue if entry[0].is_ready]
         # Of those the last: a user's many unresponsive clients do not delay the one that comes after them.
         return next(
@@ -148,10 +148,10 @@ class Handoffs:
         )
 
     async def _hand_over(
-        self, link: ServerLink, newcomer: Newcomer, priority: int, limits: ClientLimits | None
+        self, link: ServerLink, client: NewClient, priority: int, limits: ClientLimits | None
     ) -> None:
-        offer = newcomer.take()
-        self._current, self._current_name = newcomer.client, new_client_name(offer.key)
+        offer = client.take()
+        self._current, self._current_name = client.client, new_client_name(offer.key)
         keeper = self._dispatcher.keeper
         # Before it is sent: without this end the next daemon cannot free the server from an unresponsive client.
         if keeper is not None and not keeper.is_silent:
@@ -167,10 +167,10 @@ class Handoffs:
             else:
                 link.send(commands.NEW_CLIENT, offer.servers)
             self._dispatcher.drop(offer_name(offer.key))
-            is_unresponsive = await self._await_answer(link, [offer.clients], newcomer.peer.pid)
+            is_unresponsive = await self._await_answer(link, [offer.clients], client.peer.pid)
         finally:
             os.close(offer.clients)
-        (self._unresponsive.add if is_unresponsive else self._unresponsive.discard)(newcomer.peer.uid)
+        (self._unresponsive.add if is_unresponsive else self._unresponsive.discard)(client.peer.uid)
         self._dispatcher.drop(self._current_name)
         self._current = 0
 
@@ -181,7 +181,7 @@ class Handoffs:
         """
         self._has_ended, is_unresponsive = False, False
         answered = trio.Event()
-        link.ask(commands.status(), partial(self._taken, answered))
+        link.ask(commands.status(), partial(self._note_answer, answered))
         while not await self._in_time(answered, lambda: is_asleep(pid) and all(map(_is_unread, ends))):
             if not is_stopped(self._pid):
                 is_unresponsive = bool(ends) and not self._has_ended
@@ -195,7 +195,7 @@ class Handoffs:
         A client that is asleep has less time.
         """
         remaining, asleep = ANSWER_CHECKS, 0
-        with trio.CancelScope() as self._patience:
+        with trio.CancelScope() as self._answer_scope:
             while remaining and asleep < ASLEEP_CHECKS and not answered.is_set():
                 # However long this process is stopped, that is one check: its end and the answer are seen together.
                 with trio.move_on_after(FIRST_ANSWER_SECONDS / ANSWER_CHECKS):
@@ -205,9 +205,9 @@ class Handoffs:
         return answered.is_set()
 
     def _free(self, ends: Iterable[int], is_unresponsive: bool) -> None:
-        """Free the server from clients that do not answer it: others would wait as long as those.
+        """Free the server from clients that do not answer it: other clients would wait as long.
 
-        Driver 580's server never goes on if such a client leaves without an answer; after an answer from any it does.
+        Driver 580's server never continues if such a client leaves without an answer; any answer lets it continue.
         """
         if is_unresponsive:
             self._dispatcher.log.warning("client_mute", server=self._pid)
@@ -216,7 +216,7 @@ class Handoffs:
                 sock.send(b"\0", socket.MSG_DONTWAIT)
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _taken(self, answered: trio.Event, status: int) -> None:
+    def _note_answer(self, answered: trio.Event, status: int) -> None:
         answered.set()
         self._dispatcher.feed(events.StatusPushed(self._server, STATUS[status]))
 

@@ -1,4 +1,4 @@
-"""The session of the driver's server, which is sent commands and asked for what own servers report by themselves.
+"""The session of the driver's server, which is sent commands and asked for what own servers report unasked.
 
 It is asked for an operator's query, and while a client waits for its end. Its clients' processes are watched,
 so the turn passes on at the end of the last one.
@@ -68,7 +68,7 @@ class VendorServerSession:
     """It was another daemon's, and this one has sent it no limits."""
     _refreshed: trio.Event | None = field(default=None, init=False)
     """Set when the questions of a refresh that is under way are answered."""
-    _asked_at: float = field(default=0.0, init=False)
+    _requested_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
     """It has answered that it ends."""
     _wanted: trio.Event = field(factory=trio.Event, init=False)
@@ -204,7 +204,7 @@ class VendorServerSession:
         self.watch(dispatcher, client, self.pidfds.pop(client, -1))
 
     def _gone(self, client: int) -> None:
-        self.handoffs.ended(client)
+        self.handoffs.note_end(client)
         self.dispatcher.feed(events.ClientGonePushed(self.id, client))
         self._changed.set()
 
@@ -214,7 +214,7 @@ class VendorServerSession:
             return True
         if self._refreshed is None:
             self._refreshed = trio.Event()
-            self._asked_at = trio.current_time()
+            self._requested_at = trio.current_time()
             processes: list[commands.ClientProcess] = []
             self._link.ask(commands.processes(), processes.extend)
             devices: list[commands.DeviceClients] = []
@@ -224,12 +224,12 @@ class VendorServerSession:
         # Several operators wait for the same answers, and none longer than the first for a server that is silent.
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_memory)
-            with trio.move_on_at(self._asked_at + (0 if is_stopped(self.pid) else ANSWER_SECONDS)):
+            with trio.move_on_at(self._requested_at + (0 if is_stopped(self.pid) else ANSWER_SECONDS)):
                 await refreshed.wait()
         return refreshed.is_set()
 
     async def _read_memory(self) -> None:
-        """Note what the clients hold, as far as NVML knows it."""
+        """Note the memory of the clients, as far as NVML reports it."""
         source, server = self.dispatcher.client_memory, self.dispatcher.state.servers.get(self.id)
         if source is None or server is None or not server.clients:
             return
@@ -249,7 +249,7 @@ class VendorServerSession:
         others = 0
         for device in devices:
             for context in device.contexts:
-                # Only the first context of a process has an ID; the others need a key of their own.
+                # Only the first context of a process has an ID; the other ones need a key of their own.
                 others -= 1
                 context_id = first.get((context.pid, context.number, device.uuid), others)
                 reported = Context(context_id, context.number, ordinals.get(device.uuid, -1))
@@ -268,7 +268,7 @@ class VendorServerSession:
         try:
             self._register(channel, registration)
         except RemoteError as error:
-            self._misbehaved(error)
+            self._kill_misbehaving(error)
             self.ended.set()
             return
         await self._run()
@@ -277,7 +277,7 @@ class VendorServerSession:
         """Handle a server that registered with an earlier daemon, until its connection ends."""
         self._link = ServerLink(channel)
         self.registered.set()
-        # What the earlier daemon sent last may not have reached it.
+        # The last commands of the earlier daemon may not have reached it.
         self._percentage, self.handoffs.priority, self._memory_limits = 0.0, -1, {}
         self._link.ask(commands.resume(random.randrange(1, 100 << 10) / 1024), lambda _: None)
         self._ask_devices()
@@ -298,11 +298,11 @@ class VendorServerSession:
                 self.ended.set()
                 nursery.cancel_scope.cancel()
             if wrong is not None:
-                self._misbehaved(wrong)
+                self._kill_misbehaving(wrong)
         finally:
             self.ended.set()
 
-    def _misbehaved(self, error: RemoteError) -> None:
+    def _kill_misbehaving(self, error: RemoteError) -> None:
         self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
         self.is_unknown(str(error))
         self.kill()
@@ -326,14 +326,14 @@ class VendorServerSession:
                 pause = FIRST_PAUSE
                 continue
             self._changed = trio.Event()
-            was_asked_to_end = await self._ask_whether_idle()
-            pause = min(pause * 2, LOGGED_PAUSE if was_asked_to_end else LAST_PAUSE)
+            was_refused = await self._ask_whether_idle()
+            pause = min(pause * 2, LOGGED_PAUSE if was_refused else LAST_PAUSE)
             with trio.move_on_after(pause):
                 await self._changed.wait()
                 pause = FIRST_PAUSE
 
     def _is_waited_for(self) -> bool:
-        """Whether clients may wait for this server's end: with ``--users together`` only if there is no more room."""
+        """Whether clients may wait for this server's end; with ``--users together`` only at the maximum."""
         state = self.dispatcher.state
         return bool(state.queue) and (state.is_full or not state.options.together)
 

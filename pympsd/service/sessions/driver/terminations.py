@@ -35,7 +35,7 @@ class Terminations:
         self._terminated.pop(pid, None)
 
     def terminate(self, link: ServerLink, pid: int, answered: Callable[[int], None]) -> None:
-        """Have the server terminate a process's contexts; ``answered`` is called with a CUresult number."""
+        """Let the server terminate a process's contexts; ``answered`` is called with a CUresult number."""
 
         def ask(devices: tuple[commands.DeviceClients, ...]) -> None:
             present = _contexts(devices, pid)
@@ -45,11 +45,11 @@ class Terminations:
                 return
             # Before it is asked: another operator may ask the same, or this daemon be killed, before it answers.
             self._note(pid, present)
-            link.ask(commands.terminate(pid), done)
+            link.ask(commands.terminate(pid), note_result)
 
-        def done(code: int) -> None:
+        def note_result(code: int) -> None:
             if not code:
-                # A context that came meanwhile may have been terminated too.
+                # A context that was made since then may have been terminated too.
                 link.ask(commands.device_clients(), lambda devices: self._note(pid, _contexts(devices, pid)))
             answered(code)
 

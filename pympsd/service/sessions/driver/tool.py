@@ -26,7 +26,7 @@ class ToolSession:
     _answered: trio.Event = field(factory=trio.Event, init=False)
 
     def working(self) -> None:
-        """Say nothing: the tool waits without a limit."""
+        """Do nothing: the tool waits without a limit."""
 
     def note(self, text: str) -> None:
         """Do nothing: the protocol has no place for diagnostics."""
@@ -69,10 +69,10 @@ class RefusedTool:
     peer: Peer
     channel: PacketChannel
     server: str
-    """As in RefusedOperator."""
+    """The server whose socket it came by; empty: the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Have it print where commands are taken, and take none."""
+        """Let it print where commands are taken, and take none."""
         dispatcher.log_refused_operator(self.peer)
         self.channel.send_raw(printed(clients_only(self.server)))
         # It would not print that if the connection were closed with its lines unread.

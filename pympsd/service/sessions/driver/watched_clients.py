@@ -1,4 +1,4 @@
-"""The clients of a server of the driver's: it does not report their ends, which their pidfds tell."""
+"""The clients of a server of the driver's: it does not report their ends, so their pidfds are watched."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class WatchedClients:
         default=Factory(lambda self: Terminations(self._note_terminated), takes_self=True), init=False
     )
     _noted: dict[int, tuple[int, ClientNote]] = field(factory=dict, init=False)
-    """Their pidfds, and what the keeper knows of them, by id."""
+    """Their pidfds, and their notes at the keeper, by id."""
 
     def __len__(self) -> int:
         return len(self._noted)
 
     def add(self, nursery: trio.Nursery | None, client: int, known: Client | None, pidfd: int) -> None:
-        """Watch a client; take over the pidfd. Does nothing without one (-1), or if there are too many clients."""
+        """Watch a client; take over the pidfd. Do nothing without one (-1), or if there are too many clients."""
         if pidfd < 0:
             return
         server = self._dispatcher.servers.get(self._server)
@@ -56,7 +56,10 @@ class WatchedClients:
     async def _watch(self, client: int) -> None:
         pidfd, note = self._noted[client]
         try:
-            with suppress(OSError), self._dispatcher.held(client_name(client), pidfd, msgspec.json.encode(note)):
+            with (
+                suppress(OSError),
+                self._dispatcher.hold_during(client_name(client), pidfd, msgspec.json.encode(note)),
+            ):
                 await process_end(pidfd)
                 # Several may be shown with PID 0.
                 if sum(other.pid == note.pid for _, other in self._noted.values()) == 1:

@@ -89,7 +89,7 @@ class AddressWindow:
         self._free = FreeRanges(base, size)
         self._sizes: dict[int, int] = {}
         self._users: dict[int, int] = {}
-        """For each shared page, by its address: the number of allocations that touch it."""
+        """By the address of each shared page: the number of allocations that touch it."""
 
     def allocate(self, count: int) -> tuple[int, Pages]:
         """Return the address of ``count`` bytes and the pages that are new; raise NoRange."""

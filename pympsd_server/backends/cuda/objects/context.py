@@ -87,8 +87,9 @@ class CudaContext(NoVirtualMemory, NoConditions):
         """When its end stops waiting for its kernels; None until it is abandoned."""
         self._is_ending = False
         self._resources = ContextResources(self.queue, space, services, self)
-        self._default = self._stream(blocking=True, priority=0)
-        self.queue.set_default(self._default)
+        self.default_stream = self._stream(blocking=True, priority=0)
+        """The legacy default stream."""
+        self.queue.set_default(self.default_stream)
 
     # --- memory and modules
 
@@ -110,11 +111,6 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self._resources.load(image)
 
     # --- streams and events
-
-    @property
-    def default_stream(self) -> CudaStream:
-        """The legacy default stream."""
-        return self._default
 
     def create_stream(self, non_blocking: bool, priority: int) -> CudaStream:
         """Return a new stream."""
@@ -225,7 +221,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     def is_quiet(self) -> bool:
         """Whether none of its work is running. True on a faulted device, because its work has ended."""
-        # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from release.
+        # A worker may be in a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
         try:

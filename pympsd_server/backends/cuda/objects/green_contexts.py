@@ -110,7 +110,7 @@ class Partitions:
             return split.kept[groups]
 
     def give(self, partition: Partition) -> None:
-        """Return a partition: a context that had it is gone."""
+        """Take back the partition of a context that has ended."""
         with self._lock:
             if partition.split is not None:
                 partition.split.groups.give(partition.groups)

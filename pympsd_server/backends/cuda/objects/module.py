@@ -103,9 +103,10 @@ class CudaModule:
             handles = driver.call(cu.cuModuleEnumerateFunctions, count, self.handle) if count else []
             self.kernel_rows = (KernelRow * count)()
             self.kernels = tuple(map(_kernel, repeat(driver), handles, self.kernel_rows))
-            self._globals = tuple(
+            self.globals = tuple(
                 variable for name in read.variables if (variable := self._variable(name)) is not None
             )
+            """The variables with their addresses, which lie outside of the device's window."""
         except BaseException:
             driver.call(cu.cuModuleUnload, self.handle)
             raise
@@ -126,15 +127,10 @@ class CudaModule:
         return tuple(kernel.layout for kernel in self.kernels)
 
     @property
-    def globals(self) -> Sequence[GlobalLayout]:
-        """The variables with their addresses, which lie outside of the device's window."""
-        return self._globals
-
-    @property
     def variable_ranges(self) -> Mapping[int, int]:
         """The sizes of its variables by address; several names may stand for one address."""
         sizes: dict[int, int] = {}
-        for variable in self._globals:
+        for variable in self.globals:
             sizes[variable.address] = max(variable.size, sizes.get(variable.address, 0))
         return sizes
 

@@ -46,7 +46,7 @@ class SmGroups:
         return sum(self._users[number] for number in groups)
 
     def give(self, groups: tuple[int, ...]) -> None:
-        """Return groups: a context that had them is gone."""
+        """Take back the groups of a context that has ended."""
         for number in groups:
             self._users[number] -= 1
 

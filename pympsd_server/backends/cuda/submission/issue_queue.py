@@ -71,7 +71,8 @@ class IssueQueue:
         self.is_destroyed = False
         self._is_timed = False
         self._on_fault = on_fault
-        self._status = Status()
+        self.status = Status()
+        """SUCCESS, or the sticky error."""
         self._fault_lock = Lock()
 
     def set_timed(self, timed: bool) -> None:
@@ -149,9 +150,9 @@ class IssueQueue:
                 self.check()
                 self.order.submit(step, after, alone)
             except BackendError:
-                if on_faulted is None or self._status.code is Result.SUCCESS:
+                if on_faulted is None or self.status.code is Result.SUCCESS:
                     raise
-                on_faulted(self._status)
+                on_faulted(self.status)
             self._note_held()
         return step
 
@@ -181,29 +182,24 @@ class IssueQueue:
 
     # --- the error that closes it
 
-    @property
-    def status(self) -> Status:
-        """SUCCESS, or the sticky error."""
-        return self._status
-
     def check(self) -> None:
         """Raise BackendError with the sticky error of a faulted or destroyed context."""
-        if self._status.code is not Result.SUCCESS:
-            raise BackendError(self._status.code, self._status.reason)
+        if self.status.code is not Result.SUCCESS:
+            raise BackendError(self.status.code, self.status.reason)
 
     def fault(self, status: Status) -> None:
         """Keep the error (the first), accept no more work, complete all. Takes no lock that work is issued under."""
         with self._fault_lock:
-            if self._status.code is not Result.SUCCESS:
+            if self.status.code is not Result.SUCCESS:
                 return
-            self._status = status
+            self.status = status
         self.native_state.closed = 1
         self._on_fault(status)
         self.completions.end(status)
 
     def close(self, status: Status) -> None:
         """Accept no more work; all completions, and all work from now on, get an error."""
-        self._status = status
+        self.status = status
         self.native_state.closed = 1
         self.completions.end(status)
 

@@ -20,7 +20,7 @@ from pympsd_server.backends.cuda.driver.calls import Driver, call_isolated, cu, 
 from pympsd_server.backends.interface import BackendError, Status
 
 _BUSY_POLL_SECONDS: Final = 0.0005
-"""For this long after a marker was passed the thread polls without a pause."""
+"""The time after a passed marker in which the thread polls without a pause."""
 _PAUSE_SECONDS: Final = 0.00005
 _LONG_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 0.02

@@ -78,18 +78,18 @@ class WorkTimes:
         began = stream.marker(timing=True)
         work()
         ended = stream.marker(timing=True)
-        tell = partial(timeline.finished, stream.context, stream.number, what)
-        stream.watch(ended, lambda: self._report(timeline, tell, submitted, began, ended))
+        report = partial(timeline.finished, stream.context, stream.number, what)
+        stream.watch(ended, lambda: self._report(timeline, report, submitted, began, ended))
 
     def _report(
-        self, timeline: Timeline, tell: Callable[[int, int, int], None], submitted: int, *markers: StreamMarker
+        self, timeline: Timeline, report: Callable[[int, int, int], None], submitted: int, *markers: StreamMarker
     ) -> None:
         if self.timeline is not timeline or (reference := self._reference) is None:
             return
         if time.perf_counter_ns() - reference.at > _AGE_NS:
             self._renew(_NEXT_NS)
         began, ended = (reference.at + self._measure_ns(reference.marker, marker) for marker in markers)
-        tell(min(submitted or began, began), began, ended)
+        report(min(submitted or began, began), began, ended)
 
     def _measure_ns(self, start: StreamMarker, end: StreamMarker) -> int:
         milliseconds: float = self._driver.call(cu.cuEventElapsedTime, start.event, end.event)

@@ -86,7 +86,8 @@ class EmulatedContext:
     def __attrs_post_init__(self) -> None:
         self._stop_timeout = None if self.properties.stops_kernels else STOP_TIMEOUT_SECONDS
         self._facilities = Facilities(DeviceHeap(self.memory.borrow_heap))
-        self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
+        self.default_stream = EmulatedStream(self, weight_of_priority(0), blocking=True)
+        """The legacy default stream."""
 
     # --- memory
 
@@ -190,11 +191,6 @@ class EmulatedContext:
 
     # --- streams and events
 
-    @property
-    def default_stream(self) -> EmulatedStream:
-        """The legacy default stream."""
-        return self._default
-
     def create_stream(self, non_blocking: bool, priority: int) -> EmulatedStream:
         """Return a new stream."""
         self.check()
@@ -213,7 +209,7 @@ class EmulatedContext:
 
     def notify(self, done: Completion) -> None:
         """Call back when all work that is queued now, in all streams, is done."""
-        self.notify_after(Marker(self, None, self._default.time_share), done)
+        self.notify_after(Marker(self, None, self.default_stream.time_share), done)
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
         """Call back when a marker is passed, or immediately if the context has faulted, with its sticky error."""
@@ -250,10 +246,10 @@ class EmulatedContext:
         """Return the unfinished items that new work in a stream (None: all streams) comes after."""
         if stream is None:
             tails: Iterable[WorkItem | None] = [busy.tail for busy in self.busy]
-        elif stream is self._default:
+        elif stream is self.default_stream:
             tails = [busy.tail for busy in self.busy if busy.blocking]
         elif stream.blocking:
-            tails = (stream.tail, self._default.tail)
+            tails = (stream.tail, self.default_stream.tail)
         else:
             tails = (stream.tail,)
         return [tail for tail in tails if tail is not None]

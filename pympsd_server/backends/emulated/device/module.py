@@ -51,7 +51,8 @@ class EmulatedModule:
         self.loaded = loaded
         attributes = owner.properties.attributes
         capability = owner.properties.compute_capability
-        self._functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
+        self.functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
+        """The kernels, in the order in which LAUNCH counts them."""
         self._variables = tuple(program.globals.values())
         offsets, end = {}, 0
         for variable in self._variables:
@@ -61,11 +62,6 @@ class EmulatedModule:
                 end = offsets[variable.name] + max(variable.size, 1)
         self._managed = offsets, end
         self._is_placed = False
-
-    @property
-    def functions(self) -> Sequence[FunctionLayout]:
-        """The kernels, in the order in which LAUNCH counts them."""
-        return self._functions
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:

@@ -360,7 +360,7 @@ class AddressSpace(AccessibleMemory):
     # --- peers
 
     def publish(self) -> File:
-        """Have peers see what kernels may access here; return the file that they map, which stays the window's."""
+        """Show peers what kernels may access here; return the file that they map, which stays the window's."""
         return self._window.publish(self._ranges)
 
     def map_peer(self, process: int, file: File, distance: int) -> None:

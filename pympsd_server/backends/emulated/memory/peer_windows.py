@@ -34,7 +34,7 @@ _HEAD: Final = 4
 _WORDS: Final = 6
 TABLE_BYTES: Final = -(-(_HEAD + 2 * RANGES + _WORDS * SEGMENTS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _READ_TIMEOUT_SECONDS: Final = 1.0
-"""How long a table is waited for that is being written, or written again and again."""
+"""The time to wait for a table that is being written, or written repeatedly."""
 _PAUSE_SECONDS: Final = 50e-6
 
 
@@ -132,7 +132,7 @@ class PeerWindow:
     distance: Final[int]
     """Bytes from the first address of the own window to that of the peer's; may be negative."""
     place: Final[int]
-    """Where it is mapped, as an offset in the mapping of the own window, behind all that this has."""
+    """The offset at which it is mapped in the mapping of the own window, behind all that this has."""
     size: Final[int]
     _process: Final[int]
     _table: Final[Table]

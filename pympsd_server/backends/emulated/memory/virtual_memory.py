@@ -22,7 +22,7 @@ from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File
 
 MAX_MAPPINGS: Final = 4096
-"""What one client maps: each is a mapping of this process, which may have 65,530."""
+"""The largest number of mappings of one client: each is a mapping of this process, which may have 65,530."""
 
 
 class Storage(ABC):
@@ -34,7 +34,7 @@ class Storage(ABC):
         self.is_of_host = False
         """Whether its pages are the host's, not the device's."""
         self.secret: Final = secret
-        """What processes import it by; 0 if it cannot be imported."""
+        """The secret under which processes import it; 0 if it cannot be imported."""
         self._on_freed: Final = freed
         self._lock: Final = Lock()
         self._users = 1
@@ -179,7 +179,7 @@ class EmulatedMemory:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The size of the memory in bytes."""
         return self.storage.size
 
     @property
@@ -223,7 +223,7 @@ class _Mapping:
 
 @define(eq=False)
 class Mappings:
-    """What one client has mapped in its address space. Its lock is held by the callers."""
+    """The mappings of one client in its address space. The callers hold its lock."""
 
     space: AddressSpace
     _by_start: dict[int, _Mapping]

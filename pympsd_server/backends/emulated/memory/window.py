@@ -130,14 +130,14 @@ class Window:
     # --- peers
 
     def publish(self, ranges: Ranges) -> File:
-        """Have peers see which ranges kernels may access; return the file, which stays the window's."""
+        """Show peers which ranges kernels may access; return the file, which stays the window's."""
         if self._table is None:
             self._table = Table(self._file, self.allocatable)
             self.publish_again(ranges)
         return self.file_at(0)
 
     def publish_again(self, ranges: Ranges) -> None:
-        """Have peers see what has changed, if there may be peers."""
+        """Show peers what has changed, if there may be peers."""
         if self._table is not None:
             placed = self._placed.items()
             segments = [Segment(offset, count, file) for offset, (count, file) in placed if file is not None]

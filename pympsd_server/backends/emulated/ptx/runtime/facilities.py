@@ -24,32 +24,28 @@ class DeviceHeap:
 
     def __init__(self, reserve: Callable[[int], int]) -> None:
         self._reserve = reserve
-        self._bytes = HEAP_BYTES
+        self.limit = HEAP_BYTES
+        """The size of the heap in bytes."""
         self._lock = Lock()
         self._base: int | None = None
         self._gaps: list[tuple[int, int]] = []
         """Free ranges (start, end), in order, never adjacent."""
         self._sizes: dict[int, int] = {}
 
-    @property
-    def limit(self) -> int:
-        """The size of the heap in bytes."""
-        return self._bytes
-
     def set_limit(self, count: int) -> bool:
         """Set the size; return whether that was possible: it is until a kernel has called malloc."""
         with self._lock:
             if self._base is None:
-                self._bytes = max(_UNIT, count)
-            return self._base is None or count == self._bytes
+                self.limit = max(_UNIT, count)
+            return self._base is None or count == self.limit
 
     def allocate(self, count: int) -> int:
         """Return the address of new bytes, 0 if the heap is full."""
         size = max(_UNIT, -(-count // _UNIT) * _UNIT)
         with self._lock:
             if self._base is None:
-                self._base = self._reserve(self._bytes)
-                self._gaps = [(self._base, self._base + self._bytes)] if self._base else []
+                self._base = self._reserve(self.limit)
+                self._gaps = [(self._base, self._base + self.limit)] if self._base else []
             for index, (start, end) in enumerate(self._gaps):
                 if start + size <= end:
                     self._gaps[index : index + 1] = [(start + size, end)] if start + size < end else []
