@@ -4,6 +4,15 @@ Offsets are bytes from the ring's start, words are 64 bits. One side writes each
 side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo
 RING_BYTES, in two pieces where it meets the end. A client that finds ASLEEP set after it has moved TAIL sends a byte
 on the stream's socket, whatever the byte: the executor looks at the ring then. Source: DESIGN, "The command stream".
+
+::
+
+    offset     word               written by
+    0, 8       TAIL, IN_USE       client
+    64         HEAD               executor
+    128, 136   ASLEEP, SPIN_COUNT executor
+    192        ANSWERS            executor
+    4096       records            client, between HEAD and TAIL modulo RING_BYTES
 """
 
 from __future__ import annotations

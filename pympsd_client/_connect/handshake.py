@@ -197,16 +197,19 @@ def _has_proof(daemon: Conversation, what: str) -> bool:
 def _hello(environment: Mapping[str, str]) -> ClientHello:
     with open("/proc/self/cmdline", "rb") as file:
         command = command_line(file.read())
-    with open("/proc/self/status", "rb") as file:
-        status = file.read()
     return ClientHello(
         versions=evolve(Versions(), build=build_id()),
         pid=os.getpid(),
         command=command,
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         environment=hello_environment(environment),
-        traced=is_traced(status),
+        traced=_is_being_traced(),
     )
+
+
+def _is_being_traced() -> bool:
+    with open("/proc/self/status", "rb") as file:
+        return is_traced(file.read())
 
 
 def _no_connection(reason: str) -> CudaError:
