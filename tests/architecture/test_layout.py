@@ -17,7 +17,6 @@ MIN_LINES = 40
 SHORT = frozenset(
     {
         "pympsd_client.routing.without_site.sitecustomize",  # Python imports a module of this name, in its own folder
-        "pympsd.wire.ring_layout",  # the layout that C code and Python share, and nothing else of it
         "pympsd.vocabulary.phases",  # the daemon and the server have it in common, and nothing else of it
         "pympsd_server.backends.cuda.objects.unsupported",
     }

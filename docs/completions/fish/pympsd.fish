@@ -175,8 +175,8 @@ complete -c pympsd -n "__pympsd_at '* server set*'" -l client-priority -x -a '0 
 complete -c pympsd -n "__pympsd_at '* server set*'" -l pinned-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l sm-partition -x -a 'none'
 complete -c pympsd -n "__pympsd_at '* server set*'" -l total-memory-limit -x
-complete -c pympsd -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
+complete -c pympsd -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l contain -x -a 'server partition'
 complete -c pympsd -n "__pympsd_at '* server set*'" -l locality-domains -x -a 'true false'
 complete -c pympsd -n "__pympsd_at '* set_active_thread_percentage*'" -f -a '(pympsd get_server_list 2>/dev/null)'
@@ -382,8 +382,8 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l client-p
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l pinned-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l sm-partition -x -a 'none'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l total-memory-limit -x
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l contain -x -a 'server partition'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l locality-domains -x -a 'true false'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* set_active_thread_percentage*'" -f -a '(pympsd get_server_list 2>/dev/null)'
