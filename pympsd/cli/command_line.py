@@ -197,6 +197,6 @@ def _help(name: str, protocol: str = "2") -> str:
     from pympsd.cli.found_daemon import look_for_daemon
     from pympsd.commands.manual import usage
 
-    line, found = look_for_daemon()
-    shown = f"daemon {line}" if name == OWN_NAME else ""
-    return f"{TITLE}\n{usage(name, 3 if (found or protocol) == '3' else 2)}{shown}"
+    line, running_protocol = look_for_daemon()
+    daemon_line = f"daemon {line}" if name == OWN_NAME else ""
+    return f"{TITLE}\n{usage(name, 3 if (running_protocol or protocol) == '3' else 2)}{daemon_line}"

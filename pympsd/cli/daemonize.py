@@ -154,9 +154,9 @@ def _read_settings(options: Options, protocol: int) -> Settings:
 
 def _check_machine(options: Options, machine: Machine) -> None:
     """Raise BadSetting or StartError if servers on the devices could not be as the settings require."""
-    for each in (machine, machine.instead):
-        if each is not None:
-            check_executor_settings(os.environ, each.backend)
+    for settings_machine in (machine, machine.instead):
+        if settings_machine is not None:
+            check_executor_settings(os.environ, settings_machine.backend)
     if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
         raise StartError(
             "-multiuser-server: before Volta all clients of a server share one address space; several users can "

@@ -72,12 +72,12 @@ def _check_free(link: Path, launcher: str) -> None:
     if link.is_symlink():
         if (target := link.readlink()).name == launcher:
             return
-        found = f"is there, and leads to {target}, not to {launcher}"
+        obstacle = f"is there, and leads to {target}, not to {launcher}"
     elif link.exists():
-        found = "is there, and no link"
+        obstacle = "is there, and no link"
     else:
         return
-    raise CannotInstall(f"{link} {found}: move it away, or choose another folder")
+    raise CannotInstall(f"{link} {obstacle}: move it away, or choose another folder")
 
 
 def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Path | None]]:

@@ -124,8 +124,8 @@ class Options:
         rest = list(arguments)
         if rest and rest[0].startswith("--argv0="):
             self.launcher = rest.pop(0).partition("=")[2]
-            given = self.launcher.rpartition("/")[2]
-            self.name = DROP_IN_NAME if given == DROP_IN_NAME else OWN_NAME
+            launcher_name = self.launcher.rpartition("/")[2]
+            self.name = DROP_IN_NAME if launcher_name == DROP_IN_NAME else OWN_NAME
         self.shown = [self.name, *rest]
         while rest and (rest[0].startswith("-") or self.start):
             self._take(rest.pop(0), rest)

@@ -38,11 +38,11 @@ def context_of(daemon: Daemon) -> FileContext:
         daemon.options.pipe_directory,
         daemon.options.protocol,
         daemon.options.has_own_servers,
-        {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
+        {name: {partition.name for partition in server.partitions} for name, server in daemon.named_servers.items()},
         {
-            name: named.allowed_devices
-            for name, named in daemon.named_servers.items()
-            if named.allowed_devices is not None
+            name: server.allowed_devices
+            for name, server in daemon.named_servers.items()
+            if server.allowed_devices is not None
         },
     )
 

@@ -136,17 +136,17 @@ class Control:
         return [printed for printed, _, _ in answers]
 
     def _answer(self) -> tuple[str, str, bool]:
-        said = {frames.OPERATOR_STDOUT: b"", frames.OPERATOR_STDERR: b""}
+        output = {frames.OPERATOR_STDOUT: b"", frames.OPERATOR_STDERR: b""}
         while True:
             kind, body = self._daemon.receive()
             if kind == frames.OPERATOR_DONE:
                 self._daemon.wait_at_most(self._timeout)
-                printed, complaint = (text.decode(errors="replace") for text in said.values())
+                printed, complaint = (text.decode(errors="replace") for text in output.values())
                 return printed, complaint, body != b"\0"
             if kind == frames.OPERATOR_WORKING:
                 self._daemon.wait_at_most(0)
-            elif kind in said:
-                said[kind] += body
+            elif kind in output:
+                output[kind] += body
 
     def _failure(self, error: Exception) -> CannotAsk:
         if isinstance(error, CannotAsk):

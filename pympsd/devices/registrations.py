@@ -97,8 +97,10 @@ def registered(folder: StateFolder, uuid: str) -> list[Registered]:
     """
     try:
         with folder.locked() as opened:
-            found = _living(opened, uuid)
-            return sorted((_with_use(opened, stem, one) for stem, one in found.items()), key=lambda one: one.pid)
+            living = _living(opened, uuid)
+            return sorted(
+                (_with_use(opened, stem, server) for stem, server in living.items()), key=lambda server: server.pid
+            )
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -123,8 +125,8 @@ def _server(folder: int, name: str) -> Registered | None:
             return None
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            for left in (name.removesuffix(_SERVER) + _USE, name):
-                _remove(folder, left)
+            for stale_file in (name.removesuffix(_SERVER) + _USE, name):
+                _remove(folder, stale_file)
             return None
         pid = int(os.read(fd, READ_BYTES))
         return Registered(pid, ()) if _belongs_to(pid, status.st_uid) else None

@@ -99,8 +99,8 @@ class StateFolder:
             remedy = "End the process that creates it and remove it."
             return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
         if (owner := self._untrusted_owner()) is not None:
-            found = f"{error.strerror}: it is user {owner}'s, and not for everybody"
-            return f"{self.path}: {found}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
+            reason = f"{error.strerror}: it is user {owner}'s, and not for everybody"
+            return f"{self.path}: {reason}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
@@ -139,8 +139,8 @@ class StateFolder:
         trusted = self._trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
-            found = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
+            file_status = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(file_status.st_mode) or file_status.st_uid not in trusted:
                 return {}
             text, owner = read(folder, MODES)
         except FileNotFoundError:
@@ -166,8 +166,8 @@ def state_folder_of(machine: str) -> StateFolder:
 
 def directory() -> str:
     """Return the folder of the state of machines that is not next to their description."""
-    if named := os.environ.get(DIRECTORY):
-        return named
+    if override := os.environ.get(DIRECTORY):
+        return override
     try:
         system = os.lstat(SYSTEM_DIRECTORY)
     except OSError:
@@ -184,8 +184,8 @@ def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
     home = environment.get("HOME")
     folders = (environment.get("XDG_CONFIG_HOME") or (home and os.path.join(home, ".config")), "/etc")
     places = [os.path.join(folder, "pympsd", "machine.toml") for folder in folders if folder]
-    found = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")
-    return {**environment, VARIABLE: found} if found else dict(environment)
+    machine_file = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")
+    return {**environment, VARIABLE: machine_file} if machine_file else dict(environment)
 
 
 def resolved(machine: str) -> str:
@@ -195,11 +195,11 @@ def resolved(machine: str) -> str:
 
 def unusable_directory(machine: str) -> str:
     """Return what is wrong with the directory of PYMPSD_STATE_DIRECTORY, if a machine's state belongs there."""
-    named = os.environ.get(DIRECTORY)
-    if not named or os.path.isdir(named) or not state_folder_of(machine).path.startswith(os.path.join(named, "")):
+    folder = os.environ.get(DIRECTORY)
+    if not folder or os.path.isdir(folder) or not state_folder_of(machine).path.startswith(os.path.join(folder, "")):
         return ""
     effect = "compute modes cannot be set, and pympsd-smi cannot see which processes use the devices"
-    return f"{DIRECTORY}={named} is not a directory: {effect}. Make it (mkdir -p {named})"
+    return f"{DIRECTORY}={folder} is not a directory: {effect}. Make it (mkdir -p {folder})"
 
 
 def with_current_modes(devices: Sequence[DeviceProperties], machine: str) -> tuple[DeviceProperties, ...]:

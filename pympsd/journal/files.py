@@ -113,9 +113,9 @@ def _open_of_user(path: str, flags: int, user: int, former: int | None) -> int:
         _check_folder(folder, path, user, former)
         fd = _open_inside(folder, path, flags)
         with _closed_on_error(fd):
-            for each in (fd, folder):
-                if os.fstat(each).st_uid != user:
-                    os.fchown(each, user, -1)
+            for open_fd in (fd, folder):
+                if os.fstat(open_fd).st_uid != user:
+                    os.fchown(open_fd, user, -1)
         return fd
 
 

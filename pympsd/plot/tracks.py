@@ -87,8 +87,8 @@ def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("
             track.moments.append(Moment(event["name"], began))
     for track in tracks.values():
         track.process_name = processes.get(track.process, "")
-        track.slices.sort(key=lambda one: one.began)
-    return sorted((one for one in tracks.values() if one.slices or one.moments), key=lambda one: one.rank)
+        track.slices.sort(key=lambda track: track.began)
+    return sorted((track for track in tracks.values() if track.slices or track.moments), key=lambda track: track.rank)
 
 
 MAX_PERIODS = 4
@@ -100,7 +100,7 @@ def busy_periods(tracks: Iterable[Track]) -> list[tuple[float, float]]:
     Periods are apart if the time between them is longer than all of them together: of two traces that were written an
     hour apart each has its own. The longest such gaps are left out.
     """
-    times = [(one.began, one.ended) for track in tracks for one in track.slices]
+    times = [(slice_.began, slice_.ended) for track in tracks for slice_ in track.slices]
     times += [(moment.at, moment.at) for track in tracks for moment in track.moments]
     merged: list[tuple[float, float]] = []
     for began, ended in sorted(times):

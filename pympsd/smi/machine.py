@@ -91,15 +91,15 @@ class Machine:
         folder = state_folder_of(text)
         properties = with_current_modes(describe(text), text)
         seen = folder if with_processes else None
-        devices = (Device(index, one, _processes(seen, one)) for index, one in enumerate(properties))
+        devices = (Device(index, device, _processes(seen, device)) for index, device in enumerate(properties))
         return cls(text, tuple(devices), folder)
 
     def chosen(self, ids: str | None) -> tuple[Device, ...]:
         """Return the devices that -i names, in the machine's order; raise NoSuchDevice."""
         if ids is None:
             return self.devices
-        named = [self._named(word.strip()) for word in ids.split(",")]
-        return tuple(device for device in self.devices if device in named)
+        requested = [self._named(word.strip()) for word in ids.split(",")]
+        return tuple(device for device in self.devices if device in requested)
 
     def _named(self, word: str) -> Device:
         for device in self.devices:
@@ -109,16 +109,16 @@ class Machine:
 
 
 def _processes(folder: StateFolder | None, properties: DeviceProperties) -> tuple[Process, ...]:
-    found: list[Process] = []
+    processes: list[Process] = []
     for server in registered(folder, properties.uuid) if folder is not None else ():
         if properties.is_volta_or_newer:
-            held: Counter[int] = Counter()
+            used_by_pid: Counter[int] = Counter()
             for pid, used in server.clients:
-                held[pid] += used
+                used_by_pid[pid] += used
             # Memory of exited clients is the server's.
-            found.append(Process(server.pid, "C", held.pop(GONE, 0)))
-            found += [Process(pid, "M+C", used) for pid, used in sorted(held.items())]
+            processes.append(Process(server.pid, "C", used_by_pid.pop(GONE, 0)))
+            processes += [Process(pid, "M+C", used) for pid, used in sorted(used_by_pid.items())]
         else:
             # Before Volta all clients' memory is the server's (MPS documents, 2.3.1.1).
-            found.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
-    return tuple(found)
+            processes.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
+    return tuple(processes)

@@ -59,8 +59,8 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
         answer: dict[str, str] = json.loads(body) if kind == frames.OPERATOR_MACHINE else {}
         return answer
     except TimeoutError:
-        shown = path.decode(errors="replace")
-        warn(f"the daemon at {shown} says nothing for {SECONDS:g} s: the machine is what the environment describes")
+        place = path.decode(errors="replace")
+        warn(f"the daemon at {place} says nothing for {SECONDS:g} s: the machine is what the environment describes")
         return {}
     except (control_client.DaemonGone, OSError):  # an earlier version, which does not have the question
         return {}

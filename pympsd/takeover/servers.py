@@ -187,10 +187,10 @@ def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[Pe
         return []
     pending = [
         server
-        for each in saved.remembered.servers
-        if (server := _find_server(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
+        for remembered in saved.remembered.servers
+        if (server := _find_server(dispatcher, saved, remembered, left, _obstacle(dispatcher, saved)))
     ]
-    connections = frozenset(id_of(one.name) for one in left.connections)
+    connections = frozenset(id_of(connection.name) for connection in left.connections)
     other_devices = _other_devices(dispatcher, saved)
     running = {server.session.id for server in pending}
     servers = tuple(server for server in saved.remembered.servers if server.serial in running)
@@ -214,9 +214,9 @@ async def wait_for_reports(pending: Iterable[PendingServer]) -> None:
 
 
 def _other_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | None:
-    known = device_keys(dispatcher.state.devices)
-    is_known = bool(known and saved.devices)
-    return OtherDevices(saved.devices, known) if is_known and saved.devices != known else None
+    saved_keys = device_keys(dispatcher.state.devices)
+    is_known = bool(saved_keys and saved.devices)
+    return OtherDevices(saved.devices, saved_keys) if is_known and saved.devices != saved_keys else None
 
 
 def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:

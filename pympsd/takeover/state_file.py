@@ -101,7 +101,9 @@ def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
     """Return what a daemon left, in words, that one of protocol 2 with these defaults could not use."""
     if (saved := _left(folder)) is None:
         return []
-    running = tuple(one for one in saved.remembered.servers if start_time_of(one.pid) == saved.started.get(one.pid))
+    running = tuple(
+        server for server in saved.remembered.servers if start_time_of(server.pid) == saved.started.get(server.pid)
+    )
     return list(lost(evolve(saved.remembered, servers=running), own))
 
 
@@ -110,10 +112,10 @@ def directories_left(folder: str) -> set[tuple[str, ...]]:
     daemon has there, or left to the next.
     """
     saved = _left(folder)
-    found: set[tuple[str, ...]] = set()
-    for one in saved.remembered.named_servers if saved is not None else ():
-        found |= {(one.name,), *((one.name, each.name) for each in one.namespaces)}
-    return found
+    directories: set[tuple[str, ...]] = set()
+    for server in saved.remembered.named_servers if saved is not None else ():
+        directories |= {(server.name,), *((server.name, namespace.name) for namespace in server.namespaces)}
+    return directories
 
 
 def trace_left(folder: str) -> str:

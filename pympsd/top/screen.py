@@ -61,11 +61,11 @@ class _Screen:
         while True:
             answers = Answers.of(self._daemon.query(*QUERIES))
             rates = self._rates.of(answers.servers, time.monotonic())
-            shown = rows(answers, self._sort, self._wanted, rates)
-            self._selected = min(self._selected, max(0, len(shown) - 1))
-            self._draw(summary(answers), shown)
+            visible_rows = rows(answers, self._sort, self._wanted, rates)
+            self._selected = min(self._selected, max(0, len(visible_rows) - 1))
+            self._draw(summary(answers), visible_rows)
             self._window.timeout(int(self._interval * 1000))
-            if not self._handle(self._window.getch(), shown):
+            if not self._handle(self._window.getch(), visible_rows):
                 return
 
     def _handle(self, key: int, shown: list[Row]) -> bool:

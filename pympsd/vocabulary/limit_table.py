@@ -252,7 +252,7 @@ class LimitRow:
     def indices(self, *places: Limits) -> list[int]:
         """Return the device indices and ALL_DEVICES under which some places have entries; none if not by device."""
         return (
-            sorted({ALL_DEVICES, *(index for each in places for index in self.of(each) or ())})
+            sorted({ALL_DEVICES, *(index for place in places for index in self.of(place) or ())})
             if self.is_by_device
             else []
         )

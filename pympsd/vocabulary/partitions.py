@@ -65,7 +65,7 @@ def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[in
         range(size * chunk, size * (chunk + 1)) if chunk < count else range(size * count, device.multiprocessors)
         for chunk in sorted(chunks)
     )
-    return tuple(number for each in every for number in each)
+    return tuple(number for group in every for number in group)
 
 
 def free_chunks(device: DeviceProperties, partitions: Sequence[SmPartition]) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class Condition:
     def fits(self, found: Sequence[str]) -> bool:
         """Whether one of the values is among what a process has."""
         fits = _FITS.get(self.kind, fnmatchcase)
-        return any(fits(each, value) for each in found for value in self.values)
+        return any(fits(actual, value) for actual in found for value in self.values)
 
 
 @frozen
@@ -80,11 +80,11 @@ class Rule:
         reasons = []
         for condition in self.conditions:
             try:
-                found = condition.found(origin, namespace)
+                actual = condition.found(origin, namespace)
             except Unknown as error:
                 raise Unknown(f"rule {self} asks for its {condition.kind}, and {error}") from None
-            reason = f"{condition.kind} is {', '.join(found) or 'none'}"
-            if not condition.fits(found):
+            reason = f"{condition.kind} is {', '.join(actual) or 'none'}"
+            if not condition.fits(actual):
                 return False, f"{reason}, not {' or '.join(condition.values)}"
             reasons.append(reason)
         return True, "; ".join(reasons) or "it has no conditions"
@@ -120,15 +120,15 @@ def _units(origin: Origin) -> list[str]:
 
 
 def _containers(origin: Origin) -> list[str]:
-    return [found[1] for part in _given_parts(origin) if (found := _CONTAINER.fullmatch(part))]
+    return [match[1] for part in _given_parts(origin) if (match := _CONTAINER.fullmatch(part))]
 
 
 def _pods(origin: Origin) -> list[str]:
-    return [found[1].replace("_", "-") for part in _given_parts(origin) if (found := _POD.fullmatch(part))]
+    return [match[1].replace("_", "-") for part in _given_parts(origin) if (match := _POD.fullmatch(part))]
 
 
 def _slurm_jobs(origin: Origin) -> list[str]:
-    return [found[1] for path in _cgroups(origin) if (found := _SLURM_JOB.match(path))]
+    return [match[1] for path in _cgroups(origin) if (match := _SLURM_JOB.match(path))]
 
 
 _FOUND: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
@@ -146,17 +146,17 @@ KINDS: Final = (*_FOUND, "namespace")
 
 def is_below(path: str, value: str) -> bool:
     """Whether a path is one that is named, part by part, or lies below it."""
-    parts, wanted = path.strip("/").split("/"), value.strip("/").split("/")
-    return wanted == [""] or (len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted)))
+    parts, pattern = path.strip("/").split("/"), value.strip("/").split("/")
+    return pattern == [""] or (len(parts) >= len(pattern) and all(map(fnmatchcase, parts, pattern)))
 
 
 def at_or_above(cgroups: Sequence[str]) -> list[str]:
     """Return the paths of cgroups and of all that they are in, each once, outer ones first."""
-    found = {"/": None} if cgroups else {}
+    paths = {"/": None} if cgroups else {}
     for path in cgroups:
         parts = path.strip("/").split("/")
-        found |= {f"/{'/'.join(parts[:count])}": None for count in range(1, len(parts) + 1)}
-    return list(found)
+        paths |= {f"/{'/'.join(parts[:count])}": None for count in range(1, len(parts) + 1)}
+    return list(paths)
 
 
 def _is_in(namespace: str, value: str) -> bool:

@@ -125,12 +125,12 @@ _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {
 
 def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is wrong with variables that prevent no start. The devices' memory limits are checked elsewhere."""
-    found = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
+    complaints = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
     for name, (_, complaint) in _RECORDED.items():
         # Of a client a percentage can be by device, of the daemon it is one number.
         if environment.get(name) and _read_or_none(name, environment) is None:
-            found[name] = complaint
-    return tuple(found.values())
+            complaints[name] = complaint
+    return tuple(complaints.values())
 
 
 def _read_or_none(name: str, environment: Mapping[str, str]) -> Any:
@@ -153,19 +153,19 @@ def named_policy(group: str, variable: str, text: str) -> Any:
     from importlib.metadata import entry_points  # it takes 10 ms, and few processes have a policy
 
     name, _, argument = text.partition(":")
-    known = {point.name: point for point in entry_points(group=group)}
-    if name not in known:
-        names = ", ".join(sorted(known))
+    points = {point.name: point for point in entry_points(group=group)}
+    if name not in points:
+        names = ", ".join(sorted(points))
         raise BadSetting(f"{variable} is one of {names}, or an entry point of the group {group}; not {name!r}")
     try:
-        policy = known[name].load()(argument)
+        policy = points[name].load()(argument)
     except ValueError as error:
         raise BadSetting(f"{variable}={text}: {error}") from None
     except Exception as error:  # whatever a plug-in may raise, or its modules when they are imported
-        where = f"{known[name].value} cannot be used: {type(error).__name__}: {error}"
+        where = f"{points[name].value} cannot be used: {type(error).__name__}: {error}"
         raise BadSetting(f"{variable}={text}: {where}") from error
     missing = [method for method in METHODS[group] if not callable(getattr(policy, method, None))]
     if missing:
         has = f"it has to return a policy, and {type(policy).__name__} has no {', '.join(missing)}"
-        raise BadSetting(f"{variable}={text}: {known[name].value} cannot be used: {has}")
+        raise BadSetting(f"{variable}={text}: {points[name].value} cannot be used: {has}")
     return policy

@@ -216,15 +216,15 @@ def read_share(name: str, value: object) -> int:
         raise BadShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
     if number is None or not resource.minimum <= number <= resource.maximum:
-        shown = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"
-        raise BadShare(f"the share of {name} is {shown} from {resource.minimum} to {resource.maximum}, not {value!r}")
+        form = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"
+        raise BadShare(f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}")
     return number
 
 
 def _number(resource: Resource, value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    found = _VALUE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or (found[2] and resource is not BUFFERS):
+    match = _VALUE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or (match[2] and resource is not BUFFERS):
         return None
-    return int(found[1]) << _UNITS[found[2].upper()]
+    return int(match[1]) << _UNITS[match[2].upper()]

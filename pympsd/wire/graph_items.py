@@ -115,7 +115,7 @@ class _Reader:
         if self.edges > EDGE_LIMIT:
             raise TooLarge(f"at most {EDGE_LIMIT} dependencies are allowed")
         dependencies = struct.unpack_from(f"={count}I", self.data, at + _HEAD.size)
-        if any(each >= index for each in dependencies):
+        if any(dependency >= index for dependency in dependencies):
             raise RemoteError(f"item {index} depends on what is not before it")
         if not bodies:
             return GraphItem(self.data[start : start + length], dependencies), start + length
@@ -129,7 +129,7 @@ class _Reader:
             raise RemoteError(f"an item of {end - at} bytes with {bodies} bodies of the kind {kind}")
         handle, default, assigns = _CONDITION.unpack_from(self.data, at)
         at += _CONDITION.size
-        found = []
+        nested = []
         for _ in range(bodies):
             if end - at < _LENGTH.size:
                 raise RemoteError(f"the body of an item in {end - at} bytes")
@@ -137,6 +137,6 @@ class _Reader:
             at += _LENGTH.size
             if length > end - at:
                 raise RemoteError(f"the body of an item has {length} bytes, and {end - at} are left")
-            found.append(self.items(at, at + length, depth + 1))
+            nested.append(self.items(at, at + length, depth + 1))
             at += length
-        return Conditional(handle, ConditionalKind(kind), default if assigns else None, tuple(found)), at
+        return Conditional(handle, ConditionalKind(kind), default if assigns else None, tuple(nested)), at

@@ -236,13 +236,13 @@ def unpack(data: bytes) -> TensorMap:
     rank, spatial = last + 1, max(last - 1, 0)
     check_rank(rank, 1)
     column = Im2col(tuple(rest[19 : 19 + spatial]), tuple(rest[22 : 22 + spatial]), rest[25], rest[26])
-    made = TensorMap(
+    tensor_map = TensorMap(
         data_type, address, tuple(size + 1 for size in rest[:rank]), tuple(rest[5 : 5 + last]),
         tuple(rest[9 : 9 + rank]), tuple(rest[14 : 14 + rank]), interleave, swizzle, promotion, fill,
         column if kind else None,
     )  # fmt: skip
-    check(made)
-    return made
+    check(tensor_map)
+    return tensor_map
 
 
 _FIELDS: Final = {

@@ -144,10 +144,10 @@ def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
 
 def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:
     """Return the percentages of a server's devices in its namespace ``default``: one, unless they differ."""
-    named, default = daemon.named_servers.get(server), _default(daemon, server)
-    if named is None or default is None:
+    named_server, default = daemon.named_servers.get(server), _default(daemon, server)
+    if named_server is None or default is None:
         return set()
-    return set(PERCENTAGE.entries(default.limits, named.ordinals(len(daemon.devices))))
+    return set(PERCENTAGE.entries(default.limits, named_server.ordinals(len(daemon.devices))))
 
 
 def namespace_of(client: Client) -> str:

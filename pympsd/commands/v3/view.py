@@ -75,7 +75,7 @@ def limits_given(
             raise Refused(f"--{name} is not possible with the driver's own server{lack}.")
         if row.is_by_device:
             by_index = {
-                device_of(daemon, server, word) if word else ALL_DEVICES: each for word, each in value.items()
+                device_of(daemon, server, word) if word else ALL_DEVICES: limit for word, limit in value.items()
             }
             value = row.changed(row.of(before), by_index, range(len(daemon.devices)))
         changes[row.field] = value
@@ -109,7 +109,7 @@ def device_named(daemon: Daemon, word: str) -> int:
 def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
     """Return the daemon's index of the device that a word names as the server's clients do; raise Refused."""
     indices = server.ordinals(len(daemon.devices))
-    devices = [daemon.devices[each] for each in indices]
+    devices = [daemon.devices[number] for number in indices]
     index = find_device(devices, word)
     if index is None:
         raise Refused(f"No device '{word}' of server '{server.name}'. Devices: {listed(devices) or 'none'}.")

@@ -102,20 +102,20 @@ class KeeperLink:
         process = KeeperProcess.find(directory)
         if process is None:
             return None
-        held: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         reason = f"it has not sent what it holds within {seconds:g} s"
         with trio.move_on_after(seconds):
-            reason = await _receive_entries(process, held)
-        is_short = any(entry.fd < 0 for entry in held.values()) or not can_open(SPARE)
+            reason = await _receive_entries(process, entries)
+        is_short = any(entry.fd < 0 for entry in entries.values()) or not can_open(SPARE)
         if not reason and not is_short:
-            return cls(directory, log, process=process, held=dict(held)), held
-        close_all(entry.fd for entry in held.values() if entry.fd >= 0)
+            return cls(directory, log, process=process, held=dict(entries)), entries
+        close_all(entry.fd for entry in entries.values() if entry.fd >= 0)
         if reason:
             log.error("keeper_useless", reason=reason)
             await process.kill()
             return None
         process.close()  # it takes this daemon for killed, and waits for another
-        what = f"{len(held)} sockets of the daemon before are more than this one may open"
+        what = f"{len(entries)} sockets of the daemon before are more than this one may open"
         go_on = "until then servers and programs go on, and clients wait"
         raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
 
@@ -167,7 +167,7 @@ class KeeperLink:
     @property
     def is_silent(self) -> bool:
         """Whether it has not answered in time: packets to it stay in the link until it continues or is killed."""
-        return any(one.is_late for one in self._requests.values())
+        return any(request.is_late for request in self._requests.values())
 
     async def caught_up(self) -> None:
         """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS."""

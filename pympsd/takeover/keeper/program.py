@@ -113,15 +113,15 @@ class Keeper:
                     return False
                 self._end_idle_servers()
                 self._drop_what_waits_for_a_daemon(poll, watched)
-            left = give_up - time.monotonic()
-            if left <= 0:
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
                 if not has_servers or not (is_reachable or self._can_ask_servers()):
                     return False
-                left, waits = self._waiting_seconds, waits + 1
-                give_up = time.monotonic() + left
+                remaining, waits = self._waiting_seconds, waits + 1
+                give_up = time.monotonic() + remaining
                 if waits % LONG_WAITS == 0:
                     self._end_idle_servers()
-            for fd, events in poll.poll(left * 1000 + 1):
+            for fd, events in poll.poll(remaining * 1000 + 1):
                 if fd == self._listener.fileno():
                     self._accept()
                 elif fd == changes.fileno():

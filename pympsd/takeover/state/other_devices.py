@@ -66,7 +66,7 @@ class _Move:
         return {places[old]: limit for old, limit in limits.items() if old in places}
 
     def of_cgroups(self, limits: Mapping[str, dict[int, int]]) -> dict[str, dict[int, int]]:
-        return {path: self.memory(each, f"The limits of cgroup {path}") for path, each in limits.items()}
+        return {path: self.memory(limit, f"The limits of cgroup {path}") for path, limit in limits.items()}
 
     def rule(self, rule: Rule) -> Rule:
         return evolve(rule, limits=self.limits(rule.limits, f"The limits of rule {rule}"))
@@ -81,18 +81,20 @@ class _Move:
         if allowed is not None:
             self._note(who, allowed)
             allowed = tuple(self.places[old] for old in allowed if old in self.places)
-        for one in server.partitions:
-            self._note(f"SM partition '{one.name}' of server '{server.name}'", (one.device,))
+        for partition in server.partitions:
+            self._note(f"SM partition '{partition.name}' of server '{server.name}'", (partition.device,))
         return evolve(
             server,
             allowed_devices=allowed,
             namespaces=tuple(
-                evolve(each, limits=self.limits(each.limits, f"Namespace '{server.name}/{each.name}'"))
-                for each in server.namespaces
+                evolve(namespace, limits=self.limits(namespace.limits, f"Namespace '{server.name}/{namespace.name}'"))
+                for namespace in server.namespaces
             ),
             maximum=self.limits(server.maximum, who),
             partitions=tuple(
-                evolve(one, device=self.places[one.device]) for one in server.partitions if one.device in self.places
+                evolve(partition, device=self.places[partition.device])
+                for partition in server.partitions
+                if partition.device in self.places
             ),
         )
 

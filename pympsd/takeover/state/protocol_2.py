@@ -63,7 +63,7 @@ def _of_server(server: PersistentNamedServer) -> Iterator[str]:
         "contain=partition": server.contains_partitions,
     }
     yield from (f"{setting} of server '{server.name}'" for setting, is_set in settings.items() if is_set)
-    yield from (f"SM partition '{one.name}' of server '{server.name}'" for one in server.partitions)
+    yield from (f"SM partition '{partition.name}' of server '{server.name}'" for partition in server.partitions)
 
 
 def _of_default(stated: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
