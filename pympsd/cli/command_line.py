@@ -7,7 +7,7 @@ import posix
 import sys
 
 from pympsd.cli import control_client
-from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, known_options
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, list_options
 from pympsd.errors import BAD_USAGE
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ def _bad_option(error: BadOption) -> str:
         return f"{error}\n"
     from pympsd.vocabulary.mistyped import find_similar
 
-    similar = find_similar(option, known_options())
+    similar = find_similar(option, list_options())
     if similar:
         return f"{error}; did you mean {similar}?\n"
     return f"{error}; --help lists them, and those of a command stand after it\n"

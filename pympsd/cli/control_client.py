@@ -178,9 +178,9 @@ def _source(words: "Sequence[str]", protocol: bytes = b"") -> "Iterator[list[byt
     if words:
         return iter([[" ".join(words).encode("utf-8", "surrogateescape")]])
     if posix.isatty(0) and posix.isatty(1):
-        from pympsd.cli.terminal import typed_lines
+        from pympsd.cli.terminal import read_lines
 
-        return ([line] for line in typed_lines(protocol == b"3"))
+        return ([line] for line in read_lines(protocol == b"3"))
     return _batches(_chunks(0))
 
 

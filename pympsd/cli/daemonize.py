@@ -54,7 +54,7 @@ from pympsd.vocabulary.settings import (
     TURN_POLICY,
     Settings,
     check_executor_settings,
-    named_policy,
+    load_policy,
     with_shares,
 )
 from pympsd.vocabulary.variables import BadSetting
@@ -202,9 +202,9 @@ def _policies(machine: Machine) -> TurnPolicy:
     if policy and machine.backend != "emulated":
         raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices: a GPU has a scheduler of its own")
     if policy:
-        named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
+        load_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
     # The default one is not looked up: that takes longer than all else here.
-    chosen: TurnPolicy = named_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
+    chosen: TurnPolicy = load_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
     return chosen
 
 

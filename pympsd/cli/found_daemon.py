@@ -20,7 +20,7 @@ OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL
 """The names of a daemon's sockets."""
 
 
-def found_daemon(timeout: float) -> tuple[str, int, bytes]:
+def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
     """Return a line that names the daemon, the status, and its protocol, nothing if it does not report one; wait
     ``timeout`` seconds for an answer.
     """
@@ -101,6 +101,6 @@ def _listening_sockets() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    line, status, _ = found_daemon(TIMEOUT)
+    line, status, _ = identify_daemon(TIMEOUT)
     print(line, end="")
     sys.exit(status)

@@ -63,7 +63,7 @@ _NEEDS = {
 }
 
 
-def known_options() -> "tuple[str, ...]":
+def list_options() -> "tuple[str, ...]":
     """Return the names of all options, for suggestions."""
     return ("-h", "--help", "-v", "--version", READY, *FLAGS, *STARTS, *QUIT, *STATIC, *START_FLAGS, *VALUED, *SHORT)
 

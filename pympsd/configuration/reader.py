@@ -231,7 +231,7 @@ class _Reading(Tables):
             return Limits()
         self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
         own = self.limits((*path, "pympsd"), self.table(path, given, "pympsd"), OWN, ordinals)
-        return self.limits(path, given, VENDORS, ordinals).changed_by(own)
+        return self.limits(path, given, VENDORS, ordinals).overlay(own)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, by its table of pympsd's own keys."""
@@ -251,7 +251,7 @@ class _Reading(Tables):
             if None not in (row.of(own), row.of(default)) and row.of(own) != row.of(default):
                 beaten = (*path, row.key)
                 self.warnings.append((beaten, f"{join_path(beaten)} is beaten by that of namespaces.{DEFAULT}"))
-        return own.changed_by(default)
+        return own.overlay(default)
 
     def _warn_of_uncapped(self, path: Path, namespaces: dict[str, Limits]) -> None:
         default = namespaces.get(DEFAULT, Limits())

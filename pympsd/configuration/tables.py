@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pympsd.configuration.plan import FileContext
 from pympsd.configuration.positions import Path
-from pympsd.devices.visible import find_device, listed
+from pympsd.devices.visible import find_device, list_devices
 from pympsd.vocabulary.limit_table import LimitRow, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.mistyped import find_similar
@@ -92,7 +92,7 @@ class Tables:
         index = find_device(devices, word)
         if index is None:
             of = "" if allowed is None else " of this server"
-            self.wrong(path, f"{join_path(path)}: no device '{word}'{of}; devices: {listed(devices) or 'none'}")
+            self.wrong(path, f"{join_path(path)}: no device '{word}'{of}; devices: {list_devices(devices) or 'none'}")
         return -1 if index is None else ordinals[index]
 
     def limits(
@@ -120,7 +120,7 @@ class Tables:
     ) -> dict[int, Any]:
         """Return the entries of a limit by device index, of devices named as in `device`."""
         entries = {self.device(path, word, allowed) if word else ALL_DEVICES: entry for word, entry in value.items()}
-        return row.changed(None, entries, range(len(self.context.devices)))
+        return row.with_change(None, entries, range(len(self.context.devices)))
 
 
 def number_text(value: Any) -> str:

@@ -94,7 +94,7 @@ def _as_served(device: DeviceProperties) -> DeviceProperties:
 
 def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
     if settings.backend == "emulated":
-        return _emulated(settings, "it is asked for")
+        return _emulate(settings, "it is asked for")
     probed = probe()
     if settings.backend == "vendor":
         return _vendor(settings, probed, find_server)
@@ -116,10 +116,10 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
         raise NoDriver(
             f"PYMPSD_BACKEND=cuda: {probed.absent}; set PYMPSD_BACKEND=emulated to run on an emulated device"
         )
-    return _emulated(settings, probed.absent)
+    return _emulate(settings, probed.absent)
 
 
-def _emulated(settings: Settings, reason: str) -> Machine:
+def _emulate(settings: Settings, reason: str) -> Machine:
     return Machine("emulated", reason, describe(settings.emulated_devices))
 
 

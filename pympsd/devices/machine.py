@@ -68,7 +68,7 @@ def describe(text: str) -> tuple[DeviceProperties, ...]:
             return from_toml(_read(text))
         except BadMachine as error:
             raise BadMachine(f"the machine file {text}: {error}; mend it, or name another in {VARIABLE}") from None
-    return _checked([properties for part in text.split(",") for properties in _short(part.strip(), text)])
+    return _check_devices([properties for part in text.split(",") for properties in _short(part.strip(), text)])
 
 
 def is_file(text: str) -> bool:
@@ -93,7 +93,7 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     if containment not in CONTAINMENTS:
         raise BadMachine(f"fault_containment is one of {', '.join(CONTAINMENTS)}, not {containment!r}")
     stops, isolates = (_flag(machine, ability) for ability in ABILITIES)
-    devices = _checked([properties for table in tables for properties in _from_table(table)])
+    devices = _check_devices([properties for table in tables for properties in _from_table(table)])
     return tuple(
         evolve(
             device,
@@ -139,7 +139,7 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
     return [(profile, table)] * count
 
 
-def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
+def _check_devices(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
     if not 0 < len(devices) <= DEVICE_LIMIT:
         raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
     properties = tuple(_properties(index, profile, table) for index, (profile, table) in enumerate(devices))

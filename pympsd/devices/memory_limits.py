@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from attrs import evolve, frozen
 
-from pympsd.devices.visible import find_device, listed
+from pympsd.devices.visible import find_device, list_devices
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import ALL_DEVICES, MAX_MEMORY, BadLimit, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS, PERCENTAGE, PERCENTAGE_FORM
@@ -113,4 +113,5 @@ def _read_by_device(
 
 def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
     """Return the message that a word names no device, with the devices that there are."""
-    return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {listed(devices)}"
+    devices_text = list_devices(devices)
+    return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {devices_text}"

@@ -71,7 +71,7 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
 
     TimeoutError: another process kept the folder locked for ``timeout`` seconds (default: state_folder.LOCK_SECONDS).
     """
-    with folder.locked(timeout) as opened:
+    with folder.lock(timeout) as opened:
         others = _living(opened, uuid)
         if alone and others:
             raise InUse(next(iter(others.values())).pid)
@@ -90,13 +90,13 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
             raise
 
 
-def registered(folder: StateFolder, uuid: str) -> list[Registered]:
+def list_registered(folder: StateFolder, uuid: str) -> list[Registered]:
     """Return the servers on a device in order of their PIDs; none if there is no folder.
 
     Raise BadMachine if they cannot be read.
     """
     try:
-        with folder.locked() as opened:
+        with folder.lock() as opened:
             living = _living(opened, uuid)
             return sorted(
                 (_with_use(opened, stem, server) for stem, server in living.items()), key=lambda server: server.pid

@@ -69,7 +69,7 @@ class StateFolder:
             os.umask(before)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
+    def open(self) -> Iterator[int]:
         """Yield a descriptor of the folder; raise OSError."""
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -78,13 +78,13 @@ class StateFolder:
             os.close(folder)
 
     @contextlib.contextmanager
-    def locked(self, timeout: float | None = None) -> Iterator[int]:
+    def lock(self, timeout: float | None = None) -> Iterator[int]:
         """Yield a descriptor of the folder, locked.
 
         Raise OSError, and TimeoutError after ``timeout`` seconds (default: LOCK_SECONDS), because any user can keep
         the folder locked.
         """
-        with self.opened() as folder:
+        with self.open() as folder:
             _lock(folder, LOCK_SECONDS if timeout is None else timeout)
             yield folder
 
@@ -106,7 +106,7 @@ class StateFolder:
     def modes(self) -> dict[str, str]:
         """Return the compute modes that were set, by UUID; raise BadMachine if they cannot be read."""
         try:
-            with self.opened() as folder:
+            with self.open() as folder:
                 return self._read_modes(folder)
         except FileNotFoundError:
             return {}
@@ -119,24 +119,24 @@ class StateFolder:
         """Return whose the folder is, or what is in its place, if its user is not trusted with it."""
         try:
             owner = os.lstat(self.path).st_uid
-            return None if owner in (os.geteuid(), *self._trusted()) else owner
+            return None if owner in (os.geteuid(), *self._list_trusted()) else owner
         except OSError:
             return None
 
-    def _trusted(self) -> tuple[int, ...]:
+    def _list_trusted(self) -> tuple[int, ...]:
         """Return the users whose modes count; raise OSError."""
         return (0, os.stat(self.description).st_uid) if self.description else (0,)
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
         """Set compute modes by UUID; those of other devices stay. Raise OSError or BadMachine."""
         self.make()
-        with self.locked() as folder:
+        with self.lock() as folder:
             lines = [f"{uuid} {mode}\n" for uuid, mode in {**self._read_modes(folder), **changes}.items()]
             replace(folder, MODES, "".join(lines).encode())
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
-        trusted = self._trusted()
+        trusted = self._list_trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
             file_status = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
@@ -188,7 +188,7 @@ def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, VARIABLE: machine_file} if machine_file else dict(environment)
 
 
-def resolved(machine: str) -> str:
+def resolve(machine: str) -> str:
     """Return a description that means the same in any working directory."""
     return os.path.realpath(machine) if is_file(machine) else machine
 

@@ -131,15 +131,15 @@ class Journal:
 
 def control_logger(journal: Journal) -> structlog.typing.FilteringBoundLogger:
     """Configure structlog for the daemon: ``logger.info(event, **fields)`` writes a line of control.log."""
-    return _configured(journal.write_control)
+    return _configure(journal.write_control)
 
 
 def link_logger(send: Callable[[str, Fields, float], None]) -> structlog.typing.FilteringBoundLogger:
     """Configure structlog for a server: events are sent to the daemon, which formats and writes them."""
-    return _configured(lambda event, fields: send(event, fields, time.time()))
+    return _configure(lambda event, fields: send(event, fields, time.time()))
 
 
-def _configured(emit: Callable[[str, dict[str, Any]], None]) -> structlog.typing.FilteringBoundLogger:
+def _configure(emit: Callable[[str, dict[str, Any]], None]) -> structlog.typing.FilteringBoundLogger:
     def deliver(_: object, __: str, event_dict: MutableMapping[str, Any]) -> str:
         event = event_dict.pop("event")
         emit(event, dict(event_dict))

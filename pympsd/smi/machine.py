@@ -8,7 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.devices.machine import COMPUTE_MODES, describe
-from pympsd.devices.registrations import GONE, registered
+from pympsd.devices.registrations import GONE, list_registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties
@@ -94,14 +94,14 @@ class Machine:
         devices = (Device(index, device, _processes(seen, device)) for index, device in enumerate(properties))
         return cls(text, tuple(devices), folder)
 
-    def chosen(self, ids: str | None) -> tuple[Device, ...]:
+    def select(self, ids: str | None) -> tuple[Device, ...]:
         """Return the devices that -i names, in the machine's order; raise NoSuchDevice."""
         if ids is None:
             return self.devices
-        requested = [self._named(word.strip()) for word in ids.split(",")]
+        requested = [self._find(word.strip()) for word in ids.split(",")]
         return tuple(device for device in self.devices if device in requested)
 
-    def _named(self, word: str) -> Device:
+    def _find(self, word: str) -> Device:
         for device in self.devices:
             if word in (str(device.index), device.properties.uuid) or word.upper() == device.bus_id:
                 return device
@@ -110,7 +110,7 @@ class Machine:
 
 def _processes(folder: StateFolder | None, properties: DeviceProperties) -> tuple[Process, ...]:
     processes: list[Process] = []
-    for server in registered(folder, properties.uuid) if folder is not None else ():
+    for server in list_registered(folder, properties.uuid) if folder is not None else ():
         if properties.is_volta_or_newer:
             used_by_pid: Counter[int] = Counter()
             for pid, used in server.clients:

@@ -65,7 +65,7 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
     try:
         with Control(warn=partial(print, file=sys.stderr)) as daemon:
             if options.get:
-                return _shown(daemon, options.namespace, options.id), 0
+                return _render(daemon, options.namespace, options.id), 0
             if soft == "max" and hard is None:
                 soft = _hard_limit(daemon, options.namespace, options.id) or soft
             daemon.command(f"memacct limit {options.namespace} --device={options.id}{_options(soft, hard)}")
@@ -115,7 +115,7 @@ def _own(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
         return []
 
 
-def _shown(daemon: Control, cgroup: str, device: str) -> str:
+def _render(daemon: Control, cgroup: str, device: str) -> str:
     """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
     rows = _own(daemon, cgroup, device)
     if not rows:

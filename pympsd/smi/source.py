@@ -14,7 +14,7 @@ from typing import Final
 
 from pympsd.cli import control_client
 from pympsd.devices.machine import VARIABLE, BadMachine
-from pympsd.devices.state_folder import DIRECTORY, resolved, with_machine_file
+from pympsd.devices.state_folder import DIRECTORY, resolve, with_machine_file
 from pympsd.wire import frames
 
 SECONDS: Final = 2.0
@@ -35,7 +35,7 @@ def machine(warn: Callable[[str], None]) -> str:
     if backend != "emulated":
         reason = f"the daemon of {path} has this machine's GPUs (backend {backend}), and no emulated ones"
         raise BadMachine(f"{reason}: ask the driver's nvidia-smi, or name another CUDA_MPS_PIPE_DIRECTORY")
-    for name, ours in ((VARIABLE, resolved(text)), (DIRECTORY, os.environ.get(DIRECTORY, ""))):
+    for name, ours in ((VARIABLE, resolve(text)), (DIRECTORY, os.environ.get(DIRECTORY, ""))):
         if os.environ.get(name) and ours != answer[name]:
             warn(f"{name}={os.environ[name]} is not that of the daemon of {path}, which has {answer[name]}")
     os.environ[DIRECTORY] = answer[DIRECTORY]

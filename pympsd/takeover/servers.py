@@ -24,7 +24,7 @@ from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.errors import ProcessError, RemoteError
-from pympsd.journal.line_format import sanitised
+from pympsd.journal.line_format import sanitise
 from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
@@ -266,13 +266,13 @@ def _driver_session(
     for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
     session.taken_over = {
-        client_id: Client(client_id, server.uid, _kept_process(dispatcher, entry), limits=entry.note.limits)
+        client_id: Client(client_id, server.uid, _process_of_client(dispatcher, entry), limits=entry.note.limits)
         for client_id, entry in own.items()
     }
     return session
 
 
-def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
+def _process_of_client(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
     """Return the process of a client by the keeper's note."""
     note = entry.note
     return ClientProcess(
@@ -331,7 +331,7 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
         raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
     process = ClientProcess(
         Peer(report.pid, report.uid, NO_USER),
-        sanitised(report.command.encode()),
+        sanitise(report.command.encode()),
         report.namespace,
         report.mps_namespace if not name_problem(report.mps_namespace) else "",
         container_pid=container_pid_of(report.pid),

@@ -77,7 +77,7 @@ class Limits:
     sm_partition: str | None = None
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 
-    def changed_by(self, change: Limits) -> Limits:
+    def overlay(self, change: Limits) -> Limits:
         """Return these limits with those that a change states in place of what was stated before."""
         both = ((name, getattr(change, name), getattr(self, name)) for name in _FIELDS)
         return Limits(**{name: before if new is None else new for name, new, before in both})
@@ -257,7 +257,7 @@ class LimitRow:
             else []
         )
 
-    def changed(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
+    def with_change(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
         """Return its entries by device after a change, by device index or ALL_DEVICES; an entry of None lifts one.
 
         ``indices``: those of all devices.

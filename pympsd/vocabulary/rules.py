@@ -51,7 +51,7 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.kind}={','.join(self.values)}"
 
-    def found(self, origin: Origin, namespace: str) -> list[str]:
+    def values_in(self, origin: Origin, namespace: str) -> list[str]:
         """Return what a process has of this kind; ``namespace``: ``server/namespace``. Raise Unknown."""
         if self.kind == "namespace":
             return [namespace]
@@ -80,7 +80,7 @@ class Rule:
         reasons = []
         for condition in self.conditions:
             try:
-                actual = condition.found(origin, namespace)
+                actual = condition.values_in(origin, namespace)
             except Unknown as error:
                 raise Unknown(f"rule {self} asks for its {condition.kind}, and {error}") from None
             reason = f"{condition.kind} is {', '.join(actual) or 'none'}"
@@ -107,7 +107,7 @@ def _executables(origin: Origin) -> tuple[str, ...]:
     return (origin.executable,)
 
 
-def _given_parts(origin: Origin) -> Iterator[str]:
+def _trustworthy_parts(origin: Origin) -> Iterator[str]:
     """Yield the parts of the cgroups' paths, down to a user's own service manager: what is below is that user's."""
     for path in _cgroups(origin):
         parts = path.strip("/").split("/")
@@ -116,15 +116,15 @@ def _given_parts(origin: Origin) -> Iterator[str]:
 
 
 def _units(origin: Origin) -> list[str]:
-    return [part for part in _given_parts(origin) if part.endswith((".slice", ".service", ".scope"))]
+    return [part for part in _trustworthy_parts(origin) if part.endswith((".slice", ".service", ".scope"))]
 
 
 def _containers(origin: Origin) -> list[str]:
-    return [match[1] for part in _given_parts(origin) if (match := _CONTAINER.fullmatch(part))]
+    return [match[1] for part in _trustworthy_parts(origin) if (match := _CONTAINER.fullmatch(part))]
 
 
 def _pods(origin: Origin) -> list[str]:
-    return [match[1].replace("_", "-") for part in _given_parts(origin) if (match := _POD.fullmatch(part))]
+    return [match[1].replace("_", "-") for part in _trustworthy_parts(origin) if (match := _POD.fullmatch(part))]
 
 
 def _slurm_jobs(origin: Origin) -> list[str]:

@@ -94,19 +94,19 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
 
     ``backend`` is the resolved one: only executors on a GPU read the number of queues.
     """
-    chosen_worker(environment)
+    read_worker(environment)
     if backend == "emulated":
         has_strict_bounds(environment)
     if backend == "cuda":
-        chosen_connections(environment)
+        read_connections(environment)
 
 
-def chosen_worker(environment: Mapping[str, str]) -> str:
+def read_worker(environment: Mapping[str, str]) -> str:
     """Return what executes clients' records, one of WORKERS; raise BadSetting."""
     return read(environment, variables.WORKER)
 
 
-def chosen_connections(environment: Mapping[str, str]) -> str:
+def read_connections(environment: Mapping[str, str]) -> str:
     """Return the number of hardware queues of an executor on a GPU, as text; raise BadSetting."""
     return read(environment, variables.CONNECTIONS)
 
@@ -148,7 +148,7 @@ METHODS: Final = {
 """The methods that a policy of each group must have."""
 
 
-def named_policy(group: str, variable: str, text: str) -> Any:
+def load_policy(group: str, variable: str, text: str) -> Any:
     """Return what the entry point that a setting names makes of its argument ("" without one); raise BadSetting."""
     from importlib.metadata import entry_points  # it takes 10 ms, and few processes have a policy
 

@@ -17,7 +17,7 @@ from typing import Final
 from attrs import define, frozen
 
 from pympsd.errors import RemoteError
-from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, padded
+from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, pad
 
 _HEAD: Final = struct.Struct("=IIII")
 _CONDITION: Final = struct.Struct("=QII")
@@ -72,7 +72,7 @@ def encode(items: Iterable[GraphItem]) -> bytes:
         bodies, kind = (len(node.bodies), node.kind) if node is not None else (0, 0)
         parts.append(_HEAD.pack(len(item.record), count, bodies, kind))
         indices = struct.pack(f"={count}I", *item.dependencies)
-        parts.append(indices.ljust(padded(len(indices)), b"\0"))
+        parts.append(indices.ljust(pad(len(indices)), b"\0"))
         parts.append(item.record)
         if node is not None:
             parts.append(_CONDITION.pack(node.handle, node.default or 0, node.default is not None))
@@ -107,7 +107,7 @@ class _Reader:
         if end - at < _HEAD.size:
             raise RemoteError(f"an item of {end - at} bytes")
         length, count, bodies, kind = _HEAD.unpack_from(self.data, at)
-        start = at + _HEAD.size + padded(4 * count)
+        start = at + _HEAD.size + pad(4 * count)
         is_record = length % 8 == 0 and HEADER_BYTES <= length <= RECORD_LIMIT
         if not (is_record or length == 0) or end - start < length or (length and bodies):
             raise RemoteError(f"item {index} has a record of {length} bytes, {count} dependencies, {bodies} bodies")

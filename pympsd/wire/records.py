@@ -306,7 +306,7 @@ class Record:
     """Operands and tail."""
 
 
-def padded(length: int) -> int:
+def pad(length: int) -> int:
     """Return a length rounded up to 8 bytes."""
     return (length + 7) & ~7
 
@@ -315,7 +315,7 @@ def pack(name: str, context: int, sequence: int, *operands: int, tail: bytes = b
     """Return the record of an operation by name (the fast paths keep their layouts instead)."""
     operation = BY_NAME[name]
     layout = operation.layout
-    length = padded(layout.size + len(tail))
+    length = pad(layout.size + len(tail))
     head = layout.pack(operation.opcode, flags, length, context, sequence, *operands)
     return (head + tail).ljust(length, b"\0")
 

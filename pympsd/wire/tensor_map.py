@@ -262,7 +262,7 @@ FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
 """The fields that tensormap.replace changes, and how many of each a map has."""
 
 
-def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes:
+def set_field(data: bytes, field: str, ordinal: int, value: int) -> bytes:
     """Return the bytes of a map with one field changed as by tensormap.replace; the result may break the rules.
 
     A map may be made from 128 zero bytes. Raises ValueError for other bytes that are not a map.

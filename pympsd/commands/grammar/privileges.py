@@ -1,8 +1,8 @@
 """Who may change what, and what a caller sees.
 
 Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
-owner of a server may change that server. A query answers from `seen_by`, the state without the parts that are not the
-caller's, so that no command has to handle tenants itself.
+owner of a server may change that server. A query answers from `restrict_view`, the state without the parts that are
+not the caller's, so that no command has to handle tenants itself.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sees_all(daemon: Daemon, caller: Caller) -> bool:
     return daemon.options.open_queries or not caller.server or owns_server
 
 
-def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+def restrict_view(daemon: Daemon, caller: Caller) -> Daemon:
     """Return the state as a caller may see it.
 
     A caller that came by the socket of a namespace, and is neither root nor the server's owner, sees that namespace
@@ -120,7 +120,7 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     """
     if daemon.options.protocol != 3:
         return daemon
-    daemon = seen_by(daemon, caller)
+    daemon = restrict_view(daemon, caller)
     servers = {}
     for server_id, server in daemon.servers.items():
         default = _default(daemon, server.name)

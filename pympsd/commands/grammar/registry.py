@@ -29,7 +29,7 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from pympsd.commands.grammar import loose, strict
-from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, seen_by
+from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, restrict_view
 from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
 from pympsd.state_machine.instructions import Instruction, Note
@@ -73,7 +73,7 @@ class Command:
     """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
     in_protocol_3: str = ""
     """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
-    view: View = seen_by
+    view: View = restrict_view
     """Returns the part of the state that a query answers from."""
     protocols: tuple[int, ...] = field()
     """The protocols of the daemons that have it. Default: both for one word, 3 for a module's verb."""

@@ -86,7 +86,7 @@ def data(text: str) -> Decision:
     return Decision(Answer((Part(text, logged=False),) if text else ()))
 
 
-def done(*notes: str) -> Answer:
+def confirm(*notes: str) -> Answer:
     """Return the answer of a change that was made: no output, and a line on standard error for each note."""
     return Answer(diagnostic="\n".join(filter(None, notes)))
 

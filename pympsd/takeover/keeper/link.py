@@ -125,18 +125,18 @@ class KeeperLink:
         self._held.pop(name, None)
         self._held[name] = Entry(note, fd)
         self._unsent.pop(name, None)  # its place is now the last
-        self._changed(name, True)
+        self._note_change(name, True)
 
     def note(self, name: str, note: bytes) -> None:
         """Replace an entry's note; raise KeyError if there is no such entry, ValueError if the note is too long."""
         packets.encode(packets.NOTE, name, note)
         self._held[name] = Entry(note, self._held[name].fd)
-        self._changed(name, self._unsent.get(name, False))
+        self._note_change(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
         """Close and remove an entry."""
         self._held.pop(name, None)
-        self._changed(name, False)
+        self._note_change(name, False)
 
     async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int | None:
         """Ask the keeper to accept a connection; return its descriptor, -1 if there was none, None if it cannot.
@@ -251,7 +251,7 @@ class KeeperLink:
     async def _read(self, process: KeeperProcess) -> str:
         """Handle the keeper's packets; return why it can no longer be used."""
         while True:
-            received = await _received(process)
+            received = await _receive_packet(process)
             if isinstance(received, str):
                 return received
             kind, name, entry = received
@@ -286,7 +286,7 @@ class KeeperLink:
             self._has_unsent = trio.Event()
             await self._has_unsent.wait()
 
-    def _changed(self, name: str, with_descriptor: bool) -> None:
+    def _note_change(self, name: str, with_descriptor: bool) -> None:
         if self._process is None:
             return  # the next one is sent everything
         self._unsent[name] = with_descriptor
@@ -331,7 +331,7 @@ class KeeperLink:
 async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> str:
     """Receive what a keeper holds; return why that failed, or nothing."""
     while True:
-        received = await _received(process)
+        received = await _receive_packet(process)
         if isinstance(received, str):
             return received
         kind, name, entry = received
@@ -340,7 +340,7 @@ async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> st
         held[name] = entry
 
 
-async def _received(process: KeeperProcess) -> tuple[int, str, Entry] | str:
+async def _receive_packet(process: KeeperProcess) -> tuple[int, str, Entry] | str:
     """Return the next packet, or why the keeper cannot be used any more."""
     try:
         received = await process.receive()

@@ -227,7 +227,7 @@ class Keeper:
         packed, _, greeting = note.partition(b"\0")
         name = packed.decode(errors="replace")
         try:
-            fd = _accepted(self._held[listener][1], self._fd_limit)
+            fd = _accept_below(self._held[listener][1], self._fd_limit)
         except BlockingIOError:
             self._send(packets.REFUSED, name)
             return
@@ -328,7 +328,7 @@ def _descriptor(controls: list[tuple[int, int, bytes]]) -> int:
     return -1
 
 
-def _accepted(listener: int, fd_limit: int) -> int:
+def _accept_below(listener: int, fd_limit: int) -> int:
     """Accept a connection; raise BlockingIOError if there is none, OSError."""
     if os.get_blocking(listener):
         raise OSError("the listening socket blocks")

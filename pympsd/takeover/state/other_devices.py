@@ -28,21 +28,21 @@ class OtherDevices:
         return {old: self.now.index(key) for old, key in enumerate(self.before) if key in self.now}
 
 
-def moved(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
+def move(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
     """Return a state for the devices of now, and the settings lost with devices that are gone: owner and UUID.
 
     One limit for all devices is one for all devices of now: none is without.
     """
-    move = _Move(devices.places, devices.before, len(devices.now))
+    moves = _Move(devices.places, devices.before, len(devices.now))
     state = evolve(
         left,
-        memory_limits=None if left.memory_limits is None else move.memory(left.memory_limits, "The default limits"),
-        cgroup_limits=move.of_cgroups(left.cgroup_limits),
-        cgroup_soft_limits=move.of_cgroups(left.cgroup_soft_limits),
-        rules=left.rules and tuple(map(move.rule, left.rules)),
-        named_servers=tuple(map(move.server, left.named_servers)),
+        memory_limits=None if left.memory_limits is None else moves.memory(left.memory_limits, "The default limits"),
+        cgroup_limits=moves.of_cgroups(left.cgroup_limits),
+        cgroup_soft_limits=moves.of_cgroups(left.cgroup_soft_limits),
+        rules=left.rules and tuple(map(moves.rule, left.rules)),
+        named_servers=tuple(map(moves.server, left.named_servers)),
     )
-    return state, move.lost
+    return state, moves.lost
 
 
 @define
@@ -73,8 +73,8 @@ class _Move:
 
     def limits(self, limits: Limits, what: str) -> Limits:
         stated = {row.field: value for row in BY_DEVICE if (value := row.of(limits)) is not None}
-        moved: Any = {name: self.memory(value, what) for name, value in stated.items()}
-        return evolve(limits, **moved)
+        changes: Any = {name: self.memory(value, what) for name, value in stated.items()}
+        return evolve(limits, **changes)
 
     def server(self, server: PersistentNamedServer) -> PersistentNamedServer:
         allowed, who = server.allowed_devices, f"Server '{server.name}'"

@@ -30,7 +30,7 @@ def lost(left: PersistentState, own: Limits) -> Iterator[str]:
         None if left.memory_limits is None else in_memory(left.memory_limits),
         None if left.client_priority is None else ClientPriority(left.client_priority),
     )
-    defaults = own.changed_by(by_command)
+    defaults = own.overlay(by_command)
     running = {process.name for process in left.servers}
     for server in left.named_servers:
         yield from _of_server(server)
