@@ -169,7 +169,7 @@ def _install(options: Options) -> int:
 
 
 def _find_dependencies() -> None:
-    """Add the interpreter's site where a dependency is not beside the packages, as with --target or --user."""
+    """Add the interpreter's site if a dependency is not in the folder of the packages, as with --target or --user."""
     from importlib.machinery import PathFinder
 
     if sys.flags.no_site and not all(map(PathFinder.find_spec, _DEPENDENCIES)):

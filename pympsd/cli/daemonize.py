@@ -287,7 +287,7 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
         check_links(os.path.abspath(directory))
-        # As for the pipe directory: only the last component is created.
+        # Only the last component is created, as with the pipe directory.
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))

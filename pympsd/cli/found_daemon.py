@@ -1,4 +1,4 @@
-"""Which daemon there is, in a line, and its protocol.
+"""Identify the daemon of the pipe directory, in a line, and its protocol.
 
 ``python -m pympsd.cli.found_daemon`` prints it; status 1: none, 2: one that does not answer.
 """

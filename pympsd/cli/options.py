@@ -79,7 +79,7 @@ class BadOption(InputError):
 class Options:
     """The arguments, read. ``words``: the command given as arguments; ``shown``: the command line that ps shows.
 
-    ``overlooked``: words beside -d or -f, which start a daemon and take no command (recorded: no-daemon).
+    ``overlooked``: words next to -d or -f, which start a daemon and take no command (recorded: no-daemon).
     """
 
     def __init__(self, arguments: "Sequence[str]") -> None:
@@ -100,17 +100,17 @@ class Options:
         self.apply = ""
         """The configuration file."""
         self.metrics = ""
-        """Where metrics are served."""
+        """The address of the metrics: a port of the loopback, or the path of a socket."""
         self.launcher = ""
         """The path that the launcher was started by."""
         self.install = ""
         """One of INSTALLS; ``folder`` is its argument."""
         self.folder = ""
         self.quit = ""
-        """How the end of the daemon was asked for; with -d or -f -q asks for something else."""
+        """The option that ends the daemon, as written; with -d or -f, -q means something else."""
         self.force = False
         self.static = ""
-        """How static partitioning was asked for."""
+        """The option for static partitioning, as written."""
         self.dialect = ""
         self.users = ""
         self.turn_patience: float | None = None

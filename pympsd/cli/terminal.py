@@ -53,7 +53,7 @@ def _ask() -> str | None:
         print()
         return None
     except KeyboardInterrupt:
-        # As in a shell: drop the line and continue.
+        # Drop the line and continue, as a shell does.
         print()
         return ""
 

@@ -1,4 +1,4 @@
-"""Which configuration is in force in a daemon: its hash, and what of its file has been changed since.
+"""The configuration in force in a daemon: its hash, and the settings of its file that have been changed since.
 
 The daemon keeps the text of the file that was applied last, and not only its plan: after a restart the devices may
 have other indices, and the text is read again for those. A plan is computed once for each set of surroundings,

@@ -20,7 +20,7 @@ from pympsd.wire import frames
 
 
 class CannotAsk(DaemonError):
-    """There is no daemon, or it is silent, or it refused; the message names which."""
+    """No daemon listens, or it is silent, or it refused; the message explains which."""
 
 
 class Silent(CannotAsk):
@@ -42,7 +42,7 @@ class Control:
         trust_daemon: Send commands that change something to such a daemon too. Otherwise it gets queries only.
 
     Raises:
-        CannotAsk: There is no daemon at this directory, or it does not take commands.
+        CannotAsk: No daemon listens at this directory, or it does not take commands.
 
     >>> from pympsd.control import Daemon
     >>> with Daemon(machine="H200") as daemon, Control(daemon.pipe_directory) as control:

@@ -30,9 +30,9 @@ class Probed:
 
     devices: tuple[DeviceProperties, ...] = ()
     absent: str = ""
-    """Why there is no driver, or no device."""
+    """The reason why there is no driver, or no device."""
     unusable: str = ""
-    """Why the installed driver does not work."""
+    """The reason why the installed driver does not work."""
 
 
 @frozen
@@ -84,7 +84,7 @@ _NOT_SERVED: Final = (
 )
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
 """Attributes of what a GPU has and the ``cuda`` backend does not do; clients refuse by them, so they are 0.
-Those of textures begin so."""
+The names of texture attributes begin so."""
 
 
 def _as_served(device: DeviceProperties) -> DeviceProperties:

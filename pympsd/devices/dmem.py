@@ -36,7 +36,7 @@ def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles
     guaranteed: dict[int, int] = {}
     for files in cgroups:
         hard, soft = _hard(devices, files.max), _soft(devices, files.min)
-        # As in the kernel a guarantee holds as far as those above have it: a cgroup's owner cannot give it more.
+        # A guarantee holds as far as the cgroups above have it, as in the kernel: its owner cannot give it more.
         guaranteed |= {ordinal: min(own, guaranteed.get(ordinal, own)) for ordinal, own in soft.items()}
         kept = {ordinal: PinnedMemory(guaranteed[ordinal]) for ordinal in soft if guaranteed[ordinal]}
         if hard or kept:

@@ -32,7 +32,7 @@ from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
-"""What names the machine, in short form or by the path of a file."""
+"""The variable that describes the machine, in short form or by the path of a file."""
 DEVICE_LIMIT: Final = 64
 FIGURE_LIMIT: Final = 1 << 20
 """The greatest number allowed: a device's memory, in MiB, has to fit its window of addresses."""
@@ -72,7 +72,7 @@ def describe(text: str) -> tuple[DeviceProperties, ...]:
 
 
 def is_file(text: str) -> bool:
-    """Whether a description names a file, rather than being the short form."""
+    """Return whether a description names a file, rather than being the short form."""
     return "/" in text or text.endswith(".toml")
 
 

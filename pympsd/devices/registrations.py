@@ -137,7 +137,7 @@ def _server(folder: int, name: str) -> Registered | None:
 
 
 def _belongs_to(pid: int, uid: int) -> bool:
-    """Whether a process exists and belongs to a user; raise ProcessLookupError or OverflowError if it cannot exist.
+    """Return whether a process exists and belongs to a user; raise ProcessLookupError or OverflowError for no PID.
 
     Not by the owner of /proc/PID, which is root for a process that is not dumpable.
     """

@@ -1,4 +1,4 @@
-"""The state of an emulated machine: its compute modes, in ``<file>.state`` beside the file that describes it.
+"""The state of an emulated machine: its compute modes, in ``<file>.state`` next to the file that describes it.
 
 The description itself is never written. Servers of every user register in the folder (``registrations``), so it has
 the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
@@ -37,7 +37,7 @@ SYSTEM_DIRECTORY, TEMPORARY_DIRECTORY = "/run/pympsd", "/tmp"
 CONFIGURATION: Final = "/etc/"
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16
-"""How often a directory in the way of a file is moved away before that counts as an error."""
+"""Moves of a directory that is in the way of a file before that counts as an error."""
 
 
 @frozen
@@ -179,7 +179,7 @@ def directory() -> str:
 def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which PYMPSD_EMULATED_DEVICES, if it is not set, names the machine file that is there.
 
-    That of the user comes before that of the machine, since callers may strip variables.
+    The user's file comes before the machine's, because callers may strip variables.
     """
     home = environment.get("HOME")
     folders = (environment.get("XDG_CONFIG_HOME") or (home and os.path.join(home, ".config")), "/etc")

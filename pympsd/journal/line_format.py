@@ -22,7 +22,7 @@ class LogEntry:
     fields: dict[str, Any]
     when: float
     is_volta: bool = True
-    """Whether its author serves devices of Volta or newer."""
+    """True if its author serves devices of Volta or newer."""
 
 
 def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:

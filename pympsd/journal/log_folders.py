@@ -39,7 +39,7 @@ class MadeFolder:
     uid: int
     """The server's user."""
     deleted: bool = False
-    """Whether its server was deleted."""
+    """True if the folder's server was deleted."""
 
 
 @define

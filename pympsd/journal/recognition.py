@@ -1,4 +1,4 @@
-"""Which event of the catalogue a line of driver 580's own MPS server is, and its fields.
+"""Find the event of the catalogue, and its fields, for a line of driver 580's own MPS server.
 
 The patterns are made of the catalogue's sentences.
 """
@@ -113,7 +113,7 @@ class Recogniser:
                 self._awaited.pop(pid, None)
                 if recognised.event in FOLLOWERS:
                     self._awaited[pid] = FOLLOWERS[recognised.event]
-                # A process's first connection, number 0, is its own; the others are those of its contexts.
+                # A process's first connection, number 0, is its own; its contexts have the remaining ones.
                 if recognised.event == "client_connected" and recognised.fields["context"] != 0:
                     return Recognised("context_connected", recognised.fields)
                 return recognised

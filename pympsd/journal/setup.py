@@ -58,9 +58,9 @@ class Journal:
         self._write(self._named.get(self._names.get(pid, ""), self.server), entry, SERVER_LINES)
 
     def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:
-        """Write a line of the driver's own server: r580 as it came, the others by the event that it is, if it is one.
+        """Write a line of the driver's own server: r580 as it came, other dialects by its event, if it has one.
 
-        Only r580 has ``who`` it calls itself; in the others it is a Server, as ours are.
+        Only r580 has ``who`` it calls itself; in other dialects it is a Server, as ours are.
         """
         recognised = Recognised("vendor_line", {"text": text})
         if self.dialect is not Dialect.R580:

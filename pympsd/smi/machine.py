@@ -53,7 +53,7 @@ class Device:
 
     @property
     def bus_id(self) -> str:
-        """As in DeviceProperties."""
+        """The device's PCI address, as DeviceProperties.bus_id has it."""
         return self.properties.bus_id
 
     @property

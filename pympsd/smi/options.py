@@ -34,7 +34,7 @@ class Refused(InputError):
 
 
 class UnknownOption(Refused):
-    """There is no such option, or not in that form: ``word``. The text is nvidia-smi's."""
+    """The option does not exist, or not in that form: ``word``. The text is nvidia-smi's."""
 
     def __init__(self, word: str, option: str) -> None:
         super().__init__(f"ERROR: Option {word} is not recognized. Please run '{{program}} -h'.\n\n", BAD_OPTION)
@@ -71,7 +71,7 @@ class Request:
     """The given modifiers, of csv, noheader and nounits."""
     xml: bool = False
     file: str = ""
-    """Where the output goes; empty: standard output."""
+    """The path of the output; empty: standard output."""
     interval: float | None = None
     """Seconds between two outputs; None: there is one output."""
 

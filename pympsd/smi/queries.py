@@ -31,7 +31,7 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "compute_cap": lambda device: ".".join(map(str, device.properties.compute_capability)),
     "driver_version": lambda _: DRIVER_VERSION,
 }
-"""What an emulated device has."""
+"""The fields that an emulated device has."""
 _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
     "timestamp": lambda _, process: _now(),
     "pid": lambda _, process: process.pid,

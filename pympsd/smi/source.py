@@ -1,4 +1,4 @@
-"""Which machine is shown: that of the daemon of the pipe directory, and without one what the environment describes.
+"""Find the machine to show: that of the pipe directory's daemon; without a daemon, the one in the environment.
 
 A daemon may have been started with another PYMPSD_EMULATED_DEVICES or PYMPSD_STATE_DIRECTORY than this program. It
 answers a hello with the body ASKS_MACHINE in both protocols, and writes no line about a command to its log. A daemon
@@ -18,7 +18,7 @@ from pympsd.devices.state_folder import DIRECTORY, resolve, with_machine_file
 from pympsd.wire import frames
 
 SECONDS: Final = 2.0
-"""How long a daemon may take to answer."""
+"""The time in which a daemon has to answer."""
 DEFAULT_MACHINE: Final = "H200"
 
 

@@ -53,7 +53,7 @@ LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
 MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
-"""How far the clock may have been set back since a client connected."""
+"""The most seconds by which the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
@@ -70,7 +70,7 @@ class PendingServer:
     process: KnownProcess
     obstacle: str
     started: int
-    """When its process started, in clock ticks since boot."""
+    """The start time of its process, in clock ticks since boot."""
     resolved: trio.Event = field(factory=trio.Event, init=False)
     """Set when it has reported, or will not."""
     _serving: trio.Event | None = field(default=None, init=False)

@@ -33,7 +33,7 @@ MODE: Final = 0o600
 MAX_BYTES: Final = 4 << 20
 """The largest configuration file takes 1.4 MiB of it."""
 MAX_DEVICES: Final = 256
-"""Limits of devices with higher ordinals than any machine has are refused, even where the devices are not known."""
+"""Limits of devices with higher ordinals than any machine has are refused, even if the devices are not known."""
 DYING_SECONDS: Final = 1.0
 """A killed daemon releases its lock shortly before it has ended."""
 

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     @property
     def cells(self) -> dict[str, str]:
-        """Its text in each column, by heading."""
+        """The text of the row in each column, by heading."""
         return {column.heading: printable(column.cell(self)) for column in COLUMNS}
 
 
@@ -158,7 +158,7 @@ def summary(answers: Answers) -> str:
 
 @define
 class Rates:
-    """What servers launch in a second, from what they have launched until now and until some time before."""
+    """Launches of servers in a second, from the totals now and some time before."""
 
     _counted: dict[int, tuple[float, int]] = field(factory=dict, init=False)
     """By PID: when its number changed last, as far as was seen, and the number."""

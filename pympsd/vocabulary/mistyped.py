@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_USAGE, f"{self.prog}: {message}\n")
 
     def _is_option(self, word: str) -> bool:
-        """Whether a word is an option, may be an abbreviation of one, or is a negative number."""
+        """Return whether a word is an option, may be an abbreviation of one, or is a negative number."""
         option = word.partition("=")[0]
         if word.startswith("--"):
             return any(candidate.startswith(option) for candidate in self._option_string_actions)

@@ -26,17 +26,17 @@ _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
 class Unknown(InputError):
-    """Whether a process fits a rule is unknown; the message explains why."""
+    """A rule cannot be examined for a process; the message explains why."""
 
 
 @frozen
 class Origin:
-    """What rules ask of a process; None: the daemon cannot see it."""
+    """The properties of a process that rules examine; None: the daemon cannot see it."""
 
     uid: int
     groups: tuple[int, ...] = ()
     cgroups: tuple[str, ...] | None = None
-    """Its paths in the hierarchies of cgroups: one, but with cgroup v1; that of cgroup v2 is the last."""
+    """The process's paths in the hierarchies of cgroups: several with cgroup v1; the last one is cgroup v2's."""
     executable: str | None = None
 
 
@@ -58,7 +58,7 @@ class Condition:
         return list(_FOUND[self.kind](origin))
 
     def fits(self, found: Sequence[str]) -> bool:
-        """Whether one of the values is among what a process has."""
+        """Return whether one of the values is among a process's properties."""
         fits = _FITS.get(self.kind, fnmatchcase)
         return any(fits(actual, value) for actual in found for value in self.values)
 
@@ -145,7 +145,7 @@ KINDS: Final = (*_FOUND, "namespace")
 
 
 def is_below(path: str, value: str) -> bool:
-    """Whether a path is one that is named, part by part, or lies below it."""
+    """Return whether a path fits a pattern, part by part, or lies below one that does."""
     parts, pattern = path.strip("/").split("/"), value.strip("/").split("/")
     return pattern == [""] or (len(parts) >= len(pattern) and all(map(fnmatchcase, parts, pattern)))
 
@@ -170,4 +170,4 @@ _FITS: Final = {
     "container": lambda found, value: value == "*" or found.startswith(value),
     "namespace": _is_in,
 }
-"""How what a process has is compared with a value; other kinds compare by pattern."""
+"""The comparison of a process's property with a value, by kind; other kinds compare by pattern."""

@@ -48,7 +48,7 @@ class Settings:
     users: str = variables.USERS[0]
     unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
-    """What an administrator has set of each user's shares, by resource."""
+    """The shares of each user that an administrator has set, by resource."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -120,7 +120,7 @@ _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     PERCENTAGE: (ThreadPercentage.parse, f"{PERCENTAGE} should be between (0.0, 100.0]"),
     PRIORITY: (ClientPriority.parse, f"{PRIORITY} should be between [0,1]"),
 }
-"""How these are read, and the complaint of the vendor's daemon about what cannot be read."""
+"""By variable: its parser, and the complaint of the vendor's daemon about a value that cannot be read."""
 
 
 def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:

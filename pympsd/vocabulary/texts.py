@@ -20,7 +20,7 @@ LIFTED: Final = ("unlimited", "default")
 """The words that lift a limit."""
 NO_LIMIT: Final = "unlimited"
 CONTAINMENTS: Final = ("server", "partition")
-"""Whether faults stay in SM partitions, as it is written."""
+"""The words for containment of faults in SM partitions."""
 MAX_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)

@@ -36,9 +36,9 @@ WORKERS: Final = ("auto", "native", "python")
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 USERS: Final = ("in-turn", "together")
-"""Whether users take turns with one server, or have servers at the same time."""
+"""The modes of users: they take turns with one server, or have servers at the same time."""
 UNMAPPED_USERS: Final = ("refuse", "nobody")
-"""What becomes of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
+"""The treatment of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
 MAX_CONNECTIONS: Final = 32
 """CUDA's maximum of hardware queues."""
 

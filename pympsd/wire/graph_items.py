@@ -35,7 +35,7 @@ class TooLarge(RemoteError):
 
 
 class ConditionalKind(IntEnum):
-    """When a conditional node executes a body (CUgraphConditionalNodeType)."""
+    """The condition under which a conditional node executes a body (CUgraphConditionalNodeType)."""
 
     IF = 0
     """The first body if the value is not 0, else the second, if there is one."""
@@ -82,7 +82,7 @@ def encode(items: Iterable[GraphItem]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[GraphItem, ...]:
-    """Return the items; raise RemoteError where the bytes are none, TooLarge before there are too many."""
+    """Return the items; raise RemoteError if the bytes are not a graph, TooLarge before there are too many."""
     return _Reader(data).items(0, len(data), 0)
 
 

@@ -257,7 +257,7 @@ _FIELDS: Final = {
     "box_dim": (76, "H", 5),
     "element_stride": (86, "B", 5),
 }
-"""Where the fields of tensormap.replace begin, their struct codes, and how many there are."""
+"""The offsets of the fields of tensormap.replace, their struct codes, and their numbers."""
 FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
 """The fields that tensormap.replace changes, and how many of each a map has."""
 

@@ -69,7 +69,7 @@ class Flag(IntFlag):
 
 @frozen
 class Sampling:
-    """How a texture is read: a CUDA_TEXTURE_DESC. Filters are 0 for point and 1 for linear."""
+    """The way in which a texture is read: a CUDA_TEXTURE_DESC. Filters are 0 for point and 1 for linear."""
 
     address_modes: tuple[int, int, int] = (0, 0, 0)
     filter: int = 0
@@ -111,7 +111,7 @@ class TextureObject:
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
+        """Return whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
         is_small = CHANNEL_BYTES[self.format] < 4
         always = self.format in (*_FLOATS, PACKED, *NORMALIZED)
         return always or (is_small and not self.sampling.flags & Flag.READ_AS_INTEGER)

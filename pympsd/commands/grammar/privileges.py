@@ -1,4 +1,4 @@
-"""Who may change what, and what a caller sees.
+"""Privileges of callers: the settings that they may change, and the state that they see.
 
 Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
 owner of a server may change that server. A query answers from `restrict_view`, the state without the parts that are
@@ -35,7 +35,7 @@ class Caller:
     session: int
     uid: int
     at: float = 0.0
-    """When the command was given, in seconds since 1970."""
+    """The time of the command, in seconds since 1970."""
     server: str = ""
     """The server whose socket the caller came by; empty: the daemon's own."""
     namespace: str = ""

@@ -48,7 +48,7 @@ class Decision:
     answer: Answer | None
     instructions: tuple[Instruction, ...] = ()
     data: Any = None
-    """What --json prints in place of the answer, in protocol 2; None: a refusal, which is the same with it."""
+    """The text that --json prints in place of the answer, in protocol 2; None: a refusal, which stays the same."""
 
 
 Handler = Callable[..., Decision]
@@ -62,13 +62,13 @@ class Command:
     syntax: Syntax
     handler: Handler
     asks_servers: bool = False
-    """Its answer depends on the servers' state: those that report only on request are asked first."""
+    """True if the answer depends on the servers' state: those that report only on request are asked first."""
     asks_process: bool = False
-    """Its caller has the properties that rules examine of the process whose PID is its first argument."""
+    """True if its caller has the properties that rules examine of the process whose PID is its first argument."""
     owner_only: bool = False
     """It is refused to other users than root and the one who started the daemon."""
     takes_file: bool = False
-    """Its handler gets the text of the file that the line names, as ``text``."""
+    """True if its handler gets the text of the file that the line names, as ``text``."""
     refuses_unknown: bool = False
     """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
     in_protocol_3: str = ""
@@ -99,12 +99,12 @@ class Command:
 
     @cached_property
     def is_query(self) -> bool:
-        """Whether the command only asks."""
+        """Return whether the command changes nothing."""
         return is_query(self.name)
 
     @property
     def names_server(self) -> bool:
-        """Whether the first argument of a command of protocol 2 is the PID of a server."""
+        """Return whether the first argument of a command of protocol 2 is the PID of a server."""
         names = (
             *(argument.name for argument in (*self.syntax.required, *self.syntax.optional)),
             *self.syntax.options,

@@ -22,7 +22,7 @@ _QUOTED: Final = frozenset(',"\r\n')
 
 @frozen
 class Format:
-    """What ``--format`` chooses."""
+    """The style of output that ``--format`` chooses."""
 
     style: str = STYLES[0]
     header: bool = True
@@ -43,7 +43,7 @@ class Column:
     name: str
     heading: str
     key: str = ""
-    """Its name in JSON, if that is another one."""
+    """The name in JSON, if it differs."""
 
 
 @frozen

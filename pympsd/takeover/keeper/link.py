@@ -48,7 +48,7 @@ ANSWER_SECONDS: Final = 0.25
 """Time for the keeper to accept a connection; after it the daemon itself accepts."""
 _NO_DESCRIPTOR: Final = -2
 CROWDED_SECONDS: Final = 0.01
-"""Pause before the next try to send if the kernel did not take a packet into a link that had room."""
+"""Pause before the next try to send if the kernel did not take a packet into a link that had space."""
 
 
 @define(eq=False)
@@ -166,7 +166,7 @@ class KeeperLink:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered in time: packets to it stay in the link until it continues or is killed."""
+        """Return whether the keeper is late: packets to it stay in the link until it continues or is killed."""
         return any(request.is_late for request in self._requests.values())
 
     async def caught_up(self) -> None:

@@ -29,7 +29,7 @@ if not __package__:
 from pympsd.takeover.keeper import packets as packets
 
 COMM = "pympsd-keeper"
-"""What ps, pgrep and pidof call the process."""
+"""The name of the process in ps, pgrep and pidof."""
 SERVER_PREFIX = "server "
 """Entries with such names are connections to servers: while one lives the keeper waits for a daemon.
 
@@ -163,7 +163,7 @@ class Keeper:
         if int.from_bytes(credentials[4:8], sys.byteorder) != os.geteuid():
             connection.close()
             return True
-        # What the previous daemon sent before it was killed counts.
+        # Packets that the previous daemon sent before it was killed count.
         if not self._take_packets():
             return False
         self._send(packets.REPLACED)
@@ -253,7 +253,7 @@ class Keeper:
             _close(self._held.pop(name)[1])
 
     def _send(self, kind: int, name: str = "", note: bytes = b"") -> None:
-        """Send a packet if there is room in the link: a daemon that does not read must not stop the keeper."""
+        """Send a packet if there is space in the link: a daemon that does not read must not stop the keeper."""
         if self._link is not None:
             try:
                 self._link.send(packets.encode(kind, name, note))
@@ -356,7 +356,7 @@ def _greet(fd: int, greeting: bytes) -> None:
 
 
 def _ask(link: int, question: bytes) -> None:
-    """Send a server a question, if its link has room; the answer to the one before makes room for its answer."""
+    """Send a server a question, if its link has space; its answer waits for the answer to the one before."""
     sock = _socket.socket(fileno=link)
     try:
         if sock.type & 0xF == _socket.SOCK_SEQPACKET and _has_unread(link):

@@ -198,7 +198,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
 
 
 def _queue_order(daemon: Daemon) -> tuple[int, ...]:
-    """Return the order of the queue, with the clients whose return is still awaited; empty if it does not matter."""
+    """Return the order of the queue, with the clients whose return is still pending; empty if it does not matter."""
     if not daemon.options.policy.keeps_queue:
         return ()
     entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]

@@ -1,4 +1,4 @@
-"""What passes between the daemon and the vendor's tool: command lines and printed lines, a packet each."""
+"""Packets between the daemon and the vendor's tool: command lines and printed lines, a packet each."""
 
 from __future__ import annotations
 
