@@ -7,7 +7,7 @@ import posix
 import sys
 
 from pympsd.cli import control_client
-from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, known_options
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, list_options
 from pympsd.errors import BAD_USAGE
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ def _bad_option(error: BadOption) -> str:
         return f"{error}\n"
     from pympsd.vocabulary.mistyped import find_similar
 
-    similar = find_similar(option, known_options())
+    similar = find_similar(option, list_options())
     if similar:
         return f"{error}; did you mean {similar}?\n"
     return f"{error}; --help lists them, and those of a command stand after it\n"
@@ -169,7 +169,7 @@ def _install(options: Options) -> int:
 
 
 def _find_dependencies() -> None:
-    """Add the interpreter's site where a dependency is not beside the packages, as with --target or --user."""
+    """Add the interpreter's site if a dependency is not in the folder of the packages, as with --target or --user."""
     from importlib.machinery import PathFinder
 
     if sys.flags.no_site and not all(map(PathFinder.find_spec, _DEPENDENCIES)):
@@ -197,6 +197,6 @@ def _help(name: str, protocol: str = "2") -> str:
     from pympsd.cli.found_daemon import look_for_daemon
     from pympsd.commands.manual import usage
 
-    line, found = look_for_daemon()
-    shown = f"daemon {line}" if name == OWN_NAME else ""
-    return f"{TITLE}\n{usage(name, 3 if (found or protocol) == '3' else 2)}{shown}"
+    line, running_protocol = look_for_daemon()
+    daemon_line = f"daemon {line}" if name == OWN_NAME else ""
+    return f"{TITLE}\n{usage(name, 3 if (running_protocol or protocol) == '3' else 2)}{daemon_line}"

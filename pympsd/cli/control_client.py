@@ -40,7 +40,7 @@ UNPROVEN_WARNING = (
     b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you know that it is\n"
 )
 QUERIES, LINES, FILES = range(3)
-"""Which lines a daemon that is neither root's nor the caller's is sent: queries only, all lines, or files as well."""
+"""The lines sent to a daemon of another user (neither root nor the caller): queries, all, or files as well."""
 NOT_SENT = (
     b"'%s' was not sent: it may change something or contain a file, and that daemon is another user's; "
     b"--trust-daemon sends it\n"
@@ -143,8 +143,8 @@ def print_text(text: str) -> int:
 
 
 def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]") -> "list[bytes]":
-    """Return those of some lines that may be sent to a daemon of another user; report the others, and add them to
-    ``withheld``.
+    """Return those of some lines that may be sent to a daemon of another user; report the remaining ones, and add
+    them to ``withheld``.
     """
     from pympsd.vocabulary.untrusted import escape_controls, is_query
 
@@ -178,9 +178,9 @@ def _source(words: "Sequence[str]", protocol: bytes = b"") -> "Iterator[list[byt
     if words:
         return iter([[" ".join(words).encode("utf-8", "surrogateescape")]])
     if posix.isatty(0) and posix.isatty(1):
-        from pympsd.cli.terminal import typed_lines
+        from pympsd.cli.terminal import read_lines
 
-        return ([line] for line in typed_lines(protocol == b"3"))
+        return ([line] for line in read_lines(protocol == b"3"))
     return _batches(_chunks(0))
 
 
@@ -200,7 +200,7 @@ def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
 
 
 def _chunks(fd: int) -> "Iterator[list[bytes]]":
-    """Yield the whole lines that each read completes."""
+    """Yield the lines that each read completes."""
     rest = b""
     while data := posix.read(fd, 65536):
         *whole, rest = (rest + data).split(b"\n")
@@ -257,7 +257,7 @@ class Daemon:
         self._open()
         self._unread = b""
         self.is_foreign = False
-        """Whether it is neither root's nor this user's (``distrust``)."""
+        """True if the daemon is neither root's nor this user's (``distrust``)."""
         self._answer_seconds = 0.0
         self._deadline = 0.0
         self._room = 0
@@ -282,7 +282,7 @@ class Daemon:
     def reach(self, timeout: float, folder: bytes = b"") -> "tuple[bytes, str]":
         """Connect to the socket of a pympsd of a pipe directory, by default the environment's.
 
-        Return its path, and why that failed, or "". If the server is the driver's, that is a socket beside
+        Return its path, and why that failed, or "". If the server is the driver's, that is a socket next to
         ``control``, which NVIDIA's own daemon does not have. Raise TimeoutError as ``connect`` does.
         """
         path = control_socket(folder)
@@ -293,7 +293,7 @@ class Daemon:
         return path, reason or ("its daemon has ended" if self.has_ended() else "")
 
     def has_ended(self) -> bool:
-        """Whether the process that listens has ended: its keeper would let this wait for the next daemon."""
+        """Return whether the process that listens has ended: its keeper would let this wait for the next daemon."""
         pid = self.pid()
         return pid > 0 and _is_dead(pid)
 
@@ -459,7 +459,7 @@ def _close(watched: "tuple[int, int]") -> None:
 
 
 def _is_dead(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Return whether a process has ended, reaped or not."""
     try:
         fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY)
     except OSError:
@@ -514,7 +514,7 @@ def control_socket(folder: bytes = b"") -> bytes:
 
 
 def own_socket(folder: bytes = b"") -> bytes:
-    """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
+    """Return the path of the socket where pympsd's own protocol is spoken next to the driver's server."""
     return (folder or pipe_directory()) + b"/" + files.OWN_CONTROL.encode()
 
 

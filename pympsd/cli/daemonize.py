@@ -54,7 +54,7 @@ from pympsd.vocabulary.settings import (
     TURN_POLICY,
     Settings,
     check_executor_settings,
-    named_policy,
+    load_policy,
     with_shares,
 )
 from pympsd.vocabulary.variables import BadSetting
@@ -154,9 +154,9 @@ def _read_settings(options: Options, protocol: int) -> Settings:
 
 def _check_machine(options: Options, machine: Machine) -> None:
     """Raise BadSetting or StartError if servers on the devices could not be as the settings require."""
-    for each in (machine, machine.instead):
-        if each is not None:
-            check_executor_settings(os.environ, each.backend)
+    for settings_machine in (machine, machine.instead):
+        if settings_machine is not None:
+            check_executor_settings(os.environ, settings_machine.backend)
     if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
         raise StartError(
             "-multiuser-server: before Volta all clients of a server share one address space; several users can "
@@ -202,9 +202,9 @@ def _policies(machine: Machine) -> TurnPolicy:
     if policy and machine.backend != "emulated":
         raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices: a GPU has a scheduler of its own")
     if policy:
-        named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
+        load_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
     # The default one is not looked up: that takes longer than all else here.
-    chosen: TurnPolicy = named_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
+    chosen: TurnPolicy = load_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
     return chosen
 
 
@@ -287,7 +287,7 @@ def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journa
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
         check_links(os.path.abspath(directory))
-        # As for the pipe directory: only the last component is created.
+        # Only the last component is created, as with the pipe directory.
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))

@@ -19,7 +19,7 @@ from pympsd.vocabulary import files
 from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
 from pympsd.vocabulary.untrusted import escape_controls
 from pympsd.wire.driver.handshake import CREDENTIALS, HELLO, Role, encode_role
-from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
+from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, decode_printed, encode_line
 
 Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
 _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
@@ -81,7 +81,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
                     daemon.send(packet)
             daemon.send(encode_line(None)[0])
         while (packet := _receive(daemon, give_up)) not in (b"", END_OF_ANSWERS):
-            if (text := printed_of(packet)) in _REFUSALS:
+            if (text := decode_printed(packet)) in _REFUSALS:
                 raise _TakesNoCommands(text.decode())  # one of ours
             is_escaped = is_foreign or sys.stdout.isatty()
             sys.stdout.buffer.write((escape_controls(text) if is_escaped else text) + b"\n")

@@ -1,4 +1,4 @@
-"""What comes with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
+"""Files that come with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
 
 A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout PLACES lists where they are.
 """
@@ -72,12 +72,12 @@ def _check_free(link: Path, launcher: str) -> None:
     if link.is_symlink():
         if (target := link.readlink()).name == launcher:
             return
-        found = f"is there, and leads to {target}, not to {launcher}"
+        obstacle = f"is there, and leads to {target}, not to {launcher}"
     elif link.exists():
-        found = "is there, and no link"
+        obstacle = "is there, and no link"
     else:
         return
-    raise CannotInstall(f"{link} {found}: move it away, or choose another folder")
+    raise CannotInstall(f"{link} {obstacle}: move it away, or choose another folder")
 
 
 def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Path | None]]:
@@ -111,7 +111,7 @@ def _files() -> Iterator[tuple[Path, Path]]:
     """Yield each file, and its place below a prefix."""
     if FOLDER.is_dir():
         files = (file for file in sorted(FOLDER.rglob("*")) if file.is_file())
-        # pip compiles the examples where they lie.
+        # pip compiles the examples in their folder.
         yield from ((file, file.relative_to(FOLDER)) for file in files if file.parent.name != "__pycache__")
         return
     for pattern, folder in PLACES:

@@ -1,4 +1,4 @@
-"""Which daemon there is, in a line, and its protocol.
+"""Identify the daemon of the pipe directory, in a line, and its protocol.
 
 ``python -m pympsd.cli.found_daemon`` prints it; status 1: none, 2: one that does not answer.
 """
@@ -20,7 +20,7 @@ OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL
 """The names of a daemon's sockets."""
 
 
-def found_daemon(timeout: float) -> tuple[str, int, bytes]:
+def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
     """Return a line that names the daemon, the status, and its protocol, nothing if it does not report one; wait
     ``timeout`` seconds for an answer.
     """
@@ -70,34 +70,37 @@ def look_for_daemon() -> tuple[str, str]:
     kind = types.get(os.path.realpath(path), "")
     protocol = ""
     if not os.path.exists(path):
-        said = f"no daemon ({os.strerror(errno.ENOENT)})"
+        text = f"no daemon ({os.strerror(errno.ENOENT)})"
     elif not kind:
-        said = "no daemon (nothing in this network namespace listens there)"
+        text = "no daemon (nothing in this network namespace listens there)"
     elif kind == STREAM or os.path.realpath(os.fsdecode(control_client.own_socket())) in types:
-        said = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which leads the driver's server"
+        text = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which leads the driver's server"
         is_marked = os.path.lexists(os.path.join(os.path.dirname(path), files.NAMED_SERVERS))
         protocol = "3" if is_marked else "2"
     else:
-        said, protocol = "NVIDIA's own daemon", "2"
-    return f"at {path.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')}: {said}\n", protocol
+        text, protocol = "NVIDIA's own daemon", "2"
+    return (
+        f"at {path.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')}: {text}\n",
+        protocol,
+    )
 
 
 def _listening_sockets() -> dict[str, str]:
     """Return the types of the sockets at which processes listen, by path (proc(5), /proc/net/unix)."""
-    found = {}
+    types = {}
     try:
         with open("/proc/net/unix", errors="surrogateescape") as file:
             for line in file:
                 # Num RefCount Protocol Flags Type St Inode Path
                 words = line.rstrip("\n").split(None, 7)
                 if len(words) == 8 and words[3] == LISTENING and os.path.basename(words[7]) in OF_A_DAEMON:
-                    found[os.path.realpath(words[7])] = words[4]
+                    types[os.path.realpath(words[7])] = words[4]
     except OSError:  # hidden, as in some containers
         pass
-    return found
+    return types
 
 
 if __name__ == "__main__":
-    line, status, _ = found_daemon(TIMEOUT)
+    line, status, _ = identify_daemon(TIMEOUT)
     print(line, end="")
     sys.exit(status)

@@ -63,7 +63,7 @@ _NEEDS = {
 }
 
 
-def known_options() -> "tuple[str, ...]":
+def list_options() -> "tuple[str, ...]":
     """Return the names of all options, for suggestions."""
     return ("-h", "--help", "-v", "--version", READY, *FLAGS, *STARTS, *QUIT, *STATIC, *START_FLAGS, *VALUED, *SHORT)
 
@@ -79,7 +79,7 @@ class BadOption(InputError):
 class Options:
     """The arguments, read. ``words``: the command given as arguments; ``shown``: the command line that ps shows.
 
-    ``overlooked``: words beside -d or -f, which start a daemon and take no command (recorded: no-daemon).
+    ``overlooked``: words next to -d or -f, which start a daemon and take no command (recorded: no-daemon).
     """
 
     def __init__(self, arguments: "Sequence[str]") -> None:
@@ -100,17 +100,17 @@ class Options:
         self.apply = ""
         """The configuration file."""
         self.metrics = ""
-        """Where metrics are served."""
+        """The address of the metrics: a port of the loopback, or the path of a socket."""
         self.launcher = ""
         """The path that the launcher was started by."""
         self.install = ""
         """One of INSTALLS; ``folder`` is its argument."""
         self.folder = ""
         self.quit = ""
-        """How the end of the daemon was asked for; with -d or -f -q asks for something else."""
+        """The option that ends the daemon, as written; with -d or -f, -q means something else."""
         self.force = False
         self.static = ""
-        """How static partitioning was asked for."""
+        """The option for static partitioning, as written."""
         self.dialect = ""
         self.users = ""
         self.turn_patience: float | None = None
@@ -124,8 +124,8 @@ class Options:
         rest = list(arguments)
         if rest and rest[0].startswith("--argv0="):
             self.launcher = rest.pop(0).partition("=")[2]
-            given = self.launcher.rpartition("/")[2]
-            self.name = DROP_IN_NAME if given == DROP_IN_NAME else OWN_NAME
+            launcher_name = self.launcher.rpartition("/")[2]
+            self.name = DROP_IN_NAME if launcher_name == DROP_IN_NAME else OWN_NAME
         self.shown = [self.name, *rest]
         while rest and (rest[0].startswith("-") or self.start):
             self._take(rest.pop(0), rest)

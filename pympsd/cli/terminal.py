@@ -23,7 +23,7 @@ LIST_SECONDS = 2.0
 """The longest wait for the list of servers, at a press of TAB."""
 
 
-def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
+def read_lines(in_v3: bool = False) -> Iterator[bytes]:
     """Yield each line for the daemon; stop at the end of input (Ctrl-D).
 
     Help is answered here, or in protocol 3 by the daemon.
@@ -53,7 +53,7 @@ def _ask() -> str | None:
         print()
         return None
     except KeyboardInterrupt:
-        # As in a shell: drop the line and continue.
+        # Drop the line and continue, as a shell does.
         print()
         return ""
 

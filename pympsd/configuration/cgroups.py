@@ -20,17 +20,17 @@ _KEYS: Final = ("path", *_LIMITS)
 
 def read_cgroups(tables: Tables, given: Any) -> CgroupLimits:
     """Return the limits that a file gives cgroups."""
-    found: CgroupLimits = {}
+    limits_by_path: CgroupLimits = {}
     for which, table in enumerate(tables.tables(("cgroups",), given)):
         place = ("cgroups", which)
         tables.check_keys(place, table, _KEYS, "a cgroup")
         path = _path(tables, (*place, "path"), table.get("path"))
-        if path in found:
+        if path in limits_by_path:
             tables.wrong((*place, "path"), f"{join_path((*place, 'path'))} names {path} a second time")
-        found[path] = _limits(tables, place, table)
-    if len(found) > MAX_CGROUPS:
-        tables.wrong(("cgroups",), f"cgroups: {MAX_CGROUPS} can have limits,", len(found))
-    return found
+        limits_by_path[path] = _limits(tables, place, table)
+    if len(limits_by_path) > MAX_CGROUPS:
+        tables.wrong(("cgroups",), f"cgroups: {MAX_CGROUPS} can have limits,", len(limits_by_path))
+    return limits_by_path
 
 
 def _path(tables: Tables, place: Path, given: Any) -> str:
@@ -39,13 +39,13 @@ def _path(tables: Tables, place: Path, given: Any) -> str:
             return cgroup_path(given)
         except NotPossible:
             pass
-    said = f"{join_path(place)} is the full path of a cgroup, such as /batch"
-    tables.wrong(place, said if given is None else f"{said},", given)
+    allowed = f"{join_path(place)} is the full path of a cgroup, such as /batch"
+    tables.wrong(place, allowed if given is None else f"{allowed},", given)
     return ""
 
 
 def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, CgroupLimit]:
-    known = len(tables.problems)
+    problem_count = len(tables.problems)
     hard, soft = (
         tables.by_index(
             (*place, key), PINNED_MEMORY, tables.value(place, table, key, PINNED_MEMORY.read, (str,)) or {}
@@ -56,7 +56,7 @@ def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, 
     if above:
         where, ordinal = (*place, "soft_limit"), above[0]
         tables.wrong(where, f"{join_path(where)} is at most the hard limit, {hard[ordinal]},", str(soft[ordinal]))
-    if not hard and not soft and len(tables.problems) == known:  # not of limits that are there, but wrong
+    if not hard and not soft and len(tables.problems) == problem_count:  # not of limits that are there, but wrong
         tables.wrong(place, f"{join_path(place)} has a hard_limit or a soft_limit")
     return {ordinal: CgroupLimit(hard.get(ordinal), soft.get(ordinal)) for ordinal in sorted({*hard, *soft})}
 
@@ -65,12 +65,12 @@ def render_cgroups(cgroups: CgroupLimits, devices: int) -> Iterator[str]:
     """Yield the lines of a file that has these limits, on a machine with this number of devices."""
     for path, limits in sorted(cgroups.items()):
         yield from ("", "[[cgroups]]", f"path = {quote(path)}")
-        for key, each in zip(
+        for key, kind in zip(
             _LIMITS,
             ({at: limit.hard for at, limit in limits.items()}, {at: limit.soft for at, limit in limits.items()}),
             strict=True,
         ):
-            if text := _text({at: limit for at, limit in each.items() if limit is not None}, devices):
+            if text := _text({at: limit for at, limit in kind.items() if limit is not None}, devices):
                 yield f'{key} = "{text}"'
 
 

@@ -182,8 +182,8 @@ class SetCgroupLimits:
     def text(self) -> str:
         before, after = self.before, self.limits
         paths = sorted({*before, *after}) if before and after else []
-        named = _list_changed([path for path in paths if before.get(path) != after.get(path)])
-        return f"set limits of {count_cgroups(before)} -> {count_cgroups(after)}{named}"
+        suffix = _list_changed([path for path in paths if before.get(path) != after.get(path)])
+        return f"set limits of {count_cgroups(before)} -> {count_cgroups(after)}{suffix}"
 
 
 @frozen
@@ -197,9 +197,9 @@ class SetShares:
     def text(self) -> str:
         after = evolve(self.before, configured=self.shares)
         differing = [
-            f"{each.name} {self.before.share(each)} -> {after.share(each)}"
-            for each in RESOURCES
-            if self.before.share(each) != after.share(each)
+            f"{resource.name} {self.before.share(resource)} -> {after.share(resource)}"
+            for resource in RESOURCES
+            if self.before.share(resource) != after.share(resource)
         ]
         return f"set shares: {', '.join(differing) or 'as they were, now by the file'}"
 
@@ -267,51 +267,53 @@ class State:
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
     """Return the changes, in order; ``prune``: what the plan does not name goes; ``force``: clients or not."""
-    found: list[Change] = []
+    result: list[Change] = []
     rules = plan.rules if plan.rules is not None or not prune else ()
     if rules is not None and rules != (state.rules or ()):
-        found.append(SetRules(rules, state.rules))
+        result.append(SetRules(rules, state.rules))
     cgroups = plan.cgroups if plan.cgroups is not None or not prune else {}
     if cgroups is not None and cgroups != state.cgroups:
-        found.append(SetCgroupLimits(cgroups, state.cgroups))
+        result.append(SetCgroupLimits(cgroups, state.cgroups))
     shares = plan.shares if plan.shares is not None or not prune else {}
     if shares is not None and shares != state.shares.configured:
-        found.append(SetShares(shares, state.shares))
+        result.append(SetShares(shares, state.shares))
     for name in _FEATURES:
-        wanted, present = getattr(plan.features, name), getattr(state.features, name)
-        if wanted not in (None, present):
-            found.append(SetFeature(name, wanted))
+        requested, present = getattr(plan.features, name), getattr(state.features, name)
+        if requested not in (None, present):
+            result.append(SetFeature(name, requested))
     if prune:  # what has SM partitions first, for others may need their chunks
         # Servers of users that named none are not the file's.
-        others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)
+        others = sorted(name for name, server in state.servers.items() if server.source is not Source.AUTO)
         for name in (name for name in others if name not in plan.servers):
             clients = 0 if force else state.count_clients(name, None)
-            found.append(_keep_if_used(DeleteServer(name), f"server '{name}' stays", clients))
+            result.append(_keep_if_used(DeleteServer(name), f"server '{name}' stays", clients))
         for name, server in sorted(plan.servers.items()):
             if name in state.servers and _may_be_changed(server, state):
-                found += _prune_partitions(server, state.servers[name], state, force)
+                result += _prune_partitions(server, state.servers[name], state, force)
     for name, server in sorted(plan.servers.items()):
         present = state.servers.get(name)
         if present is None:
-            found.append(CreateServer(server, state.context.uid if server.uid is None else server.uid))
+            result.append(CreateServer(server, state.context.uid if server.uid is None else server.uid))
         elif server.uid is None and not _may_be_changed(server, state):
-            found.append(
+            result.append(
                 Impossible(
                     f"server '{name}' belongs to user {present.uid}, and the file does not say so: "
                     f"write uid = {present.uid} into [servers.{name}] to take it as it is, or delete the server"
                 )
             )
         elif present.deleted:
-            found.append(Impossible(f"server '{name}' is being deleted: apply the file again when it is gone"))
+            result.append(Impossible(f"server '{name}' is being deleted: apply the file again when it is gone"))
         else:
-            found += _of_server(server, present, state)
+            result += _of_server(server, present, state)
             if prune and _may_be_changed(server, state):
-                for each in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
-                    clients = 0 if force else state.count_clients(name, each)
-                    found.append(
-                        _keep_if_used(DeleteNamespace(name, each), f"namespace '{name}/{each}' stays", clients)
+                for namespace in sorted(present.namespaces.keys() - server.namespaces.keys() - {DEFAULT}):
+                    clients = 0 if force else state.count_clients(name, namespace)
+                    result.append(
+                        _keep_if_used(
+                            DeleteNamespace(name, namespace), f"namespace '{name}/{namespace}' stays", clients
+                        )
                     )
-    return found
+    return result
 
 
 def _may_be_changed(server: ServerPlan, state: State) -> bool:
@@ -333,24 +335,24 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     ordinals = present.ordinals(len(state.context.devices))
     if server.devices not in (None, ordinals):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
-    own = [f"max-{each}" for each in _differences(present.maximum, server.maximum, ordinals)]
+    own = [f"max-{difference}" for difference in _differences(present.maximum, server.maximum, ordinals)]
     contains, before = server.contains_partitions, present.contains_partitions
     if contains not in (None, before):
         own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
     if own:
         yield SetServer(name, server.maximum, contains, tuple(own))
-    for each, limits in sorted(server.namespaces.items()):
-        namespace = present.namespaces.get(each)
+    for namespace_name, limits in sorted(server.namespaces.items()):
+        namespace = present.namespaces.get(namespace_name)
         if namespace is None:
-            yield CreateNamespace(name, each, limits, server.clients_only.get(each, False))
+            yield CreateNamespace(name, namespace_name, limits, server.clients_only.get(namespace_name, False))
             continue
-        if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
+        if server.clients_only.get(namespace_name, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
-            yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
+            yield Impossible(f"namespace '{name}/{namespace_name}' stays {kind}: delete it first")
         if differences := _differences(namespace.limits, limits, ordinals):
-            yield SetNamespace(name, each, limits, differences)
-    for wanted in (one for one in server.partitions if one.device in ordinals):
-        yield from _of_partition(wanted, present, state)
+            yield SetNamespace(name, namespace_name, limits, differences)
+    for partition in (candidate for candidate in server.partitions if candidate.device in ordinals):
+        yield from _of_partition(partition, present, state)
 
 
 def _differences(present: Limits, wanted: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
@@ -363,27 +365,29 @@ def _differences(present: Limits, wanted: Limits, ordinals: tuple[int, ...]) -> 
 
 
 def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
-    found = {(one.name, one.device): one for one in present.partitions}.get((wanted.name, wanted.device))
+    existing = {(partition.name, partition.device): partition for partition in present.partitions}.get(
+        (wanted.name, wanted.device)
+    )
     index = present.ordinals(len(state.context.devices)).index(wanted.device)
-    if found is None:
+    if existing is None:
         yield CreatePartition(present.name, wanted, index)
         return
     remainder = chunk_count(state.context.devices[wanted.device])
-    chunks = sum(chunk != remainder for chunk in found.chunks)
-    if (chunks, remainder in found.chunks) != (wanted.chunks, wanted.include_remainder):
+    chunks = sum(chunk != remainder for chunk in existing.chunks)
+    if (chunks, remainder in existing.chunks) != (wanted.chunks, wanted.include_remainder):
         what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {index}"
         yield Impossible(f"{what}: delete it first to give it others")
 
 
 def _prune_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
-    named = {(one.name, one.device) for one in server.partitions}
-    for one in present.partitions:
-        if (one.name, one.device) in named:
+    planned = {(partition.name, partition.device) for partition in server.partitions}
+    for partition in present.partitions:
+        if (partition.name, partition.device) in planned:
             continue
-        index = present.ordinals(len(state.context.devices)).index(one.device)
-        stays = f"SM partition '{server.name}/{one.name}' stays on device {index}"
-        clients = 0 if force else state.count_clients_in(server.name, one)
-        yield _keep_if_used(DeletePartition(server.name, one, index), stays, clients)
+        index = present.ordinals(len(state.context.devices)).index(partition.device)
+        stays = f"SM partition '{server.name}/{partition.name}' stays on device {index}"
+        clients = 0 if force else state.count_clients_in(server.name, partition)
+        yield _keep_if_used(DeletePartition(server.name, partition, index), stays, clients)
 
 
 def _keep_if_used(change: Change, stays: str, clients: int) -> Change:

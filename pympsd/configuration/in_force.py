@@ -1,4 +1,4 @@
-"""Which configuration is in force in a daemon: its hash, and what of its file has been changed since.
+"""The configuration in force in a daemon: its hash, and the settings of its file that have been changed since.
 
 The daemon keeps the text of the file that was applied last, and not only its plan: after a restart the devices may
 have other indices, and the text is read again for those. A plan is computed once for each set of surroundings,
@@ -38,11 +38,11 @@ def context_of(daemon: Daemon) -> FileContext:
         daemon.options.pipe_directory,
         daemon.options.protocol,
         daemon.options.has_own_servers,
-        {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
+        {name: {partition.name for partition in server.partitions} for name, server in daemon.named_servers.items()},
         {
-            name: named.allowed_devices
-            for name, named in daemon.named_servers.items()
-            if named.allowed_devices is not None
+            name: server.allowed_devices
+            for name, server in daemon.named_servers.items()
+            if server.allowed_devices is not None
         },
     )
 

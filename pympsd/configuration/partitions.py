@@ -20,19 +20,20 @@ def read_partitions(
     tables: Tables, path: Path, given: Any, allowed: tuple[int, ...] | None
 ) -> tuple[PartitionPlan, ...]:
     """Return the SM partitions in a server's tables of devices."""
-    found: list[PartitionPlan] = []
+    partitions: list[PartitionPlan] = []
     for number, table in enumerate(tables.tables(path, given)):
         place = (*path, number)
         tables.check_keys(place, table, DEVICE_KEYS, "a server's device")
         tables.needs_own_servers((*place, "sm_partitions"), table)
         device = _device(tables, (*place, "uuid"), table.get("uuid"), allowed)
-        for which, each in enumerate(tables.tables((*place, "sm_partitions"), table.get("sm_partitions", []))):
-            found.append(_partition(tables, (*place, "sm_partitions", which), each, device))
-    known = Counter((one.name, one.device) for one in found if one.name and one.device >= 0)
-    for name, device in (each for each, count in known.items() if count > 1):
+        place = (*place, "sm_partitions")
+        for which, entry in enumerate(tables.tables(place, table.get("sm_partitions", []))):
+            partitions.append(_partition(tables, (*place, which), entry, device))
+    counts = Counter((plan.name, plan.device) for plan in partitions if plan.name and plan.device >= 0)
+    for name, device in (key for key, count in counts.items() if count > 1):
         tables.wrong(path, f"{join_path(path)}: two SM partitions of device {device} have the name {name}")
     # Of a file with an error nothing is used: what is missing of a partition does not matter.
-    return tuple(one for one in found if one.device >= 0)
+    return tuple(partition for partition in partitions if partition.device >= 0)
 
 
 def _device(tables: Tables, path: Path, given: Any, allowed: tuple[int, ...] | None) -> int:
@@ -59,8 +60,8 @@ def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -
     if chunks is None:
         tables.wrong((*path, "chunks"), f"{join_path((*path, 'chunks'))} is missing: the number of chunks")
     elif isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MAX_COUNT:
-        said = f"{join_path((*path, 'chunks'))} is a number from 1 to {MAX_COUNT},"
-        tables.wrong((*path, "chunks"), said, chunks)
+        allowed = f"{join_path((*path, 'chunks'))} is a number from 1 to {MAX_COUNT},"
+        tables.wrong((*path, "chunks"), allowed, chunks)
         chunks = None
     if not isinstance(remainder, bool):
         where = (*path, "include_remainder")
@@ -70,24 +71,24 @@ def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -
 
 def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
     """Check that the partitions of all servers together fit the devices."""
-    wanted = [(one, name) for name, plan in plans.items() for one in plan.partitions]
-    for device in sorted({one.device for one, _ in wanted}):
+    planned = [(partition, name) for name, plan in plans.items() for partition in plan.partitions]
+    for device in sorted({partition.device for partition, _ in planned}):
         device_properties, here = (
             tables.context.devices[device],
-            [each for each in wanted if each[0].device == device],
+            [pair for pair in planned if pair[0].device == device],
         )
         path: Path = ("servers", here[-1][1], "devices")
-        most, chunks = chunk_count(device_properties), sum(one.chunks for one, _ in here)
+        most, chunks = chunk_count(device_properties), sum(partition.chunks for partition, _ in here)
         if not most:
             major, minor = device_properties.compute_capability
-            said = f"static partitions need compute capability 8.0; {device_properties.name} has {major}.{minor}"
-            tables.wrong(path, f"{join_path(path)}: {said}")
+            problem = f"static partitions need compute capability 8.0; {device_properties.name} has {major}.{minor}"
+            tables.wrong(path, f"{join_path(path)}: {problem}")
         elif chunks > most:
             servers = ", ".join(dict.fromkeys(name for _, name in here))
-            said = f"the SM partitions of device {device} have {chunks} chunks together, and it has {most}"
-            tables.wrong(path, f"{join_path(path)}: {said} (servers: {servers})")
-        elif any(one.include_remainder for one, _ in here) and not has_remainder(device_properties):
+            problem = f"the SM partitions of device {device} have {chunks} chunks together, and it has {most}"
+            tables.wrong(path, f"{join_path(path)}: {problem} (servers: {servers})")
+        elif any(partition.include_remainder for partition, _ in here) and not has_remainder(device_properties):
             tables.wrong(path, f"{join_path(path)}: the chunks of device {device} leave no SMs over")
-        if sum(one.include_remainder for one, _ in here) > 1:
-            said = f"one SM partition of device {device} can have include_remainder"
-            tables.wrong(path, f"{join_path(path)}: {said}")
+        if sum(partition.include_remainder for partition, _ in here) > 1:
+            problem = f"one SM partition of device {device} can have include_remainder"
+            tables.wrong(path, f"{join_path(path)}: {problem}")

@@ -35,7 +35,7 @@ class ServerPlan:
     namespaces: dict[str, Limits] = field(factory=dict)
     """``default`` is among them if anything is stated of it."""
     clients_only: dict[str, bool] = field(factory=dict)
-    """Which namespaces refuse operators, as far as it is stated."""
+    """By namespace, if stated: true if it refuses operators."""
     partitions: tuple[PartitionPlan, ...] = ()
     maximum: Limits = field(factory=Limits)
     """The maximum limits of the server's clients, as far as they are stated."""
@@ -80,7 +80,7 @@ class FileContext:
     pipe_directory: str = ""
     protocol: int = 3
     has_own_servers: bool = True
-    """Its servers are pympsd's own, not the driver's."""
+    """True if the daemon's servers are pympsd's own, not the driver's."""
     partitions: Mapping[str, Set[str]] = field(factory=dict)
     """The names of the SM partitions that its servers have, by server."""
     allowed_devices: Mapping[str, tuple[int, ...]] = field(factory=dict)

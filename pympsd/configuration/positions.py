@@ -20,17 +20,17 @@ MAX_LINES: Final = 200
 
 def positions(text: str) -> dict[Path, int]:
     """Return the line, from 1 on, of every key and table of a valid TOML text."""
-    found: dict[Path, int] = {}
+    lines_by_path: dict[Path, int] = {}
     table: Path = ()
     tables: dict[Path, int] = {}
     for line, statement in _statements(text):
         if statement.lstrip().startswith("["):
             table = _table_path(_nested_path(tomllib.loads(statement)), statement.lstrip().startswith("[["), tables)
-            _note(found, table, line)
+            _note(lines_by_path, table, line)
         else:
             for path in _paths(tomllib.loads(statement)):
-                _note(found, (*table, *path), line)
-    return found
+                _note(lines_by_path, (*table, *path), line)
+    return lines_by_path
 
 
 def line_of(found: dict[Path, int], path: Path) -> int:

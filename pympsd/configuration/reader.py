@@ -92,14 +92,18 @@ def _plan(text: str, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
 def _syntax_problem(text: str, error: Exception) -> Problem:
     if "set_int_max_str_digits" in str(error):  # Python's error, which has no line
         return Problem(1, "no TOML: a number of thousands of digits")
-    found = _AT_LINE.search(str(error))
-    line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
+    match = _AT_LINE.search(str(error))
+    line = int(match[1]) if match else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")
 
 
-def _locate(text: str, said: list[tuple[Path, str]]) -> tuple[Problem, ...]:
+def _locate(text: str, messages: list[tuple[Path, str]]) -> tuple[Problem, ...]:
     where = positions(text)
-    return tuple(sorted((Problem(line_of(where, path), each) for path, each in said), key=lambda one: one.line))
+    return tuple(
+        sorted(
+            (Problem(line_of(where, path), message) for path, message in messages), key=lambda problem: problem.line
+        )
+    )
 
 
 @frozen
@@ -108,8 +112,8 @@ class _Reading(Tables):
         self.check_keys((), parsed, TOP_KEYS, "a configuration file")
         version = parsed.get("schema_version")
         if version != SCHEMA:
-            said = "is missing; it is" if version is None else "is"
-            self.wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
+            verb = "is missing; it is" if version is None else "is"
+            self.wrong(("schema_version",), f'schema_version {verb} "{SCHEMA}"{"," if version else ""}', version)
         features = self._features(self.table((), parsed, "features"))
         servers = self.table((), parsed, "servers")
         if self.context.protocol == 2:
@@ -126,10 +130,10 @@ class _Reading(Tables):
     def _shares(self, given: Mapping[str, Any]) -> dict[str, int]:
         self.check_keys((TABLE,), given, tuple(BY_NAME), "users' shares")
         shares = {}
-        for name in (each for each in BY_NAME if each in given):
+        for name in (share_name for share_name in BY_NAME if share_name in given):
             if BY_NAME[name].is_named and self.context.protocol == 2:
-                said = f"{TABLE}.{name}: protocol 2 has no named servers; start the daemon with -p 3"
-                self.wrong((TABLE, name), said)
+                problem = f"{TABLE}.{name}: protocol 2 has no named servers; start the daemon with -p 3"
+                self.wrong((TABLE, name), problem)
                 continue
             try:
                 shares[name] = read_share(name, given[name])
@@ -138,10 +142,10 @@ class _Reading(Tables):
         return shares
 
     def _rules(self, given: Any) -> tuple[Rule, ...]:
-        if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
             self.wrong(("rules",), "rules are tables, each under [[rules]],", given)
             return ()
-        rules = tuple(self._rule(number, each) for number, each in enumerate(given))
+        rules = tuple(self._rule(number, entry) for number, entry in enumerate(given))
         for rule in rules[:-1]:
             if not rule.conditions:
                 path = ("rules", rule.number - 1)
@@ -190,24 +194,25 @@ class _Reading(Tables):
         own = self.limits(path, given, VENDORS, ordinals)
         tables = self.table(path, given, "namespaces")
         namespaces = {
-            each: self._namespace(name, each, (*path, "namespaces", each), tables[each], ordinals) for each in tables
+            space: self._namespace(name, space, (*path, "namespaces", space), tables[space], ordinals)
+            for space in tables
         }
         if own != Limits():
             namespaces[DEFAULT] = self._merge(path, own, namespaces.get(DEFAULT, Limits()))
         if (count := len({DEFAULT, *namespaces})) > MAX_NAMESPACES:
-            said = f"{join_path(path)} has {count} namespaces with {DEFAULT}; at most {MAX_NAMESPACES} are possible"
-            self.wrong((*path, "namespaces"), said)
+            text = f"{join_path(path)} has {count} namespaces with {DEFAULT}; at most {MAX_NAMESPACES} are possible"
+            self.wrong((*path, "namespaces"), text)
         self._warn_of_uncapped(path, namespaces)
         clients_only = {
-            each: only
-            for each, table in tables.items()
-            if (only := self._clients_only((*path, "namespaces", each), each, table)) is not None
+            space: only
+            for space, table in tables.items()
+            if (only := self._clients_only((*path, "namespaces", space), space, table)) is not None
         }
         uid = self._uid(path, given)
         if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
             self.wrong(path, f"{join_path(path)}: uid_<n> is the name of the server of user n, and of no other one")
         partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), ordinals)
-        self._warn_of_missing_partitions(name, path, namespaces, {one.name for one in partitions})
+        self._warn_of_missing_partitions(name, path, namespaces, {partition.name for partition in partitions})
         path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
         maximum = self.limits(path, table, WITH_MAXIMUM, ordinals, "max_")
@@ -226,19 +231,19 @@ class _Reading(Tables):
             return Limits()
         self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
         own = self.limits((*path, "pympsd"), self.table(path, given, "pympsd"), OWN, ordinals)
-        return self.limits(path, given, VENDORS, ordinals).changed_by(own)
+        return self.limits(path, given, VENDORS, ordinals).overlay(own)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, by its table of pympsd's own keys."""
         own = self.table(path, given, "pympsd") if isinstance(given, dict) else {}
         path = (*path, "pympsd")
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
-        said = own.get("clients_only")
-        if said is not None and not isinstance(said, bool):
-            self.wrong((*path, "clients_only"), f"{join_path((*path, 'clients_only'))} is true or false,", said)
-        elif said and name == DEFAULT:
+        value = own.get("clients_only")
+        if value is not None and not isinstance(value, bool):
+            self.wrong((*path, "clients_only"), f"{join_path((*path, 'clients_only'))} is true or false,", value)
+        elif value and name == DEFAULT:
             self.wrong((*path, "clients_only"), f"{join_path(path)}: the sockets of {DEFAULT} are its server's, too")
-        return said
+        return value
 
     def _merge(self, path: Path, own: Limits, default: Limits) -> Limits:
         """Return the limits of namespace ``default``: its own table beats the server's keys."""
@@ -246,11 +251,11 @@ class _Reading(Tables):
             if None not in (row.of(own), row.of(default)) and row.of(own) != row.of(default):
                 beaten = (*path, row.key)
                 self.warnings.append((beaten, f"{join_path(beaten)} is beaten by that of namespaces.{DEFAULT}"))
-        return own.changed_by(default)
+        return own.overlay(default)
 
     def _warn_of_uncapped(self, path: Path, namespaces: dict[str, Limits]) -> None:
         default = namespaces.get(DEFAULT, Limits())
-        capped = any(row.of(each) for each in namespaces.values() for row in WITH_MAXIMUM)
+        capped = any(row.of(limits) for limits in namespaces.values() for row in WITH_MAXIMUM)
         if capped and not any(row.of(default) for row in WITH_MAXIMUM):
             who = f"{join_path(path)}: namespace {DEFAULT} has no limits"
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
@@ -290,28 +295,28 @@ class _Reading(Tables):
             allowed = 'a text such as "0,1", or a list of one text or more, such as ["0", "1"],'
             self.wrong(path, f"{join_path(path)} is {allowed}", given["allowed_devices"])
             return None
-        found = [self.device(path, word) for word in words]
-        if len(set(found)) < len(found) and -1 not in found:
+        indices = [self.device(path, word) for word in words]
+        if len(set(indices)) < len(indices) and -1 not in indices:
             self.wrong(path, f"{join_path(path)} names a device twice")
-        return None if -1 in found else tuple(found)
+        return None if -1 in indices else tuple(indices)
 
     def _features(self, features: Mapping[str, Any]) -> Features:
         """Check the table of features, and return it."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         self.check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
         for name, keys in FEATURE_KEYS.items():
-            given = self.table(("features",), features, name)
-            self.check_keys(("features", name), given, keys, name)
+            table = self.table(("features",), features, name)
+            self.check_keys(("features", name), table, keys, name)
             if name == "memacct":
                 for key in keys:
-                    self.needs_own_servers(("features", name, key), given)
+                    self.needs_own_servers(("features", name, key), table)
             for key in keys:
-                if key in given:
-                    self._feature_key(("features", name, key), given[key])
-                    found[f"{name}.{key}"] = given[key]
-        default_socket = found.get("context-share.default_socket")
+                if key in table:
+                    self._feature_key(("features", name, key), table[key])
+                    values[f"{name}.{key}"] = table[key]
+        default_socket = values.get("context-share.default_socket")
         sharing = None if default_socket is None else default_socket == "on"
-        return Features(sharing, found.get("memacct.enabled"), found.get("memacct.audit_log"))
+        return Features(sharing, values.get("memacct.enabled"), values.get("memacct.audit_log"))
 
     def _feature_key(self, path: Path, value: Any) -> None:
         if path[-1] == "default_socket":

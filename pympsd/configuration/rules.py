@@ -41,10 +41,10 @@ _PATTERNS: Final = {
 
 def read_condition(kind: str, given: Any) -> Condition:
     """Read a condition: a value or a list of them; raise BadText."""
-    each = given if isinstance(given, list) else [given]
-    if not each or any(isinstance(one, bool) or not isinstance(one, str | int) for one in each):
+    values = given if isinstance(given, list) else [given]
+    if not values or any(isinstance(value, bool) or not isinstance(value, str | int) for value in values):
         raise BadText("a text or a number, or a list of one or more of them,", "")
-    texts = (one if isinstance(one, str) else number_text(one) for one in each)
+    texts = (value if isinstance(value, str) else number_text(value) for value in values)
     return Condition(kind, tuple(dict.fromkeys(_value(kind, text) for text in texts)))
 
 
@@ -80,7 +80,7 @@ def render_conditions(rule: Rule) -> Iterator[str]:
 def quote(text: str) -> str:
     """Return a text as a basic string of TOML."""
     escaped = "".join(
-        f"\\{each}" if each in '"\\' else each if each.isprintable() else f"\\U{ord(each):08x}" for each in text
+        f"\\{char}" if char in '"\\' else char if char.isprintable() else f"\\U{ord(char):08x}" for char in text
     )
     return f'"{escaped}"'
 

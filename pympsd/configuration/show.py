@@ -49,10 +49,10 @@ def render_file(
         ]
     lines += render_cgroups(cgroups or {}, len(context.devices))
     for name, server in sorted(servers.items()):
-        said = [*_namespaces(server, context), *_partitions(server, context)]
-        if server.source is Source.AUTO and not said:
+        warnings = [*_namespaces(server, context), *_partitions(server, context)]
+        if server.source is Source.AUTO and not warnings:
             continue
-        tables = [f"[servers.{name}]", *_of_server(server, context), *said]
+        tables = [f"[servers.{name}]", *_of_server(server, context), *warnings]
         if server.allowed_devices == ():
             # A file with a server that has no device is refused, and without allowed_devices it would have all.
             tables = [f"# None of the devices of server '{name}' is there:", *(f"# {line}" for line in tables)]
@@ -95,14 +95,14 @@ def _of_server(server: NamedServer, context: FileContext) -> Iterator[str]:
 
 
 def _partitions(server: NamedServer, context: FileContext) -> Iterator[str]:
-    for device in sorted({one.device for one in server.partitions}):
+    for device in sorted({partition.device for partition in server.partitions}):
         device_properties = context.devices[device]
         yield from (f"[[servers.{server.name}.devices]]", f'uuid = "{device_properties.uuid}"')
-        for one in server.partitions:
-            if one.device == device:
-                remainder = chunk_count(device_properties) in one.chunks
+        for partition in server.partitions:
+            if partition.device == device:
+                remainder = chunk_count(device_properties) in partition.chunks
                 yield f"[[servers.{server.name}.devices.sm_partitions]]"
-                yield from (f'name = "{one.name}"', f"chunks = {len(one.chunks) - remainder}")
+                yield from (f'name = "{partition.name}"', f"chunks = {len(partition.chunks) - remainder}")
                 if remainder:
                     yield "include_remainder = true"
 

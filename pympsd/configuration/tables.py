@@ -10,7 +10,7 @@ from attrs import frozen
 
 from pympsd.configuration.plan import FileContext
 from pympsd.configuration.positions import Path
-from pympsd.devices.visible import find_device, listed
+from pympsd.devices.visible import find_device, list_devices
 from pympsd.vocabulary.limit_table import LimitRow, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.mistyped import find_similar
@@ -41,7 +41,7 @@ class Tables:
             return None
         value = given[key]
         if isinstance(value, bool) or not isinstance(value, types):
-            names = " or ".join({str: "text", int: "a whole number", float: "a number"}[each] for each in types)
+            names = " or ".join({str: "text", int: "a whole number", float: "a number"}[type_] for type_ in types)
             self.wrong((*path, key), f"{join_path((*path, key))} is {names},", value)
             return None
         try:
@@ -60,7 +60,7 @@ class Tables:
 
     def tables(self, path: Path, given: Any) -> list[dict[str, Any]]:
         """Return the tables of an array."""
-        if isinstance(given, list) and all(isinstance(each, dict) for each in given):
+        if isinstance(given, list) and all(isinstance(entry, dict) for entry in given):
             return given
         self.wrong(path, f"{join_path(path)} are tables, each under [[{join_path(path)}]],", given)
         return []
@@ -89,11 +89,11 @@ class Tables:
         every = self.context.devices
         ordinals = range(len(every)) if allowed is None else allowed
         devices = [every[ordinal] for ordinal in ordinals]
-        found = find_device(devices, word)
-        if found is None:
+        index = find_device(devices, word)
+        if index is None:
             of = "" if allowed is None else " of this server"
-            self.wrong(path, f"{join_path(path)}: no device '{word}'{of}; devices: {listed(devices) or 'none'}")
-        return -1 if found is None else ordinals[found]
+            self.wrong(path, f"{join_path(path)}: no device '{word}'{of}; devices: {list_devices(devices) or 'none'}")
+        return -1 if index is None else ordinals[index]
 
     def limits(
         self,
@@ -119,8 +119,8 @@ class Tables:
         self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
     ) -> dict[int, Any]:
         """Return the entries of a limit by device index, of devices named as in `device`."""
-        entries = {self.device(path, word, allowed) if word else ALL_DEVICES: one for word, one in value.items()}
-        return row.changed(None, entries, range(len(self.context.devices)))
+        entries = {self.device(path, word, allowed) if word else ALL_DEVICES: entry for word, entry in value.items()}
+        return row.with_change(None, entries, range(len(self.context.devices)))
 
 
 def number_text(value: Any) -> str:
@@ -140,7 +140,7 @@ def _render(value: Any) -> str:
     """Return a value as TOML writes it, if it is a short one."""
     if isinstance(value, dict):
         return "a table"
-    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+    if isinstance(value, list) and any(isinstance(element, dict | list) for element in value):
         return "a list of lists or tables"
     try:
         return dumps(value, ensure_ascii=False, default=str)[:100]

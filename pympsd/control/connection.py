@@ -20,7 +20,7 @@ from pympsd.wire import frames
 
 
 class CannotAsk(DaemonError):
-    """There is no daemon, or it is silent, or it refused; the message names which."""
+    """No daemon listens, or it is silent, or it refused; the message explains which."""
 
 
 class Silent(CannotAsk):
@@ -42,7 +42,7 @@ class Control:
         trust_daemon: Send commands that change something to such a daemon too. Otherwise it gets queries only.
 
     Raises:
-        CannotAsk: There is no daemon at this directory, or it does not take commands.
+        CannotAsk: No daemon listens at this directory, or it does not take commands.
 
     >>> from pympsd.control import Daemon
     >>> with Daemon(machine="H200") as daemon, Control(daemon.pipe_directory) as control:
@@ -136,17 +136,17 @@ class Control:
         return [printed for printed, _, _ in answers]
 
     def _answer(self) -> tuple[str, str, bool]:
-        said = {frames.OPERATOR_STDOUT: b"", frames.OPERATOR_STDERR: b""}
+        output = {frames.OPERATOR_STDOUT: b"", frames.OPERATOR_STDERR: b""}
         while True:
             kind, body = self._daemon.receive()
             if kind == frames.OPERATOR_DONE:
                 self._daemon.wait_at_most(self._timeout)
-                printed, complaint = (text.decode(errors="replace") for text in said.values())
+                printed, complaint = (text.decode(errors="replace") for text in output.values())
                 return printed, complaint, body != b"\0"
             if kind == frames.OPERATOR_WORKING:
                 self._daemon.wait_at_most(0)
-            elif kind in said:
-                said[kind] += body
+            elif kind in output:
+                output[kind] += body
 
     def _failure(self, error: Exception) -> CannotAsk:
         if isinstance(error, CannotAsk):

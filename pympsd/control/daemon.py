@@ -216,8 +216,8 @@ class Daemon(RunningDaemon):
         os.unlink(notice)
         if not is_ready:
             self._kill()
-            said = complaints.read_text(errors="replace").strip()
-            raise CannotStart(said or f"the daemon was not ready within {START_SECONDS:.0f} s")
+            complaint = complaints.read_text(errors="replace").strip()
+            raise CannotStart(complaint or f"the daemon was not ready within {START_SECONDS:.0f} s")
 
     def stop(self) -> None:
         """End the daemon with its servers and their clients' contexts, and remove its directories.

@@ -24,7 +24,7 @@ from pympsd.control.records import Client, Device, Server, Waiting
 
 @frozen
 class TrioDaemon:
-    """A daemon whose calls are awaited; ``daemon`` has those that do not wait: ``environment``, ``pid``, ``log``."""
+    """A daemon whose calls are coroutines; ``daemon`` has the others: ``environment``, ``pid``, ``log``."""
 
     daemon: RunningDaemon
 

@@ -30,9 +30,9 @@ class Probed:
 
     devices: tuple[DeviceProperties, ...] = ()
     absent: str = ""
-    """Why there is no driver, or no device."""
+    """The reason why there is no driver, or no device."""
     unusable: str = ""
-    """Why the installed driver does not work."""
+    """The reason why the installed driver does not work."""
 
 
 @frozen
@@ -84,7 +84,7 @@ _NOT_SERVED: Final = (
 )
 _OF_TEXTURES: Final = ("MAXIMUM_TEXTURE", "MAXIMUM_SURFACE")
 """Attributes of what a GPU has and the ``cuda`` backend does not do; clients refuse by them, so they are 0.
-Those of textures begin so."""
+The names of texture attributes begin so."""
 
 
 def _as_served(device: DeviceProperties) -> DeviceProperties:
@@ -94,18 +94,18 @@ def _as_served(device: DeviceProperties) -> DeviceProperties:
 
 def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
     if settings.backend == "emulated":
-        return _emulated(settings, "it is asked for")
+        return _emulate(settings, "it is asked for")
     probed = probe()
     if settings.backend == "vendor":
         return _vendor(settings, probed, find_server)
     if probed.devices:
         server = "" if settings.backend == "cuda" else find_server()
-        found = f"the driver finds {len(probed.devices)} device{'s' if len(probed.devices) > 1 else ''}"
+        finding = f"the driver finds {len(probed.devices)} device{'s' if len(probed.devices) > 1 else ''}"
         own = tuple(map(_as_served, probed.devices))
         if server:
-            instead = Machine("cuda", f"{found}, and its MPS server speaks otherwise than is known", own)
-            return Machine("vendor", f"{found}, and its MPS server is {server}", probed.devices, server, instead)
-        without = "it is asked for" if settings.backend == "cuda" else f"{found}, but no MPS server of it"
+            instead = Machine("cuda", f"{finding}, and its MPS server speaks otherwise than is known", own)
+            return Machine("vendor", f"{finding}, and its MPS server is {server}", probed.devices, server, instead)
+        without = "it is asked for" if settings.backend == "cuda" else f"{finding}, but no MPS server of it"
         return Machine("cuda", without, own)
     if probed.unusable:
         raise NoDriver(
@@ -116,10 +116,10 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
         raise NoDriver(
             f"PYMPSD_BACKEND=cuda: {probed.absent}; set PYMPSD_BACKEND=emulated to run on an emulated device"
         )
-    return _emulated(settings, probed.absent)
+    return _emulate(settings, probed.absent)
 
 
-def _emulated(settings: Settings, reason: str) -> Machine:
+def _emulate(settings: Settings, reason: str) -> Machine:
     return Machine("emulated", reason, describe(settings.emulated_devices))
 
 
@@ -127,9 +127,9 @@ def _vendor(settings: Settings, probed: Probed, find_server: Callable[[], str]) 
     """Return the machine of the driver's server, which reports its devices if the driver could not be asked."""
     server = find_server()
     if not server:
-        named = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is no program"
+        override = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is no program"
         raise NoDriver(
-            f"PYMPSD_BACKEND=vendor: {named or 'no nvidia-cuda-mps-server is in PATH'}; name the driver's in "
+            f"PYMPSD_BACKEND=vendor: {override or 'no nvidia-cuda-mps-server is in PATH'}; name the driver's in "
             "PYMPSD_VENDOR_SERVER, or set PYMPSD_BACKEND=cuda or emulated"
         )
     return Machine("vendor", f"it is asked for, and its server is {server}", probed.devices, server)

@@ -32,16 +32,16 @@ def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles
 
     A line that is of no device, or cannot be read, does not count.
     """
-    found: CgroupLimits = {}
+    limits: CgroupLimits = {}
     guaranteed: dict[int, int] = {}
     for files in cgroups:
         hard, soft = _hard(devices, files.max), _soft(devices, files.min)
-        # As in the kernel a guarantee holds as far as those above have it: a cgroup's owner cannot give it more.
+        # A guarantee holds as far as the cgroups above have it, as in the kernel: its owner cannot give it more.
         guaranteed |= {ordinal: min(own, guaranteed.get(ordinal, own)) for ordinal, own in soft.items()}
         kept = {ordinal: PinnedMemory(guaranteed[ordinal]) for ordinal in soft if guaranteed[ordinal]}
         if hard or kept:
-            found[files.path] = {each: CgroupLimit(hard.get(each), kept.get(each)) for each in {**hard, **kept}}
-    return found
+            limits[files.path] = {index: CgroupLimit(hard.get(index), kept.get(index)) for index in {**hard, **kept}}
+    return limits
 
 
 def _hard(devices: Sequence[DeviceProperties], text: str) -> dict[int, PinnedMemory]:
@@ -53,7 +53,7 @@ def _hard(devices: Sequence[DeviceProperties], text: str) -> dict[int, PinnedMem
 def _soft(devices: Sequence[DeviceProperties], text: str) -> dict[int, int]:
     """Return the least of each device's guarantees in a dmem.min, in bytes; 0: it has none."""
     # A region's 0 is left out: nobody has set it.
-    return {each: min(filter(None, counts), default=0) for each, counts in _by_device(devices, text).items()}
+    return {index: min(filter(None, counts), default=0) for index, counts in _by_device(devices, text).items()}
 
 
 def _by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list[int]]:
@@ -61,13 +61,13 @@ def _by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list
 
     Of several regions the least counts: the memory of a client may lie in any of them, and nothing shows in which.
     """
-    found: dict[int, list[int]] = {}
+    values: dict[int, list[int]] = {}
     for region, value in _lines(text):
-        named = {f"{int(domain, 16):08X}{rest.upper()}" for domain, rest in _BUS_ID.findall(region)}
+        bus_ids = {f"{int(domain, 16):08X}{rest.upper()}" for domain, rest in _BUS_ID.findall(region)}
         for ordinal, device in enumerate(devices):
-            if device.bus_id in named:
-                found.setdefault(ordinal, []).append(value)
-    return found
+            if device.bus_id in bus_ids:
+                values.setdefault(ordinal, []).append(value)
+    return values
 
 
 def _lines(text: str) -> Iterator[tuple[str, int]]:

@@ -33,10 +33,10 @@ def ask_driver() -> Probed:
     if server is None or server.origin is None:
         return Probed(unusable="the package pympsd_server, which asks it, is not installed here")
     script = os.path.join(os.path.dirname(server.origin), *_PLACE)
-    return probed_by([sys.executable, "-I", script])
+    return run_probe([sys.executable, "-I", script])
 
 
-def probed_by(command: list[str], seconds: float = SECONDS) -> Probed:
+def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
     """Run a command that prints its result as probe.py does."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)

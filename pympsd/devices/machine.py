@@ -32,7 +32,7 @@ from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
-"""What names the machine, in short form or by the path of a file."""
+"""The variable that describes the machine, in short form or by the path of a file."""
 DEVICE_LIMIT: Final = 64
 FIGURE_LIMIT: Final = 1 << 20
 """The greatest number allowed: a device's memory, in MiB, has to fit its window of addresses."""
@@ -68,11 +68,11 @@ def describe(text: str) -> tuple[DeviceProperties, ...]:
             return from_toml(_read(text))
         except BadMachine as error:
             raise BadMachine(f"the machine file {text}: {error}; mend it, or name another in {VARIABLE}") from None
-    return _checked([properties for part in text.split(",") for properties in _short(part.strip(), text)])
+    return _check_devices([properties for part in text.split(",") for properties in _short(part.strip(), text)])
 
 
 def is_file(text: str) -> bool:
-    """Whether a description names a file, rather than being the short form."""
+    """Return whether a description names a file, rather than being the short form."""
     return "/" in text or text.endswith(".toml")
 
 
@@ -85,15 +85,15 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     tables = machine.get("device")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadMachine("a machine description has one [[device]] table a device")
-    known = ("device", "fault_containment", *ABILITIES)
-    unknown = machine.keys() - set(known)
+    allowed_keys = ("device", "fault_containment", *ABILITIES)
+    unknown = machine.keys() - set(allowed_keys)
     if unknown:
-        raise BadMachine(f"a machine has no {', '.join(sorted(unknown))}; it has {', '.join(known)}")
+        raise BadMachine(f"a machine has no {', '.join(sorted(unknown))}; it has {', '.join(allowed_keys)}")
     containment = machine.get("fault_containment", CONTAINMENTS[0])
     if containment not in CONTAINMENTS:
         raise BadMachine(f"fault_containment is one of {', '.join(CONTAINMENTS)}, not {containment!r}")
     stops, isolates = (_flag(machine, ability) for ability in ABILITIES)
-    devices = _checked([properties for table in tables for properties in _from_table(table)])
+    devices = _check_devices([properties for table in tables for properties in _from_table(table)])
     return tuple(
         evolve(
             device,
@@ -139,7 +139,7 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
     return [(profile, table)] * count
 
 
-def _checked(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
+def _check_devices(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
     if not 0 < len(devices) <= DEVICE_LIMIT:
         raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
     properties = tuple(_properties(index, profile, table) for index, (profile, table) in enumerate(devices))
@@ -194,32 +194,32 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
 
 
 def _pci(table: dict[str, Any], index: int) -> str:
-    given = str(table.get("pci", f"0000:00.{6 + index:02x}.00"))
-    parts = given.replace(":", ".").split(".")
+    address = str(table.get("pci", f"0000:00.{6 + index:02x}.00"))
+    parts = address.replace(":", ".").split(".")
     is_hexadecimal = not set("".join(parts)) - set("0123456789abcdefABCDEF")
-    if list(map(len, parts)) != [4, 2, 2, 2] or given[4] != ":" or not is_hexadecimal:
-        raise BadMachine(f"a pci id is written as device_query prints it, 0000:00.06.00, not {given!r}")
-    return given
+    if list(map(len, parts)) != [4, 2, 2, 2] or address[4] != ":" or not is_hexadecimal:
+        raise BadMachine(f"a pci id is written as device_query prints it, 0000:00.06.00, not {address!r}")
+    return address
 
 
 def _uuid(table: dict[str, Any], index: int) -> str:
-    given = table.get("uuid")
-    if given is None:
+    value = table.get("uuid")
+    if value is None:
         return f"GPU-{uuid5(NAMESPACE_OID, f'pympsd emulated device {index}')}"
-    groups = str(given).removeprefix("GPU-").split("-")
+    groups = str(value).removeprefix("GPU-").split("-")
     is_hexadecimal = not set("".join(groups)) - set("0123456789abcdef")
-    if not str(given).startswith("GPU-") or list(map(len, groups)) != [8, 4, 4, 4, 12] or not is_hexadecimal:
-        raise BadMachine(f"a uuid is GPU- and 32 hexadecimal digits in five groups, not {given!r}")
-    return str(given)
+    if not str(value).startswith("GPU-") or list(map(len, groups)) != [8, 4, 4, 4, 12] or not is_hexadecimal:
+        raise BadMachine(f"a uuid is GPU- and 32 hexadecimal digits in five groups, not {value!r}")
+    return str(value)
 
 
 def _capability(table: dict[str, Any], profile: Profile) -> tuple[int, int]:
-    given = table.get("compute_capability")
-    if given is None:
+    value = table.get("compute_capability")
+    if value is None:
         return profile.compute_capability
-    major, dot, minor = str(given).partition(".")
+    major, dot, minor = str(value).partition(".")
     if not (dot and 0 < len(major) < 4 and 0 < len(minor) < 4 and (major + minor).isdecimal()):
-        raise BadMachine(f'a compute_capability is written like "9.0", not {given!r}')
+        raise BadMachine(f'a compute_capability is written like "9.0", not {value!r}')
     return int(major), int(minor)
 
 

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from attrs import evolve, frozen
 
-from pympsd.devices.visible import find_device, listed
+from pympsd.devices.visible import find_device, list_devices
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import ALL_DEVICES, MAX_MEMORY, BadLimit, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS, PERCENTAGE, PERCENTAGE_FORM
@@ -50,13 +50,13 @@ def text_of(environment: Mapping[str, str]) -> str:
 def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
     """Return the bytes that OF_CONTAINER leaves each device of a client's, 0 for no limit, and an invalid text."""
     text = environment.get(OF_CONTAINER, "")
-    found = _WHOLE.fullmatch(text)
-    mebibytes = int(found[1] or "0") if found else MAX_OF_CONTAINER + 1
+    match = _WHOLE.fullmatch(text)
+    mebibytes = int(match[1] or "0") if match else MAX_OF_CONTAINER + 1
     if mebibytes <= MAX_OF_CONTAINER:
         return min(mebibytes << 20, MAX_MEMORY), []
-    shown = text[:SHOWN]
-    reason = f"it is a whole number of MiB, such as 2048, or 0 for no limit; not {shown!r}"
-    return 0, [BadEntry(shown, reason, OF_CONTAINER)]
+    excerpt = text[:SHOWN]
+    reason = f"it is a whole number of MiB, such as 2048, or 0 for no limit; not {excerpt!r}"
+    return 0, [BadEntry(excerpt, reason, OF_CONTAINER)]
 
 
 def read(
@@ -78,8 +78,8 @@ def read_percentages(
     """
     text = environment.get(PERCENTAGE, "")
     if "=" in text:
-        found, bad = _read_by_device(devices, text, "this process", ThreadPercentage.parse, PERCENTAGE_FORM)
-        return found, [evolve(each, variable=PERCENTAGE) for each in bad]
+        percentages, bad = _read_by_device(devices, text, "this process", ThreadPercentage.parse, PERCENTAGE_FORM)
+        return percentages, [evolve(problem, variable=PERCENTAGE) for problem in bad]
     try:
         return {ALL_DEVICES: ThreadPercentage.parse(text)}, []
     except BadLimit:
@@ -113,4 +113,5 @@ def _read_by_device(
 
 def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
     """Return the message that a word names no device, with the devices that there are."""
-    return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {listed(devices)}"
+    devices_text = list_devices(devices)
+    return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {devices_text}"

@@ -23,7 +23,7 @@ class Profile:
     memory_bytes: int
     attributes: dict[str, int] = field(factory=dict)
     sm_chunks: tuple[int, int] | None = None
-    """As in DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
+    """The attribute of that name of DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
 
 
 _EVERY_DEVICE: Final = {
@@ -121,8 +121,8 @@ _TEXTURES: Final = {
     "MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT": 32768,
     "MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH": 32768,
 }
-"""The largest arrays, textures and surfaces: as recorded with an H200 and an H100, and for the others as the table of
-compute capabilities has them, which is the same from 6.0 on."""
+"""The largest arrays, textures and surfaces: as recorded with an H200 and an H100, and for other devices as the table
+of compute capabilities has them, which is the same from 6.0 on."""
 
 _PERSISTING_CACHE: Final = {62914560: 39321600, 52428800: 32768000, 41943040: 31457280}
 """The part of the L2 cache, by its size, that may be set aside: recorded with an H200 and an H100; of the A100 three

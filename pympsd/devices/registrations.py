@@ -71,7 +71,7 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
 
     TimeoutError: another process kept the folder locked for ``timeout`` seconds (default: state_folder.LOCK_SECONDS).
     """
-    with folder.locked(timeout) as opened:
+    with folder.lock(timeout) as opened:
         others = _living(opened, uuid)
         if alone and others:
             raise InUse(next(iter(others.values())).pid)
@@ -90,15 +90,17 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
             raise
 
 
-def registered(folder: StateFolder, uuid: str) -> list[Registered]:
+def list_registered(folder: StateFolder, uuid: str) -> list[Registered]:
     """Return the servers on a device in order of their PIDs; none if there is no folder.
 
     Raise BadMachine if they cannot be read.
     """
     try:
-        with folder.locked() as opened:
-            found = _living(opened, uuid)
-            return sorted((_with_use(opened, stem, one) for stem, one in found.items()), key=lambda one: one.pid)
+        with folder.lock() as opened:
+            living = _living(opened, uuid)
+            return sorted(
+                (_with_use(opened, stem, server) for stem, server in living.items()), key=lambda server: server.pid
+            )
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -123,8 +125,8 @@ def _server(folder: int, name: str) -> Registered | None:
             return None
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            for left in (name.removesuffix(_SERVER) + _USE, name):
-                _remove(folder, left)
+            for stale_file in (name.removesuffix(_SERVER) + _USE, name):
+                _remove(folder, stale_file)
             return None
         pid = int(os.read(fd, READ_BYTES))
         return Registered(pid, ()) if _belongs_to(pid, status.st_uid) else None
@@ -135,7 +137,7 @@ def _server(folder: int, name: str) -> Registered | None:
 
 
 def _belongs_to(pid: int, uid: int) -> bool:
-    """Whether a process exists and belongs to a user; raise ProcessLookupError or OverflowError if it cannot exist.
+    """Return whether a process exists and belongs to a user; raise ProcessLookupError or OverflowError for no PID.
 
     Not by the owner of /proc/PID, which is root for a process that is not dumpable.
     """

@@ -1,4 +1,4 @@
-"""The state of an emulated machine: its compute modes, in ``<file>.state`` beside the file that describes it.
+"""The state of an emulated machine: its compute modes, in ``<file>.state`` next to the file that describes it.
 
 The description itself is never written. Servers of every user register in the folder (``registrations``), so it has
 the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
@@ -37,7 +37,7 @@ SYSTEM_DIRECTORY, TEMPORARY_DIRECTORY = "/run/pympsd", "/tmp"
 CONFIGURATION: Final = "/etc/"
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16
-"""How often a directory in the way of a file is moved away before that counts as an error."""
+"""Moves of a directory that is in the way of a file before that counts as an error."""
 
 
 @frozen
@@ -69,7 +69,7 @@ class StateFolder:
             os.umask(before)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
+    def open(self) -> Iterator[int]:
         """Yield a descriptor of the folder; raise OSError."""
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -78,13 +78,13 @@ class StateFolder:
             os.close(folder)
 
     @contextlib.contextmanager
-    def locked(self, timeout: float | None = None) -> Iterator[int]:
+    def lock(self, timeout: float | None = None) -> Iterator[int]:
         """Yield a descriptor of the folder, locked.
 
         Raise OSError, and TimeoutError after ``timeout`` seconds (default: LOCK_SECONDS), because any user can keep
         the folder locked.
         """
-        with self.opened() as folder:
+        with self.open() as folder:
             _lock(folder, LOCK_SECONDS if timeout is None else timeout)
             yield folder
 
@@ -99,14 +99,14 @@ class StateFolder:
             remedy = "End the process that creates it and remove it."
             return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
         if (owner := self._untrusted_owner()) is not None:
-            found = f"{error.strerror}: it is user {owner}'s, and not for everybody"
-            return f"{self.path}: {found}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
+            reason = f"{error.strerror}: it is user {owner}'s, and not for everybody"
+            return f"{self.path}: {reason}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
         """Return the compute modes that were set, by UUID; raise BadMachine if they cannot be read."""
         try:
-            with self.opened() as folder:
+            with self.open() as folder:
                 return self._read_modes(folder)
         except FileNotFoundError:
             return {}
@@ -119,28 +119,28 @@ class StateFolder:
         """Return whose the folder is, or what is in its place, if its user is not trusted with it."""
         try:
             owner = os.lstat(self.path).st_uid
-            return None if owner in (os.geteuid(), *self._trusted()) else owner
+            return None if owner in (os.geteuid(), *self._list_trusted()) else owner
         except OSError:
             return None
 
-    def _trusted(self) -> tuple[int, ...]:
+    def _list_trusted(self) -> tuple[int, ...]:
         """Return the users whose modes count; raise OSError."""
         return (0, os.stat(self.description).st_uid) if self.description else (0,)
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
         """Set compute modes by UUID; those of other devices stay. Raise OSError or BadMachine."""
         self.make()
-        with self.locked() as folder:
+        with self.lock() as folder:
             lines = [f"{uuid} {mode}\n" for uuid, mode in {**self._read_modes(folder), **changes}.items()]
             replace(folder, MODES, "".join(lines).encode())
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
-        trusted = self._trusted()
+        trusted = self._list_trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
-            found = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in trusted:
+            file_status = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISREG(file_status.st_mode) or file_status.st_uid not in trusted:
                 return {}
             text, owner = read(folder, MODES)
         except FileNotFoundError:
@@ -166,8 +166,8 @@ def state_folder_of(machine: str) -> StateFolder:
 
 def directory() -> str:
     """Return the folder of the state of machines that is not next to their description."""
-    if named := os.environ.get(DIRECTORY):
-        return named
+    if override := os.environ.get(DIRECTORY):
+        return override
     try:
         system = os.lstat(SYSTEM_DIRECTORY)
     except OSError:
@@ -179,27 +179,27 @@ def directory() -> str:
 def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which PYMPSD_EMULATED_DEVICES, if it is not set, names the machine file that is there.
 
-    That of the user comes before that of the machine, since callers may strip variables.
+    The user's file comes before the machine's, because callers may strip variables.
     """
     home = environment.get("HOME")
     folders = (environment.get("XDG_CONFIG_HOME") or (home and os.path.join(home, ".config")), "/etc")
     places = [os.path.join(folder, "pympsd", "machine.toml") for folder in folders if folder]
-    found = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")
-    return {**environment, VARIABLE: found} if found else dict(environment)
+    machine_file = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")
+    return {**environment, VARIABLE: machine_file} if machine_file else dict(environment)
 
 
-def resolved(machine: str) -> str:
+def resolve(machine: str) -> str:
     """Return a description that means the same in any working directory."""
     return os.path.realpath(machine) if is_file(machine) else machine
 
 
 def unusable_directory(machine: str) -> str:
     """Return what is wrong with the directory of PYMPSD_STATE_DIRECTORY, if a machine's state belongs there."""
-    named = os.environ.get(DIRECTORY)
-    if not named or os.path.isdir(named) or not state_folder_of(machine).path.startswith(os.path.join(named, "")):
+    folder = os.environ.get(DIRECTORY)
+    if not folder or os.path.isdir(folder) or not state_folder_of(machine).path.startswith(os.path.join(folder, "")):
         return ""
     effect = "compute modes cannot be set, and pympsd-smi cannot see which processes use the devices"
-    return f"{DIRECTORY}={named} is not a directory: {effect}. Make it (mkdir -p {named})"
+    return f"{DIRECTORY}={folder} is not a directory: {effect}. Make it (mkdir -p {folder})"
 
 
 def with_current_modes(devices: Sequence[DeviceProperties], machine: str) -> tuple[DeviceProperties, ...]:

@@ -34,7 +34,7 @@ def select(devices: Sequence[DeviceProperties], visible: str | None) -> tuple[in
         chosen.append(index)
     if not chosen:
         reason = f"CUDA_VISIBLE_DEVICES={visible} leaves no device visible"
-        raise NoVisibleDevice(f"{reason}; choose from {listed(devices)}")
+        raise NoVisibleDevice(f"{reason}; choose from {list_devices(devices)}")
     return tuple(chosen)
 
 
@@ -53,7 +53,7 @@ def keep_one_generation(devices: Sequence[DeviceProperties], chosen: Sequence[in
     return volta or tuple(chosen)
 
 
-def listed(devices: Sequence[DeviceProperties]) -> str:
+def list_devices(devices: Sequence[DeviceProperties]) -> str:
     """Return the indexes and UUIDs of devices, for messages."""
     return ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(devices))
 

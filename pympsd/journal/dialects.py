@@ -11,7 +11,7 @@ class Dialect(StrEnum):
     """The wording of log lines (--log-dialect, PYMPSD_LOG_DIALECT)."""
 
     DOCUMENTED = "documented"
-    """The forms of the MPS documents; where they have none, driver 580's."""
+    """The forms of the MPS documents; if they have none, driver 580's."""
     R580 = "r580"
     """The lines of driver 580, its spelling included."""
     JSON = "json"

@@ -98,7 +98,7 @@ def _open(path: str, user: int | None, former: int | None = None) -> int:
         # A file of another user, a link or a device: its mode is not changed.
         _check_link(path)
         fd = os.open(path, flags)
-        with _closed_on_error(fd):
+        with _close_on_error(fd):
             _check_hard_links(path, os.fstat(fd))
         return fd
     os.fchmod(fd, MODE)
@@ -112,10 +112,10 @@ def _open_of_user(path: str, flags: int, user: int, former: int | None) -> int:
     with _folder_of(path) as folder:
         _check_folder(folder, path, user, former)
         fd = _open_inside(folder, path, flags)
-        with _closed_on_error(fd):
-            for each in (fd, folder):
-                if os.fstat(each).st_uid != user:
-                    os.fchown(each, user, -1)
+        with _close_on_error(fd):
+            for open_fd in (fd, folder):
+                if os.fstat(open_fd).st_uid != user:
+                    os.fchown(open_fd, user, -1)
         return fd
 
 
@@ -154,18 +154,18 @@ def _open_inside(folder: int, path: str, flags: int) -> int:
         fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
     except FileExistsError:
         fd = os.open(name, flags, dir_fd=folder)
-        with _closed_on_error(fd):
+        with _close_on_error(fd):
             status, owner = os.fstat(fd), os.fstat(folder).st_uid
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
                 raise OSError(errno.EPERM, f"it is no file of user {owner} with one name", path) from None
         return fd
-    with _closed_on_error(fd):
+    with _close_on_error(fd):
         os.fchmod(fd, MODE)
     return fd
 
 
 @contextlib.contextmanager
-def _closed_on_error(fd: int) -> Iterator[None]:
+def _close_on_error(fd: int) -> Iterator[None]:
     try:
         yield
     except OSError:

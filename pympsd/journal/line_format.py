@@ -22,7 +22,7 @@ class LogEntry:
     fields: dict[str, Any]
     when: float
     is_volta: bool = True
-    """Whether its author serves devices of Volta or newer."""
+    """True if its author serves devices of Volta or newer."""
 
 
 def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:
@@ -68,7 +68,7 @@ def line(when: float, who: str, pid: int, text: str) -> bytes:
     return f"[{stamp} {who} {pid:>5}] {text}\n".encode("utf-8", "surrogateescape")
 
 
-def sanitised(data: bytes, limit: int = 1024) -> str:
+def sanitise(data: bytes, limit: int = 1024) -> str:
     """Return foreign bytes as text for a log line: no control characters, at most ``limit`` characters."""
     text = data.decode("utf-8", "replace")
     return "".join(char if char.isprintable() else " " for char in text[:limit]).strip()

@@ -39,7 +39,7 @@ class MadeFolder:
     uid: int
     """The server's user."""
     deleted: bool = False
-    """Whether its server was deleted."""
+    """True if the folder's server was deleted."""
 
 
 @define
@@ -55,7 +55,11 @@ class LogFolders:
 
     def take(self, made: tuple[MadeFolder, ...]) -> None:
         """Take what an earlier daemon made, as far as it is still there, in this log directory."""
-        self._made |= {each.name: each for each in made if self._identity(each.name) == (each.device, each.inode)}
+        self._made |= {
+            made_folder.name: made_folder
+            for made_folder in made
+            if self._identity(made_folder.name) == (made_folder.device, made_folder.inode)
+        }
 
     def is_missing(self, name: str) -> bool:
         """Return whether the folder of a server has to be made."""
@@ -69,29 +73,29 @@ class LogFolders:
 
     def note_opened(self, name: str, uid: int, is_new: bool) -> None:
         """Note that a server of a user has its log in a folder, and whether that was made for it."""
-        known = self._made.pop(name, None)
+        folder = self._made.pop(name, None)
         if is_new:
             self._made[name] = MadeFolder(name, *self._identity(name), uid)
-        elif known is not None:
-            self._made[name] = evolve(known, uid=uid, deleted=False)
+        elif folder is not None:
+            self._made[name] = evolve(folder, uid=uid, deleted=False)
 
     def note_deleted(self, name: str) -> None:
         """Remove the folder of a deleted server if its logs are empty, and the oldest ones of its user's above the
         bound.
         """
-        made = self._made.pop(name, None)
-        if made is None or self._remove(made, only_empty=True):
+        folder = self._made.pop(name, None)
+        if folder is None or self._remove(folder, only_empty=True):
             return
-        self._made[name] = evolve(made, deleted=True)
-        kept = self._list_kept(made.uid)
+        self._made[name] = evolve(folder, deleted=True)
+        kept = self._list_kept(folder.uid)
         excess = len(kept) - MAX_KEPT
-        for each in kept:
-            if excess > 0 and self._remove(each, only_empty=False):
-                del self._made[each.name]
+        for kept_folder in kept:
+            if excess > 0 and self._remove(kept_folder, only_empty=False):
+                del self._made[kept_folder.name]
                 excess -= 1
 
     def _list_kept(self, uid: int) -> list[MadeFolder]:
-        return [each for each in self._made.values() if each.deleted and each.uid == uid]
+        return [folder for folder in self._made.values() if folder.deleted and folder.uid == uid]
 
     def _remove(self, made: MadeFolder, *, only_empty: bool) -> bool:
         """Remove a folder unless it has other things than logs; return whether it is gone, or is another one."""

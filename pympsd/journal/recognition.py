@@ -1,4 +1,4 @@
-"""Which event of the catalogue a line of driver 580's own MPS server is, and its fields.
+"""Find the event of the catalogue, and its fields, for a line of driver 580's own MPS server.
 
 The patterns are made of the catalogue's sentences.
 """
@@ -109,16 +109,16 @@ class Recogniser:
     def recognise(self, pid: int, text: str) -> Recognised | None:
         """Return the event of a line of server ``pid``; None if the catalogue has none."""
         for pattern in _LITERAL:
-            if found := pattern.read(pid, text):
+            if recognised := pattern.read(pid, text):
                 self._awaited.pop(pid, None)
-                if found.event in FOLLOWERS:
-                    self._awaited[pid] = FOLLOWERS[found.event]
-                # A process's first connection, number 0, is its own; the others are those of its contexts.
-                if found.event == "client_connected" and found.fields["context"] != 0:
-                    return Recognised("context_connected", found.fields)
-                return found
+                if recognised.event in FOLLOWERS:
+                    self._awaited[pid] = FOLLOWERS[recognised.event]
+                # A process's first connection, number 0, is its own; its contexts have the remaining ones.
+                if recognised.event == "client_connected" and recognised.fields["context"] != 0:
+                    return Recognised("context_connected", recognised.fields)
+                return recognised
         awaited = self._awaited.get(pid)
-        found = _PATTERNS[awaited].read(pid, text) if awaited else None
-        if found is None:
+        recognised = _PATTERNS[awaited].read(pid, text) if awaited else None
+        if recognised is None:
             self._awaited.pop(pid, None)
-        return found
+        return recognised

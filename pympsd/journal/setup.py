@@ -58,15 +58,15 @@ class Journal:
         self._write(self._named.get(self._names.get(pid, ""), self.server), entry, SERVER_LINES)
 
     def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:
-        """Write a line of the driver's own server: r580 as it came, the others by the event that it is, if it is one.
+        """Write a line of the driver's own server: r580 as it came, other dialects by its event, if it has one.
 
-        Only r580 has ``who`` it calls itself; in the others it is a Server, as ours are.
+        Only r580 has ``who`` it calls itself; in other dialects it is a Server, as ours are.
         """
-        said = Recognised("vendor_line", {"text": text})
+        recognised = Recognised("vendor_line", {"text": text})
         if self.dialect is not Dialect.R580:
-            who, said = "Server", self._recogniser.recognise(pid, text) or said
-        event = said.documented if self.dialect is Dialect.DOCUMENTED else said.event
-        self.write_server(who, pid, event, said.fields, when)
+            who, recognised = "Server", self._recogniser.recognise(pid, text) or recognised
+        event = recognised.documented if self.dialect is Dialect.DOCUMENTED else recognised.event
+        self.write_server(who, pid, event, recognised.fields, when)
 
     def of_server(self, name: str, uid: int, pid: int = 0) -> Journal:
         """Return a journal whose server.log is that of a user's named server; lines of process ``pid`` go there from
@@ -83,7 +83,7 @@ class Journal:
                 self.write_control("server_log_not_opened", {"name": name, "reason": error.strerror})
                 return self  # the lines are then in the log of all
         if pid:
-            for earlier in [each for each, known in self._names.items() if known == name]:
+            for earlier in [earlier_pid for earlier_pid, server_name in self._names.items() if server_name == name]:
                 del self._names[earlier]
             self._names[pid] = name
         return evolve(self, server=self._named.get(name, self.server))
@@ -93,11 +93,12 @@ class Journal:
         if (file := self._named.pop(name, None)) is not None:
             file.close()
             self.folders.note_deleted(name)
-        for pid in [pid for pid, known in self._names.items() if known == name]:
+        for pid in [pid for pid, server_name in self._names.items() if server_name == name]:
             del self._names[pid]
         # Users can make up any number of names.
-        for known in [each for each in self._given if each not in self._named and self.folders.is_missing(each)]:
-            del self._given[known]
+        for server_name in self._given.keys() - self._named.keys():
+            if self.folders.is_missing(server_name):
+                del self._given[server_name]
 
     def _write(self, file: LogFile | None, entry: LogEntry, lines: dict[str, Line]) -> None:
         data = render(entry, lines[entry.event], self.dialect)
@@ -130,15 +131,15 @@ class Journal:
 
 def control_logger(journal: Journal) -> structlog.typing.FilteringBoundLogger:
     """Configure structlog for the daemon: ``logger.info(event, **fields)`` writes a line of control.log."""
-    return _configured(journal.write_control)
+    return _configure(journal.write_control)
 
 
 def link_logger(send: Callable[[str, Fields, float], None]) -> structlog.typing.FilteringBoundLogger:
     """Configure structlog for a server: events are sent to the daemon, which formats and writes them."""
-    return _configured(lambda event, fields: send(event, fields, time.time()))
+    return _configure(lambda event, fields: send(event, fields, time.time()))
 
 
-def _configured(emit: Callable[[str, dict[str, Any]], None]) -> structlog.typing.FilteringBoundLogger:
+def _configure(emit: Callable[[str, dict[str, Any]], None]) -> structlog.typing.FilteringBoundLogger:
     def deliver(_: object, __: str, event_dict: MutableMapping[str, Any]) -> str:
         event = event_dict.pop("event")
         emit(event, dict(event_dict))

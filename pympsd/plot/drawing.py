@@ -66,15 +66,15 @@ def _draw_panel(
     """Draw what happened in a period; ``part``: the panel's part of the picture's width."""
     began, ended = period
     for row, track in enumerate(tracks):
-        slices = [one for one in track.slices if one.ended >= began and one.began <= ended]
-        spans = [(one.began, max(one.ended - one.began, 1e-6)) for one in slices]
-        faces = [colours.get(one.client, "0.8") for one in slices]
+        slices = [slice_ for slice_ in track.slices if slice_.ended >= began and slice_.began <= ended]
+        spans = [(slice_.began, max(slice_.ended - slice_.began, 1e-6)) for slice_ in slices]
+        faces = [colours.get(slice_.client, "0.8") for slice_ in slices]
         edge = 0.4 if len(spans) <= MAX_WITH_EDGES else 0.0
         axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=faces, edgecolors="white", linewidth=edge)
-        for one in slices:
-            if (one.ended - one.began) * part >= LABEL_PART * (ended - began):
-                middle = (one.began + one.ended) / 2
-                axes.text(middle, row, one.name[:40], ha="center", va="center", fontsize=7, clip_on=True)
+        for slice_ in slices:
+            if (slice_.ended - slice_.began) * part >= LABEL_PART * (ended - began):
+                middle = (slice_.began + slice_.ended) / 2
+                axes.text(middle, row, slice_.name[:40], ha="center", va="center", fontsize=7, clip_on=True)
         for moment in track.moments:
             if began <= moment.at <= ended:
                 axes.plot(moment.at, row, marker="v", color="red")

@@ -23,19 +23,19 @@ def main(arguments: Sequence[str]) -> int:
         texts = [_text(path) for path in options.traces]
         tracks = read_tracks(texts, options.since, options.until)
     except BadTrace as error:
-        return _failed(f"{', '.join(options.traces)}: {error}")
+        return _fail(f"{', '.join(options.traces)}: {error}")
     except OSError as error:
-        return _failed(f"{error.filename}: {error.strerror}")
+        return _fail(f"{error.filename}: {error.strerror}")
     if not tracks:
-        return _failed(f"{', '.join(options.traces)}: nothing happened in that time")
+        return _fail(f"{', '.join(options.traces)}: nothing happened in that time")
     try:
         from pympsd.plot.drawing import draw
     except ImportError:
-        return _failed(NEEDS)
+        return _fail(NEEDS)
     try:
         draw(tracks, output)
     except (OSError, ValueError) as error:
-        return _failed(f"{output}: {getattr(error, 'strerror', '') or error}")
+        return _fail(f"{output}: {getattr(error, 'strerror', '') or error}")
     return print_text(f"{output}\n")
 
 
@@ -70,6 +70,6 @@ def _text(path: str) -> str:
         return file.read()
 
 
-def _failed(reason: str) -> int:
+def _fail(reason: str) -> int:
     print(reason, file=sys.stderr)
     return 1

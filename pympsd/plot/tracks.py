@@ -18,7 +18,7 @@ class BadTrace(InputError, ValueError):
 
 @frozen
 class Slice:
-    """What lasted from one time to another."""
+    """An activity from one time to another."""
 
     name: str
     began: float
@@ -29,7 +29,7 @@ class Slice:
 
 @frozen
 class Moment:
-    """What happened at a time."""
+    """An event at one time."""
 
     name: str
     at: float
@@ -37,7 +37,7 @@ class Moment:
 
 @define
 class Track:
-    """What happened on one track, in order."""
+    """The activities and events of one track, in order."""
 
     process: int
     thread: int
@@ -48,12 +48,12 @@ class Track:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The name of the track for people."""
         return f"{self.process_name or self.process}: {self.name or self.thread}"
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Where it is drawn: the daemon and its servers, devices, then client by client."""
+        """The place of the track in the picture: the daemon and its servers, devices, then client by client."""
         kinds = ("MPS control daemon", "server ", "device ")
         kind = next((place for place, text in enumerate(kinds) if self.process_name.startswith(text)), len(kinds))
         return kind, self.process, self.thread
@@ -87,8 +87,8 @@ def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("
             track.moments.append(Moment(event["name"], began))
     for track in tracks.values():
         track.process_name = processes.get(track.process, "")
-        track.slices.sort(key=lambda one: one.began)
-    return sorted((one for one in tracks.values() if one.slices or one.moments), key=lambda one: one.rank)
+        track.slices.sort(key=lambda track: track.began)
+    return sorted((track for track in tracks.values() if track.slices or track.moments), key=lambda track: track.rank)
 
 
 MAX_PERIODS = 4
@@ -100,7 +100,7 @@ def busy_periods(tracks: Iterable[Track]) -> list[tuple[float, float]]:
     Periods are apart if the time between them is longer than all of them together: of two traces that were written an
     hour apart each has its own. The longest such gaps are left out.
     """
-    times = [(one.began, one.ended) for track in tracks for one in track.slices]
+    times = [(slice_.began, slice_.ended) for track in tracks for slice_ in track.slices]
     times += [(moment.at, moment.at) for track in tracks for moment in track.moments]
     merged: list[tuple[float, float]] = []
     for began, ended in sorted(times):
@@ -160,5 +160,5 @@ def _check(event: dict[str, Any]) -> None:
 
 
 def _client(event: dict[str, Any]) -> int:
-    """Return the client that an event is for: on a device's track it says so."""
+    """Return the client that an event is for, which an event on a device's track contains."""
     return int(event["args"].get("client", event["pid"]))

@@ -1,1 +1,1 @@
-"""What every process of pympsd uses: its version and title, the files it writes, the processes it starts."""
+"""Code that every process of pympsd uses: its version and title, the files it writes, the processes it starts."""

@@ -16,7 +16,7 @@ DRIVER_BRANCH = 580
 """The driver whose recorded behaviour pympsd follows, as server.log prints it."""
 
 DRIVER_VERSION = f"{DRIVER_BRANCH}.0"
-"""Its version in dotted form, at whose dot scripts split it."""
+"""The driver's version in dotted form; scripts split it at the dot."""
 
 EXTRAS = "_extras"
 """The folder of files that come with the packages and are not part of them (pympsd/cli/extras.py)."""

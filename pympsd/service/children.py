@@ -24,7 +24,7 @@ import trio
 from pympsd.channel.descriptors import explain
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import StartError
-from pympsd.journal.line_format import sanitised
+from pympsd.journal.line_format import sanitise
 from pympsd.process.files import unreachable_folder
 from pympsd.process.spawn import open_process
 from pympsd.service.dispatcher import Dispatcher, RunningServer
@@ -215,6 +215,6 @@ async def _log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[
         async for data in stream:
             size += len(data)
             if size <= MAX_STDERR_BYTES:
-                for text in filter(None, (sanitised(part) for part in bytes(data).splitlines())):
+                for text in filter(None, (sanitise(part) for part in bytes(data).splitlines())):
                     dispatcher.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
                     last[:] = [text]

@@ -16,7 +16,7 @@ from typing import Final
 import trio
 from attrs import define, field
 
-from pympsd.journal.line_format import sanitised
+from pympsd.journal.line_format import sanitise
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.wire.driver.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
@@ -62,7 +62,7 @@ class _FifoLog:
             return self._log_foreign(record.lines)
         if not self._is_servers(record.pid):
             return self._log_foreign((record.text,))
-        text = sanitised(record.text)
+        text = sanitise(record.text)
         cost = cost_of([text])
         if self._take(record.pid, RECORDS_PER_SECOND, cost) < cost:
             return self._drop(record.pid, 1)
@@ -80,7 +80,7 @@ class _FifoLog:
     def _log_foreign(self, lines: Sequence[bytes]) -> int:
         allowed = self._take(UNKNOWN_PID, LINES_PER_SECOND, len(lines))
         for line in lines[:allowed]:
-            self._journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
+            self._journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitise(line)})
         return self._drop(UNKNOWN_PID, len(lines) - allowed)
 
     def _take(self, pid: int, per_second: int, cost: int) -> int:

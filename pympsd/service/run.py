@@ -21,7 +21,7 @@ import trio
 from attrs import evolve, field, frozen
 
 from pympsd.devices.discovery import Machine
-from pympsd.devices.state_folder import resolved, state_folder_of
+from pympsd.devices.state_folder import resolve, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.process.spawn import map_buffers
 from pympsd.process.version import CUDA_VERSION
@@ -344,7 +344,7 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
 
 def _resolve_paths(setup: DaemonSetup) -> DaemonSetup:
     """Resolve relative paths, and make the state folder of an emulated machine, which every user's server uses."""
-    machine, logs = resolved(setup.settings.emulated_devices), os.path.abspath(setup.settings.log_directory)
+    machine, logs = resolve(setup.settings.emulated_devices), os.path.abspath(setup.settings.log_directory)
     if setup.machine.backend == "emulated":
         with contextlib.suppress(OSError):  # a server that needs it reports the error
             state_folder_of(machine).make()

@@ -20,19 +20,19 @@ _RETIRED_WARNING: Final = "Warning: Exclusive_Thread was deprecated! Setting Exc
 
 def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[str, int]:
     """Set the compute mode of devices; return the text to print and the exit status. Raise Refused or BadMachine."""
-    said = [_RETIRED_WARNING] if word.upper() in _RETIRED else []
+    warnings = [_RETIRED_WARNING] if word.upper() in _RETIRED else []
     mode = _mode(word)
     changes: dict[str, str] = {}
     for device in devices:
         if device.mode == mode:
-            said.append(f"Compute mode is already set to {mode} for GPU {device.bus_id}.\n")
+            warnings.append(f"Compute mode is already set to {mode} for GPU {device.bus_id}.\n")
             continue
         if os.geteuid() != 0:
             why = "Insufficient Permissions"
-            said.append(f"Unable to set the compute mode for GPU {device.bus_id}: {why}\n{EARLY_END}")
-            return "".join(said), NO_PERMISSION
+            warnings.append(f"Unable to set the compute mode for GPU {device.bus_id}: {why}\n{EARLY_END}")
+            return "".join(warnings), NO_PERMISSION
         changes[device.properties.uuid] = mode
-        said.append(f"Set compute mode to {mode} for GPU {device.bus_id}.\n")
+        warnings.append(f"Set compute mode to {mode} for GPU {device.bus_id}.\n")
     if changes:
         try:
             machine.folder.change_modes(changes)
@@ -41,7 +41,7 @@ def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[st
                 f"Unable to set the compute mode: {machine.folder.explain(error)}\n{EARLY_END}",
                 OTHER_ERROR,
             )
-    return "".join(said) + ALL_DONE, 0
+    return "".join(warnings) + ALL_DONE, 0
 
 
 def _mode(word: str) -> str:
@@ -67,7 +67,9 @@ def set_persistence(devices: Sequence[Device], word: str) -> tuple[str, int]:
     if os.geteuid() != 0:
         gpu = devices[0].bus_id
         return f"Unable to set persistence mode for GPU {gpu}: Insufficient Permissions\n{EARLY_END}", NO_PERMISSION
-    lines = (f"GPU {each.bus_id} is emulated and always ready: persistence mode has no effect.\n" for each in devices)
+    lines = (
+        f"GPU {device.bus_id} is emulated and always ready: persistence mode has no effect.\n" for device in devices
+    )
     return "".join(lines) + ALL_DONE, 0
 
 

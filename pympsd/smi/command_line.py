@@ -122,7 +122,7 @@ def _reports(monitor: monitors.Monitor, name: str) -> Iterator[Answer]:
         if number:
             time.sleep(monitor.seconds)
             machine = Machine.of(machine.text)
-        yield monitors.report(monitor, machine.chosen(monitor.ids), number), 0
+        yield monitors.report(monitor, machine.select(monitor.ids), number), 0
         if number + 1 == monitor.count:
             return
 
@@ -162,7 +162,7 @@ def _machine(name: str, has_processes: bool = True) -> Machine:
 
 
 def _answer(request: Request, machine: Machine) -> Answer:
-    devices = machine.chosen(request.ids)
+    devices = machine.select(request.ids)
     match request.action:
         case Action.LIST:
             return summary.listing(devices), 0

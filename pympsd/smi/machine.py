@@ -8,7 +8,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.devices.machine import COMPUTE_MODES, describe
-from pympsd.devices.registrations import GONE, registered
+from pympsd.devices.registrations import GONE, list_registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties
@@ -53,7 +53,7 @@ class Device:
 
     @property
     def bus_id(self) -> str:
-        """As in DeviceProperties."""
+        """The device's PCI address, as DeviceProperties.bus_id has it."""
         return self.properties.bus_id
 
     @property
@@ -91,17 +91,17 @@ class Machine:
         folder = state_folder_of(text)
         properties = with_current_modes(describe(text), text)
         seen = folder if with_processes else None
-        devices = (Device(index, one, _processes(seen, one)) for index, one in enumerate(properties))
+        devices = (Device(index, device, _processes(seen, device)) for index, device in enumerate(properties))
         return cls(text, tuple(devices), folder)
 
-    def chosen(self, ids: str | None) -> tuple[Device, ...]:
+    def select(self, ids: str | None) -> tuple[Device, ...]:
         """Return the devices that -i names, in the machine's order; raise NoSuchDevice."""
         if ids is None:
             return self.devices
-        named = [self._named(word.strip()) for word in ids.split(",")]
-        return tuple(device for device in self.devices if device in named)
+        requested = [self._find(word.strip()) for word in ids.split(",")]
+        return tuple(device for device in self.devices if device in requested)
 
-    def _named(self, word: str) -> Device:
+    def _find(self, word: str) -> Device:
         for device in self.devices:
             if word in (str(device.index), device.properties.uuid) or word.upper() == device.bus_id:
                 return device
@@ -109,16 +109,16 @@ class Machine:
 
 
 def _processes(folder: StateFolder | None, properties: DeviceProperties) -> tuple[Process, ...]:
-    found: list[Process] = []
-    for server in registered(folder, properties.uuid) if folder is not None else ():
+    processes: list[Process] = []
+    for server in list_registered(folder, properties.uuid) if folder is not None else ():
         if properties.is_volta_or_newer:
-            held: Counter[int] = Counter()
+            used_by_pid: Counter[int] = Counter()
             for pid, used in server.clients:
-                held[pid] += used
+                used_by_pid[pid] += used
             # Memory of exited clients is the server's.
-            found.append(Process(server.pid, "C", held.pop(GONE, 0)))
-            found += [Process(pid, "M+C", used) for pid, used in sorted(held.items())]
+            processes.append(Process(server.pid, "C", used_by_pid.pop(GONE, 0)))
+            processes += [Process(pid, "M+C", used) for pid, used in sorted(used_by_pid.items())]
         else:
             # Before Volta all clients' memory is the server's (MPS documents, 2.3.1.1).
-            found.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
-    return tuple(found)
+            processes.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
+    return tuple(processes)

@@ -56,23 +56,23 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
     parser.add_argument("-n", "--namespace", required=True, metavar="CGROUP", help=f"such as {_MOUNT}/batch")
     parser.add_argument("--soft-limit", metavar="MIB", help="MiB that are guaranteed, max, or default (none)")
     parser.add_argument("--hard-limit", metavar="MIB", help="the most MiB, or max or default (the device's)")
-    given = parser.parse_args(arguments)
-    soft, hard = _mebibytes(given, "soft_limit"), _mebibytes(given, "hard_limit")
-    if given.get != (given.soft_limit is None and given.hard_limit is None):
+    options = parser.parse_args(arguments)
+    soft, hard = _mebibytes(options, "soft_limit"), _mebibytes(options, "hard_limit")
+    if options.get != (options.soft_limit is None and options.hard_limit is None):
         raise Refused(f"--get, or --soft-limit, --hard-limit or both\n\n{parser.format_usage()}", INVALID)
-    if any(each.isspace() for each in (*given.namespace, *given.id)):
+    if any(word.isspace() for word in (*options.namespace, *options.id)):
         raise Refused("names of cgroups and devices have no spaces\n", INVALID)
     try:
         with Control(warn=partial(print, file=sys.stderr)) as daemon:
-            if given.get:
-                return _shown(daemon, given.namespace, given.id), 0
+            if options.get:
+                return _render(daemon, options.namespace, options.id), 0
             if soft == "max" and hard is None:
-                soft = _hard_limit(daemon, given.namespace, given.id) or soft
-            daemon.command(f"memacct limit {given.namespace} --device={given.id}{_options(soft, hard)}")
+                soft = _hard_limit(daemon, options.namespace, options.id) or soft
+            daemon.command(f"memacct limit {options.namespace} --device={options.id}{_options(soft, hard)}")
             return "", 0
     except CannotAsk as error:
         status = NO_PERMISSION if "Insufficient privileges" in str(error) else UNAVAILABLE
-        return f"Unable to {'get' if given.get else 'set'} memory limit: {error}\n", status
+        return f"Unable to {'get' if options.get else 'set'} memory limit: {error}\n", status
 
 
 def _mebibytes(given: argparse.Namespace, option: str) -> int | str | None:
@@ -115,7 +115,7 @@ def _own(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
         return []
 
 
-def _shown(daemon: Control, cgroup: str, device: str) -> str:
+def _render(daemon: Control, cgroup: str, device: str) -> str:
     """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
     rows = _own(daemon, cgroup, device)
     if not rows:

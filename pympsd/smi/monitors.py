@@ -67,7 +67,7 @@ class Monitor:
 def parse(arguments: Sequence[str]) -> Monitor | None:
     """Read ``dmon`` or ``pmon`` and its options; None: its help is asked for. Raise Refused."""
     command, *rest = arguments
-    given: dict[str, str] = {}
+    values: dict[str, str] = {}
     while rest:
         option = rest.pop(0)
         if option in ("-h", "--help"):
@@ -76,14 +76,14 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
             _refuse(f"Option {option} is not recognized. Please run '{{program}} -h'.", BAD_OPTION)
         if not rest:
             _refuse(f"Option {option} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
-        given[option] = rest.pop(0)
-    metrics, stamps = given.get("-s", _DEFAULTS[command]), given.get("-o", "")
+        values[option] = rest.pop(0)
+    metrics, stamps = values.get("-s", _DEFAULTS[command]), values.get("-o", "")
     for option, text, letters in (("-s", metrics, "".join(_GROUPS[command])), ("-o", stamps, "DT")):
         if not set(text) <= set(letters):
             _refuse(f"Option {option} of {command} takes letters of {letters}, not {text!r}.", BAD_VALUE)
-    count = interval("-c", given["-c"]) if "-c" in given else None
-    seconds = interval("-d", given["-d"]) if "-d" in given else 1
-    return Monitor(command, given.get("-i"), seconds, count, metrics, stamps, given.get("-f", ""))
+    count = interval("-c", values["-c"]) if "-c" in values else None
+    seconds = interval("-d", values["-d"]) if "-d" in values else 1
+    return Monitor(command, values.get("-i"), seconds, count, metrics, stamps, values.get("-f", ""))
 
 
 def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
@@ -133,8 +133,8 @@ def _process_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
 
 
 def _cells(monitor: Monitor, used: int | None) -> str:
-    shown = "-" if used is None else str(used // MIB)
-    return "".join(f"{shown if name == _KNOWN else '-':>7}" for name, _ in monitor.columns)
+    memory = "-" if used is None else str(used // MIB)
+    return "".join(f"{memory if name == _KNOWN else '-':>7}" for name, _ in monitor.columns)
 
 
 def _refuse(sentence: str, status: int) -> None:

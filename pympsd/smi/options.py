@@ -34,12 +34,12 @@ class Refused(InputError):
 
 
 class UnknownOption(Refused):
-    """There is no such option, or not in that form: ``word``. The text is nvidia-smi's."""
+    """The option does not exist, or not in that form: ``word``. The text is nvidia-smi's."""
 
     def __init__(self, word: str, option: str) -> None:
         super().__init__(f"ERROR: Option {word} is not recognized. Please run '{{program}} -h'.\n\n", BAD_OPTION)
-        known = (*SHORT, *VALUED, *PLAIN)
-        self.own_text = f"there is no option {word}{suggest(word, () if option in known else known)}\n"
+        option_names = (*SHORT, *VALUED, *PLAIN)
+        self.own_text = f"there is no option {word}{suggest(word, () if option in option_names else option_names)}\n"
         """The sentence under pympsd's own name."""
 
 
@@ -71,7 +71,7 @@ class Request:
     """The given modifiers, of csv, noheader and nounits."""
     xml: bool = False
     file: str = ""
-    """Where the output goes; empty: standard output."""
+    """The path of the output; empty: standard output."""
     interval: float | None = None
     """Seconds between two outputs; None: there is one output."""
 
@@ -175,50 +175,50 @@ _ALLOWED: Final = {
 
 def parse(arguments: Sequence[str]) -> Request:
     """Return the request of a command line; raise Refused."""
-    given = _read(list(arguments))
-    asked = [option for option in given if option in _ACTIONS]
+    by_option = _read(list(arguments))
+    asked = [option for option in by_option if option in _ACTIONS]
     for early in _IMMEDIATE:
         if early.value in asked:
             return Request(early)
     if len(asked) > 1:
-        _not_valid(given[asked[1]][0])
+        _not_valid(by_option[asked[1]][0])
     action = _ACTIONS[asked[0]] if asked else Action.SUMMARY
     for option, actions in _ALLOWED.items():
-        if option in given and action not in actions:
-            _not_valid(given[option][0])
-    values = {option: value for option, (_, value) in given.items()}
+        if option in by_option and action not in actions:
+            _not_valid(by_option[option][0])
+    values = {option: value for option, (_, value) in by_option.items()}
     value = values[asked[0]] if asked else ""
     return Request(
         action,
         values.get("--id"),
         values.get("--display", "") if action is Action.QUERY else value,
         _form(values),
-        "--xml-format" in given,
+        "--xml-format" in by_option,
         values.get("--filename", ""),
-        _interval(given),
+        _interval(by_option),
     )
 
 
 def _read(arguments: list[str]) -> dict[str, tuple[str, str]]:
     """Return how each option was written and its value, by long name; the last of its kind counts."""
-    given: dict[str, tuple[str, str]] = {}
+    values: dict[str, tuple[str, str]] = {}
     while arguments:
         word = arguments.pop(0)
         written, equals, value = word.partition("=")
         option = SHORT.get(written, written)
         if option in PLAIN and not equals:
-            given[option] = (written, "")
+            values[option] = (written, "")
         elif option in VALUED and (written in SHORT) <= (not equals):
             if not equals and not (option == "--loop" and not _is_number(arguments[:1])):
                 value = arguments.pop(0) if arguments else ""
             if not value and option != "--loop":
                 _refuse(f"Option {written} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
-            given[option] = (written, value)
+            values[option] = (written, value)
         elif option in UNSUPPORTED or option in UNSUPPORTED.values():
             _refuse(f"Option {written} is not supported by emulated GPUs.", NOT_SUPPORTED)
         else:
             raise UnknownOption(word, written)
-    return given
+    return values
 
 
 def _is_number(words: Sequence[str]) -> bool:

@@ -31,7 +31,7 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "compute_cap": lambda device: ".".join(map(str, device.properties.compute_capability)),
     "driver_version": lambda _: DRIVER_VERSION,
 }
-"""What an emulated device has."""
+"""The fields that an emulated device has."""
 _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
     "timestamp": lambda _, process: _now(),
     "pid": lambda _, process: process.pid,
@@ -45,9 +45,9 @@ _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
 
 def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
     """Return a row for each device; raise Refused for a field that nvidia-smi does not have."""
-    known: dict[str, Callable[[Device], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
+    readers: dict[str, Callable[[Device], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
     names = _names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
-    rows = ([known[name](device) if name in known else None for name in names] for device in devices)
+    rows = ([readers[name](device) if name in readers else None for name in names] for device in devices)
     return _csv(DEVICE_FIELDS, names, rows, form)
 
 

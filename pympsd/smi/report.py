@@ -17,7 +17,7 @@ _COLUMN: Final = 55
 def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
     """Return the report; an empty ``display`` means all of it. Raise Refused for an unknown part."""
     chosen = parts(display)
-    shown = [part for name, part in _DISPLAYS.items() if not chosen or name in chosen]
+    displays = [part for name, part in _DISPLAYS.items() if not chosen or name in chosen]
     lines = [
         "",
         "==============NVSMI LOG==============",
@@ -30,7 +30,7 @@ def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
     ]
     for device in devices:
         lines.append(f"GPU {device.bus_id}")
-        for part in shown if chosen else (_identity, *shown):
+        for part in displays if chosen else (_identity, *displays):
             lines += part(device)
         lines.append("")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Which machine is shown: that of the daemon of the pipe directory, and without one what the environment describes.
+"""Find the machine to show: that of the pipe directory's daemon; without a daemon, the one in the environment.
 
 A daemon may have been started with another PYMPSD_EMULATED_DEVICES or PYMPSD_STATE_DIRECTORY than this program. It
 answers a hello with the body ASKS_MACHINE in both protocols, and writes no line about a command to its log. A daemon
@@ -14,11 +14,11 @@ from typing import Final
 
 from pympsd.cli import control_client
 from pympsd.devices.machine import VARIABLE, BadMachine
-from pympsd.devices.state_folder import DIRECTORY, resolved, with_machine_file
+from pympsd.devices.state_folder import DIRECTORY, resolve, with_machine_file
 from pympsd.wire import frames
 
 SECONDS: Final = 2.0
-"""How long a daemon may take to answer."""
+"""The time in which a daemon has to answer."""
 DEFAULT_MACHINE: Final = "H200"
 
 
@@ -35,7 +35,7 @@ def machine(warn: Callable[[str], None]) -> str:
     if backend != "emulated":
         reason = f"the daemon of {path} has this machine's GPUs (backend {backend}), and no emulated ones"
         raise BadMachine(f"{reason}: ask the driver's nvidia-smi, or name another CUDA_MPS_PIPE_DIRECTORY")
-    for name, ours in ((VARIABLE, resolved(text)), (DIRECTORY, os.environ.get(DIRECTORY, ""))):
+    for name, ours in ((VARIABLE, resolve(text)), (DIRECTORY, os.environ.get(DIRECTORY, ""))):
         if os.environ.get(name) and ours != answer[name]:
             warn(f"{name}={os.environ[name]} is not that of the daemon of {path}, which has {answer[name]}")
     os.environ[DIRECTORY] = answer[DIRECTORY]
@@ -59,8 +59,8 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
         answer: dict[str, str] = json.loads(body) if kind == frames.OPERATOR_MACHINE else {}
         return answer
     except TimeoutError:
-        shown = path.decode(errors="replace")
-        warn(f"the daemon at {shown} says nothing for {SECONDS:g} s: the machine is what the environment describes")
+        place = path.decode(errors="replace")
+        warn(f"the daemon at {place} says nothing for {SECONDS:g} s: the machine is what the environment describes")
         return {}
     except (control_client.DaemonGone, OSError):  # an earlier version, which does not have the question
         return {}

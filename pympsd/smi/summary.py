@@ -28,7 +28,9 @@ _PROCESS_HEADINGS: Final = (
 
 def listing(devices: Sequence[Device]) -> str:
     """Return one line for each device."""
-    return "".join(f"GPU {one.index}: {one.properties.name} (UUID: {one.properties.uuid})\n" for one in devices)
+    return "".join(
+        f"GPU {device.index}: {device.properties.name} (UUID: {device.properties.uuid})\n" for device in devices
+    )
 
 
 def table(devices: Sequence[Device]) -> str:

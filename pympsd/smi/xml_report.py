@@ -46,14 +46,14 @@ def _elements(elements: Elements, depth: int) -> str:
 
 
 def _device(device: Device, parts: frozenset[str]) -> Elements:
-    each = {
+    sections = {
         "": _identity(device),
         "MEMORY": _memory(device),
         "COMPUTE": (("compute_mode", device.shown_mode),),
         " ": _sensors(),
         "PIDS": (("processes", _processes(device)),),
     }
-    return [element for name, elements in each.items() if not parts or name in parts for element in elements]
+    return [element for name, elements in sections.items() if not parts or name in parts for element in elements]
 
 
 def _lacking(*names: str) -> Elements:

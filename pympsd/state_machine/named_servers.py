@@ -140,7 +140,7 @@ def set_server(
 ) -> Iterator[Instruction]:
     """Set what no later client of a server is above, and whether its faults stay in its SM partition."""
     named = server(daemon, name)
-    changed = named.maximum.changed_by(maximum)
+    changed = named.maximum.overlay(maximum)
     if changed != named.maximum:
         named.maximum = changed
         daemon.named_servers.changes += 1
@@ -156,7 +156,7 @@ def change_limits(daemon: Daemon, named: NamedServer, namespace: str, limits: Li
     """Change the limits of a namespace; its clients keep theirs."""
     target = named.namespaces[namespace]
     ordinals = named.ordinals(len(daemon.devices))
-    changed, before = target.limits.changed_by(limits), _render_all(target.limits, ordinals)
+    changed, before = target.limits.overlay(limits), _render_all(target.limits, ordinals)
     if changed != target.limits:
         target.limits = changed
         daemon.named_servers.changes += 1

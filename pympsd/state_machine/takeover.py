@@ -21,7 +21,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.takeover.state.other_devices import moved
+from pympsd.takeover.state.other_devices import move
 from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import (
     PersistentNamedServer,
@@ -46,7 +46,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     """Continue from the state of a daemon that did not end in order."""
     saved = event.state
     if event.devices is not None:
-        saved, lost = moved(saved, event.devices)
+        saved, lost = move(saved, event.devices)
         for owner, device in lost:
             yield Log("state_device_gone", {"owner": owner, "device": device})
     _take_defaults(daemon, saved)

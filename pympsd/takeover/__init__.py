@@ -15,7 +15,7 @@ operators have set lives in the daemon's memory, so a file has to have it too. T
                         `-------> next daemon ---- ReportRequest ----> servers, which report their clients
 
 What the keeper holds, by the names in `state.entries`: the listening sockets, the daemon's end of each server's link,
-connections whose peers wait, pidfds of clients of the driver's server, and the log FIFO. What the state file holds is
+connections whose peers wait, pidfds of clients of the driver's server, and the log FIFO. The state file holds
 `state.records.PersistentState`. Servers' clients and contexts are in neither: each server has its own.
 
 A daemon is killed. Connections wait in the backlog, packets in the sockets; servers and clients run on. The next

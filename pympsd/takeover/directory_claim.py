@@ -58,11 +58,11 @@ def replace(given: str) -> PipeDirectory:
     Raise CannotReplace, and what PipeDirectory.claim raises.
     """
     _check_owner(given)
-    if (claimed := _claimed_or_freed(given)) is not None:
+    if (claimed := _claim_or_free(given)) is not None:
         return claimed
     give_up = time.monotonic() + LOCK_SECONDS
     # The parent of the previous daemon may still run, and shares its lock.
-    while (claimed := _claimed(given)) is None:
+    while (claimed := _claim(given)) is None:
         if time.monotonic() > give_up:
             raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
         time.sleep(PAUSE_SECONDS)
@@ -75,10 +75,10 @@ def _check_owner(given: str) -> None:
         raise AlreadyRunning(whose)
 
 
-def _claimed_or_freed(given: str) -> PipeDirectory | None:
+def _claim_or_free(given: str) -> PipeDirectory | None:
     """Claim the directory; or make its daemon end, which releases the lock later, and return None."""
     give_up = time.monotonic() + LOCK_SECONDS
-    while (claimed := _claimed(given)) is None:
+    while (claimed := _claim(given)) is None:
         try:
             _hand_over(os.path.abspath(given))
             break
@@ -89,7 +89,7 @@ def _claimed_or_freed(given: str) -> PipeDirectory | None:
     return claimed
 
 
-def _claimed(given: str) -> PipeDirectory | None:
+def _claim(given: str) -> PipeDirectory | None:
     try:
         return PipeDirectory.claim(given)
     except AlreadyRunning:

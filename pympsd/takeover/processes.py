@@ -81,7 +81,7 @@ class KnownProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended."""
+        """Return whether the process has ended."""
         return self.gone.is_set() or has_ended(self.pidfd)
 
     async def watch(self) -> None:

@@ -24,7 +24,7 @@ from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.errors import ProcessError, RemoteError
-from pympsd.journal.line_format import sanitised
+from pympsd.journal.line_format import sanitise
 from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
@@ -53,7 +53,7 @@ LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
 MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
-"""How far the clock may have been set back since a client connected."""
+"""The most seconds by which the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
@@ -70,7 +70,7 @@ class PendingServer:
     process: KnownProcess
     obstacle: str
     started: int
-    """When its process started, in clock ticks since boot."""
+    """The start time of its process, in clock ticks since boot."""
     resolved: trio.Event = field(factory=trio.Event, init=False)
     """Set when it has reported, or will not."""
     _serving: trio.Event | None = field(default=None, init=False)
@@ -187,10 +187,10 @@ def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[Pe
         return []
     pending = [
         server
-        for each in saved.remembered.servers
-        if (server := _find_server(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
+        for remembered in saved.remembered.servers
+        if (server := _find_server(dispatcher, saved, remembered, left, _obstacle(dispatcher, saved)))
     ]
-    connections = frozenset(id_of(one.name) for one in left.connections)
+    connections = frozenset(id_of(connection.name) for connection in left.connections)
     other_devices = _other_devices(dispatcher, saved)
     running = {server.session.id for server in pending}
     servers = tuple(server for server in saved.remembered.servers if server.serial in running)
@@ -214,9 +214,9 @@ async def wait_for_reports(pending: Iterable[PendingServer]) -> None:
 
 
 def _other_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | None:
-    known = device_keys(dispatcher.state.devices)
-    is_known = bool(known and saved.devices)
-    return OtherDevices(saved.devices, known) if is_known and saved.devices != known else None
+    saved_keys = device_keys(dispatcher.state.devices)
+    is_known = bool(saved_keys and saved.devices)
+    return OtherDevices(saved.devices, saved_keys) if is_known and saved.devices != saved_keys else None
 
 
 def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
@@ -266,13 +266,13 @@ def _driver_session(
     for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
     session.taken_over = {
-        client_id: Client(client_id, server.uid, _kept_process(dispatcher, entry), limits=entry.note.limits)
+        client_id: Client(client_id, server.uid, _process_of_client(dispatcher, entry), limits=entry.note.limits)
         for client_id, entry in own.items()
     }
     return session
 
 
-def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
+def _process_of_client(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
     """Return the process of a client by the keeper's note."""
     note = entry.note
     return ClientProcess(
@@ -331,7 +331,7 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
         raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
     process = ClientProcess(
         Peer(report.pid, report.uid, NO_USER),
-        sanitised(report.command.encode()),
+        sanitise(report.command.encode()),
         report.namespace,
         report.mps_namespace if not name_problem(report.mps_namespace) else "",
         container_pid=container_pid_of(report.pid),

@@ -33,7 +33,7 @@ MODE: Final = 0o600
 MAX_BYTES: Final = 4 << 20
 """The largest configuration file takes 1.4 MiB of it."""
 MAX_DEVICES: Final = 256
-"""Limits of devices with higher ordinals than any machine has are refused, even where the devices are not known."""
+"""Limits of devices with higher ordinals than any machine has are refused, even if the devices are not known."""
 DYING_SECONDS: Final = 1.0
 """A killed daemon releases its lock shortly before it has ended."""
 
@@ -78,7 +78,7 @@ def device_keys(devices: Sequence[DeviceProperties]) -> tuple[str, ...]:
 def read(folder: str) -> SavedState | None:
     """Return what a daemon left in a pipe directory; None if there is no file. Raise StateRefused."""
     data = _own_bytes(folder)
-    return None if data is None else _checked(data)
+    return None if data is None else _check(data)
 
 
 def _own_bytes(folder: str) -> bytes | None:
@@ -99,9 +99,11 @@ def _own_bytes(folder: str) -> bytes | None:
 
 def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
     """Return what a daemon left, in words, that one of protocol 2 with these defaults could not use."""
-    if (saved := _left(folder)) is None:
+    if (saved := _read_left(folder)) is None:
         return []
-    running = tuple(one for one in saved.remembered.servers if start_time_of(one.pid) == saved.started.get(one.pid))
+    running = tuple(
+        server for server in saved.remembered.servers if start_time_of(server.pid) == saved.started.get(server.pid)
+    )
     return list(lost(evolve(saved.remembered, servers=running), own))
 
 
@@ -109,29 +111,29 @@ def directories_left(folder: str) -> set[tuple[str, ...]]:
     """Return the directories of servers and namespaces below a pipe directory, by their names, that this user's
     daemon has there, or left to the next.
     """
-    saved = _left(folder)
-    found: set[tuple[str, ...]] = set()
-    for one in saved.remembered.named_servers if saved is not None else ():
-        found |= {(one.name,), *((one.name, each.name) for each in one.namespaces)}
-    return found
+    saved = _read_left(folder)
+    directories: set[tuple[str, ...]] = set()
+    for server in saved.remembered.named_servers if saved is not None else ():
+        directories |= {(server.name,), *((server.name, namespace.name) for namespace in server.namespaces)}
+    return directories
 
 
 def trace_left(folder: str) -> str:
     """Return the path of the trace that a daemon writes, or wrote when it ended; empty: it wrote none."""
-    saved = _left(folder)
+    saved = _read_left(folder)
     return saved.trace if saved is not None else ""
 
 
 def log_folders_left(folder: str) -> tuple[MadeFolder, ...]:
     """Return the folders that the daemon before made for the logs of servers."""
-    saved = _left(folder)
+    saved = _read_left(folder)
     return saved.log_folders if saved is not None else ()
 
 
-def _left(folder: str) -> SavedState | None:
+def _read_left(folder: str) -> SavedState | None:
     """Return what this user's daemon left there since the machine started; None if that cannot be read."""
     try:
-        saved = _decoded(_own_bytes(folder) or b"")
+        saved = _decode(_own_bytes(folder) or b"")
     except (StateRefused, ValueError, RecursionError):
         return None
     return saved if saved.boot == _boot() else None
@@ -157,11 +159,11 @@ def _check_owner(status: os.stat_result) -> None:
         raise StateRefused("others than its owner may have changed it")
 
 
-def _checked(data: bytes) -> SavedState:
+def _check(data: bytes) -> SavedState:
     if len(data) > MAX_BYTES:
         raise StateRefused(f"it is longer than {MAX_BYTES} bytes")
     try:
-        saved = _decoded(data)
+        saved = _decode(data)
     except (ValueError, RecursionError) as error:
         raise StateRefused(f"it is damaged: {error}") from None
     if saved.format != FORMAT:
@@ -173,7 +175,7 @@ def _checked(data: bytes) -> SavedState:
     return saved
 
 
-def _decoded(data: bytes) -> SavedState:
+def _decode(data: bytes) -> SavedState:
     """Return the contents; raise ValueError (msgspec's own errors are ValueErrors) or RecursionError."""
     contents = msgspec.json.decode(data)
     if isinstance(contents, dict) and contents.get("format") == 1:

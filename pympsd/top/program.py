@@ -29,10 +29,10 @@ def main(arguments: Sequence[str], timeout: float, trust_daemon: bool = False) -
                 answers = dict(zip(("servers", "waiting", "machine"), daemon.query(*QUERIES), strict=True))
                 return print_text(f"{json.dumps(answers)}\n")
             if options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-                found = Answers.of(daemon.query(*QUERIES))
+                reply = Answers.of(daemon.query(*QUERIES))
                 # A rate takes two answers, a second apart.
-                shown = lines(rows(found, options.sort, options.filter), counts_launches=False)
-                return print_text("".join(f"{line}\n" for line in (summary(found), *shown)))
+                table = lines(rows(reply, options.sort, options.filter), counts_launches=False)
+                return print_text("".join(f"{line}\n" for line in (summary(reply), *table)))
             return _show(daemon, options)
     except CannotAsk as error:
         print(error, file=sys.stderr)

@@ -61,11 +61,11 @@ class _Screen:
         while True:
             answers = Answers.of(self._daemon.query(*QUERIES))
             rates = self._rates.of(answers.servers, time.monotonic())
-            shown = rows(answers, self._sort, self._wanted, rates)
-            self._selected = min(self._selected, max(0, len(shown) - 1))
-            self._draw(summary(answers), shown)
+            visible_rows = rows(answers, self._sort, self._wanted, rates)
+            self._selected = min(self._selected, max(0, len(visible_rows) - 1))
+            self._draw(summary(answers), visible_rows)
             self._window.timeout(int(self._interval * 1000))
-            if not self._handle(self._window.getch(), shown):
+            if not self._handle(self._window.getch(), visible_rows):
                 return
 
     def _handle(self, key: int, shown: list[Row]) -> bool:
@@ -80,7 +80,7 @@ class _Screen:
         elif key in (curses.KEY_UP, curses.KEY_DOWN):
             self._selected = max(0, self._selected + (1 if key == curses.KEY_DOWN else -1))
         elif key == ord("/"):
-            self._wanted = self._typed("filter: ")
+            self._wanted = self._ask("filter: ")
         elif key in (ord("h"), ord("?")):
             self._help()
         elif key == ord("t") and shown:
@@ -90,7 +90,7 @@ class _Screen:
     def _terminate(self, row: Row) -> None:
         if not row.server:
             self._note = f"{row.pid} is no client of a server: select one"
-        elif self._typed(f"terminate client {row.pid} of server {row.server}? yes or no: ") == "yes":
+        elif self._ask(f"terminate client {row.pid} of server {row.server}? yes or no: ") == "yes":
             try:
                 result = self._daemon.command(f"terminate_client {row.server} {row.pid}").strip()
                 self._note = f"client {row.pid}: terminated" if result == "0" else f"client {row.pid}: {result}"
@@ -108,7 +108,7 @@ class _Screen:
         self._window.timeout(-1)
         self._window.getch()
 
-    def _typed(self, question: str) -> str:
+    def _ask(self, question: str) -> str:
         """Ask on the last line; return the text, nothing if it is left with Escape."""
         self._window.timeout(-1)
         text = ""

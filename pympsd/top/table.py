@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     @property
     def cells(self) -> dict[str, str]:
-        """Its text in each column, by heading."""
+        """The text of the row in each column, by heading."""
         return {column.heading: printable(column.cell(self)) for column in COLUMNS}
 
 
@@ -90,18 +90,18 @@ COLUMNS: Final = (
 )
 
 
-def lines(shown: Iterable[Row], counts_launches: bool = True) -> list[str]:
+def lines(table_rows: Iterable[Row], counts_launches: bool = True) -> list[str]:
     """Return the heading and a line for each row: a column is as wide as its widest cell.
 
     Namespaces are there if a row has one.
     """
-    shown = list(shown)
-    absent = set() if any(row.namespace for row in shown) else {"NAMESPACE"}
+    table_rows = list(table_rows)
+    absent = set() if any(row.namespace for row in table_rows) else {"NAMESPACE"}
     absent |= set() if counts_launches else {"LAUNCH/S"}
     columns = [column for column in COLUMNS if column.heading not in absent]
     table = [
         [column.heading for column in columns],
-        *([row.cells[each.heading] for each in columns] for row in shown),
+        *([row.cells[column.heading] for column in columns] for row in table_rows),
     ]
     widths = [
         max(column.width, *map(len, cells)) for column, cells in zip(columns, zip(*table, strict=True), strict=True)
@@ -158,7 +158,7 @@ def summary(answers: Answers) -> str:
 
 @define
 class Rates:
-    """What servers launch in a second, from what they have launched until now and until some time before."""
+    """Launches of servers in a second, from the totals now and some time before."""
 
     _counted: dict[int, tuple[float, int]] = field(factory=dict, init=False)
     """By PID: when its number changed last, as far as was seen, and the number."""
@@ -185,27 +185,27 @@ def rows(
 
     ``rates``: launches a second, by server.
     """
-    found = [row for row in _rows(answers, rates) if wanted.casefold() in " ".join(row.cells.values()).casefold()]
-    return sorted(found, key=SORTS[sort])
+    matching = [row for row in _rows(answers, rates) if wanted.casefold() in " ".join(row.cells.values()).casefold()]
+    return sorted(matching, key=SORTS[sort])
 
 
 def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
     for server in answers.servers:
         clients = [
             Row(
-                each.pid,
-                each.uid,
+                client.pid,
+                client.uid,
                 server.pid,
-                "ACTIVE" if each.contexts else "IDLE",
-                each.active_thread_percentage,
-                len(each.contexts),
-                sum(each.memory_bytes.values()) if each.memory_bytes else None,
-                each.command,
-                namespace=each.namespace or "",
+                "ACTIVE" if client.contexts else "IDLE",
+                client.active_thread_percentage,
+                len(client.contexts),
+                sum(client.memory_bytes.values()) if client.memory_bytes else None,
+                client.command,
+                namespace=client.namespace or "",
             )
-            for each in server.clients
+            for client in server.clients
         ]
-        known = [client.memory for client in clients if client.memory is not None]
+        memory_values = [client.memory for client in clients if client.memory is not None]
         yield Row(
             server.pid,
             server.uid,
@@ -213,16 +213,16 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
             server.status,
             server.active_thread_percentage,
             sum(client.contexts for client in clients),
-            sum(known) if known else None,
+            sum(memory_values) if memory_values else None,
             server.name,
             rates.get(server.pid),
         )
         yield from clients
-    for each in answers.waiting:
-        yield Row(each.pid, each.uid, 0, "WAITING", None, 0, None, each.command or "start_server")
+    for client in answers.waiting:
+        yield Row(client.pid, client.uid, 0, "WAITING", None, 0, None, client.command or "start_server")
 
 
 def _percentages(percentage: float | dict[int, float] | None) -> str:
     if isinstance(percentage, dict):
-        return ",".join(f"{each:.1f}" for _, each in sorted(percentage.items()))
+        return ",".join(f"{value:.1f}" for _, value in sorted(percentage.items()))
     return "-" if percentage is None else f"{percentage:.1f}"

@@ -37,19 +37,19 @@ class DeviceProperties:
     memory_bytes: int
     attributes: dict[str, int]
     contains_faults: bool = False
-    """Whether a fatal fault stays with its context (an option of emulated machines) instead of reaching all that
+    """True if a fatal fault stays with its context (an option of emulated machines) instead of reaching all that
     share the device."""
     stops_kernels: bool = False
-    """Whether a running kernel can be stopped: true on emulated machines, unless described otherwise."""
+    """True if a running kernel can be stopped: true on emulated machines, unless described otherwise."""
     isolates_address_spaces: bool = False
-    """Whether the clients of one executor cannot reach each other's memory: true on emulated machines
+    """True if the clients of one executor cannot reach each other's memory: true on emulated machines
     from Volta on, unless described otherwise."""
     sm_chunks: tuple[int, int] | None = None
     """The chunks of SMs for static partitions: their number, and the SMs in each; None: by compute capability."""
 
     @property
     def is_volta_or_newer(self) -> bool:
-        """Whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
+        """Return whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
         return self.compute_capability >= (7, 0)
 
     @property

@@ -18,14 +18,14 @@ SET_CONDITIONAL: Final = "cudaGraphSetConditional"
 
 
 GRID_FUNCTIONS: Final = ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize")
-"""What numba-cuda's and older cooperative groups' sync() of a grid calls; the emulated device has them."""
+"""Functions that sync() of a grid calls in numba-cuda and older cooperative groups; the emulated device has them."""
 
 EMULATED: Final = frozenset([SET_CONDITIONAL, *GRID_FUNCTIONS])
 """The functions of the device runtime that the emulated device has."""
 
 
 def is_device_runtime(name: str) -> bool:
-    """Whether a function that an image uses but does not define belongs to the device runtime."""
+    """Return whether a function that an image uses but does not define belongs to the device runtime."""
     return _NAMES.fullmatch(name) is not None
 
 

@@ -62,7 +62,7 @@ V = TypeVar("V")
 
 @frozen
 class Limits:
-    """What one place states of limits, or a change of them; None: it states nothing.
+    """The limits that one place states, or a change of them; None: not stated.
 
     The names are those of the state file and of messages.
     """
@@ -77,7 +77,7 @@ class Limits:
     sm_partition: str | None = None
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 
-    def changed_by(self, change: Limits) -> Limits:
+    def overlay(self, change: Limits) -> Limits:
         """Return these limits with those that a change states in place of what was stated before."""
         both = ((name, getattr(change, name), getattr(self, name)) for name in _FIELDS)
         return Limits(**{name: before if new is None else new for name, new, before in both})
@@ -103,7 +103,7 @@ class ClientLimits:
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device index."""
     audited: bool = False
-    """Whether the memory that it takes and returns is logged."""
+    """True if the memory that the client takes and returns is logged."""
 
     def combine(self, environment: Limits = NO_LIMITS) -> Limits:
         """Return the limits that hold for the client; see the function of this name."""
@@ -186,11 +186,11 @@ class LimitRow:
     name: str
     """The name of its option (with ``max-`` before it, of a server's maximum) and of its column; see `key`."""
     field: str
-    """Its name in `Limits`."""
+    """The name of the attribute in `Limits`."""
     read: Callable[[str], Any]
     """Reads its text; raises BadText. If it is by device: a dictionary by what names each, "" for all."""
     form: str
-    """Its value in the usage of commands."""
+    """The placeholder of the value in the usage of commands."""
     render: Callable[[Any], str]
     """Returns the text of its value (by device: of an entry)."""
     number: Callable[[Any], Any]
@@ -201,11 +201,11 @@ class LimitRow:
     """The value (by device: the entry) where nothing is stated."""
     is_by_device: bool = False
     is_for_all: bool = False
-    """Whether a value for all devices is kept as ALL_DEVICES, not as an entry for each."""
+    """True if a value for all devices is kept as ALL_DEVICES, not as an entry for each."""
     has_maximum: bool = False
-    """Whether a server may have a maximum of it."""
+    """True if a server may have a maximum of this limit."""
     is_own: bool = False
-    """Whether it is not the vendor's: in a file its key is in a namespace's table ``pympsd``, and no rule has it."""
+    """True if the limit is not the vendor's: its key is in a namespace's table ``pympsd``, and no rule has it."""
     types: tuple[type, ...] = (str,)
     """The types of its value in a configuration file."""
     driver_lacks: Callable[[Any], str] = lambda _: ""
@@ -213,7 +213,7 @@ class LimitRow:
 
     @property
     def key(self) -> str:
-        """Its key in a configuration file, and the keyword of its option."""
+        """The limit's key in a configuration file, and the keyword of its option."""
         return self.name.replace("-", "_")
 
     def of(self, limits: Limits) -> Any:
@@ -252,12 +252,12 @@ class LimitRow:
     def indices(self, *places: Limits) -> list[int]:
         """Return the device indices and ALL_DEVICES under which some places have entries; none if not by device."""
         return (
-            sorted({ALL_DEVICES, *(index for each in places for index in self.of(each) or ())})
+            sorted({ALL_DEVICES, *(index for place in places for index in self.of(place) or ())})
             if self.is_by_device
             else []
         )
 
-    def changed(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
+    def with_change(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
         """Return its entries by device after a change, by device index or ALL_DEVICES; an entry of None lifts one.
 
         ``indices``: those of all devices.

@@ -162,8 +162,8 @@ class PinnedMemory:
         """Read ``10G`` or ``900M`` (also GB, MB, in either case); exactly ``0`` means no limit: None."""
         if text == "0":
             return None
-        found = _MEMORY.fullmatch(text)
-        size = int(found[1]) << (30 if found[2] in "Gg" else 20) if found else 0
+        match = _MEMORY.fullmatch(text)
+        size = int(match[1]) << (30 if match[2] in "Gg" else 20) if match else 0
         if not 0 < size <= MAX_MEMORY:
             raise BadLimit(
                 f"a memory limit is a whole number from 1 and G or M (10G, 900M), at most {MAX_MEMORY >> 30}G, "

@@ -16,9 +16,9 @@ def find_similar(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most like another one; empty if none is like it."""
     import difflib
 
-    by_lower_case = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(word.lower(), by_lower_case, 1, SIMILARITY)
-    return by_lower_case[found[0]] if found else ""
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    matches = difflib.get_close_matches(word.lower(), by_lower_case, 1, SIMILARITY)
+    return by_lower_case[matches[0]] if matches else ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -46,8 +46,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(BAD_USAGE, f"{self.prog}: {message}\n")
 
     def _is_option(self, word: str) -> bool:
-        """Whether a word is an option, may be an abbreviation of one, or is a negative number."""
+        """Return whether a word is an option, may be an abbreviation of one, or is a negative number."""
         option = word.partition("=")[0]
         if word.startswith("--"):
-            return any(known.startswith(option) for known in self._option_string_actions)
+            return any(candidate.startswith(option) for candidate in self._option_string_actions)
         return word[:2] in self._option_string_actions or self._negative_number_matcher.match(word) is not None

@@ -70,11 +70,11 @@ LARGEST_CLUSTER: Final = 16
 
 def active_clusters(multiprocessors: int, blocks: int, size: int) -> int:
     """Return the number of clusters of ``size`` blocks that can be active, if a multiprocessor holds ``blocks``."""
-    each = min(blocks, _MAX_CLUSTERS)
+    cluster_blocks = min(blocks, _MAX_CLUSTERS)
     if size <= 2:
-        return multiprocessors * each // size
+        return multiprocessors * cluster_blocks // size
     groups = (group * multiprocessors // _ALL_MULTIPROCESSORS for group in _CLUSTER_GROUPS)
-    return sum(group * each // size for group in groups)
+    return sum(group * cluster_blocks // size for group in groups)
 
 
 def blocks_per_multiprocessor(

@@ -19,7 +19,7 @@ NO_PARTITION: Final = "none"
 MIN_CAPABILITY: Final = (8, 0)
 """The compute capability from which on devices have them."""
 _ID_BYTES: Final = 27
-"""Which are 36 characters in base64."""
+"""Random bytes in the id of a partition, which are 36 characters in base64."""
 
 
 @frozen
@@ -39,9 +39,9 @@ class ChosenPartition:
     name: str = ""
     chunks: tuple[int, ...] = ()
     problem: str = ""
-    """Why it gets no context; empty: it gets one."""
+    """The reason why the client gets no context; empty: it gets one."""
     has_executor: bool = False
-    """Where clients of an executor share an address space, the partition has an executor of its own."""
+    """True if the partition has an executor of its own, if clients of one executor share an address space."""
 
 
 def chunk_size(device: DeviceProperties) -> int:
@@ -65,7 +65,7 @@ def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[in
         range(size * chunk, size * (chunk + 1)) if chunk < count else range(size * count, device.multiprocessors)
         for chunk in sorted(chunks)
     )
-    return tuple(number for each in every for number in each)
+    return tuple(number for group in every for number in group)
 
 
 def free_chunks(device: DeviceProperties, partitions: Sequence[SmPartition]) -> tuple[int, ...]:

@@ -26,17 +26,17 @@ _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
 class Unknown(InputError):
-    """Whether a process fits a rule is unknown; the message explains why."""
+    """A rule cannot be examined for a process; the message explains why."""
 
 
 @frozen
 class Origin:
-    """What rules ask of a process; None: the daemon cannot see it."""
+    """The properties of a process that rules examine; None: the daemon cannot see it."""
 
     uid: int
     groups: tuple[int, ...] = ()
     cgroups: tuple[str, ...] | None = None
-    """Its paths in the hierarchies of cgroups: one, but with cgroup v1; that of cgroup v2 is the last."""
+    """The process's paths in the hierarchies of cgroups: several with cgroup v1; the last one is cgroup v2's."""
     executable: str | None = None
 
 
@@ -51,16 +51,16 @@ class Condition:
     def __str__(self) -> str:
         return f"{self.kind}={','.join(self.values)}"
 
-    def found(self, origin: Origin, namespace: str) -> list[str]:
+    def values_in(self, origin: Origin, namespace: str) -> list[str]:
         """Return what a process has of this kind; ``namespace``: ``server/namespace``. Raise Unknown."""
         if self.kind == "namespace":
             return [namespace]
         return list(_FOUND[self.kind](origin))
 
     def fits(self, found: Sequence[str]) -> bool:
-        """Whether one of the values is among what a process has."""
+        """Return whether one of the values is among a process's properties."""
         fits = _FITS.get(self.kind, fnmatchcase)
-        return any(fits(each, value) for each in found for value in self.values)
+        return any(fits(actual, value) for actual in found for value in self.values)
 
 
 @frozen
@@ -80,11 +80,11 @@ class Rule:
         reasons = []
         for condition in self.conditions:
             try:
-                found = condition.found(origin, namespace)
+                actual = condition.values_in(origin, namespace)
             except Unknown as error:
                 raise Unknown(f"rule {self} asks for its {condition.kind}, and {error}") from None
-            reason = f"{condition.kind} is {', '.join(found) or 'none'}"
-            if not condition.fits(found):
+            reason = f"{condition.kind} is {', '.join(actual) or 'none'}"
+            if not condition.fits(actual):
                 return False, f"{reason}, not {' or '.join(condition.values)}"
             reasons.append(reason)
         return True, "; ".join(reasons) or "it has no conditions"
@@ -107,7 +107,7 @@ def _executables(origin: Origin) -> tuple[str, ...]:
     return (origin.executable,)
 
 
-def _given_parts(origin: Origin) -> Iterator[str]:
+def _trustworthy_parts(origin: Origin) -> Iterator[str]:
     """Yield the parts of the cgroups' paths, down to a user's own service manager: what is below is that user's."""
     for path in _cgroups(origin):
         parts = path.strip("/").split("/")
@@ -116,19 +116,19 @@ def _given_parts(origin: Origin) -> Iterator[str]:
 
 
 def _units(origin: Origin) -> list[str]:
-    return [part for part in _given_parts(origin) if part.endswith((".slice", ".service", ".scope"))]
+    return [part for part in _trustworthy_parts(origin) if part.endswith((".slice", ".service", ".scope"))]
 
 
 def _containers(origin: Origin) -> list[str]:
-    return [found[1] for part in _given_parts(origin) if (found := _CONTAINER.fullmatch(part))]
+    return [match[1] for part in _trustworthy_parts(origin) if (match := _CONTAINER.fullmatch(part))]
 
 
 def _pods(origin: Origin) -> list[str]:
-    return [found[1].replace("_", "-") for part in _given_parts(origin) if (found := _POD.fullmatch(part))]
+    return [match[1].replace("_", "-") for part in _trustworthy_parts(origin) if (match := _POD.fullmatch(part))]
 
 
 def _slurm_jobs(origin: Origin) -> list[str]:
-    return [found[1] for path in _cgroups(origin) if (found := _SLURM_JOB.match(path))]
+    return [match[1] for path in _cgroups(origin) if (match := _SLURM_JOB.match(path))]
 
 
 _FOUND: Final[dict[str, Callable[[Origin], Sequence[str]]]] = {
@@ -145,18 +145,18 @@ KINDS: Final = (*_FOUND, "namespace")
 
 
 def is_below(path: str, value: str) -> bool:
-    """Whether a path is one that is named, part by part, or lies below it."""
-    parts, wanted = path.strip("/").split("/"), value.strip("/").split("/")
-    return wanted == [""] or (len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted)))
+    """Return whether a path fits a pattern, part by part, or lies below one that does."""
+    parts, pattern = path.strip("/").split("/"), value.strip("/").split("/")
+    return pattern == [""] or (len(parts) >= len(pattern) and all(map(fnmatchcase, parts, pattern)))
 
 
 def at_or_above(cgroups: Sequence[str]) -> list[str]:
     """Return the paths of cgroups and of all that they are in, each once, outer ones first."""
-    found = {"/": None} if cgroups else {}
+    paths = {"/": None} if cgroups else {}
     for path in cgroups:
         parts = path.strip("/").split("/")
-        found |= {f"/{'/'.join(parts[:count])}": None for count in range(1, len(parts) + 1)}
-    return list(found)
+        paths |= {f"/{'/'.join(parts[:count])}": None for count in range(1, len(parts) + 1)}
+    return list(paths)
 
 
 def _is_in(namespace: str, value: str) -> bool:
@@ -170,4 +170,4 @@ _FITS: Final = {
     "container": lambda found, value: value == "*" or found.startswith(value),
     "namespace": _is_in,
 }
-"""How what a process has is compared with a value; other kinds compare by pattern."""
+"""The comparison of a process's property with a value, by kind; other kinds compare by pattern."""

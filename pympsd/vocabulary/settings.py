@@ -48,7 +48,7 @@ class Settings:
     users: str = variables.USERS[0]
     unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
-    """What an administrator has set of each user's shares, by resource."""
+    """The shares of each user that an administrator has set, by resource."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -94,19 +94,19 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
 
     ``backend`` is the resolved one: only executors on a GPU read the number of queues.
     """
-    chosen_worker(environment)
+    read_worker(environment)
     if backend == "emulated":
         has_strict_bounds(environment)
     if backend == "cuda":
-        chosen_connections(environment)
+        read_connections(environment)
 
 
-def chosen_worker(environment: Mapping[str, str]) -> str:
+def read_worker(environment: Mapping[str, str]) -> str:
     """Return what executes clients' records, one of WORKERS; raise BadSetting."""
     return read(environment, variables.WORKER)
 
 
-def chosen_connections(environment: Mapping[str, str]) -> str:
+def read_connections(environment: Mapping[str, str]) -> str:
     """Return the number of hardware queues of an executor on a GPU, as text; raise BadSetting."""
     return read(environment, variables.CONNECTIONS)
 
@@ -120,17 +120,17 @@ _RECORDED: Final[dict[str, tuple[Callable[[str], object], str]]] = {
     PERCENTAGE: (ThreadPercentage.parse, f"{PERCENTAGE} should be between (0.0, 100.0]"),
     PRIORITY: (ClientPriority.parse, f"{PRIORITY} should be between [0,1]"),
 }
-"""How these are read, and the complaint of the vendor's daemon about what cannot be read."""
+"""By variable: its parser, and the complaint of the vendor's daemon about a value that cannot be read."""
 
 
 def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is wrong with variables that prevent no start. The devices' memory limits are checked elsewhere."""
-    found = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
+    complaints = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
     for name, (_, complaint) in _RECORDED.items():
         # Of a client a percentage can be by device, of the daemon it is one number.
         if environment.get(name) and _read_or_none(name, environment) is None:
-            found[name] = complaint
-    return tuple(found.values())
+            complaints[name] = complaint
+    return tuple(complaints.values())
 
 
 def _read_or_none(name: str, environment: Mapping[str, str]) -> Any:
@@ -148,24 +148,24 @@ METHODS: Final = {
 """The methods that a policy of each group must have."""
 
 
-def named_policy(group: str, variable: str, text: str) -> Any:
+def load_policy(group: str, variable: str, text: str) -> Any:
     """Return what the entry point that a setting names makes of its argument ("" without one); raise BadSetting."""
     from importlib.metadata import entry_points  # it takes 10 ms, and few processes have a policy
 
     name, _, argument = text.partition(":")
-    known = {point.name: point for point in entry_points(group=group)}
-    if name not in known:
-        names = ", ".join(sorted(known))
+    points = {point.name: point for point in entry_points(group=group)}
+    if name not in points:
+        names = ", ".join(sorted(points))
         raise BadSetting(f"{variable} is one of {names}, or an entry point of the group {group}; not {name!r}")
     try:
-        policy = known[name].load()(argument)
+        policy = points[name].load()(argument)
     except ValueError as error:
         raise BadSetting(f"{variable}={text}: {error}") from None
     except Exception as error:  # whatever a plug-in may raise, or its modules when they are imported
-        where = f"{known[name].value} cannot be used: {type(error).__name__}: {error}"
+        where = f"{points[name].value} cannot be used: {type(error).__name__}: {error}"
         raise BadSetting(f"{variable}={text}: {where}") from error
     missing = [method for method in METHODS[group] if not callable(getattr(policy, method, None))]
     if missing:
         has = f"it has to return a policy, and {type(policy).__name__} has no {', '.join(missing)}"
-        raise BadSetting(f"{variable}={text}: {known[name].value} cannot be used: {has}")
+        raise BadSetting(f"{variable}={text}: {points[name].value} cannot be used: {has}")
     return policy

@@ -59,17 +59,17 @@ class Resource:
     unit: str
     """The unit of the values, in the plural."""
     share: int
-    """What one user may have, unless an administrator sets it."""
+    """The share of one user, unless an administrator sets it."""
     minimum: int
     """The smallest share that can be set."""
     maximum: int
     """The largest share that can be set."""
     description: str
-    """What counts, and what it costs: a sentence for the documents."""
+    """The things that count, and their cost: a sentence for the documents."""
     part: int = 0
     """Unless it is set, the share is at most this part of the total: 4 is a quarter; 0: it does not depend on it."""
     total: int = 0
-    """What all users together may have; 0: there is no such bound, or it is a part of the descriptors."""
+    """The bound of all users together; 0: none, or it is a part of the descriptors."""
     of_descriptors: int = 0
     """In eighths: the total as a part of the daemon's RLIMIT_NOFILE."""
     root_reserve: int = 0
@@ -135,7 +135,7 @@ SM_CHUNKS: Final = Resource(
     share=50,
     minimum=0,
     maximum=100,
-    description="Chunks of a device in the static SM partitions of a user's servers, on each device by itself.",
+    description="Chunks of a device in the static SM partitions of a user's servers, on each device separately.",
     total=100,
     root_reserve=2,
 )
@@ -173,7 +173,7 @@ class Shares:
     """The shares that are in force."""
 
     given: Mapping[str, int] = field(factory=dict)
-    """What an administrator has set with the option or the variable, by the resource's name."""
+    """The shares that an administrator has set with the option or the variable, by the resource's name."""
     descriptors: int = 1024
     """The limit of the daemon's open descriptors (RLIMIT_NOFILE)."""
     configured: Mapping[str, int] = field(factory=dict)
@@ -216,15 +216,15 @@ def read_share(name: str, value: object) -> int:
         raise BadShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
     if number is None or not resource.minimum <= number <= resource.maximum:
-        shown = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"
-        raise BadShare(f"the share of {name} is {shown} from {resource.minimum} to {resource.maximum}, not {value!r}")
+        form = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"
+        raise BadShare(f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}")
     return number
 
 
 def _number(resource: Resource, value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    found = _VALUE.fullmatch(value) if isinstance(value, str) else None
-    if found is None or (found[2] and resource is not BUFFERS):
+    match = _VALUE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or (match[2] and resource is not BUFFERS):
         return None
-    return int(found[1]) << _UNITS[found[2].upper()]
+    return int(match[1]) << _UNITS[match[2].upper()]

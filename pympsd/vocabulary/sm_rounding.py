@@ -1,4 +1,4 @@
-"""How a part of a device's multiprocessors (SMs) is rounded, by compute capability.
+"""Rounding of a part of a device's multiprocessors (SMs), by compute capability.
 
 A percentage and an execution affinity give a multiple of a step, and not less than a minimum. Both figures differ
 between architectures, and NVIDIA documents neither. Each row of the table names where its figures come from; a row
@@ -26,7 +26,7 @@ class SmRounding:
     capability: tuple[int, int]
     """The least compute capability of the devices that the row is for."""
     step: int
-    """What percentages and execution affinities are multiples of."""
+    """The number of SMs of which percentages and execution affinities are multiples."""
     minimum: int
     """The least number of SMs that a percentage or an affinity gives."""
     green_minimum: int
@@ -34,9 +34,9 @@ class SmRounding:
     green_alignment: int
     """The SMs of a green context are a multiple of this number (there)."""
     is_measured: bool
-    """Whether ``step`` and ``minimum`` were seen on a device of this architecture."""
+    """True if ``step`` and ``minimum`` were seen on a device of this architecture."""
     source: str
-    """Where ``step`` and ``minimum`` come from."""
+    """The source of ``step`` and ``minimum``."""
 
     def down(self, count: int, available: int) -> int:
         """Return a number of SMs rounded down to the step: at least the minimum, at most ``available``."""

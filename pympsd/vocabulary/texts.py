@@ -20,7 +20,7 @@ LIFTED: Final = ("unlimited", "default")
 """The words that lift a limit."""
 NO_LIMIT: Final = "unlimited"
 CONTAINMENTS: Final = ("server", "partition")
-"""Whether faults stay in SM partitions, as it is written."""
+"""The words for containment of faults in SM partitions."""
 MAX_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)
@@ -51,9 +51,9 @@ def read_memory(text: str) -> PinnedMemory | None:
     """Read a limit of device memory, such as ``4G``, ``512M`` or ``1024K``; None: no limit."""
     if text in LIFTED:
         return None
-    found = _MEMORY.fullmatch(text)
+    match = _MEMORY.fullmatch(text)
     # Python reads no numbers of thousands of digits.
-    size = int(found[1].lstrip("0")[:_MAX_DIGITS] or "0") << _UNITS[found[2].upper()] if found else 0
+    size = int(match[1].lstrip("0")[:_MAX_DIGITS] or "0") << _UNITS[match[2].upper()] if match else 0
     if size > MAX_MEMORY:
         raise BadText(f"at most {MAX_MEMORY >> 30}G,", text)
     if not size:

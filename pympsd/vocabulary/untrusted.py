@@ -1,4 +1,4 @@
-"""Which lines a tool may send to a program that it does not trust, and how it shows the answers.
+"""Select the lines that a tool may send to a program that it does not trust, and make the answers printable.
 
 A tool that does not trust the daemon sends it only queries: command lines that change nothing, by their words alone;
 the table of all commands calls `is_query`. Control characters are escaped: what another program wrote must not

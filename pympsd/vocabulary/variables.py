@@ -36,9 +36,9 @@ WORKERS: Final = ("auto", "native", "python")
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 USERS: Final = ("in-turn", "together")
-"""Whether users take turns with one server, or have servers at the same time."""
+"""The modes of users: they take turns with one server, or have servers at the same time."""
 UNMAPPED_USERS: Final = ("refuse", "nobody")
-"""What becomes of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
+"""The treatment of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
 MAX_CONNECTIONS: Final = 32
 """CUDA's maximum of hardware queues."""
 
@@ -122,8 +122,8 @@ def _whole_number(most: int) -> Check:
 
 
 def _connections(text: str) -> str:
-    found = _NUMBER.fullmatch(text)
-    return "" if found and 0 < int(found[1]) <= MAX_CONNECTIONS else f"a number from 1 to {MAX_CONNECTIONS}"
+    match = _NUMBER.fullmatch(text)
+    return "" if match and 0 < int(match[1]) <= MAX_CONNECTIONS else f"a number from 1 to {MAX_CONNECTIONS}"
 
 
 def _seconds(text: str) -> str:
@@ -456,9 +456,9 @@ def plain(text: str) -> str:
 def readme_table() -> str:
     """Return README's table of the settings."""
     rows = ["| variable | read by | meaning | a wrong value |", "| --- | --- | --- | --- |"]
-    for each in VARIABLES:
-        more = f" ([docs/{each.page}](docs/{each.page}))" if each.page else ""
-        rows.append(f"| `{each.name}` | {each.reader_names} | {each.meaning}{more} | {each.effect} |")
+    for variable in VARIABLES:
+        more = f" ([docs/{variable.page}](docs/{variable.page}))" if variable.page else ""
+        rows.append(f"| `{variable.name}` | {variable.reader_names} | {variable.meaning}{more} | {variable.effect} |")
     return "".join(f"{row}\n" for row in rows)
 
 
@@ -485,7 +485,9 @@ def problems(
     ``readers``: of which programs, default: of all. ``but_for``: the variables that are not looked at.
     """
     looked_at = (
-        each for each in VARIABLES if each.name not in but_for and (readers is None or readers & each.readers)
+        variable
+        for variable in VARIABLES
+        if variable.name not in but_for and (readers is None or readers & variable.readers)
     )
-    found = {each.name: each.problem(environment.get(each.name, "")) for each in looked_at}
-    return {name: problem for name, problem in found.items() if problem}
+    problems_by_name = {variable.name: variable.problem(environment.get(variable.name, "")) for variable in looked_at}
+    return {name: problem for name, problem in problems_by_name.items() if problem}

@@ -1,1 +1,1 @@
-"""What travels between the programs: framing, messages, the command stream's records. Pure."""
+"""Bytes that travel between the programs: framing, messages, the command stream's records. Sans-I/O."""

@@ -37,7 +37,7 @@ class ExecutorSetup:
     backend: str
     device: DeviceProperties
     reports_memory: bool = False
-    """Whether the executor is to send MemoryUsed."""
+    """True if the executor is to send MemoryUsed."""
 
 
 @message(65)
@@ -47,7 +47,7 @@ class ExecutorReady:
 
     pid: int
     workers: str = ""
-    """What reads clients' records: ``native``, or ``python`` and why; empty if only Python can."""
+    """The reader of clients' records: ``native``, or ``python`` and why; empty if only Python can."""
 
 
 @message(66)
@@ -260,7 +260,7 @@ class BatchTrace:
     sequence: int
     context: int
     kernel: str
-    """Its name, cut to ``KERNEL_NAME_LIMIT`` characters."""
+    """The kernel's name, cut to ``KERNEL_NAME_LIMIT`` characters."""
     first_block: int
     blocks: int
     priority: int

@@ -20,7 +20,7 @@ class Frame:
     body: bytes
     fds: tuple[int, ...] = ()
     fds_lost: bool = False
-    """It had descriptors, and the receiver had no room for them: the kernel has closed them."""
+    """It had descriptors, and the receiver had no space for them: the kernel has closed them."""
 
 
 @define
@@ -82,7 +82,7 @@ class FrameReader:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame is incomplete (if ``take`` returns None): an end of file would be a protocol violation."""
+        """Return whether a frame is incomplete (if ``take`` returns None), so that an end of file is an error."""
         return bool(self._buffer)
 
     def take_unclaimed_fds(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from typing import Final
 from attrs import define, frozen
 
 from pympsd.errors import RemoteError
-from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, padded
+from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, pad
 
 _HEAD: Final = struct.Struct("=IIII")
 _CONDITION: Final = struct.Struct("=QII")
@@ -35,7 +35,7 @@ class TooLarge(RemoteError):
 
 
 class ConditionalKind(IntEnum):
-    """When a conditional node executes a body (CUgraphConditionalNodeType)."""
+    """The condition under which a conditional node executes a body (CUgraphConditionalNodeType)."""
 
     IF = 0
     """The first body if the value is not 0, else the second, if there is one."""
@@ -72,7 +72,7 @@ def encode(items: Iterable[GraphItem]) -> bytes:
         bodies, kind = (len(node.bodies), node.kind) if node is not None else (0, 0)
         parts.append(_HEAD.pack(len(item.record), count, bodies, kind))
         indices = struct.pack(f"={count}I", *item.dependencies)
-        parts.append(indices.ljust(padded(len(indices)), b"\0"))
+        parts.append(indices.ljust(pad(len(indices)), b"\0"))
         parts.append(item.record)
         if node is not None:
             parts.append(_CONDITION.pack(node.handle, node.default or 0, node.default is not None))
@@ -82,7 +82,7 @@ def encode(items: Iterable[GraphItem]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[GraphItem, ...]:
-    """Return the items; raise RemoteError where the bytes are none, TooLarge before there are too many."""
+    """Return the items; raise RemoteError if the bytes are not a graph, TooLarge before there are too many."""
     return _Reader(data).items(0, len(data), 0)
 
 
@@ -107,7 +107,7 @@ class _Reader:
         if end - at < _HEAD.size:
             raise RemoteError(f"an item of {end - at} bytes")
         length, count, bodies, kind = _HEAD.unpack_from(self.data, at)
-        start = at + _HEAD.size + padded(4 * count)
+        start = at + _HEAD.size + pad(4 * count)
         is_record = length % 8 == 0 and HEADER_BYTES <= length <= RECORD_LIMIT
         if not (is_record or length == 0) or end - start < length or (length and bodies):
             raise RemoteError(f"item {index} has a record of {length} bytes, {count} dependencies, {bodies} bodies")
@@ -115,7 +115,7 @@ class _Reader:
         if self.edges > EDGE_LIMIT:
             raise TooLarge(f"at most {EDGE_LIMIT} dependencies are allowed")
         dependencies = struct.unpack_from(f"={count}I", self.data, at + _HEAD.size)
-        if any(each >= index for each in dependencies):
+        if any(dependency >= index for dependency in dependencies):
             raise RemoteError(f"item {index} depends on what is not before it")
         if not bodies:
             return GraphItem(self.data[start : start + length], dependencies), start + length
@@ -129,7 +129,7 @@ class _Reader:
             raise RemoteError(f"an item of {end - at} bytes with {bodies} bodies of the kind {kind}")
         handle, default, assigns = _CONDITION.unpack_from(self.data, at)
         at += _CONDITION.size
-        found = []
+        nested = []
         for _ in range(bodies):
             if end - at < _LENGTH.size:
                 raise RemoteError(f"the body of an item in {end - at} bytes")
@@ -137,6 +137,6 @@ class _Reader:
             at += _LENGTH.size
             if length > end - at:
                 raise RemoteError(f"the body of an item has {length} bytes, and {end - at} are left")
-            found.append(self.items(at, at + length, depth + 1))
+            nested.append(self.items(at, at + length, depth + 1))
             at += length
-        return Conditional(handle, ConditionalKind(kind), default if assigns else None, tuple(found)), at
+        return Conditional(handle, ConditionalKind(kind), default if assigns else None, tuple(nested)), at

@@ -82,13 +82,13 @@ class AdmitClient:
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device ordinal."""
     audited: bool = False
-    """Whether the memory that it takes and returns is logged."""
+    """True if the memory that the client takes and returns is logged."""
     since: float = 0.0
-    """When it connected, in seconds since the epoch; reported to the next daemon, as ``namespace``."""
+    """The time when the client connected, in seconds since 1970; reported to the next daemon, as ``namespace``."""
     own: Limits | None = None
-    """As in ClientLimits."""
+    """See ClientLimits."""
     bounds: tuple[Limits, ...] = ()
-    """As in ClientLimits."""
+    """See ClientLimits."""
 
 
 @message(62)
@@ -136,7 +136,7 @@ class ShutDown:
 
     forced: bool
     is_deletion: bool = False
-    """Whether the clients that it ends are sent the reason."""
+    """True if the clients that the server ends are sent the reason."""
 
 
 @message(40)
@@ -235,7 +235,7 @@ class TraceStopped:
 @message(45)
 @frozen
 class StartRefused:
-    """Why the server cannot start; it ends after this."""
+    """The reason why the server cannot start; the server ends after this message."""
 
     reason: str
 
@@ -256,7 +256,7 @@ class ReportRequest:
 @message(52)
 @frozen
 class ServerReturn:
-    """A server's report to the next daemon; ``clients`` ReturningClient follow. What it sent before is void."""
+    """A server's report to the next daemon; ``clients`` ReturningClient follow. Earlier reports are void."""
 
     versions: Versions
     pid: int
@@ -282,11 +282,11 @@ class ReturningClient:
     """(serial, number, device) of each, as in ContextReported."""
     mps_namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
-    """Its SM partitions by device ordinal."""
+    """The client's SM partitions by device ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device index."""
     since: float = 0.0
-    """When it connected, in seconds since the epoch."""
+    """The time when the client connected, in seconds since the epoch."""
     limits: LimitsInForce | None = None
     """The limits in force for it, if it was accepted."""
 

@@ -190,7 +190,7 @@ FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
 
 @frozen
 class Versions:
-    """What each side announces in its hello."""
+    """The versions that each side announces in its hello."""
 
     oldest: int = OLDEST
     newest: int = NEWEST

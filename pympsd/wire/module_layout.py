@@ -1,4 +1,4 @@
-"""What loading a module answers: its functions with their parameter layouts and attributes, and its globals."""
+"""The answer to loading a module: its functions with their parameter layouts and attributes, and its globals."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class FunctionLayout:
 
 @frozen
 class GlobalLayout:
-    """One variable: where it is and how many bytes it has."""
+    """One variable: its address and its size in bytes."""
 
     name: str
     address: int
     size: int
     managed: bool = False
-    """Whether it is one of the managed variables, which PLACE_MANAGED places."""
+    """True if it is one of the managed variables, which PLACE_MANAGED places."""
 
 
 @frozen

@@ -61,7 +61,7 @@ class Kind(Enum):
 
 
 class Use(Enum):
-    """What an operation does with the handle in an operand."""
+    """The effect of an operation on the handle in an operand."""
 
     NAMED = "named"
     ANNOUNCED = "announced"
@@ -71,17 +71,17 @@ class Use(Enum):
 
 
 class Scope(Enum):
-    """What an operation concerns; a record of the process names no context (0)."""
+    """The objects that an operation concerns; a record of the process names no context (0)."""
 
     CONTEXT = "context"
     PROCESS = "process"
 
 
 class Completion(Enum):
-    """When an operation is done, and with it answered if it has an answer."""
+    """The time when an operation is done, and answered if it has an answer."""
 
     AT_ONCE = "at once"
-    """When its record is executed."""
+    """As soon as its record is executed."""
     QUEUED = "queued"
     """It is put in its stream and not waited for."""
     AWAITED = "awaited"
@@ -89,7 +89,7 @@ class Completion(Enum):
 
 
 class Space(IntEnum):
-    """Where one side of a COPY_3D or COPY_3D_STAGED is; one of the latter is STAGING, none of the former."""
+    """The place of one side of a COPY_3D or COPY_3D_STAGED; one of the latter is STAGING, none of the former."""
 
     DEVICE = 0
     """Device memory; its base is an address."""
@@ -120,15 +120,15 @@ class Operation:
     answered: bool = False
     answers: tuple[Operand, ...] = ()
     tail: str = ""
-    """What follows the operands of a record, of as many bytes as the last one states; empty: nothing may."""
+    """The content after a record's operands, of as many bytes as the last one states; empty: nothing may follow."""
     answer_tail: str = ""
     scope: Scope = Scope.CONTEXT
     brings_fd: bool = False
-    """Whether a good answer comes with a file descriptor."""
+    """True if a good answer comes with a file descriptor."""
     may_be_slow: bool = False
-    """Whether executing it may take long: a native worker first answers what it has pending."""
+    """True if executing the operation may take long: a native worker first answers what it has pending."""
     is_native: bool = False
-    """Whether a native worker executes it where it can."""
+    """True if a native worker executes the operation if it can."""
 
     @property
     def layout(self) -> struct.Struct:
@@ -264,7 +264,7 @@ _VIRTUAL_MEMORY: Final = (
     Operation(0x705, "SET_ACCESS", _u64("address bytes accessible"), answered=True),
     Operation(0x706, "EXPORT_MEMORY", (_MEMORY_HANDLE,), answered=True, brings_fd=True),
     Operation(0x707, "IMPORT_MEMORY", (_NEW_MEMORY, *_SECRET), answered=True, answers=_u64("bytes of_host")),
-    # An allocation as memory to be imported: its secret, and where it begins in that memory.
+    # An allocation as memory to be imported: its secret, and its offset in that memory.
     Operation(0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_SECRET + _u64("offset")),
     # A client's window, or memory, as a file that a peer's executor opens by its descriptor in this process.
     Operation(0x709, "PUBLISH_WINDOW", (), answered=True, answers=_FILE),
@@ -306,7 +306,7 @@ class Record:
     """Operands and tail."""
 
 
-def padded(length: int) -> int:
+def pad(length: int) -> int:
     """Return a length rounded up to 8 bytes."""
     return (length + 7) & ~7
 
@@ -315,7 +315,7 @@ def pack(name: str, context: int, sequence: int, *operands: int, tail: bytes = b
     """Return the record of an operation by name (the fast paths keep their layouts instead)."""
     operation = BY_NAME[name]
     layout = operation.layout
-    length = padded(layout.size + len(tail))
+    length = pad(layout.size + len(tail))
     head = layout.pack(operation.opcode, flags, length, context, sequence, *operands)
     return (head + tail).ljust(length, b"\0")
 

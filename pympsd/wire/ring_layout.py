@@ -24,7 +24,7 @@ TAIL: Final = 0
 IN_USE: Final = 8
 """Written by the client before anything else: 1, its records come by the ring, and bytes on the socket are bells."""
 HEAD: Final = 64
-"""Written by the executor: where the record begins that it takes next."""
+"""Written by the executor: the start of the record that it takes next."""
 ASLEEP: Final = 128
 """Written by the executor: not 0 while it waits for a byte on the socket."""
 SPIN_COUNT: Final = 136
@@ -34,7 +34,7 @@ ANSWERS: Final = 192
 DATA: Final = 4096
 """Here the records begin."""
 RING_BYTES: Final = 1 << 19
-"""What all records take that the executor has not taken yet."""
+"""The most bytes of records that the executor has not taken yet."""
 AREA_BYTES: Final = DATA + RING_BYTES
 RECORD_BYTES: Final = RING_BYTES // 4
 """No record in the ring is longer. (A launch brings 4 KiB of parameters at most, or 32,764 bytes from Volta on.)"""

@@ -236,13 +236,13 @@ def unpack(data: bytes) -> TensorMap:
     rank, spatial = last + 1, max(last - 1, 0)
     check_rank(rank, 1)
     column = Im2col(tuple(rest[19 : 19 + spatial]), tuple(rest[22 : 22 + spatial]), rest[25], rest[26])
-    made = TensorMap(
+    tensor_map = TensorMap(
         data_type, address, tuple(size + 1 for size in rest[:rank]), tuple(rest[5 : 5 + last]),
         tuple(rest[9 : 9 + rank]), tuple(rest[14 : 14 + rank]), interleave, swizzle, promotion, fill,
         column if kind else None,
     )  # fmt: skip
-    check(made)
-    return made
+    check(tensor_map)
+    return tensor_map
 
 
 _FIELDS: Final = {
@@ -257,12 +257,12 @@ _FIELDS: Final = {
     "box_dim": (76, "H", 5),
     "element_stride": (86, "B", 5),
 }
-"""Where the fields of tensormap.replace begin, their struct codes, and how many there are."""
+"""The offsets of the fields of tensormap.replace, their struct codes, and their numbers."""
 FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
 """The fields that tensormap.replace changes, and how many of each a map has."""
 
 
-def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes:
+def set_field(data: bytes, field: str, ordinal: int, value: int) -> bytes:
     """Return the bytes of a map with one field changed as by tensormap.replace; the result may break the rules.
 
     A map may be made from 128 zero bytes. Raises ValueError for other bytes that are not a map.

@@ -69,7 +69,7 @@ class Flag(IntFlag):
 
 @frozen
 class Sampling:
-    """How a texture is read: a CUDA_TEXTURE_DESC. Filters are 0 for point and 1 for linear."""
+    """The way in which a texture is read: a CUDA_TEXTURE_DESC. Filters are 0 for point and 1 for linear."""
 
     address_modes: tuple[int, int, int] = (0, 0, 0)
     filter: int = 0
@@ -111,7 +111,7 @@ class TextureObject:
 
     @property
     def is_float(self) -> bool:
-        """Whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
+        """Return whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
         is_small = CHANNEL_BYTES[self.format] < 4
         always = self.format in (*_FLOATS, PACKED, *NORMALIZED)
         return always or (is_small and not self.sampling.flags & Flag.READ_AS_INTEGER)
@@ -135,7 +135,8 @@ def pack(made: TextureObject) -> bytes:
         how.level_bias, how.least_level, how.greatest_level, *how.border,
     )  # fmt: skip
     body = b"".join(
-        _LEVEL.pack(one.address, one.pitch, one.slice_pitch, one.width, one.height, one.depth) for one in levels
+        _LEVEL.pack(level.address, level.pitch, level.slice_pitch, level.width, level.height, level.depth)
+        for level in levels
     )
     return (head + body).ljust(BYTES, b"\0")
 
@@ -143,19 +144,19 @@ def pack(made: TextureObject) -> bytes:
 @lru_cache(maxsize=256)
 def unpack(data: bytes) -> TextureObject:
     """Return the object of BYTES bytes; raise ValueError if they are none."""
-    found = _HEAD.unpack_from(data)
-    (magic, kind, format, channels, count), rest = found[:5], found[5:]
+    head = _HEAD.unpack_from(data)
+    (magic, kind, format, channels, count), rest = head[:5], head[5:]
     if magic != _MAGIC:
         raise ValueError("no texture or surface object")
     modes, (filter, flags, level_filter), (bias, least, greatest) = rest[:3], rest[3:6], rest[6:9]
     if format not in CHANNEL_BYTES or channels not in (1, 2, 4) or not 0 < count <= LEVELS:
         raise ValueError(f"format {format:#x}, {channels} channels, {count} levels")
     levels = tuple(Level(*_LEVEL.unpack_from(data, _HEAD.size + _LEVEL.size * index)) for index in range(count))
-    for each in levels:
-        if not all(0 < size < _SIZE_LIMIT for size in (each.width, each.height, each.depth)):
-            raise ValueError(f"a level of {each.width} x {each.height} x {each.depth} elements")
-        if max(each.address, each.pitch, each.slice_pitch) >= _ADDRESS_LIMIT:
-            raise ValueError(f"a level at {each.address:#x}, pitches {each.pitch} and {each.slice_pitch}")
+    for level in levels:
+        if not all(0 < size < _SIZE_LIMIT for size in (level.width, level.height, level.depth)):
+            raise ValueError(f"a level of {level.width} x {level.height} x {level.depth} elements")
+        if max(level.address, level.pitch, level.slice_pitch) >= _ADDRESS_LIMIT:
+            raise ValueError(f"a level at {level.address:#x}, pitches {level.pitch} and {level.slice_pitch}")
     if max(modes) > max(AddressMode):
         raise ValueError(f"address modes {modes}")
     sampling = Sampling(modes, filter, flags, level_filter, bias, least, greatest, rest[9:])

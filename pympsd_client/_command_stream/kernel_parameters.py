@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pympsd.wire.module_layout import FunctionLayout
-from pympsd.wire.records import BY_NAME, padded
+from pympsd.wire.records import BY_NAME, pad
 from pympsd_client._arguments.bindings import CUdeviceptr
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
@@ -48,7 +48,7 @@ Packer = Callable[..., bytes]
 
 def record_bytes(layout: FunctionLayout) -> int:
     """Return the length of a function's LAUNCH record."""
-    return padded(LAUNCH_BYTES + layout.parameter_bytes)
+    return pad(LAUNCH_BYTES + layout.parameter_bytes)
 
 
 def raw_packer(layout: FunctionLayout) -> Packer:

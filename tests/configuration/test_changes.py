@@ -65,10 +65,10 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
                 servers[server_name].namespaces[name] = Namespace(name, limits)
             case SetNamespace(server_name, name, limits, _):
                 present = servers[server_name].namespaces[name]
-                present.limits = present.limits.changed_by(limits)
+                present.limits = present.limits.overlay(limits)
             case SetServer(server_name, maximum, contains, _):
                 server = servers[server_name]
-                server.maximum = server.maximum.changed_by(maximum)
+                server.maximum = server.maximum.overlay(maximum)
                 server.contains_partitions = server.contains_partitions if contains is None else contains
             case DeleteServer(name):
                 del servers[name]

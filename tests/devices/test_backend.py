@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from pympsd.devices.discovery import Machine, NoDriver, Probed, visible_machine
-from pympsd.devices.driver_probe import SERVER_NAME, find_vendor_server, probed_by
+from pympsd.devices.driver_probe import SERVER_NAME, find_vendor_server, run_probe
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.variables import BadSetting
@@ -205,7 +205,7 @@ def test_a_given_one_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
     ],
 )
 def test_a_probe_that_fails_means_that_the_driver_is_unusable(script: str, said: str) -> None:
-    found = probed_by(["/bin/sh", "-c", script])
+    found = run_probe(["/bin/sh", "-c", script])
     assert said in found.unusable
     assert not found.devices
     with pytest.raises(NoDriver, match="cannot be used"):

@@ -13,7 +13,7 @@ import pytest
 
 from pympsd.devices import state_folder
 from pympsd.devices.machine import BadMachine
-from pympsd.devices.registrations import InUse, Registered, register, registered
+from pympsd.devices.registrations import InUse, Registered, list_registered, register
 from pympsd.devices.state_folder import StateFolder
 
 UUID = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"
@@ -77,7 +77,7 @@ def test_an_exclusive_server_is_refused_while_another_lives(folder: StateFolder,
 
 def test_servers_may_share_a_device(folder: StateFolder, server: Fork) -> None:
     pids = [server(), server()]
-    assert [one.pid for one in registered(folder, UUID)] == sorted(pids)
+    assert [one.pid for one in list_registered(folder, UUID)] == sorted(pids)
     register(folder, OTHER, alone=True).end()
 
 
@@ -105,15 +105,15 @@ def test_an_exclusive_server_is_refused_for_another_users_server(folder: StateFo
 
 def test_the_memory_of_clients_is_reported_at_once(folder: StateFolder, server: Fork) -> None:
     own = register(folder, UUID, alone=False)
-    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    assert list_registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.report([(7, 1 << 40), (8, 0)])
-    assert registered(folder, UUID) == [Registered(os.getpid(), ((7, 1 << 40), (8, 0)))]
+    assert list_registered(folder, UUID) == [Registered(os.getpid(), ((7, 1 << 40), (8, 0)))]
     own.report([])
-    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    assert list_registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.end()
-    assert registered(folder, UUID) == []
+    assert list_registered(folder, UUID) == []
     pid = server(uid=1000)
-    assert registered(folder, UUID) == [Registered(pid, ((1001, 100), (1002, 200)))]
+    assert list_registered(folder, UUID) == [Registered(pid, ((1001, 100), (1002, 200)))]
 
 
 def test_ended_and_killed_servers_leave_nothing(folder: StateFolder, server: Fork) -> None:
@@ -121,7 +121,7 @@ def test_ended_and_killed_servers_leave_nothing(folder: StateFolder, server: For
     assert os.listdir(folder.path) == []
     end(server())
     assert len(os.listdir(folder.path)) == 2
-    assert registered(folder, UUID) == []
+    assert list_registered(folder, UUID) == []
     assert os.listdir(folder.path) == []
 
 
@@ -133,7 +133,7 @@ def test_files_of_other_users_are_ignored(folder: StateFolder) -> None:
     (path / f"{UUID}.3.use").write_text("1 2\n")
     (path / f"{UUID}.4.server").mkdir()
     own = register(folder, UUID, alone=True)
-    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    assert list_registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.end()
 
 
@@ -141,25 +141,25 @@ def test_invalid_figures_are_ignored(folder: StateFolder) -> None:
     own = register(folder, UUID, alone=True)
     (name,) = os.listdir(folder.path)
     Path(folder.path, name.replace(".server", ".use")).write_text("not a figure\n")
-    assert registered(folder, UUID) == [Registered(os.getpid(), ())]
+    assert list_registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.end()
 
 
 def test_no_servers_are_found_without_a_folder(tmp_path: Path) -> None:
-    assert registered(StateFolder(str(tmp_path / "missing.toml")), UUID) == []
+    assert list_registered(StateFolder(str(tmp_path / "missing.toml")), UUID) == []
     with pytest.raises(FileNotFoundError):
         register(StateFolder(str(tmp_path / "missing.toml")), UUID, alone=True)
 
 
 def test_a_locked_folder_is_an_error_after_a_while(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_folder, "LOCK_SECONDS", 0.01)
-    with folder.locked():
+    with folder.lock():
         with pytest.raises(TimeoutError, match="another process keeps it locked"):
             register(folder, UUID, alone=False)
         with pytest.raises(
             BadMachine, match=r"cannot be seen: .*another process keeps it locked.*fuser -v"
         ) as raised:
-            registered(folder, UUID)
+            list_registered(folder, UUID)
         assert "mkdir" not in str(raised.value)
     register(folder, UUID, alone=True).end()
 
@@ -178,7 +178,7 @@ def claim(folder: StateFolder, pid: object, uid: int) -> int:
 def test_a_user_cannot_register_another_users_process(folder: StateFolder, pid: int) -> None:
     """1 << 22 is not a PID: the kernel's are smaller."""
     lock = claim(folder, pid, uid=1000)
-    assert registered(folder, UUID) == []
+    assert list_registered(folder, UUID) == []
     register(folder, UUID, alone=True).end()
     os.close(lock)
 
@@ -187,9 +187,9 @@ def test_users_and_root_can_register_their_own_processes(folder: StateFolder, se
     server_1000 = server(uid=1000, uuid=OTHER)
     for pid, uid in ((server_1000, 1000), (1, 0)):
         lock = claim(folder, pid, uid)
-        assert [one.pid for one in registered(folder, UUID)] == [pid]
+        assert [one.pid for one in list_registered(folder, UUID)] == [pid]
         os.close(lock)
-        assert registered(folder, UUID) == []
+        assert list_registered(folder, UUID) == []
 
 
 def test_a_process_hidden_by_proc_counts(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,5 +200,5 @@ def test_a_process_hidden_by_proc_counts(folder: StateFolder, monkeypatch: pytes
 
     lock = claim(folder, 1 << 22, uid=1000)
     monkeypatch.setattr(os, "kill", not_mine)
-    assert [one.pid for one in registered(folder, UUID)] == [1 << 22]
+    assert [one.pid for one in list_registered(folder, UUID)] == [1 << 22]
     os.close(lock)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from pympsd.devices import state_folder
 from pympsd.devices.machine import COMPUTE_MODES, BadMachine, describe
-from pympsd.devices.registrations import registered
+from pympsd.devices.registrations import list_registered
 from pympsd.devices.state_folder import (
     MODES,
     StateFolder,
     read,
     replace,
-    resolved,
+    resolve,
     state_folder_of,
     with_current_modes,
 )
@@ -194,14 +194,14 @@ def test_links_and_relative_paths_have_one_state(
     assert state_folder_of(str(link)) == folder
     monkeypatch.chdir(machine.parent)
     assert state_folder_of("./node.toml") == folder
-    assert resolved("node.toml") == str(machine.resolve())
+    assert resolve("node.toml") == str(machine.resolve())
 
 
 def test_machines_in_short_form_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_STATE_DIRECTORY", str(tmp_path))
     assert state_folder_of("2xH200") == state_folder_of("P100")
     assert state_folder_of("2xH200").path == str(tmp_path / "pympsd-devices.state")
-    assert resolved("2xH200") == "2xH200"
+    assert resolve("2xH200") == "2xH200"
     devices = describe("2xH200")
     assert with_current_modes(devices, "2xH200") == devices
     state_folder_of("2xH200").change_modes({devices[1].uuid: "PROHIBITED"})
@@ -232,7 +232,7 @@ def current_modes(machine: str) -> list[int]:
 
 def test_a_name_that_a_stranger_takes_in_tmp_stops_no_server_and_not_root(system: Path) -> None:
     assert as_user(lambda: current_modes("H200")) == "[0]", "a server can start"
-    said = as_user(lambda: registered(state_folder_of("H200"), "GPU-x"))
+    said = as_user(lambda: list_registered(state_folder_of("H200"), "GPU-x"))
     taken = f"{system}/tmp/pympsd-devices.state"
     assert f"{taken}: Permission denied: it is user 1234's, and not for everybody" in said
     assert "name another in PYMPSD_STATE_DIRECTORY" in said

@@ -80,7 +80,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     operation = records.BY_NAME[draw(st.sampled_from(NAMES))]
     operands = b"".join(struct.pack("=Q", draw(numbers)) for _ in operation.operands)
     tail = draw(st.binary(max_size=24)) if operation.tail or draw(st.booleans()) else b""
-    body = operands + tail.ljust(records.padded(len(tail)), b"\0")
+    body = operands + tail.ljust(records.pad(len(tail)), b"\0")
     body = body[: draw(st.sampled_from((len(body), len(body), len(body), max(0, len(body) - 8), len(body) // 2)))]
     opcode = draw(st.sampled_from((operation.opcode,) * 8 + (0, 24, 0x7FFF, operation.opcode | records.ANSWER)))
     flags = draw(st.sampled_from((0, 0, 1, 0xFFFF)))

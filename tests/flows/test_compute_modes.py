@@ -198,7 +198,7 @@ def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_
 def test_a_server_that_could_not_register_says_so_and_does_later(make_node: MakeNode) -> None:
     node = make_node("[[device]]\n[[device]]\n")
     first, second = node.daemon("a"), node.daemon("b")
-    with StateFolder(str(node.machine)).locked():
+    with StateFolder(str(node.machine)).lock():
         client = node.client(first).connect()
         assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
         said = "is served, but a server that requests it exclusively cannot see that yet"
@@ -213,7 +213,7 @@ def test_a_server_that_could_not_register_says_so_and_does_later(make_node: Make
 @pytest.mark.long
 def test_an_exclusive_server_names_the_process_in_its_way(exclusive: Node) -> None:
     daemon = exclusive.daemon("a")
-    with StateFolder(str(exclusive.machine)).locked():
+    with StateFolder(str(exclusive.machine)).lock():
         refused(exclusive.client(daemon))
         reason = failure(daemon)
     assert "another process keeps it locked. Find that process" in reason

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import line, sanitised
+from pympsd.journal.line_format import line, sanitise
 from pympsd.journal.setup import Journal, control_logger, link_logger
 
 FORM = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (Control|Server|Other) ( {0,4}\d+)\] (.*)\n")
@@ -40,19 +40,19 @@ def test_undecodable_bytes_are_preserved() -> None:
 
 @given(st.binary(max_size=3000), st.integers(0, 2000))
 def test_foreign_bytes_become_printable_text(data: bytes, limit: int) -> None:
-    text = sanitised(data, limit)
+    text = sanitise(data, limit)
     assert text.isprintable()
     assert len(text) <= limit
-    assert sanitised(text.encode(), limit) == text
+    assert sanitise(text.encode(), limit) == text
 
 
 @given(st.text(st.characters(categories=["L", "N", "P"]), max_size=100))
 def test_printable_text_is_not_changed(text: str) -> None:
-    assert sanitised(text.encode()) == text
+    assert sanitise(text.encode()) == text
 
 
 def test_line_ends_and_escapes_cannot_forge_a_line() -> None:
-    assert sanitised(b"a\n[2026] b\r\x1b[31m\xe2\x80\xa8c\xe2\x80\xaed") == "a [2026] b  [31m c d"
+    assert sanitise(b"a\n[2026] b\r\x1b[31m\xe2\x80\xa8c\xe2\x80\xaed") == "a [2026] b  [31m c d"
 
 
 def test_a_terminal_that_shows_a_line_is_not_told_what_to_do() -> None:

@@ -212,7 +212,7 @@ def test_a_user_sees_what_root_set(node: Node) -> None:
 def test_a_locked_folder_is_reported_and_nothing_is_reset(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
-    with folder.locked():
+    with folder.lock():
         done = node.smi("-i", "0", "-r")
         assert (done.returncode, done.stdout) == (9, "")
         assert f"{folder.path}: another process keeps it locked. Find that process" in done.stderr

@@ -56,8 +56,8 @@ def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:
     assert isinstance(refusal, RefuseClient)
     assert (refusal.client, refusal.code) == (1, Result.ERROR_MPS_CONNECTION_FAILED)
     assert refusal.reason == (
-        "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module; server.log "
-        "says why; it was tried 4 times"
+        "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module; see "
+        "server.log; it was tried 4 times"
     )
     assert story.take_log()[-1].startswith("No server could be started for user 500 in 4 tries: the MPS server of")
     assert story.daemon.failed_starts == {}

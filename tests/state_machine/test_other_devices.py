@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd.takeover.state.other_devices import OtherDevices, moved
+from pympsd.takeover.state.other_devices import OtherDevices, move
 from pympsd.takeover.state.records import PersistentNamedServer, PersistentNamespace, PersistentState, check
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory
@@ -38,7 +38,7 @@ def test_what_is_by_ordinal_follows_its_device() -> None:
     left = PersistentState(
         memory_limits={1: GIB}, named_servers=(kept,), cgroup_limits={"/b": {0: GIB}}, rules=(rule,)
     )
-    state, lost = moved(left, SWAPPED)
+    state, lost = move(left, SWAPPED)
     check(state, 3)
     (after,) = state.named_servers
     assert lost == []
@@ -52,7 +52,7 @@ def test_what_is_by_ordinal_follows_its_device() -> None:
 
 def test_what_is_of_a_device_that_is_gone_is_left_out_and_named() -> None:
     kept = server(allowed_devices=(0,), partitions=(SmPartition("p", 0, (3,)), SmPartition("p", 1, (4,))))
-    state, lost = moved(PersistentState(named_servers=(kept,)), ONE_GONE)
+    state, lost = move(PersistentState(named_servers=(kept,)), ONE_GONE)
     check(state, 1)
     (after,) = state.named_servers
     assert (after.allowed_devices, after.partitions) == ((), (SmPartition("p", 0, (4,)),))
@@ -70,7 +70,7 @@ def test_one_limit_for_all_devices_is_one_for_all_others(devices: OtherDevices) 
     memory = dict.fromkeys(limits, PinnedMemory(GIB))
     namespace = PersistentNamespace("default", Limits(percentages(50.0), memory, total_memory=memory))
     left = PersistentState(named_servers=(PersistentNamedServer("a", 500, (namespace,)),), memory_limits=limits)
-    state, lost = moved(left, devices)
+    state, lost = move(left, devices)
     every = dict.fromkeys(range(len(devices.now)), GIB)
     (after,) = state.named_servers[0].namespaces
     memory = dict.fromkeys(every, PinnedMemory(GIB))
@@ -80,5 +80,5 @@ def test_one_limit_for_all_devices_is_one_for_all_others(devices: OtherDevices) 
 
 def test_no_limit_stays_no_limit() -> None:
     kept = PersistentNamedServer("a", 500, (PersistentNamespace("default"),), maximum=Limits(pinned_memory={}))
-    state, lost = moved(PersistentState(named_servers=(kept,), memory_limits={}), OTHERS)
+    state, lost = move(PersistentState(named_servers=(kept,), memory_limits={}), OTHERS)
     assert (state.memory_limits, state.named_servers, lost) == ({}, (kept,), [])

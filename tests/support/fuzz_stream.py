@@ -261,7 +261,7 @@ class Attack:
         spoil = source.random() < self.spoilt
         for _ in range(source.choice((0, 1, 1, 1, 2, 4)) if operands and spoil else 0):
             operands[source.randrange(len(operands))] = self._number() & 2**64 - 1
-        body = struct.pack(f"={len(operands)}Q", *operands) + tail.ljust(records.padded(len(tail)), b"\0")
+        body = struct.pack(f"={len(operands)}Q", *operands) + tail.ljust(records.pad(len(tail)), b"\0")
         opcode, flags, context = operation.opcode, source.choice((0, 0, 1, 2, 3)), self.client.context
         aligned = 8 if self.client.ring is not None else 1  # other lengths end a ring, as below
         if not spoil:

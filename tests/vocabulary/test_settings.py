@@ -9,8 +9,8 @@ from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.settings import (
     Settings,
     check_executor_settings,
-    chosen_connections,
-    chosen_worker,
+    read_connections,
+    read_worker,
 )
 from pympsd.vocabulary.variables import CONNECTIONS, DIALECTS, STRICT_BOUNDS, VARIABLES, WORKER, BadSetting
 
@@ -90,12 +90,12 @@ def test_settings_that_no_executor_can_start_with_are_refused_by_name(variable: 
 
 
 def test_settings_that_executors_can_start_with_are_accepted() -> None:
-    assert chosen_worker({}) == chosen_worker({WORKER: ""}) == "auto"
-    assert chosen_connections({}) == chosen_connections({CONNECTIONS: ""}) == "32"
+    assert read_worker({}) == read_worker({WORKER: ""}) == "auto"
+    assert read_connections({}) == read_connections({CONNECTIONS: ""}) == "32"
     for worker in ("auto", "native", "python"):
-        assert chosen_worker({WORKER: worker}) == worker
+        assert read_worker({WORKER: worker}) == worker
     for connections in ("1", "8", "32"):
-        assert chosen_connections({CONNECTIONS: connections}) == connections
+        assert read_connections({CONNECTIONS: connections}) == connections
     for backend in ("cuda", "emulated"):
         check_executor_settings({WORKER: "native", CONNECTIONS: "8"}, backend)
 

@@ -87,7 +87,7 @@ def test_a_record_reads_back(operation: Operation, data: st.DataObject) -> None:
     assert (record.context, record.sequence) == (context, sequence)
     assert operation.layout.unpack_from(packed)[5:] == operands
     operand_bytes = 8 * len(operation.operands)
-    assert record.body[operand_bytes:] == tail.ljust(records.padded(len(tail)), b"\0")
+    assert record.body[operand_bytes:] == tail.ljust(records.pad(len(tail)), b"\0")
     assert len(packed) % 8 == 0
 
 
@@ -141,8 +141,8 @@ def test_the_longest_record_passes() -> None:
 
 @given(st.integers(0, 1 << 40))
 def test_padding_goes_up_to_the_next_8(length: int) -> None:
-    assert records.padded(length) % 8 == 0
-    assert 0 <= records.padded(length) - length < 8
+    assert records.pad(length) % 8 == 0
+    assert 0 <= records.pad(length) - length < 8
 
 
 def test_handles_of_cudas_own_streams_are_never_minted() -> None:

@@ -210,7 +210,7 @@ def test_the_tools_packets(name: str) -> None:
         theirs = [packet.data for packet in conversation.packets if packet.from_daemon and packet.data]
         for packet in theirs:
             if packet != tool_lines.END_OF_ANSWERS:
-                assert tool_lines.printed(tool_lines.printed_of(packet).decode()) == packet
+                assert tool_lines.encode_printed(tool_lines.decode_printed(packet).decode()) == packet
         # The end comes once, and last; a daemon that ends closes without it.
         assert tool_lines.END_OF_ANSWERS not in theirs[:-1]
 
@@ -594,7 +594,7 @@ def test_any_first_packets_are_read_or_refused(packet: bytes) -> None:
         handshake.role_of,
         handshake.shared_memory_of,
         tool_lines.length_of,
-        tool_lines.printed_of,
+        tool_lines.decode_printed,
     ):
         try:
             read_packet(packet)

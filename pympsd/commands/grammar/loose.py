@@ -1,4 +1,4 @@
-"""How the words of protocol 2 are read: arguments by their position, as driver 580 reads them (recorded).
+"""Read the words of protocol 2: arguments by their position, as driver 580 reads them (recorded).
 
 An option with a value counts in first place only; an argument that is missing is read as an empty word; words that
 the syntax does not declare are left over. What becomes of those is the command's matter: a query is refused after it

@@ -1,8 +1,8 @@
-"""Who may change what, and what a caller sees.
+"""Privileges of callers: the settings that they may change, and the state that they see.
 
 Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
-owner of a server may change that server. A query answers from `seen_by`, the state without the parts that are not the
-caller's, so that no command has to handle tenants itself.
+owner of a server may change that server. A query answers from `restrict_view`, the state without the parts that are
+not the caller's, so that no command has to handle tenants itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Caller:
     session: int
     uid: int
     at: float = 0.0
-    """When the command was given, in seconds since 1970."""
+    """The time of the command, in seconds since 1970."""
     server: str = ""
     """The server whose socket the caller came by; empty: the daemon's own."""
     namespace: str = ""
@@ -85,7 +85,7 @@ def sees_all(daemon: Daemon, caller: Caller) -> bool:
     return daemon.options.open_queries or not caller.server or owns_server
 
 
-def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+def restrict_view(daemon: Daemon, caller: Caller) -> Daemon:
     """Return the state as a caller may see it.
 
     A caller that came by the socket of a namespace, and is neither root nor the server's owner, sees that namespace
@@ -120,7 +120,7 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     """
     if daemon.options.protocol != 3:
         return daemon
-    daemon = seen_by(daemon, caller)
+    daemon = restrict_view(daemon, caller)
     servers = {}
     for server_id, server in daemon.servers.items():
         default = _default(daemon, server.name)
@@ -144,10 +144,10 @@ def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
 
 def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:
     """Return the percentages of a server's devices in its namespace ``default``: one, unless they differ."""
-    named, default = daemon.named_servers.get(server), _default(daemon, server)
-    if named is None or default is None:
+    named_server, default = daemon.named_servers.get(server), _default(daemon, server)
+    if named_server is None or default is None:
         return set()
-    return set(PERCENTAGE.entries(default.limits, named.ordinals(len(daemon.devices))))
+    return set(PERCENTAGE.entries(default.limits, named_server.ordinals(len(daemon.devices))))
 
 
 def namespace_of(client: Client) -> str:

@@ -1,4 +1,4 @@
-"""What driver 580 does with the words of its commands that a syntax cannot declare (recorded: grammar.jsonl).
+"""Treatment of words by driver 580 that a syntax cannot declare (recorded: grammar.jsonl).
 
 The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and answers a few
 commands in its own words when an argument is missing. Programs depend on these answers, so protocol 2 gives them. All
@@ -31,7 +31,7 @@ _MAX_DIGITS: Final = 10
 
 @frozen
 class Recorded:
-    """How one command of driver 580 differs from its other commands."""
+    """The differences of one command of driver 580 from its other commands."""
 
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""

@@ -29,7 +29,7 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from pympsd.commands.grammar import loose, strict
-from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, seen_by
+from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, restrict_view
 from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
 from pympsd.state_machine.instructions import Instruction, Note
@@ -48,7 +48,7 @@ class Decision:
     answer: Answer | None
     instructions: tuple[Instruction, ...] = ()
     data: Any = None
-    """What --json prints in place of the answer, in protocol 2; None: a refusal, which is the same with it."""
+    """The text that --json prints in place of the answer, in protocol 2; None: a refusal, which stays the same."""
 
 
 Handler = Callable[..., Decision]
@@ -62,18 +62,18 @@ class Command:
     syntax: Syntax
     handler: Handler
     asks_servers: bool = False
-    """Its answer depends on the servers' state: those that report only on request are asked first."""
+    """True if the answer depends on the servers' state: those that report only on request are asked first."""
     asks_process: bool = False
-    """Its caller has the properties that rules examine of the process whose PID is its first argument."""
+    """True if its caller has the properties that rules examine of the process whose PID is its first argument."""
     owner_only: bool = False
     """It is refused to other users than root and the one who started the daemon."""
     takes_file: bool = False
-    """Its handler gets the text of the file that the line names, as ``text``."""
+    """True if its handler gets the text of the file that the line names, as ``text``."""
     refuses_unknown: bool = False
     """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
     in_protocol_3: str = ""
     """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
-    view: View = seen_by
+    view: View = restrict_view
     """Returns the part of the state that a query answers from."""
     protocols: tuple[int, ...] = field()
     """The protocols of the daemons that have it. Default: both for one word, 3 for a module's verb."""
@@ -99,12 +99,12 @@ class Command:
 
     @cached_property
     def is_query(self) -> bool:
-        """Whether the command only asks."""
+        """Return whether the command changes nothing."""
         return is_query(self.name)
 
     @property
     def names_server(self) -> bool:
-        """Whether the first argument of a command of protocol 2 is the PID of a server."""
+        """Return whether the first argument of a command of protocol 2 is the PID of a server."""
         names = (
             *(argument.name for argument in (*self.syntax.required, *self.syntax.optional)),
             *self.syntax.options,

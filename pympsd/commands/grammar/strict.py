@@ -1,4 +1,4 @@
-"""How the words of protocol 3 are read: positional arguments, ``--key=value`` in any order, and flags.
+"""Read the words of protocol 3: positional arguments, ``--key=value`` in any order, and flags.
 
 ``key=value`` and ``--key value`` are accepted too, and ``_`` is the same as ``-`` in keys. A word that the syntax
 does not declare is refused, with a sentence that names what is declared.

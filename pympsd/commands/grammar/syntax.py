@@ -96,7 +96,7 @@ class Syntax:
     """
 
     command: str
-    """Its name: one word in protocol 2, module and verb in protocol 3."""
+    """The name of the command: one word in protocol 2, module and verb in protocol 3."""
     required: tuple[Argument, ...] = field(default=(), converter=_arguments)
     optional: tuple[Argument, ...] = field(default=(), converter=_arguments)
     options: Mapping[str, Option] = field(factory=dict)

@@ -56,7 +56,7 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
     owner_only=True,
 )
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
-    """Start a server for the user UID, or queue the request until the servers of other users leave room."""
+    """Start a server for the user UID, or queue the request until enough servers of other users have ended."""
     if daemon.options.uid not in (0, uid):
         # Recorded: root gets no line.
         texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)

@@ -14,7 +14,7 @@ from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, UID
-from pympsd.commands.v3.output import Format, Row, Shown, columns, done, listing
+from pympsd.commands.v3.output import Format, Row, Shown, columns, confirm, listing
 from pympsd.state_machine import shares
 from pympsd.state_machine.cgroups import (
     NO_CGROUPS,
@@ -58,7 +58,7 @@ def _read_switch(text: str) -> bool:
 def enable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Enable a feature: memacct enforces the limits of cgroups; context-share is always enabled."""
     is_accounting = _find_feature(name) == "memacct"
-    return Decision(done(), tuple(set_accounting(daemon, True)) if is_accounting else ())
+    return Decision(confirm(), tuple(set_accounting(daemon, True)) if is_accounting else ())
 
 
 @command(Syntax("feature disable", required=("name",)), owner_only=True)
@@ -66,7 +66,7 @@ def disable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Disable a feature: memacct; context-share cannot be disabled."""
     if _find_feature(name) == "context-share":
         raise Refused(ALWAYS_SHARED)
-    return Decision(done(), tuple(set_accounting(daemon, False)))
+    return Decision(confirm(), tuple(set_accounting(daemon, False)))
 
 
 @command(Syntax("feature describe", optional=("name",), options={"format": FORMAT}))
@@ -101,7 +101,7 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
 )
 def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
     """Set whether servers log each allocation and release of more than 1 MiB by new clients."""
-    return Decision(done(), tuple(set_audit(daemon, audit_log)))
+    return Decision(confirm(), tuple(set_audit(daemon, audit_log)))
 
 
 @command(Syntax("memacct describe", options={"format": FORMAT}))
@@ -131,7 +131,7 @@ def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None
     if not limits:
         raise Refused("'memacct limit' needs --hard-limit, --soft-limit, or both.")
     changed = {name.removesuffix("_limit"): value for name, value in limits.items()}
-    return Decision(done(), tuple(set_limits(daemon, path, ordinals, changed)))
+    return Decision(confirm(), tuple(set_limits(daemon, path, ordinals, changed)))
 
 
 @command(
@@ -173,7 +173,7 @@ def set_sharing(daemon: Daemon, caller: Caller, default_socket: bool) -> Decisio
     """Set whether the daemon's own pipe directory serves clients. If it is off, they are refused, and have to use the
     directory of a server or a namespace.
     """
-    return Decision(done(), tuple(set_default_socket(daemon, default_socket)))
+    return Decision(confirm(), tuple(set_default_socket(daemon, default_socket)))
 
 
 @command(Syntax("context-share describe", options={"format": FORMAT}))

@@ -9,7 +9,7 @@ from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
-from pympsd.commands.v3.output import Format, Row, cell_text, columns, data, done, find_field, in_words, listing
+from pympsd.commands.v3.output import Format, Row, cell_text, columns, confirm, data, find_field, in_words, listing
 from pympsd.state_machine.instructions import Reply
 from pympsd.state_machine.named_servers import NotPossible, clients, status
 from pympsd.state_machine.named_servers import server as server_named
@@ -118,7 +118,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     change = view.limits_given(daemon, owner, view.namespace_named(owner, name).limits, limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
     missing = view.no_partition_yet(owner, name, change.sm_partition)
-    return Decision(done(kept, missing), tuple(set_limits(daemon, server, name, change)))
+    return Decision(confirm(kept, missing), tuple(set_limits(daemon, server, name, change)))
 
 
 def _not_inherited(daemon: Daemon, server: NamedServer, name: str, limits: Limits) -> str:

@@ -22,7 +22,7 @@ _QUOTED: Final = frozenset(',"\r\n')
 
 @frozen
 class Format:
-    """What ``--format`` chooses."""
+    """The style of output that ``--format`` chooses."""
 
     style: str = STYLES[0]
     header: bool = True
@@ -43,7 +43,7 @@ class Column:
     name: str
     heading: str
     key: str = ""
-    """Its name in JSON, if that is another one."""
+    """The name in JSON, if it differs."""
 
 
 @frozen
@@ -86,7 +86,7 @@ def data(text: str) -> Decision:
     return Decision(Answer((Part(text, logged=False),) if text else ()))
 
 
-def done(*notes: str) -> Answer:
+def confirm(*notes: str) -> Answer:
     """Return the answer of a change that was made: no output, and a line on standard error for each note."""
     return Answer(diagnostic="\n".join(filter(None, notes)))
 

@@ -14,8 +14,8 @@ from pympsd.commands.v3.output import (
     Row,
     cell_text,
     columns,
+    confirm,
     data,
-    done,
     find_field,
     in_words,
     listing,
@@ -131,7 +131,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
     missing = view.no_partition_yet(owner, DEFAULT, change.sm_partition)
     restart = tuple(set_user(daemon, name, uid, caller.session)) if uid != owner.uid else ()
     limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, maximum, contains)
-    return Decision(None if restart else done(kept, missing), (*limits_set, *restart))
+    return Decision(None if restart else confirm(kept, missing), (*limits_set, *restart))
 
 
 def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:

@@ -8,7 +8,7 @@ from typing import Any
 from pympsd.commands.grammar.privileges import namespace_of
 from pympsd.commands.grammar.syntax import Refused
 from pympsd.commands.v3.output import ABSENT, Shown
-from pympsd.devices.visible import find_device, listed
+from pympsd.devices.visible import find_device, list_devices
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
@@ -75,9 +75,9 @@ def limits_given(
             raise Refused(f"--{name} is not possible with the driver's own server{lack}.")
         if row.is_by_device:
             by_index = {
-                device_of(daemon, server, word) if word else ALL_DEVICES: each for word, each in value.items()
+                device_of(daemon, server, word) if word else ALL_DEVICES: limit for word, limit in value.items()
             }
-            value = row.changed(row.of(before), by_index, range(len(daemon.devices)))
+            value = row.with_change(row.of(before), by_index, range(len(daemon.devices)))
         changes[row.field] = value
     return Limits(**changes)
 
@@ -102,15 +102,15 @@ def device_named(daemon: Daemon, word: str) -> int:
     """Return the index of the device that a word names; raise Refused."""
     index = find_device(daemon.devices, word)
     if index is None:
-        raise Refused(f"No device '{word}'. Devices: {listed(daemon.devices)}.")
+        raise Refused(f"No device '{word}'. Devices: {list_devices(daemon.devices)}.")
     return index
 
 
 def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
     """Return the daemon's index of the device that a word names as the server's clients do; raise Refused."""
     indices = server.ordinals(len(daemon.devices))
-    devices = [daemon.devices[each] for each in indices]
+    devices = [daemon.devices[number] for number in indices]
     index = find_device(devices, word)
     if index is None:
-        raise Refused(f"No device '{word}' of server '{server.name}'. Devices: {listed(devices) or 'none'}.")
+        raise Refused(f"No device '{word}' of server '{server.name}'. Devices: {list_devices(devices) or 'none'}.")
     return indices[index]

@@ -29,7 +29,7 @@ from attrs import define
 
 from pympsd.channel.daemon_owner import SO_PEERPIDFD, is_one_user
 from pympsd.channel.descriptors import UCRED
-from pympsd.journal.line_format import sanitised
+from pympsd.journal.line_format import sanitise
 from pympsd.service.processes.status import has_ended, status_numbers
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.identities import NO_USER, Peer
@@ -196,7 +196,7 @@ def command_of(pid: int, reported: str) -> str:
             data = file.read(COMMAND_BYTES)
     except OSError:
         data = b""
-    return sanitised((data.rstrip(b"\0") or reported.encode()).replace(b"\0", b" "))
+    return sanitise((data.rstrip(b"\0") or reported.encode()).replace(b"\0", b" "))
 
 
 def cuda_variables_of(known: KnownPeer) -> dict[str, str]:

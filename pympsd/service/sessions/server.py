@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.errors import RemoteError
-from pympsd.journal.line_format import sanitised
+from pympsd.journal.line_format import sanitise
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
@@ -225,7 +225,7 @@ class ServerSession:
                 except IllegalMove as error:
                     raise RemoteError(str(error)) from None
             case link.StartRefused(reason):
-                dispatcher.feed(events.StartRefused(self.id, sanitised(reason.encode())))
+                dispatcher.feed(events.StartRefused(self.id, sanitise(reason.encode())))
             case link.ClientJoined(client, limits):
                 if any(not 0 <= device < len(dispatcher.state.devices) for device in limits.multiprocessors):
                     raise RemoteError("it reports limits of devices that do not exist")
@@ -291,7 +291,7 @@ class ServerSession:
         fields = {**record.fields, **self._place(dispatcher, record)}
         try:
             # Its user controls the content: no field may begin a line of its own.
-            clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
+            clean = {name: sanitise(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
             is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
             dispatcher.journal.write_server("Server", self.pid, record.event, clean, record.time, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:

@@ -45,13 +45,13 @@ class KeptEntries:
     @classmethod
     def of(cls, keeper: KeeperLink | None, held: Mapping[str, Entry]) -> KeptEntries:
         """Sort what a keeper held."""
-        left = cls(keeper)
+        entries = cls(keeper)
         for name, entry in held.items():
             try:
-                left._sort(name, entry)
+                entries._sort(name, entry)
             except (ValueError, msgspec.DecodeError):
-                left._unknown.append((name, entry.fd))
-        return left
+                entries._unknown.append((name, entry.fd))
+        return entries
 
     def _sort(self, name: str, entry: Entry) -> None:
         kind, _, rest = name.partition(" ")
@@ -79,17 +79,17 @@ class KeptEntries:
 
     def next_connection(self) -> int:
         """Return the first id of this daemon's connections: no earlier daemon's has its name."""
-        names = [one.name for one in self.connections] + [one.name for one in self.new_clients]
+        names = [entry.name for entry in self.connections] + [entry.name for entry in self.new_clients]
         return 1 + max((*map(id_of, names), *self.offers), default=0)
 
     def take_connections(self, file: str) -> list[KeptFd[bytes]]:
         """Return the connections to a listening socket."""
-        found = [one for one in self.connections if one.name.split(" ")[2] == file]
-        self.connections = [one for one in self.connections if one not in found]
-        return [evolve(one, offered=self._take_offer(id_of(one.name))) for one in found]
+        connections = [entry for entry in self.connections if entry.name.split(" ")[2] == file]
+        self.connections = [entry for entry in self.connections if entry not in connections]
+        return [evolve(entry, offered=self._take_offer(id_of(entry.name))) for entry in connections]
 
     def _take_offer(self, connection: int) -> tuple[int, int] | None:
-        client = next((one for one in self.new_clients if id_of(one.name) == connection), None)
+        client = next((candidate for candidate in self.new_clients if id_of(candidate.name) == connection), None)
         if client is None or connection not in self.offers:
             return None
         self.new_clients.remove(client)
@@ -97,11 +97,11 @@ class KeptEntries:
 
     def take_new_clients(self, server: int) -> tuple[tuple[str, int], ...]:
         """Return the names and ends of the clients that a server may be talking with."""
-        found = [one for one in self.new_clients if one.note == server]
+        clients = [client for client in self.new_clients if client.note == server]
         # It is not known whether the server has the other end of one that is still on offer.
-        shared = [one for one in found if id_of(one.name) in self.offers]
-        self.new_clients = [one for one in self.new_clients if one not in found or one in shared]
-        return tuple((one.name, os.dup(one.fd) if one in shared else one.fd) for one in found)
+        shared = [client for client in clients if id_of(client.name) in self.offers]
+        self.new_clients = [client for client in self.new_clients if client not in clients or client in shared]
+        return tuple((client.name, os.dup(client.fd) if client in shared else client.fd) for client in clients)
 
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
         """Return the listening socket of a file, if it is of the kind that is needed and the file is the same one."""
@@ -132,15 +132,15 @@ class KeptEntries:
 
     def close(self) -> None:
         """Close what was not taken, and drop it at the keeper."""
-        left = [(link_name(server), fd) for server, fd in self.links.items()]
-        left += [(one.name, one.fd) for one in self.listeners.values()]
-        left += [(one.name, one.fd) for one in self.clients.values()]
-        left += [(one.name, one.fd) for one in self.new_clients]
-        left += [(offer_name(connection), fd) for connection, fd in self.offers.items()]
-        left += [(one.name, one.fd) for one in self.connections]
-        left += [(FIFO, self.fifo)] if self.fifo >= 0 else []
-        left += self._unknown
-        for name, fd in left:
+        remaining = [(link_name(server), fd) for server, fd in self.links.items()]
+        remaining += [(entry.name, entry.fd) for entry in self.listeners.values()]
+        remaining += [(entry.name, entry.fd) for entry in self.clients.values()]
+        remaining += [(entry.name, entry.fd) for entry in self.new_clients]
+        remaining += [(offer_name(connection), fd) for connection, fd in self.offers.items()]
+        remaining += [(entry.name, entry.fd) for entry in self.connections]
+        remaining += [(FIFO, self.fifo)] if self.fifo >= 0 else []
+        remaining += self._unknown
+        for name, fd in remaining:
             if self.keeper is not None:
                 self.keeper.drop(name)
             close_all((fd,))

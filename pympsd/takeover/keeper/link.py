@@ -48,7 +48,7 @@ ANSWER_SECONDS: Final = 0.25
 """Time for the keeper to accept a connection; after it the daemon itself accepts."""
 _NO_DESCRIPTOR: Final = -2
 CROWDED_SECONDS: Final = 0.01
-"""Pause before the next try to send if the kernel did not take a packet into a link that had room."""
+"""Pause before the next try to send if the kernel did not take a packet into a link that had space."""
 
 
 @define(eq=False)
@@ -102,20 +102,20 @@ class KeeperLink:
         process = KeeperProcess.find(directory)
         if process is None:
             return None
-        held: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         reason = f"it has not sent what it holds within {seconds:g} s"
         with trio.move_on_after(seconds):
-            reason = await _receive_entries(process, held)
-        is_short = any(entry.fd < 0 for entry in held.values()) or not can_open(SPARE)
+            reason = await _receive_entries(process, entries)
+        is_short = any(entry.fd < 0 for entry in entries.values()) or not can_open(SPARE)
         if not reason and not is_short:
-            return cls(directory, log, process=process, held=dict(held)), held
-        close_all(entry.fd for entry in held.values() if entry.fd >= 0)
+            return cls(directory, log, process=process, held=dict(entries)), entries
+        close_all(entry.fd for entry in entries.values() if entry.fd >= 0)
         if reason:
             log.error("keeper_useless", reason=reason)
             await process.kill()
             return None
         process.close()  # it takes this daemon for killed, and waits for another
-        what = f"{len(held)} sockets of the daemon before are more than this one may open"
+        what = f"{len(entries)} sockets of the daemon before are more than this one may open"
         go_on = "until then servers and programs go on, and clients wait"
         raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
 
@@ -125,18 +125,18 @@ class KeeperLink:
         self._held.pop(name, None)
         self._held[name] = Entry(note, fd)
         self._unsent.pop(name, None)  # its place is now the last
-        self._changed(name, True)
+        self._note_change(name, True)
 
     def note(self, name: str, note: bytes) -> None:
         """Replace an entry's note; raise KeyError if there is no such entry, ValueError if the note is too long."""
         packets.encode(packets.NOTE, name, note)
         self._held[name] = Entry(note, self._held[name].fd)
-        self._changed(name, self._unsent.get(name, False))
+        self._note_change(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
         """Close and remove an entry."""
         self._held.pop(name, None)
-        self._changed(name, False)
+        self._note_change(name, False)
 
     async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int | None:
         """Ask the keeper to accept a connection; return its descriptor, -1 if there was none, None if it cannot.
@@ -166,8 +166,8 @@ class KeeperLink:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered in time: packets to it stay in the link until it continues or is killed."""
-        return any(one.is_late for one in self._requests.values())
+        """Return whether the keeper is late: packets to it stay in the link until it continues or is killed."""
+        return any(request.is_late for request in self._requests.values())
 
     async def caught_up(self) -> None:
         """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS."""
@@ -251,7 +251,7 @@ class KeeperLink:
     async def _read(self, process: KeeperProcess) -> str:
         """Handle the keeper's packets; return why it can no longer be used."""
         while True:
-            received = await _received(process)
+            received = await _receive_packet(process)
             if isinstance(received, str):
                 return received
             kind, name, entry = received
@@ -286,7 +286,7 @@ class KeeperLink:
             self._has_unsent = trio.Event()
             await self._has_unsent.wait()
 
-    def _changed(self, name: str, with_descriptor: bool) -> None:
+    def _note_change(self, name: str, with_descriptor: bool) -> None:
         if self._process is None:
             return  # the next one is sent everything
         self._unsent[name] = with_descriptor
@@ -331,7 +331,7 @@ class KeeperLink:
 async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> str:
     """Receive what a keeper holds; return why that failed, or nothing."""
     while True:
-        received = await _received(process)
+        received = await _receive_packet(process)
         if isinstance(received, str):
             return received
         kind, name, entry = received
@@ -340,7 +340,7 @@ async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> st
         held[name] = entry
 
 
-async def _received(process: KeeperProcess) -> tuple[int, str, Entry] | str:
+async def _receive_packet(process: KeeperProcess) -> tuple[int, str, Entry] | str:
     """Return the next packet, or why the keeper cannot be used any more."""
     try:
         received = await process.receive()

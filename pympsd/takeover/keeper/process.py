@@ -134,7 +134,7 @@ class KeeperProcess:
 
 
 def _link(sock: socket.socket) -> socket.socket:
-    """Return a socket that never blocks, with as much room for what is sent as this user may have."""
+    """Return a socket that never blocks, with as large a send buffer as this user may have."""
     sock.setblocking(False)
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, SEND_BYTES)

@@ -29,7 +29,7 @@ if not __package__:
 from pympsd.takeover.keeper import packets as packets
 
 COMM = "pympsd-keeper"
-"""What ps, pgrep and pidof call the process."""
+"""The name of the process in ps, pgrep and pidof."""
 SERVER_PREFIX = "server "
 """Entries with such names are connections to servers: while one lives the keeper waits for a daemon.
 
@@ -113,15 +113,15 @@ class Keeper:
                     return False
                 self._end_idle_servers()
                 self._drop_what_waits_for_a_daemon(poll, watched)
-            left = give_up - time.monotonic()
-            if left <= 0:
+            remaining = give_up - time.monotonic()
+            if remaining <= 0:
                 if not has_servers or not (is_reachable or self._can_ask_servers()):
                     return False
-                left, waits = self._waiting_seconds, waits + 1
-                give_up = time.monotonic() + left
+                remaining, waits = self._waiting_seconds, waits + 1
+                give_up = time.monotonic() + remaining
                 if waits % LONG_WAITS == 0:
                     self._end_idle_servers()
-            for fd, events in poll.poll(left * 1000 + 1):
+            for fd, events in poll.poll(remaining * 1000 + 1):
                 if fd == self._listener.fileno():
                     self._accept()
                 elif fd == changes.fileno():
@@ -163,7 +163,7 @@ class Keeper:
         if int.from_bytes(credentials[4:8], sys.byteorder) != os.geteuid():
             connection.close()
             return True
-        # What the previous daemon sent before it was killed counts.
+        # Packets that the previous daemon sent before it was killed count.
         if not self._take_packets():
             return False
         self._send(packets.REPLACED)
@@ -227,7 +227,7 @@ class Keeper:
         packed, _, greeting = note.partition(b"\0")
         name = packed.decode(errors="replace")
         try:
-            fd = _accepted(self._held[listener][1], self._fd_limit)
+            fd = _accept_below(self._held[listener][1], self._fd_limit)
         except BlockingIOError:
             self._send(packets.REFUSED, name)
             return
@@ -253,7 +253,7 @@ class Keeper:
             _close(self._held.pop(name)[1])
 
     def _send(self, kind: int, name: str = "", note: bytes = b"") -> None:
-        """Send a packet if there is room in the link: a daemon that does not read must not stop the keeper."""
+        """Send a packet if there is space in the link: a daemon that does not read must not stop the keeper."""
         if self._link is not None:
             try:
                 self._link.send(packets.encode(kind, name, note))
@@ -328,7 +328,7 @@ def _descriptor(controls: list[tuple[int, int, bytes]]) -> int:
     return -1
 
 
-def _accepted(listener: int, fd_limit: int) -> int:
+def _accept_below(listener: int, fd_limit: int) -> int:
     """Accept a connection; raise BlockingIOError if there is none, OSError."""
     if os.get_blocking(listener):
         raise OSError("the listening socket blocks")
@@ -356,7 +356,7 @@ def _greet(fd: int, greeting: bytes) -> None:
 
 
 def _ask(link: int, question: bytes) -> None:
-    """Send a server a question, if its link has room; the answer to the one before makes room for its answer."""
+    """Send a server a question, if its link has space; its answer waits for the answer to the one before."""
     sock = _socket.socket(fileno=link)
     try:
         if sock.type & 0xF == _socket.SOCK_SEQPACKET and _has_unread(link):

@@ -68,9 +68,9 @@ class ClientNote:
     mps_namespace: str = ""
     since: float = 0.0
     terminated: tuple[int, ...] = ()
-    """Its contexts that an operator has terminated (vendor.terminations)."""
+    """The client's contexts that an operator has terminated (vendor.terminations)."""
     limits: LimitsInForce | None = None
-    """What was set for it; None: its daemon did not note it."""
+    """The client's limits; None: its daemon did not note them."""
 
 
 @frozen

@@ -28,21 +28,21 @@ class OtherDevices:
         return {old: self.now.index(key) for old, key in enumerate(self.before) if key in self.now}
 
 
-def moved(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
+def move(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
     """Return a state for the devices of now, and the settings lost with devices that are gone: owner and UUID.
 
     One limit for all devices is one for all devices of now: none is without.
     """
-    move = _Move(devices.places, devices.before, len(devices.now))
+    moves = _Move(devices.places, devices.before, len(devices.now))
     state = evolve(
         left,
-        memory_limits=None if left.memory_limits is None else move.memory(left.memory_limits, "The default limits"),
-        cgroup_limits=move.of_cgroups(left.cgroup_limits),
-        cgroup_soft_limits=move.of_cgroups(left.cgroup_soft_limits),
-        rules=left.rules and tuple(map(move.rule, left.rules)),
-        named_servers=tuple(map(move.server, left.named_servers)),
+        memory_limits=None if left.memory_limits is None else moves.memory(left.memory_limits, "The default limits"),
+        cgroup_limits=moves.of_cgroups(left.cgroup_limits),
+        cgroup_soft_limits=moves.of_cgroups(left.cgroup_soft_limits),
+        rules=left.rules and tuple(map(moves.rule, left.rules)),
+        named_servers=tuple(map(moves.server, left.named_servers)),
     )
-    return state, move.lost
+    return state, moves.lost
 
 
 @define
@@ -66,33 +66,35 @@ class _Move:
         return {places[old]: limit for old, limit in limits.items() if old in places}
 
     def of_cgroups(self, limits: Mapping[str, dict[int, int]]) -> dict[str, dict[int, int]]:
-        return {path: self.memory(each, f"The limits of cgroup {path}") for path, each in limits.items()}
+        return {path: self.memory(limit, f"The limits of cgroup {path}") for path, limit in limits.items()}
 
     def rule(self, rule: Rule) -> Rule:
         return evolve(rule, limits=self.limits(rule.limits, f"The limits of rule {rule}"))
 
     def limits(self, limits: Limits, what: str) -> Limits:
         stated = {row.field: value for row in BY_DEVICE if (value := row.of(limits)) is not None}
-        moved: Any = {name: self.memory(value, what) for name, value in stated.items()}
-        return evolve(limits, **moved)
+        changes: Any = {name: self.memory(value, what) for name, value in stated.items()}
+        return evolve(limits, **changes)
 
     def server(self, server: PersistentNamedServer) -> PersistentNamedServer:
         allowed, who = server.allowed_devices, f"Server '{server.name}'"
         if allowed is not None:
             self._note(who, allowed)
             allowed = tuple(self.places[old] for old in allowed if old in self.places)
-        for one in server.partitions:
-            self._note(f"SM partition '{one.name}' of server '{server.name}'", (one.device,))
+        for partition in server.partitions:
+            self._note(f"SM partition '{partition.name}' of server '{server.name}'", (partition.device,))
         return evolve(
             server,
             allowed_devices=allowed,
             namespaces=tuple(
-                evolve(each, limits=self.limits(each.limits, f"Namespace '{server.name}/{each.name}'"))
-                for each in server.namespaces
+                evolve(namespace, limits=self.limits(namespace.limits, f"Namespace '{server.name}/{namespace.name}'"))
+                for namespace in server.namespaces
             ),
             maximum=self.limits(server.maximum, who),
             partitions=tuple(
-                evolve(one, device=self.places[one.device]) for one in server.partitions if one.device in self.places
+                evolve(partition, device=self.places[partition.device])
+                for partition in server.partitions
+                if partition.device in self.places
             ),
         )
 

@@ -30,7 +30,7 @@ def lost(left: PersistentState, own: Limits) -> Iterator[str]:
         None if left.memory_limits is None else in_memory(left.memory_limits),
         None if left.client_priority is None else ClientPriority(left.client_priority),
     )
-    defaults = own.changed_by(by_command)
+    defaults = own.overlay(by_command)
     running = {process.name for process in left.servers}
     for server in left.named_servers:
         yield from _of_server(server)
@@ -63,7 +63,7 @@ def _of_server(server: PersistentNamedServer) -> Iterator[str]:
         "contain=partition": server.contains_partitions,
     }
     yield from (f"{setting} of server '{server.name}'" for setting, is_set in settings.items() if is_set)
-    yield from (f"SM partition '{one.name}' of server '{server.name}'" for one in server.partitions)
+    yield from (f"SM partition '{partition.name}' of server '{server.name}'" for partition in server.partitions)
 
 
 def _of_default(stated: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:

@@ -157,7 +157,7 @@ class InitialDefaults:
     def named_servers(self, daemon: Daemon) -> tuple[PersistentNamedServer, ...]:
         """Return what is kept of the named servers; the same tuple again until they change."""
         if self._kept.changes != daemon.named_servers.changes:
-            kept = tuple(_persistent_named(one) for one in daemon.named_servers.values() if not one.deleted)
+            kept = tuple(_persistent_named(server) for server in daemon.named_servers.values() if not server.deleted)
             self._kept.changes, self._kept.servers = daemon.named_servers.changes, kept
         return self._kept.servers
 
@@ -198,7 +198,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
 
 
 def _queue_order(daemon: Daemon) -> tuple[int, ...]:
-    """Return the order of the queue, with the clients whose return is still awaited; empty if it does not matter."""
+    """Return the order of the queue, with the clients whose return is still pending; empty if it does not matter."""
     if not daemon.options.policy.keeps_queue:
         return ()
     entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]
@@ -221,9 +221,9 @@ def check(state: PersistentState, devices: int) -> None:
             raise ValueError(f"two servers have one {alike}")
     for uid in state.wishes:
         _check_user(uid)
-    for named in state.named_servers:
-        _check_named(named, devices)
-    if len({named.name for named in state.named_servers}) < len(state.named_servers):
+    for named_server in state.named_servers:
+        _check_named(named_server, devices)
+    if len({server.name for server in state.named_servers}) < len(state.named_servers):
         raise ValueError("two servers have one name")
     for name, value in state.shares.items():
         read_share(name, value)
@@ -299,7 +299,10 @@ def _persistent_named(named: NamedServer) -> PersistentNamedServer:
     return PersistentNamedServer(
         named.name,
         named.uid,
-        tuple(PersistentNamespace(one.name, one.limits, one.clients_only) for one in named.namespaces.values()),
+        tuple(
+            PersistentNamespace(namespace.name, namespace.limits, namespace.clients_only)
+            for namespace in named.namespaces.values()
+        ),
         named.allowed_devices,
         named.source.value,
         named.failed,
@@ -324,13 +327,13 @@ def _of_cgroups(daemon: Daemon, choose: Callable[[CgroupLimit], PinnedMemory | N
 
 def limits_of_cgroups(state: PersistentState) -> dict[str, dict[int, CgroupLimit]]:
     """Return the limits of cgroups."""
-    found: dict[str, dict[int, CgroupLimit]] = {}
+    limits_by_path: dict[str, dict[int, CgroupLimit]] = {}
     for limits, kind in ((state.cgroup_limits, "hard"), (state.cgroup_soft_limits, "soft")):
         for path, by_device in limits.items():
-            known = found.setdefault(path, {})
+            by_index = limits_by_path.setdefault(path, {})
             for ordinal, limit in in_memory(by_device).items():
-                known[ordinal] = evolve(known.get(ordinal, CgroupLimit()), **{kind: limit})
-    return found
+                by_index[ordinal] = evolve(by_index.get(ordinal, CgroupLimit()), **{kind: limit})
+    return limits_by_path
 
 
 def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:

@@ -75,13 +75,13 @@ class LogReader:
         done = at = 0
         while (sign := _SIGN.search(data, at)) is not None:
             at = sign.start()
-            found = _record(data, at)
-            if found is None:
+            record = _record(data, at)
+            if record is None:
                 break
-            if isinstance(found, LogRecord):
+            if isinstance(record, LogRecord):
                 yield from self._foreign(data[done:at])
-                yield found
-                done = at = at + _HEADER.size + len(found.text)
+                yield record
+                done = at = at + _HEADER.size + len(record.text)
             else:  # a sign by chance, or to deceive: its first byte is text
                 at += 1
         else:

@@ -147,9 +147,9 @@ def device_clients() -> Question[tuple[DeviceClients, ...]]:
         for _ in range(count):
             uuid = uuid_text((yield _UUID_BYTES))
             (name,) = _DEVICE_NAME.unpack((yield _DEVICE_NAME.size))
-            found = yield from _count()
+            context_count = yield from _count()
             contexts = []
-            for _ in range(found):
+            for _ in range(context_count):
                 contexts.append(ClientContext(*_CONTEXT.unpack((yield _CONTEXT.size))))
             devices.append(DeviceClients(uuid, _text(name), tuple(contexts)))
         return tuple(devices)
@@ -162,11 +162,11 @@ def processes() -> Question[tuple[ClientProcess, ...]]:
 
     def read() -> Reader[tuple[ClientProcess, ...]]:
         count = yield from _count()
-        found = []
+        records = []
         for _ in range(count):
             pid, context, device, uuid, identity, _ = _PROCESS.unpack((yield _PROCESS.size))
-            found.append(ClientProcess(pid, context, device, uuid_text(uuid), identity))
-        return tuple(found)
+            records.append(ClientProcess(pid, context, device, uuid_text(uuid), identity))
+        return tuple(records)
 
     # The server waits for the second packet after its answer.
     return Question((_INT.pack(_PROCESSES), _INT.pack(0)), read)
@@ -194,12 +194,12 @@ def devices() -> Question[tuple[ServerDevice, ...]]:
 
     def read() -> Reader[tuple[ServerDevice, ...]]:
         count = yield from _count()
-        found = []
+        records = []
         for _ in range(count):
             ordinal, bus, device, domain, function, _, uuid, name = _DEVICE.unpack((yield _DEVICE.size))
             pci = f"{domain:04x}:{bus:02x}.{device:02x}.{function:02x}"
-            found.append(ServerDevice(ordinal, pci, uuid_text(uuid), _text(name)))
-        return tuple(found)
+            records.append(ServerDevice(ordinal, pci, uuid_text(uuid), _text(name)))
+        return tuple(records)
 
     return Question((_INT.pack(_DEVICES), _LONG.pack(_DEVICE_QUERY_ROOM)), read)
 

@@ -1,4 +1,4 @@
-"""What passes between the daemon and the vendor's tool: command lines and printed lines, a packet each."""
+"""Packets between the daemon and the vendor's tool: command lines and printed lines, a packet each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def length_of(packet: bytes) -> int:
     return int(length)
 
 
-def printed(text: str) -> bytes:
+def encode_printed(text: str) -> bytes:
     """Return the packet of a line to print; the tool adds the newline."""
     return _PRINTED + text.encode("utf-8", "surrogateescape")
 
@@ -36,7 +36,7 @@ def encode_line(line: bytes | None) -> tuple[bytes, ...]:
     return _LENGTH.pack(len(line) + 2), line + b"\n\0"
 
 
-def printed_of(packet: bytes) -> bytes:
+def decode_printed(packet: bytes) -> bytes:
     """Return the text of a line to print; raise RemoteError for another packet."""
     if packet[: len(_PRINTED)] != _PRINTED:
         raise RemoteError(f"{packet[:8].hex()} where a line to print was due")

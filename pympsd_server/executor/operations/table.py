@@ -155,7 +155,7 @@ class Row:
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         operands = self._unpack(body)
         stated, actual = operands[-1], len(body) - size
-        if records.padded(stated) != actual:
+        if records.pad(stated) != actual:
             reason = f"{self._name} states {stated} bytes of {self._tail} and brings {actual}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         return [*operands, body[size : size + stated]]

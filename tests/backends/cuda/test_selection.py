@@ -13,7 +13,7 @@ from attrs import evolve
 
 import pympsd_server
 from pympsd.devices.discovery import NoDriver, Probed, visible_machine
-from pympsd.devices.driver_probe import probed_by
+from pympsd.devices.driver_probe import run_probe
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import Settings
@@ -79,8 +79,8 @@ def test_the_childs_answer_is_read() -> None:
         "multiprocessors": 132, "memory_bytes": GPUS[0].memory_bytes, "attributes": GPUS[0].attributes,
         "sm_chunks": [15, 8],
     }  # fmt: skip
-    assert probed_by(printing(json.dumps({"devices": [facts]}))) == Probed((GPUS[0],))
-    assert probed_by(printing('{"absent": "why"}')) == Probed(absent="why")
+    assert run_probe(printing(json.dumps({"devices": [facts]}))) == Probed((GPUS[0],))
+    assert run_probe(printing('{"absent": "why"}')) == Probed(absent="why")
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_the_childs_answer_is_read() -> None:
     ],
 )
 def test_a_child_that_fails_means_an_unusable_driver(command: list[str], reason: str) -> None:
-    assert reason in probed_by(command).unusable
+    assert reason in run_probe(command).unusable
 
 
 def test_a_driver_that_hangs_is_unusable() -> None:
     hanging = [sys.executable, "-c", "import select; select.select([], [], [])"]
-    assert "has not said" in probed_by(hanging, seconds=0.2).unusable
+    assert "has not said" in run_probe(hanging, seconds=0.2).unusable
 
 
 def test_the_probe_reports_absent_without_a_library(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.settings import METHODS, SCHEDULING_POLICIES, TURN_POLICIES, named_policy
+from pympsd.vocabulary.settings import METHODS, SCHEDULING_POLICIES, TURN_POLICIES, load_policy
 from pympsd.vocabulary.variables import BadSetting
 from pympsd_server.backends.emulated.scheduling.deadlines import Deadlines
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue, MemoryShare
@@ -246,7 +246,7 @@ def test_a_plug_in_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(BadSetting, match=f"PYMPSD_SCHEDULING_POLICY={name}: .* cannot be used: {said}"):
             policy_of({"PYMPSD_SCHEDULING_POLICY": name})
     with pytest.raises(BadSetting, match=r"^PYMPSD_TURN_POLICY=number: .* int has no __call__$"):
-        named_policy(TURN_POLICIES, "PYMPSD_TURN_POLICY", "number")
+        load_policy(TURN_POLICIES, "PYMPSD_TURN_POLICY", "number")
 
 
 def test_a_plug_in_is_asked_for_all_that_a_policy_is_asked() -> None:

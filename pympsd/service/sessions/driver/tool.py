@@ -11,7 +11,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.sessions.operator import LEAVING_SECONDS
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
-from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, length_of, printed
+from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_printed, length_of
 
 
 @define(eq=False)
@@ -35,7 +35,7 @@ class ToolSession:
         """Send the printed lines; the protocol has no place for diagnostics."""
         for part in answer.parts:
             if part.printed:
-                self.channel.send_raw(printed(part.text))
+                self.channel.send_raw(encode_printed(part.text))
         self._answered.set()
 
     async def drain(self) -> None:
@@ -74,7 +74,7 @@ class RefusedTool:
     async def run(self, dispatcher: Dispatcher) -> None:
         """Let it print where commands are taken, and take none."""
         dispatcher.log_refused_operator(self.peer)
-        self.channel.send_raw(printed(clients_only(self.server)))
+        self.channel.send_raw(encode_printed(clients_only(self.server)))
         # It would not print that if the connection were closed with its lines unread.
         with trio.move_on_after(LEAVING_SECONDS):
             while await _next_line(self.channel) is not None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 from pympsd.vocabulary.device_properties import DeviceProperties, uuid_text, window_of
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import chosen_connections
+from pympsd.vocabulary.settings import read_connections
 from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import AccountedDevice, ClientBudget, Counters, DeviceBudget
@@ -75,7 +75,7 @@ def prepare_environment(environment: Any) -> None:
     BackendError NOT_SUPPORTED for an impossible number of hardware queues.
     """
     try:
-        connections = chosen_connections(environment)
+        connections = read_connections(environment)
     except BadSetting as error:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
     for name in tuple(environment):

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from attrs import define, field
 
-from pympsd.vocabulary.settings import SCHEDULING_POLICIES, SCHEDULING_POLICY, named_policy
+from pympsd.vocabulary.settings import SCHEDULING_POLICIES, SCHEDULING_POLICY, load_policy
 
 GREATEST_PRIORITY: Final = -5
 LEAST_PRIORITY: Final = 0
@@ -104,5 +104,5 @@ def policy_of(environment: Mapping[str, str]) -> Policy | None:
     text = environment.get(SCHEDULING_POLICY, "")
     if not text:
         return None
-    policy: Policy = named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, text)
+    policy: Policy = load_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, text)
     return policy

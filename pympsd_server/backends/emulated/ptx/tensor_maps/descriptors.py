@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from pympsd.wire.tensor_map import ALIGNMENT, BYTES, TensorMap, replaced, unpack
+from pympsd.wire.tensor_map import ALIGNMENT, BYTES, TensorMap, set_field, unpack
 from pympsd_server.backends.emulated.ptx.isa.datatypes import U64, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
@@ -60,7 +60,7 @@ def replace_field(
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
         place, new_value = arguments
         try:
-            changed = replaced(_read(state, thread, space, place), field, ordinal, new_value)
+            changed = set_field(_read(state, thread, space, place), field, ordinal, new_value)
         except ValueError as error:
             raise _not_a_map(place, error) from None
         _write(state, thread, space, place, changed)
