@@ -23,10 +23,10 @@ CONTROL_LINES: Final = {
     "daemon_exiting": same("Exit with status {status}"),
     "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
     "shares_set": Line("Shares of each user: {shares}", None),
-    "default_socket_set": Line("Clients of the daemon's own pipe directory: default_socket is {state}", None),
+    "default_socket_set": Line("Clients in the daemon's own pipe directory: default_socket is {state}", None),
     "rules_set": Line("Rules for the limits of new clients: {count}", None),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
-    "daemon_defect": same("The control daemon met an internal error, continuing: {reason}"),
+    "daemon_defect": same("The control daemon hit an internal error and continues: {reason}"),
     "connection_accepted": same("Accepting connection..."),
     "connection_refused": same("Refusing a connection: {reason}"),
     "connection_closed": same("Closing a connection of user {uid}: {reason}"),
@@ -40,22 +40,26 @@ CONTROL_LINES: Final = {
     "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
     "operator_refused": Line(
-        "Refusing commands of process {pid} of user {uid}: the socket is for clients only", None
+        "Refusing commands from process {pid} of user {uid}: this socket is for clients only", None
     ),
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
     "client_setting_wrong": Line("Client {pid} of user {uid}: {problem}", None),
-    "turn_awaited": Line("Client {pid} of user {uid} waits for its turn after {before}", None),
-    "turn_requested": Line("A server for user {uid} waits for its turn after {before}", None),
+    "turn_awaited": Line("Client {pid} of user {uid} is waiting for its turn, behind {before}", None),
+    "turn_requested": Line("A server for user {uid} is waiting for its turn, behind {before}", None),
     "turn_policy_failed": Line("PYMPSD_TURN_POLICY has failed; users take turns in order of arrival: {reason}", None),
     "turn_closed": Line(
-        "User {uid} has waited {seconds:g} s; server {server} no longer accepts new clients of user {active}", None
+        "User {uid} has waited {seconds:g} s; server {server} no longer accepts new clients from user {active}", None
     ),
-    "debugger_waits": Line("Client {pid} of user {uid} is being debugged; it waits for {count} to leave", None),
+    "debugger_waits": Line(
+        "Client {pid} of user {uid} is being debugged; it is waiting for {count} other clients to exit", None
+    ),
     "debugger_let_go": Line("Client {pid} of user {uid} is being debugged; it runs without MPS", None),
     "server_starting": same("Starting new server {server} for user {uid}", r580_pid="server"),
     "server_spawn_failed": same("Failed to start a server for user {uid}: {reason}"),
-    "server_start_failed": Line("{reason}: trying again in {seconds:g} s", None),
-    "server_start_given_up": Line("No server could be started for user {uid} in {count} tries: {reason}", None),
+    "server_start_failed": Line("{reason}; trying again in {seconds:g} s", None),
+    "server_start_given_up": Line(
+        "Giving up after {count} attempts to start a server for user {uid}: {reason}", None
+    ),
     "server_ready": same("NEW SERVER {server}: Ready"),
     "server_exited": same("Server {server} exited with status {status}"),
     "server_shutdown_tried": same("Try shutting down server {server}, backoff is disabled"),
@@ -66,14 +70,14 @@ CONTROL_LINES: Final = {
     ),
     "server_returned": Line("Took over server {server} of user {uid} with {count} clients", None),
     "server_not_returned": Line("Server {server} has not reported within {seconds:g} s; killing it", None),
-    "server_left_alone": Line("Not adopting server {server} ({reason}); it will exit with its last client", None),
+    "server_left_alone": Line("Not taking over server {server} ({reason}); it will exit with its last client", None),
     "server_ended": Line(
         "Server {server} has ended; its exit status is unknown, because another daemon started it", None
     ),
     "server_refused": Line("Refusing process {pid} of user {uid}, which claims to be a server: {reason}", None),
     "server_added": same("Adding server '{name}'"),
     "server_user_set": same("Server '{name}' belongs to user {uid}"),
-    "server_ceiling_set": same("Maximum limits for new clients of server '{name}': {limits}"),
+    "server_maximum_set": same("Maximum limits for new clients of server '{name}': {limits}"),
     "server_contains": same("Faults in SM partitions of server '{name}' affect {reach}"),
     "server_log_not_opened": same(
         "Cannot open the log of server '{name}' ({reason}); its lines go to the shared server.log"
@@ -86,39 +90,39 @@ CONTROL_LINES: Final = {
     "cgroup_gone": same("Cgroup {path} was removed, and its memory limits with it"),
     "cgroup_limits_set": same("Limits of cgroups: {count}"),
     "accounting_set": same("Feature memacct is {state}"),
-    "audit_set": same("The memory that clients take and return is {state}"),
+    "audit_set": same("Memory that clients allocate and free is {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),
-    "partition_removed": same("Removing SM partition '{name}' of device {device}"),
+    "partition_removed": same("Removing SM partition '{name}' from device {device}"),
     "namespace_lost": same("The socket of namespace '{name}' was removed; recreating it"),
     "namespace_not_opened": same("Cannot create the sockets of '{name}': {reason}"),
     "state_refused": Line("Ignoring {path}: {reason}", None),
-    "state_device_gone": Line("{owner} named device {device}, which is gone; ignoring that", None),
+    "state_device_gone": Line("{owner} names device {device}, which no longer exists; ignoring it", None),
     "state_not_kept": Line(
-        "Cannot write the state file ({reason}); if this daemon dies, no other can take over its servers", None
+        "Cannot write the state file ({reason}); if this daemon dies, its servers cannot be taken over", None
     ),
     "daemon_hands_over": Line("Handing over to another daemon; servers keep running", None),
-    "trace_ends": Line("The trace {file} ends with this daemon", None),
+    "trace_ends": Line("Trace {file} ends because this daemon is exiting", None),
     "client_memory_unknown": Line(
-        "Cannot read the memory of clients by NVML: {reason}; trying again after {seconds} s", None
+        "Cannot read clients' memory use through NVML: {reason}; retrying in {seconds} s", None
     ),
-    "keeper_ended": Line("The keeper of the sockets has ended ({reason}); starting another in {seconds:g} s", None),
-    "keeper_useless": Line("The previous daemon's keeper cannot be used ({reason}); killing it", None),
+    "keeper_ended": Line("The socket keeper has ended ({reason}); starting another in {seconds:g} s", None),
+    "keeper_unusable": Line("The previous daemon's keeper cannot be used ({reason}); killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
-    "client_mute": Line(
-        "A client did not respond to server {server}, which waits for it; closing its connection",
+    "client_unresponsive": Line(
+        "A client did not respond to server {server}, which is waiting for it; closing its connection",
         None,
     ),
     "server_silent": Line(
-        "All clients of server {server} have ended, but the server has not reported that for {seconds:g} s", None
+        "All clients of server {server} have exited, but the server has not reported this for {seconds:g} s", None
     ),
     "server_overdue": same("Server {server} does not respond; killing it"),
     "driver_unknown": Line(
-        "The MPS server {server} of driver {version} does not speak the known protocol (driver 580): {reason}",
+        "The MPS server {server} of driver {version} does not speak a known protocol (driver 580): {reason}",
         None,
     ),
-    "backend_changes": Line("Changing to another backend, because this driver's MPS server is not known", None),
+    "backend_changes": Line("Switching to another backend because this driver's MPS server is unknown", None),
     "server_misbehaved": same("Protocol violation by server {server}: {reason}"),
-    "quit_resumed": Line("An operator asked the previous daemon to quit; continuing with that", None),
+    "quit_resumed": Line("An operator asked the previous daemon to quit; continuing to quit", None),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }
 
@@ -132,7 +136,7 @@ SERVER_LINES: Final = {
     "server_memory_shared": same("Created anonymous shared memory region {name}"),
     "server_version": same("CUDA MPS Server for Linux/Unix. Binary version: {version}"),
     "server_driver": same("Display Driver version: {version}"),
-    "server_backend": Line("The devices are {backend}", None),
+    "server_backend": Line("Device backend: {backend}", None),
     "server_thread_percentage": same("Active Threads Percentage set to {percentage}"),
     "server_memory_limit": same("Device pinned memory limit for device {device} set to {limit:#x} bytes"),
     "server_priority": same("Server Priority set to {priority}"),
@@ -140,18 +144,18 @@ SERVER_LINES: Final = {
     "server_failed": same("MPS server failed to start"),
     "server_failed_reason": same("{reason}"),
     "device_unregistered": same(
-        "Device {device} is served, but a server that requests it exclusively cannot see that yet: {reason}"
+        "Device {device} is in use, but a server that requests it exclusively cannot detect that yet: {reason}"
     ),
     "devices_not_registered": Line("pympsd-smi and other servers cannot see this server: {reason}", None),
-    "device_registered": Line("Device {device} is registered now", None),
+    "device_registered": Line("Device {device} is now registered", None),
     "server_shutdown_notified": same("Server has been notified to shutdown"),
     "server_shutdown_busy": same("Server was unable to shutdown due to {workers} active clients"),
     "server_waiting": same("Waiting for current clients to finish"),
     "server_exiting": same("Exiting"),
-    "server_orphaned": Line("The link to the control daemon has ended; ending with {count} clients", None),
+    "server_orphaned": Line("Lost the link to the control daemon; exiting now with {count} clients connected", None),
     "server_taken_in": Line("A new control daemon has taken over this server", None),
     "server_dismissed": Line("A new control daemon has not taken over this server: {reason}", None),
-    "server_defect": same("The server met an internal error with client {pid}, continuing: {reason}"),
+    "server_defect": same("The server hit an internal error with client {pid} and continues: {reason}"),
     "client_requested": same(f"Received new client request for {_CLIENT}"),
     "client_connected": Line("New client {pid} connected", f"Client {_CLIENT} connected"),
     "client_limits": same("Limits of client {pid} of user {uid}: {limits}"),
@@ -217,7 +221,7 @@ SERVER_LINES: Final = {
         "The following client process have a sticky error set:",
     ),
     "fault_client": volta("{pid}", "{pid}"),
-    "fault_ends_server": same("A fatal GPU error on a device before Volta ends the server"),
+    "fault_ends_server": same("A fatal GPU error on a pre-Volta device ends the server"),
     "client_refused_in_teardown": same(f"Server teardown in progress. Refusing to accept new client {_CLIENT}"),
     # The documents' server recreates a device's context when all clients hit by a fault have gone; driver 580 drops
     # it with the device's last context, and recreates it for the next client.
@@ -235,30 +239,31 @@ SERVER_LINES: Final = {
     ),
     "termination_failed": same("Client termination failed with invalid device context."),
     "memory_short": same(
-        "Memory of {uuid} is short: client {pid} requests {short} bytes more than are free, within its soft limit"
+        "Device {uuid} is short of memory: client {pid} is within its soft limit and requests {short} bytes more "
+        "than are free"
     ),
     "memory_audited": same(
         "memacct: client {pid} namespace {namespace} device {uuid} {change} used={used} limit={limit}"
     ),
     "client_evicted": same("Evicted client {pid} ({group}): {excess} MiB above its soft limit"),
-    "eviction_overdue": same("Client {pid} has not ended within {seconds:.0f} s; its memory is not free yet"),
+    "eviction_overdue": same("Client {pid} has not ended within {seconds:.0f} s; its memory has not been freed"),
     "nobody_above_soft_limit": same("No client is above its soft limit"),
-    "too_little_borrowed": same("No {count} clients above their soft limits hold as much"),
+    "eviction_insufficient": same("No {count} clients above their soft limits together hold that much memory"),
     "executor_started": Line("Device {device} is run by process {pid}", None),
     "executor_workers": Line("Process {pid}, command stream workers: {workers}", None),
     "executor_user": Line("Process {pid} works for user {uid}", None),
     "executor_partition": Line("Process {pid} works for SM partition '{name}'", None),
-    "executor_forsaken": Line(
-        "Ending process {pid} of device {device}: it has no clients, but kernels of clients that exited still run",
+    "executor_abandoned": Line(
+        "Ending process {pid} of device {device}: it has no clients, but kernels of exited clients are still running",
         None,
     ),
     "executor_silent": same("Process {pid} of device {device} does not respond; killing it"),
     "termination_by_reset": Line(
-        "Resetting device {device}, because a kernel of process {pid} does not end and cannot be stopped", None
+        "Resetting device {device}, because a kernel of process {pid} has not ended and cannot be stopped", None
     ),
     "termination_overdue": same("Client termination of process {pid} did not end within {seconds:.0f} s."),
     "executor_not_started": Line("{reason}", None),
-    "trace_without_device": same("The trace has no work of device {device}: {reason}"),
+    "trace_without_device": same("The trace has no work from device {device}: {reason}"),
     "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),
     "executor_killed": Line("{reason}", None),
     "records_dropped": same("{count} log lines were dropped: too many at the same time"),

@@ -145,7 +145,7 @@ def set_server(
         named.maximum = changed
         daemon.named_servers.changes += 1
         text = _render(changed, named.ordinals(len(daemon.devices)))
-        yield Log("server_ceiling_set", {"name": name, "limits": text})
+        yield Log("server_maximum_set", {"name": name, "limits": text})
     if contains_partitions not in (None, named.contains_partitions):
         named.contains_partitions = bool(contains_partitions)
         daemon.named_servers.changes += 1

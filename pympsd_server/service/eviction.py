@@ -68,7 +68,7 @@ async def make_room(containment: Containment, device: int, caller: Client, short
         endable = [client_id for client_id in targets if targets[client_id] and client_id != caller.id]
         victims = choose(server.client_table.clients.values(), device, used, endable, short)
         if victims is None:
-            server.log.info("too_little_borrowed", count=MAX_VICTIMS)
+            server.log.info("eviction_insufficient", count=MAX_VICTIMS)
             return False
         if not victims:
             server.log.info("nobody_above_soft_limit")

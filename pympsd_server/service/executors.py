@@ -162,7 +162,7 @@ class Executors:
             # The same memory is held as before, but no longer by the same clients.
             self._report_memory(executor.slot, self.accounts.in_slot(executor.slot))
             return
-        self.log.info("executor_forsaken", device=executor.device, pid=executor.process.pid)
+        self.log.info("executor_abandoned", device=executor.device, pid=executor.process.pid)
         await self.end(executor)
 
     async def end(self, executor: Executor) -> None:

@@ -76,7 +76,7 @@ def test_a_client_that_no_server_met() -> None:
 
 
 def test_defects_are_reported() -> None:
-    defect = "1 The control daemon met an internal error, continuing: x\n"
+    defect = "1 The control daemon hit an internal error and continues: x\n"
     assert len(judge(history_of(START + defect + END), (), (), ())) == 1
     assert len(judge(history_of(START + END, "7 Protocol violation by client 50: x"), (), (), ())) == 1
 

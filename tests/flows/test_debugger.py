@@ -41,7 +41,10 @@ def make_debugged(make_client: MakeClient) -> Iterator[MakeClient]:
 def waits(daemon: DaemonProcess, client: ClientProcess, count: int) -> None:
     """Return when a debugged client waits for that many others."""
     line = f"Client {client.pid} of user {os.stat(f'/proc/{client.pid}').st_uid} is being debugged; "
-    wait_until(lambda: f"{line}it waits for {count} to leave" in daemon.log(), "the debugged client's request")
+    wait_until(
+        lambda: f"{line}it is waiting for {count} other clients to exit" in daemon.log(),
+        "the debugged client's request",
+    )
 
 
 def goes_on(daemon: DaemonProcess, client: ClientProcess) -> bool:

@@ -179,9 +179,9 @@ def test_a_server_that_dies_at_its_start_is_tried_again_and_the_client_served(
         "the MPS server of user 0 ended with status 3 before it was ready: the library libpossible.so is not there"
     )
     log = fragile.log()
-    assert f"{reason}: trying again in 0.1 s" in log
-    assert f"{reason}: trying again in 0.5 s" in log
-    assert log.index(f"{reason}: trying again in 0.1 s") < log.index(f"{reason}: trying again in 0.5 s")
+    assert f"{reason}; trying again in 0.1 s" in log
+    assert f"{reason}; trying again in 0.5 s" in log
+    assert log.index(f"{reason}; trying again in 0.1 s") < log.index(f"{reason}; trying again in 0.5 s")
     assert fragile.log("server.log").count("the library libpossible.so is not there") == 2
 
 
@@ -198,7 +198,7 @@ def test_a_server_that_always_dies_is_given_up_and_all_waiting_clients_get_the_r
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"
         assert "libpossible.so is not there; see server.log" in client.do("error")
     assert interpreter.tries % 4 == 0, "each client that comes too late for the last try has four of its own"
-    assert any(line.startswith("No server could be started for user 0 in 4 tries: ") for line in fragile.log())
+    assert any(line.startswith("Giving up after 4 attempts to start a server for user 0: ") for line in fragile.log())
     assert fragile.say("get_server_list") == ""
     interpreter.mend()
     assert waiting[0].connect().do("add") == RIGHT
@@ -212,7 +212,7 @@ MOMENTS = {
 
 def pauses(daemon: DaemonProcess, reason: str) -> list[str]:
     """Return for which pauses control.log says this reason, in order."""
-    said = [line.partition(f"{reason}: trying again in ") for line in daemon.log()]
+    said = [line.partition(f"{reason}; trying again in ") for line in daemon.log()]
     return [pause for before, found, pause in said if found and not before]
 
 
@@ -251,7 +251,7 @@ def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get
         assert f"{MOMENTS[moment]}: the library libpossible.so has gone; see server.log" in client.do("error")
     died = f"the MPS server of user 0 ended with status 3 {MOMENTS[moment]}: the library libpossible.so has gone"
     assert pauses(fragile, died)[:3] == ["0.1 s", "0.5 s", "2 s"]
-    assert f"No server could be started for user 0 in 4 tries: {died}" in fragile.log()
+    assert f"Giving up after 4 attempts to start a server for user 0: {died}" in fragile.log()
     if moment == "admission":
         # Their clients came again each time: now no client of this user is let in for a while, nor a server started.
         assert interpreter.tries == 4

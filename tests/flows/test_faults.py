@@ -271,7 +271,7 @@ def test_2_before_volta_a_fault_ends_the_server(daemon: DaemonProcess, make_clie
     wait_until(lambda: server not in daemon.servers(), "the server's end")
     assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     log = daemon.log("server.log")
-    assert "A fatal GPU error on a device before Volta ends the server" in log
+    assert "A fatal GPU error on a pre-Volta device ends the server" in log
     assert not [line for line in log if "Volta MPS:" in line]
     assert f"Status of client {{PID: {a.pid}, Context ID: 1}} is ACTIVE" in log
 

@@ -73,7 +73,7 @@ def test_clients_that_died_behind_a_stopped_server_hold_no_turn(
     assert waiting.result() == "CUDA_SUCCESS"
     assert not alive(server)
     log = daemon.log()
-    silent = log.index(f"All clients of server {server} have ended, but the server has not reported that for 10 s")
+    silent = log.index(f"All clients of server {server} have exited, but the server has not reported this for 10 s")
     assert log[silent:].count(f"Server {server} does not respond; killing it") == 1
 
 

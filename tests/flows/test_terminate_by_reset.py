@@ -170,7 +170,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     wait_until(lambda: _held(node, server) == 0, "nothing to be left")
     log = daemon.log("server.log")
     assert (
-        f"Ending process {executor} of device 0: it has no clients, but kernels of clients that exited still run"
+        f"Ending process {executor} of device 0: it has no clients, but kernels of exited clients are still running"
         in log
     )
     assert _status(daemon, server) == "ACTIVE"

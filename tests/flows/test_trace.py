@@ -211,7 +211,7 @@ def test_a_trace_ends_with_the_daemon_that_is_replaced(
         done = daemon.start("-d", "--replace")
         assert (done.returncode, done.stdout) == (0, "")
         assert done.stderr == f"the trace {trace} ended with the daemon before: begin another with 'trace start'\n"
-        assert f"The trace {trace} ends with this daemon" in daemon.log()
+        assert f"Trace {trace} ends because this daemon is exiting" in daemon.log()
         assert json.loads(trace.read_text())
         assert one.do("add") == RIGHT
         assert daemon.start("-d", "--replace").stderr == "", "it is said once"

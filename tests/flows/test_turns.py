@@ -42,7 +42,7 @@ class Users:
         """Start a client and return when the log says that it waits after those users."""
         client = self.client(uid)
         client.begin("init")
-        line = f"Client {client.pid} of user {uid} waits for its turn after {after}"
+        line = f"Client {client.pid} of user {uid} is waiting for its turn, behind {after}"
         wait_until(lambda: line in self.daemon.log(), f"the log line {line!r}")
         assert not client.has_result()
         return client
@@ -55,7 +55,7 @@ class Users:
 
     def becomes_closed(self, server: int, waiting: int) -> None:
         """Return when a server takes no newcomers, for a user's sake."""
-        line = f"s; server {server} no longer accepts new clients of user "
+        line = f"s; server {server} no longer accepts new clients from user "
         wait_until(
             lambda: any(line in said and said.startswith(f"User {waiting} has waited") for said in self.daemon.log()),
             "the end of patience",
@@ -169,7 +169,7 @@ def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
     server = users.server_of(0)
     assert users.daemon.say("start_server -uid 0") == ""
     assert users.daemon.say(f"start_server -uid {OTHER}") == ""
-    assert f"A server for user {OTHER} waits for its turn after user 0" in users.daemon.log()
+    assert f"A server for user {OTHER} is waiting for its turn, behind user 0" in users.daemon.log()
     behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
     assert users.daemon.servers() == [server]
     first.end()

@@ -108,6 +108,6 @@ def test_a_backend_that_is_asked_for_stays(start: Callable[..., DaemonProcess]) 
     with VendorClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED
     assert says(daemon, UNKNOWN)()
-    assert says(daemon, r"No server could be started .* is not known to pympsd: b'OUTBCRE2\\x00' where")()
+    assert says(daemon, r"Giving up after .* is not known to pympsd: b'OUTBCRE2\\x00' where")()
     assert not says(daemon, CHANGED)()
     assert daemon.say("get_server_list") == ""

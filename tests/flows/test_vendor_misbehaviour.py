@@ -156,7 +156,7 @@ def test_a_server_that_fails_at_its_start_is_tried_again(
 def test_a_server_that_never_starts_is_given_up(users: TwoUsers) -> None:
     users.misbehave(crash="before_role")
     assert users.start().ask("init") == f"init {REFUSED}"
-    assert has_logged(users.daemon, f"No server could be started for user {WRONG} in 4 tries: ")()
+    assert has_logged(users.daemon, f"Giving up after 4 attempts to start a server for user {WRONG}: ")()
     users.next_one_works()
 
 

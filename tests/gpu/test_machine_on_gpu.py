@@ -72,7 +72,7 @@ def test_an_emulated_device_is_used_where_it_is_asked_for(make_daemon: MakeDaemo
     assert daemon.start().returncode == 0
     assert [row[2] for row in rows(daemon)] == [describe("H200")[0].uuid]
     computes(daemon)
-    assert "The devices are emulated" in daemon.log("server.log")
+    assert "Device backend: emulated" in daemon.log("server.log")
 
 
 def test_a_client_sees_what_the_driver_says(daemon: DaemonProcess) -> None:

@@ -21,7 +21,7 @@ def test_provisioning_shows_what_its_page_says() -> None:
     said = re.sub(r"\b\d{2,}(?= ran on| of user)", "N", done.stdout)
     assert "Each client sees 66 and 66 of 132 SMs." in said
     assert re.findall(r"ran on SMs (\S+)\.", said) in (["0-65", "66-131"], ["66-131", "0-65"])
-    assert "Client N of user 10002 waits for its turn after user 10001" in said
+    assert "Client N of user 10002 is waiting for its turn, behind user 10001" in said
     assert said.endswith("All was as it should be.\n")
 
 

@@ -195,7 +195,7 @@ async def test_an_unused_executor_with_unfinished_kernels_ends(
             assert (await running.get_or_start(SLOT)).generation == 2
             nursery.cancel_scope.cancel()
     assert log.losses == []
-    assert ("executor_forsaken", {"device": 0, "pid": executor.process.pid}) in log.events
+    assert ("executor_abandoned", {"device": 0, "pid": executor.process.pid}) in log.events
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -537,7 +537,7 @@ async def test_nonsense_from_a_keeper_is_refused(daemons: Daemons) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "listening\n"
         async with daemons.fetched() as (held, events):
-            assert (held, events) == ({}, ["keeper_useless"])
+            assert (held, events) == ({}, ["keeper_unusable"])
         assert other.wait(SECONDS) == -signal.SIGKILL
 
 
@@ -550,7 +550,7 @@ async def test_a_stopped_keeper_costs_the_next_daemon_its_limit_only(daemons: Da
         daemon.kill()
         suspend(keeper)
         async with daemons.fetched(SHORT) as (held, events):
-            assert (held, events) == ({}, ["keeper_useless"])
+            assert (held, events) == ({}, ["keeper_unusable"])
         wait_until(lambda: not alive(keeper), "the end of the stopped keeper")
         assert peer.recv(1) == b""
         sock.close()

@@ -43,7 +43,7 @@ def test_it_waits_for_the_admitted_clients(busy: Story) -> None:
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.feed(events.ClientGonePushed(1, 2)) == [ContinueWithoutMps(3, REASON)]
     assert busy.take_log()[1:] == [
-        "Client 103 of user 500 is being debugged; it waits for 2 to leave",
+        "Client 103 of user 500 is being debugged; it is waiting for 2 other clients to exit",
         "Client 103 of user 500 is being debugged; it runs without MPS",
     ]
 

@@ -59,7 +59,9 @@ def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:
         "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module; see "
         "server.log; it was tried 4 times"
     )
-    assert story.take_log()[-1].startswith("No server could be started for user 500 in 4 tries: the MPS server of")
+    assert story.take_log()[-1].startswith(
+        "Giving up after 4 attempts to start a server for user 500: the MPS server of"
+    )
     assert story.daemon.failed_starts == {}
 
 

@@ -91,7 +91,7 @@ def test_a_client_of_another_user_waits_for_its_own_server(story: Story) -> None
     assert story.connects(2, 600) == []
     assert story.take_log() == [
         "NEW CLIENT 102 from user 600: Server is not ready, push client to pending list",
-        "Client 102 of user 600 waits for its turn after user 500",
+        "Client 102 of user 600 is waiting for its turn, behind user 500",
     ]
     assert story.feed(events.ClientGonePushed(1, 1)) == [ShutDownServer(1, False)]
     assert story.feed(events.ServerExited(1, 0)) == [SpawnServer(2, 600, Peer(102, 600, 600, (600,)))]

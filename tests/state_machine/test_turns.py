@@ -70,9 +70,9 @@ def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:
     assert busy.connects(4, A) == []
     assert busy.take_log() == [
         "NEW CLIENT 103 from user 500: Server already exists",
-        "User 600 has waited 30 s; server 847 no longer accepts new clients of user 500",
+        "User 600 has waited 30 s; server 847 no longer accepts new clients from user 500",
         "NEW CLIENT 104 from user 500: Server is not ready, push client to pending list",
-        "Client 104 of user 500 waits for its turn after user 600",
+        "Client 104 of user 500 is waiting for its turn, behind user 600",
     ]
     # The admitted clients continue, and the turn passes with the last of them.
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
@@ -95,8 +95,8 @@ def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
     assert story.connects(3, A) == []
     assert story.watches == [(Timer(TimerKind.START, 1), 60.0)]
     assert story.take_log()[1:3] == [
-        "Client 102 of user 600 waits for its turn after user 500",
-        "User 600 has waited 0 s; server 847 no longer accepts new clients of user 500",
+        "Client 102 of user 600 is waiting for its turn, behind user 500",
+        "User 600 has waited 0 s; server 847 no longer accepts new clients from user 500",
     ]
 
 
@@ -113,7 +113,9 @@ def test_whole_and_fractional_turn_patience_is_logged() -> None:
     story.is_ready(1, 847)
     story.connects(2, B)
     turn_timer_ends(story)
-    assert story.take_log()[-1] == "User 600 has waited 0.25 s; server 847 no longer accepts new clients of user 500"
+    assert (
+        story.take_log()[-1] == "User 600 has waited 0.25 s; server 847 no longer accepts new clients from user 500"
+    )
 
 
 def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
@@ -121,12 +123,12 @@ def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
     turn_timer_ends(busy, 0)
     turn_timer_ends(busy, 1)
     assert [line for line in busy.take_log() if "no longer accepts new clients" in line] == [
-        "User 600 has waited 30 s; server 847 no longer accepts new clients of user 500"
+        "User 600 has waited 30 s; server 847 no longer accepts new clients from user 500"
     ]
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     busy.is_ready(2, 848)
-    assert busy.take_log()[-1] == "User 700 has waited 30 s; server 848 no longer accepts new clients of user 600"
+    assert busy.take_log()[-1] == "User 700 has waited 30 s; server 848 no longer accepts new clients from user 600"
 
 
 def test_the_server_admits_newcomers_again_when_the_waiting_client_leaves(busy: Story) -> None:
@@ -170,10 +172,10 @@ def test_the_log_names_all_users_that_are_served_before(busy: Story) -> None:
     for client, uid in ((3, C), (4, A), (5, C), (6, B)):
         busy.connects(client, uid)
     assert [line for line in busy.take_log() if "waits for its turn" in line] == [
-        "Client 103 of user 700 waits for its turn after user 500, user 600",
+        "Client 103 of user 700 is waiting for its turn, behind user 500, user 600",
         # 105 is served with 103, and 106 with 102.
-        "Client 105 of user 700 waits for its turn after user 500, user 600",
-        "Client 106 of user 600 waits for its turn after user 500",
+        "Client 105 of user 700 is waiting for its turn, behind user 500, user 600",
+        "Client 106 of user 600 is waiting for its turn, behind user 500",
     ]
 
 
@@ -214,7 +216,7 @@ def test_a_start_request_for_the_active_user_changes_nothing(busy: Story) -> Non
 
 def test_a_start_request_for_another_user_is_served_in_order(busy: Story) -> None:
     assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
-    assert busy.take_log()[-1] == "A server for user 700 waits for its turn after user 500, user 600"
+    assert busy.take_log()[-1] == "A server for user 700 is waiting for its turn, behind user 500, user 600"
     assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
     assert sum(entry.uid == C for entry in busy.daemon.queue) == 1
     busy.feed(events.ClientGonePushed(1, 1))

@@ -156,8 +156,8 @@ def test_a_user_beyond_the_most_waits_until_a_server_has_no_clients(full: Story)
     assert full.connects(3, C) == []
     assert full.connects(4, D) == []
     assert [line for line in full.take_log() if "turn" in line] == [
-        "Client 103 of user 700 waits for its turn after one of 2 users",
-        "Client 104 of user 800 waits for its turn after one of 2 users",
+        "Client 103 of user 700 is waiting for its turn, behind one of 2 users",
+        "Client 104 of user 800 is waiting for its turn, behind one of 2 users",
     ]
     assert full.connects(5, A) == [AdmitClient(5, 1, 847, 0)], "served users go on"
     assert full.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]
@@ -202,7 +202,7 @@ def test_there_is_room_for_sixteen() -> None:
     for number in range(1, MAX_SERVERS + 2):
         started += story.connects(number, 1000 + number)
     assert [one.uid for one in started if isinstance(one, SpawnServer)] == list(range(1001, 1017))
-    assert story.take_log()[-1] == "Client 117 of user 1017 waits for its turn after one of 16 users"
+    assert story.take_log()[-1] == "Client 117 of user 1017 is waiting for its turn, behind one of 16 users"
 
 
 # --- another daemon, with or without the option
@@ -239,7 +239,7 @@ def test_while_one_server_is_awaited_the_other_users_go_on(together: Story) -> N
 def test_a_daemon_of_users_in_turn_ends_the_servers_that_are_too_many(together: Story) -> None:
     story = adopted(together, most_servers=1)
     assert story.connects(3, C) == []
-    assert story.take_log()[-1] == "Client 103 of user 700 waits for its turn after user 500, user 600"
+    assert story.take_log()[-1] == "Client 103 of user 700 is waiting for its turn, behind user 500, user 600"
     assert story.feed(events.ClientGonePushed(1, 1)) == [ShutDownServer(1, False)]
     assert story.feed(events.ServerExited(1, 0)) == []
     assert story.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]

@@ -1,11 +1,11 @@
 """The daemon's side of its keeper: request what is to be held, and fetch what the previous daemon's keeper holds.
 
-    found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it cannot be used
-    keeper, held = found or (Keeper(directory, log), {})
+    found = await KeeperLink.fetch(directory, log)  # None: there is no keeper, or it cannot be used
+    keeper, held = found or (KeeperLink(directory, log), {})
     await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
-    keeper.hold("control", listener.fileno())       # before anything relies on the descriptor
+    keeper.hold("listener control", listener.fileno())       # before anything relies on the descriptor
     await keeper.accept("listener control", "connection 1", b"", late)  # a connection that it holds already
-    keeper.drop("control")                          # before the descriptor is closed
+    keeper.drop("listener control")                         # before the descriptor is closed
     keeper.end()                                    # the daemon quits; ``run`` returns soon afterwards
 
 Only ``fetch`` waits for the keeper, and it has a limit. ``run`` sends what the link did not take: in order, and of
@@ -111,7 +111,7 @@ class KeeperLink:
             return cls(directory, log, process=process, held=dict(entries)), entries
         close_all(entry.fd for entry in entries.values() if entry.fd >= 0)
         if reason:
-            log.error("keeper_useless", reason=reason)
+            log.error("keeper_unusable", reason=reason)
             await process.kill()
             return None
         process.close()  # it takes this daemon for killed, and waits for another

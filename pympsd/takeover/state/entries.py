@@ -68,7 +68,7 @@ class ClientNote:
     mps_namespace: str = ""
     since: float = 0.0
     terminated: tuple[int, ...] = ()
-    """The client's contexts that an operator has terminated (vendor.terminations)."""
+    """The client's contexts that an operator has terminated."""
     limits: LimitsInForce | None = None
     """The client's limits; None: its daemon did not note them."""
 

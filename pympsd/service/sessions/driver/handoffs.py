@@ -210,7 +210,7 @@ class Handoffs:
         Driver 580's server never continues if such a client leaves without an answer; any answer lets it continue.
         """
         if is_unresponsive:
-            self._dispatcher.log.warning("client_mute", server=self._pid)
+            self._dispatcher.log.warning("client_unresponsive", server=self._pid)
         for end in ends:
             with suppress(OSError), socket.socket(fileno=os.dup(end)) as sock:
                 sock.send(b"\0", socket.MSG_DONTWAIT)
