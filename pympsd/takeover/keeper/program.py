@@ -9,7 +9,8 @@ It is run by path, isolated and without site (``-I -S``), and imports only what 
 
     program.py LISTENER-FD LINK-FD WAITING-SECONDS
 
-The daemon's side is ``link.py``; ``process.py`` starts and finds this process. The reasons are in ``docs/decisions/012-keeper.md``.
+The daemon's side is ``link.py``; ``process.py`` starts and finds this process. The reasons are in
+``docs/decisions/012-keeper.md``.
 """
 
 from __future__ import annotations
