@@ -27,7 +27,7 @@ _ENDED: Final = re.compile(r"Process (\d+) of device (\d+) ended with status (-?
 _ENDED_BY_FAULT: Final = "A fatal GPU error on a pre-Volta device ends the server"
 _FAULT_STATUS: Final = 1
 _DROPPED: Final = re.compile(r"\d+ log lines were dropped")
-_DEFECT: Final = re.compile(r"met an internal error|Protocol violation")
+_DEFECT: Final = re.compile(r"hit an internal error|Protocol violation")
 """Not "Unable to read new connection type information": the hostile users send what cannot be read."""
 _HUNG_UP: Final = "User did not send valid credentials"
 

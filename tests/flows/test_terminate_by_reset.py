@@ -118,7 +118,7 @@ def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Calla
     log = daemon.log("server.log")
     story = [
         f"Client termination of process {a.pid} did not end within 10 s.",
-        f"Resetting device 0, because a kernel of process {a.pid} does not end and cannot be stopped",
+        f"Resetting device 0, because a kernel of process {a.pid} has not ended and cannot be stopped",
         "Volta MPS: Server is handling a fatal GPU error.",
         "Volta MPS: The following devices",
         "Volta MPS: The following clients have a sticky error set:",

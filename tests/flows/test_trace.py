@@ -91,7 +91,7 @@ def test_turns_waits_and_faults(make_daemon: Callable[..., DaemonProcess], trace
         first = client(0).connect()
         second = client(NOBODY)
         second.begin("init")
-        wait_until(lambda: "waits for its turn" in "".join(daemon.log()))
+        wait_until(lambda: "is waiting for its turn" in "".join(daemon.log()))
         first.end()
         assert second.result() == "CUDA_SUCCESS"
         assert second.do("ctx 0") == "CUDA_SUCCESS"

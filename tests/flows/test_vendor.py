@@ -166,7 +166,7 @@ def test_a_user_has_the_turn_when_the_last_client_of_another_has_ended(daemon: D
     with VendorClient.start(pipe(daemon)) as first, VendorClient.start(pipe(daemon), uid=USER) as second:
         first.connect()
         second.send("init")
-        wait_until(lambda: any("waits for its turn" in line for line in daemon.log()))
+        wait_until(lambda: any("is waiting for its turn" in line for line in daemon.log()))
         first.kill()
         assert second.answer() == "init CUDA_SUCCESS"
 
@@ -328,7 +328,7 @@ def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, c
         assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
         assert loop.ask("steps 10").startswith("steps ")
         waiting.send("init")
-        wait_until(lambda: any("waits for its turn" in line for line in daemon.log()))
+        wait_until(lambda: any("is waiting for its turn" in line for line in daemon.log()))
         before = daemon.say("ps")
         daemon.kill()
         with VendorClient.start(pipe(daemon)) as late:

@@ -387,7 +387,7 @@ def test_the_turn_passes_on_from_a_server_that_does_not_say_that_it_is_idle(
         first.connect()
         misbehave(launcher)
         second.send("init")
-        wait_until(has_logged(daemon, "waits for its turn"))
+        wait_until(has_logged(daemon, "is waiting for its turn"))
         first.kill()
         began = time.monotonic()
         assert second.answer() == f"init {SUCCESS}"

@@ -48,7 +48,7 @@ def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:
     for server, seconds in ((1, 0.1), (2, 0.5), (3, 2.0)):
         assert dies(story, server) == [SetTimer(Timer(TimerKind.RETRY, server), seconds)]
         assert story.take_log()[-1] == (
-            "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module: "
+            "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module; "
             f"trying again in {seconds:g} s"
         )
         assert spawned_for(pause_ends(story, server)) == [500]

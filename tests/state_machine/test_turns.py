@@ -171,7 +171,7 @@ def test_a_client_from_before_the_turn_timers_end_is_served_with_its_users_first
 def test_the_log_names_all_users_that_are_served_before(busy: Story) -> None:
     for client, uid in ((3, C), (4, A), (5, C), (6, B)):
         busy.connects(client, uid)
-    assert [line for line in busy.take_log() if "waits for its turn" in line] == [
+    assert [line for line in busy.take_log() if "is waiting for its turn" in line] == [
         "Client 103 of user 700 is waiting for its turn, behind user 500, user 600",
         # 105 is served with 103, and 106 with 102.
         "Client 105 of user 700 is waiting for its turn, behind user 500, user 600",
@@ -183,7 +183,7 @@ def test_waiting_for_ones_own_server_is_not_logged(story: Story) -> None:
     story.connects(1, A)
     story.connects(2, A)
     story.is_ready(1, 847)
-    assert not [line for line in story.take_log() if "waits for its turn" in line]
+    assert not [line for line in story.take_log() if "is waiting for its turn" in line]
 
 
 def test_the_timer_of_a_client_that_left_is_cancelled(busy: Story) -> None:
