@@ -63,6 +63,27 @@ class MemoryGroup:
     """The bytes that they are guaranteed (soft limit): clients of others that hold more than theirs are ended."""
 
 
+@frozen
+class Quota:
+    """The limits of a context in its executor; a device ignores a limit for which it lacks the capability."""
+
+    multiprocessors: int
+    """Their number; 0, or the device's whole number: all of them, and the context counts as the user of none."""
+    memory_bytes: int
+    """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
+
+    The value of its first context applies as long as it has any.
+    """
+    priority: int
+    """The level of the client's priority: 0 normal, 1 below normal."""
+    chunks: tuple[int, ...] = ()
+    """The chunks of SMs (`pympsd.vocabulary.partitions`) that it runs on, and no others; empty: on any."""
+    groups: tuple[MemoryGroup, ...] = ()
+    """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
+    audited: bool = False
+    """Whether what the client takes and returns is reported; as for ``memory_bytes``, its first context decides."""
+
+
 def cgroup_group(path: str) -> str:
     """Return the name of the group that a cgroup's clients are; bytes of it that are not UTF-8 as ``\\xff``."""
     return f"{OF_CGROUP}{path.encode(errors='surrogateescape').decode(errors='backslashreplace')}"

@@ -21,7 +21,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.limits import MemoryGroup
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import message
 
@@ -68,21 +68,9 @@ class Attach:
     client: int
     context: int
     new_stream: bool
-    multiprocessors: int
-    memory_bytes: int
-    """Limit of what the client's contexts hold together, the overhead of each included; 0: only the device's.
-
-    The figure given with the client's first context applies as long as it has any.
-    """
-    priority: int
-    chunks: tuple[int, ...] = ()
-    """The chunks of its static SM partition; empty: it has none."""
-    groups: tuple[MemoryGroup, ...] = ()
-    """Limits of memory that the client shares with others; those of its first context apply as long as it has any."""
+    quota: Quota
     pid: int = 0
     """The client's, for traces."""
-    audited: bool = False
-    """True if MemoryAudited reports the memory that the client takes and returns."""
 
 
 @message(68)

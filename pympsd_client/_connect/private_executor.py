@@ -23,6 +23,7 @@ import pympsd.process.version
 from pympsd.channel.descriptors import close_all
 from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
     Attach,
@@ -173,7 +174,7 @@ class Executor:
         request = self._request()
         message = Attach(
             request=request, client=_CLIENT, context=context_id, new_stream=self._transport is None,
-            multiprocessors=multiprocessors, memory_bytes=0, priority=0,
+            quota=Quota(multiprocessors, memory_bytes=0, priority=0),
         )  # fmt: skip
         answer = self._ask(message, request)
         if not isinstance(answer, Attached) or self._transport is None:

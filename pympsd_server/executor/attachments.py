@@ -37,7 +37,7 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Quota, Status
+from pympsd_server.backends.interface import BackendError, Device, Status
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory
@@ -155,16 +155,8 @@ class Attachments:
         self._send(answer, fds)
 
     def _create_context(self, request: Attach) -> ClientContext:
-        quota = Quota(
-            request.multiprocessors,
-            request.memory_bytes,
-            request.priority,
-            request.chunks,
-            request.groups,
-            request.audited,
-        )
         backend = self._device.create_context(
-            request.client, quota, self._fault_report(request.context), request.context
+            request.client, request.quota, self._fault_report(request.context), request.context
         )
         return ClientContext(backend, self._generation)
 

@@ -56,9 +56,9 @@ from pympsd_server.state_machine.client_limits import (
     combine_with_environment,
     in_force,
     limits_of,
-    memory_on,
     multiprocessors,
     partition_on,
+    quota_on,
 )
 from pympsd_server.state_machine.client_table import Client, Context, NoSuchContext
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
@@ -302,13 +302,8 @@ class ClientSession:
             client=self.client.id,
             context=context.id,
             new_stream=new_stream,
-            multiprocessors=multiprocessors,
-            memory_bytes=memory_on(self.limits, context.device),
-            priority=self.client.priority,
-            chunks=partition_on(self.limits, context.device).chunks,
-            groups=self.client.groups.get(context.device, ()),
+            quota=quota_on(self.limits, context.device, multiprocessors, self.client),
             pid=self.client.pid,
-            audited=self.client.audited,
         )
         try:
             if new_stream:

@@ -25,12 +25,13 @@ from pympsd.vocabulary.limit_table import (
     lowest,
     percentage_on,
 )
-from pympsd.vocabulary.limits import BadLimit, ClientPriority, LimitsInForce, PinnedMemory
+from pympsd.vocabulary.limits import BadLimit, ClientPriority, LimitsInForce, PinnedMemory, Quota
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.variables import PRIORITY
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import OpenContext
+from pympsd_server.state_machine.client_table import Client
 from pympsd_server.state_machine.quotas import context_multiprocessors, process_multiprocessors
 
 
@@ -109,6 +110,18 @@ def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
 def memory_on(limits: ClientLimits, ordinal: int) -> int:
     """Return the bytes that a client may hold on a device; 0: it has no limit there."""
     return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
+
+
+def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: Client) -> Quota:
+    """Return the quota of a client's context on a device, with a number of SMs; raise PartitionRefused."""
+    return Quota(
+        multiprocessors,
+        memory_on(limits, ordinal),
+        client.priority,
+        partition_on(limits, ordinal).chunks,
+        client.groups.get(ordinal, ()),
+        client.audited,
+    )
 
 
 def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> DeviceProperties:

@@ -16,6 +16,7 @@ from attrs import define, field
 from pympsd.devices.machine import describe
 from pympsd.process import version
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limits import Quota
 from pympsd.wire import messages
 from pympsd.wire.executor_messages import (
     AskTrace,
@@ -141,9 +142,7 @@ class ExecutorOwner:
             "client": client,
             "context": context,
             "new_stream": new_stream,
-            "multiprocessors": limits.get("multiprocessors", 0),
-            "memory_bytes": limits.get("memory_bytes", 0),
-            "priority": limits.get("priority", 0),
+            "quota": Quota(**{"multiprocessors": 0, "memory_bytes": 0, "priority": 0} | limits),
         }
 
     def detach(self, context: int) -> Any:

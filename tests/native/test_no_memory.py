@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from attrs import define, field
 
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import WORKER
 from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient, ExecutorDone, ExecutorRefused
@@ -94,8 +95,7 @@ class FakeOwner:
 
 
 def _attach(context: int, new_stream: bool) -> Attach:
-    fields = {"multiprocessors": 0, "memory_bytes": 0, "priority": 0}
-    return Attach(request=1, client=1, context=context, new_stream=new_stream, **fields)
+    return Attach(1, 1, context, new_stream, Quota(0, 0, 0))
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class FakeExecutor:
             raise ExecutorError(Result.ERROR_OUT_OF_MEMORY, "no room")
         self.attached.append(message)
         ends = tuple(end.detach() for end in socket.socketpair()) if message.new_stream else ()
-        return Attached(request, 4096, message.memory_bytes, (0, -5)), ends
+        return Attached(request, 4096, message.quota.memory_bytes, (0, -5)), ends
 
 
 class Silent:
@@ -164,7 +164,7 @@ async def test_each_context_has_the_priority_of_its_client(
     async with session(executor, environment, priority=default) as channel:
         for request in (1, 2):
             assert isinstance(await exchange(channel, OpenContext(request, 0)), ContextOpened)
-    assert [attach.priority for attach in executor.attached] == [level, level]
+    assert [attach.quota.priority for attach in executor.attached] == [level, level]
 
 
 async def test_each_context_has_the_limit_of_its_process(executor: FakeExecutor) -> None:
@@ -172,7 +172,7 @@ async def test_each_context_has_the_limit_of_its_process(executor: FakeExecutor)
     async with session(executor, environment) as channel:
         for request, device in enumerate((0, 1, 1), 1):
             assert isinstance(await exchange(channel, OpenContext(request, device)), ContextOpened)
-    assert [attach.memory_bytes for attach in executor.attached] == [GIB, 2 * GIB, 2 * GIB]
+    assert [attach.quota.memory_bytes for attach in executor.attached] == [GIB, 2 * GIB, 2 * GIB]
     assert len({attach.client for attach in executor.attached}) == 1
 
 
@@ -188,7 +188,7 @@ async def test_a_containers_limit_lowers_that_of_each_device(
     async with session(executor, environment) as channel:
         for request, device in enumerate((0, 1), 1):
             assert isinstance(await exchange(channel, OpenContext(request, device)), ContextOpened)
-    assert [attach.memory_bytes for attach in executor.attached] == limits
+    assert [attach.quota.memory_bytes for attach in executor.attached] == limits
 
 
 async def test_a_containers_limit_that_is_no_number_is_refused_or_ignored(executor: FakeExecutor) -> None:
@@ -201,7 +201,7 @@ async def test_a_containers_limit_that_is_no_number_is_refused_or_ignored(execut
         assert refused.reason.startswith("NVIDIA_GPU_MEMORY_LIMIT: '2G': it is a whole number of MiB, such as 2048")
     async with session(executor, environment | {"PYMPSD_LENIENT_LIMITS": "1"}) as channel:
         assert isinstance(await exchange(channel, OpenContext(1, 0)), ContextOpened)
-    assert [attach.memory_bytes for attach in executor.attached] == [2 * GIB]
+    assert [attach.quota.memory_bytes for attach in executor.attached] == [2 * GIB]
 
 
 @pytest.mark.parametrize("percentage", [90.0, 100.0, 1e300, -1.0, 0.0])
@@ -216,7 +216,7 @@ async def test_a_client_cannot_raise_its_multiprocessors(executor: FakeExecutor,
             assert isinstance(answer, RequestRefused)
             assert answer.code == Result.ERROR_UNSUPPORTED_EXEC_AFFINITY
         assert (await exchange(channel, OpenContext(3, 0, 0, percentage, 103))).multiprocessors == 104
-    assert [attach.multiprocessors for attach in executor.attached] == [104, 104]
+    assert [attach.quota.multiprocessors for attach in executor.attached] == [104, 104]
     assert [attach.context for attach in executor.attached] == [1, 2], "refused contexts take no serial"
 
 

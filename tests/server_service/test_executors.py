@@ -13,6 +13,7 @@ from processes import suspend
 from wedge import wedge
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone, Ping
 from pympsd_server.service import executors as executors_module
@@ -157,7 +158,7 @@ async def test_the_memory_of_all_users_clients_on_a_device_is_reported_together(
             for client, user in ((1, 500), (2, 600)):
                 executor = await running.get_or_start(ExecutorSlot(0, user))
                 number = running.next_request()
-                _, fds = await executor.ask(number, Attach(number, client, client, True, 0, 0, 0))
+                _, fds = await executor.ask(number, Attach(number, client, client, True, Quota(0, 0, 0)))
                 for fd in fds:
                     os.close(fd)
             while not reports or reports[-1][1].keys() != {1, 2}:

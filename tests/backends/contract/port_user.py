@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import define, field
 
-from pympsd.vocabulary.limits import MemoryGroup
+from pympsd.vocabulary.limits import MemoryGroup, Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import (
     Context,
@@ -19,7 +19,6 @@ from pympsd_server.backends.interface import (
     Fill,
     Launch,
     Module,
-    Quota,
     Region,
     Space,
     Status,

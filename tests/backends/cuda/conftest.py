@@ -9,9 +9,10 @@ from typing import Final
 import pytest
 
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.limits import Quota
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import Quota, Status
+from pympsd_server.backends.interface import Status
 from tests.backends.cuda.fake_driver import MEMORY_BYTES, FakeDriver
 
 ROOM: Final = "pympsd_server.backends.cuda."

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pympsd.channel.descriptors import close_all
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone
 from pympsd_server.backends.cuda.objects import context as context_module
@@ -200,7 +201,7 @@ def test_dropping_a_client_of_several_contexts_waits_once(
 
     attachments = Attachments(device, 1, send)
     for number in range(6):
-        attachments.handle(Attach(number, 1, number, not number, 0, 0, 0))
+        attachments.handle(Attach(number, 1, number, not number, Quota(0, 0, 0)))
     for context in tuple(device._contexts):
         address = context.allocate(4096)
         driver.stall(context.default_stream.handle)

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
-from pympsd_server.backends.interface import BackendError, Quota, Status
+from pympsd_server.backends.interface import BackendError, Status
 from tests.backends.contract.pinned_memory import PinnedMemory
 
 BASE = 0x6000_0000_0000

@@ -10,10 +10,11 @@ import pytest
 from attrs import evolve
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import context_overhead
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Context, Launch, Quota, Status
+from pympsd_server.backends.interface import BackendError, Context, Launch, Status
 
 MIB = 1 << 20
 Open = Callable[..., EmulatedDevice]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Quota, Status
+from pympsd_server.backends.interface import BackendError, Status
 
 PTX = b".version 7.0\n.target sm_60\n.address_size 64\n.visible .global .align 4 .u32 counter = 5;\n"
 

@@ -13,10 +13,11 @@ import pytest
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_properties import MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Quota, Status
+from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.backends.virtual_memory import File, PhysicalMemory
 
 

@@ -10,11 +10,12 @@ import pytest
 from attrs import evolve
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device import context as contexts
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
-from pympsd_server.backends.interface import Quota, Status
+from pympsd_server.backends.interface import Status
 from tests.backends.contract.port_user import SECONDS, Notified, PortUser
 
 ENDED = Status(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's command")

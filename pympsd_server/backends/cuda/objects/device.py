@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any, Final
 
 from pympsd.vocabulary.device_properties import DeviceProperties, uuid_text, window_of
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import read_connections
 from pympsd.vocabulary.variables import BadSetting
@@ -48,7 +49,7 @@ from pympsd_server.backends.cuda.reclaim.deferred_release import (
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
-from pympsd_server.backends.interface import BackendError, Capabilities, Quota, Status, Timeline
+from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
 from pympsd_server.native.states import NativeAccess
 
 CAPABILITIES: Final = Capabilities(

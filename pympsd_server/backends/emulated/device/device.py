@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 from pympsd.vocabulary.device_properties import DeviceProperties, mapped_window_of, window_of
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
@@ -17,7 +18,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, ContextQueue, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
-from pympsd_server.backends.interface import BackendError, Capabilities, Quota, Status, Timeline
+from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
 
 
 class EmulatedDevice(AccountedDevice):

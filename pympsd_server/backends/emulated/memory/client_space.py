@@ -14,13 +14,14 @@ from attrs import define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.vocabulary.device_properties import VIRTUAL_OFFSET, WINDOW_BITS, DeviceProperties
+from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
-from pympsd_server.backends.interface import BackendError, Quota
+from pympsd_server.backends.interface import BackendError
 
 
 class OwnedMemory(AccessibleMemory):
