@@ -321,7 +321,7 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
         os.close(writer)
         answer = os.read(reader, 1)
         if not answer:
-            sys.stderr.write("the control daemon ended before it was ready; control.log may say why\n")
+            sys.stderr.write("the control daemon ended before it was ready; control.log may have the reason\n")
         # The child owns everything now: exit without running cleanup handlers of this copy.
         elif answer == READY:
             _say_how_to_connect(daemon)

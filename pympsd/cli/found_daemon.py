@@ -35,7 +35,7 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
             is_vendor = daemon.connect(asked, timeout)
             kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
         elif not reason and daemon.has_ended():
-            reason = "it has ended; the next one goes on with its servers"
+            reason = "it has ended; the next one takes over its servers"
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):

@@ -155,11 +155,11 @@ class Options:
         if self.force and (not self.quit or self.start):
             raise BadOption("--force goes with -q: it terminates the clients first")
         if self.quit and not self.start and (self.words or self.apply):
-            raise BadOption(f"{self.quit} takes no command and no file beside it")
+            raise BadOption(f"{self.quit} takes no command and no file with it")
         if self.install and (self.start or self.quit or self.words or self.apply):
-            raise BadOption(f"{self.install} takes no command and starts no daemon: give it by itself")
+            raise BadOption(f"{self.install} takes no command and starts no daemon: give it alone")
         if self.apply and self.words:
-            raise BadOption("--apply takes no command beside it")
+            raise BadOption("--apply takes no command with it")
 
     def choose_protocol(self, variable: str) -> str:
         """Return the protocol to use, by the value of the variable if it has one, or the option; raise BadOption."""

@@ -13,7 +13,7 @@ from pympsd.commands.grammar.registry import COMMANDS, Command, find_command, fi
 def overview() -> str:
     """Return the modules of protocol 3 and their verbs."""
     rows = (f"{name:<16}{', '.join(sorted(verbs))}" for name in first_words(3) if (verbs := verbs_of(name, 3)))
-    return "\n".join(("usage: MODULE VERB [ARGUMENT ...]; MODULE help and MODULE VERB help say more", "", *rows))
+    return "\n".join(("usage: MODULE VERB [ARGUMENT ...]; MODULE help and MODULE VERB help explain more", "", *rows))
 
 
 def module_help(module: str) -> str:

@@ -297,7 +297,7 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         elif server.uid is None and not _may_be_changed(server, state):
             result.append(
                 Impossible(
-                    f"server '{name}' belongs to user {present.uid}, and the file does not say so: "
+                    f"server '{name}' belongs to user {present.uid}, and the file does not name that user: "
                     f"write uid = {present.uid} into [servers.{name}] to take it as it is, or delete the server"
                 )
             )

@@ -71,7 +71,7 @@ class Tables:
             if key not in known:
                 similar = find_similar(key, known)
                 hint = f"did you mean {similar}?" if similar else f"the keys are {', '.join(known)}"
-                self.wrong((*path, key), f"{join_path((*path, key))} is no key of {owner}; {hint}")
+                self.wrong((*path, key), f"{join_path((*path, key))} is not a key of {owner}; {hint}")
 
     def needs_own_servers(self, path: Path, given: Mapping[str, Any]) -> None:
         """Note a key that asks for what the driver's own server does not do."""

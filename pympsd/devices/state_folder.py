@@ -154,7 +154,7 @@ class StateFolder:
         for line in text.decode(errors="replace").splitlines():
             uuid, _, mode = line.partition(" ")
             if mode not in COMPUTE_MODES:
-                raise BadMachine(f"{self.path}/{MODES}: {line!r} is no device and compute mode; remove the file")
+                raise BadMachine(f"{self.path}/{MODES}: {line!r} is not a device and compute mode; remove the file")
             modes[uuid] = mode
         return modes
 

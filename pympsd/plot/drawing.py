@@ -36,7 +36,7 @@ def draw(tracks: Sequence[Track], path: str) -> None:
     """
     kind = os.path.splitext(path)[1].removeprefix(".").lower()
     if not kind:
-        raise ValueError("the suffix of a picture says its format: .svg, .png or .pdf")
+        raise ValueError("the suffix of a picture names its format: .svg, .png or .pdf")
     mpl.rcParams["svg.hashsalt"] = "pympsd"  # the same trace is the same file
     mpl.rcParams["svg.fonttype"] = "none"
     figure = Figure(figsize=(WIDTH_INCHES, 1.2 + ROW_INCHES * len(tracks)), layout="constrained")

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 class _Parser(Parser):
     def print_help(self, file: Any = None) -> NoReturn:
-        sys.exit(print_text(self.format_help()))  # which says so if that fails
+        sys.exit(print_text(self.format_help()))  # which reports it if that fails
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -55,7 +55,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "-o",
         "--output",
         metavar="FILE",
-        help="the picture, .svg, .png or .pdf; default: beside the first trace",
+        help="the picture, .svg, .png or .pdf; default: next to the first trace",
     )
     parser.add_argument("--since", metavar="MS", type=float, default=0.0, help="from this time on, in milliseconds")
     parser.add_argument("--until", metavar="MS", type=float, default=float("inf"), help="up to this time")

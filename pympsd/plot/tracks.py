@@ -82,7 +82,9 @@ def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("
         if ended < since or began > until:
             continue
         if event["ph"] == "X":
-            track.slices.append(Slice(event["name"], max(began, since), min(ended, until), _client(event)))
+            # An event on a device's track contains its client.
+            client = int(event["args"].get("client", event["pid"]))
+            track.slices.append(Slice(event["name"], max(began, since), min(ended, until), client))
         else:
             track.moments.append(Moment(event["name"], began))
     for track in tracks.values():
@@ -130,7 +132,7 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace; its last line may be cut, if a process was killed or the disk is full."""
     lines = text.splitlines()
     if lines[:1] != ["["]:
-        raise BadTrace("it is no trace of pympsd, whose first line is '['")
+        raise BadTrace("it is not a trace of pympsd, whose first line is '['")
     for number, line in enumerate(lines[1:], 2):
         if line == "]":
             continue
@@ -140,7 +142,7 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines) and not text.endswith("\n"):
                 return
-            raise BadTrace(f"line {number} is no event: {error}") from None
+            raise BadTrace(f"line {number} is not an event: {error}") from None
         yield event
 
 
@@ -157,8 +159,3 @@ def _check(event: dict[str, Any]) -> None:
         raise ValueError(f"an event of kind {kind!r}")
     if not isinstance(event["name"], str) or not all(type(number) in (int, float) for number in numbers):
         raise TypeError("a name is text, and times and numbers of tracks are numbers")
-
-
-def _client(event: dict[str, Any]) -> int:
-    """Return the client that an event is for, which an event on a device's track contains."""
-    return int(event["args"].get("client", event["pid"]))

@@ -116,7 +116,7 @@ def _hand_over(folder: str) -> None:
         if not has_ended(pidfd, HAND_OVER_SECONDS):
             raise CannotReplace(
                 f"the daemon that runs, process {pid}, did not hand over within {HAND_OVER_SECONDS:.0f} s and "
-                f"will end when it goes on; kill -9 {pid} and start another: its servers and their clients go on"
+                f"will end when it continues; kill -9 {pid} and start another: its servers and their clients continue"
             )
     finally:
         os.close(pidfd)
@@ -159,7 +159,7 @@ def _check(folder: str, pid: int) -> None:
         # It would act on the signal when it is continued, with no daemon to replace it.
         raise CannotReplace(
             f"the daemon that runs, process {pid}, is stopped: continue it (kill -CONT {pid}), or kill -9 {pid} and "
-            "start another: its servers and their clients go on"
+            "start another: its servers and their clients continue"
         )
 
 
@@ -184,7 +184,7 @@ def daemon_above(folder: str) -> str:
         if names in directories_left(top):
             return _describe(folder, top, names)
     # The state of another user's daemon cannot be read, and from a container the daemon's directory is not seen.
-    if _has(folder, files.LOCK, *files.OF_A_RUNNING_DAEMON):
+    if any(os.path.lexists(os.path.join(folder, name)) for name in (files.LOCK, *files.OF_A_RUNNING_DAEMON)):
         return ""  # it is a daemon's own, which is not asked: that would be in its log
     control = os.path.join(folder, files.CONTROL)
     listener = listener_of(control)
@@ -199,7 +199,3 @@ def daemon_above(folder: str) -> str:
 def _describe(folder: str, top: str, names: tuple[str, ...]) -> str:
     namespace = f"namespace '{names[1]}' of " if names[1:] else ""
     return f"{folder} is the directory of {namespace}server '{names[0]}' of the daemon at {top}: {_REMEDY}"
-
-
-def _has(folder: str, *names: str) -> bool:
-    return any(os.path.lexists(os.path.join(folder, name)) for name in names)

@@ -158,7 +158,7 @@ class PendingServer:
         if contexts > MAX_CONTEXTS or len({client.id for client in clients}) < len(clients):
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
-            raise RemoteError(f"{hello.status!r} is no server status")
+            raise RemoteError(f"{hello.status!r} is not a server status")
         session.take_over(channel, contexts)
         dispatcher.feed(events.ServerTakenOver(session.id, hello.status, hello.leaving, clients))
         self.resolved.set()

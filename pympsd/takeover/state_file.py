@@ -152,7 +152,7 @@ def writer_runs(folder: str) -> bool:
 
 def _check_owner(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise StateRefused("it is no regular file")
+        raise StateRefused("it is not a regular file")
     if status.st_uid != os.geteuid():
         raise StateRefused(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
     if status.st_mode & 0o077 or status.st_nlink != 1:
@@ -206,7 +206,7 @@ def _upgrade(contents: Any) -> None:
             if (percentage := rule["limits"].get("thread_percentage")) is not None:
                 rule["limits"]["thread_percentage"] = {str(ALL_DEVICES): percentage}
     except (AttributeError, KeyError, TypeError):
-        raise ValueError("its format is not what it says") from None
+        raise ValueError("its format is not the one that it states") from None
     contents["format"] = FORMAT
 
 
@@ -304,18 +304,16 @@ class StateFile:
             self.log_folders(),
         )
         remains.check(self._path(files.STATE))
-        remains.remove(self._path(files.NEW_STATE))
-        try:
-            self._write(msgspec.json.encode(saved))
-            os.rename(self._path(files.NEW_STATE), self._path(files.STATE))
-        except OSError:
-            remains.remove(self._path(files.NEW_STATE))
-            raise
-
-    def _write(self, data: bytes) -> None:
+        data, new_state = msgspec.json.encode(saved), self._path(files.NEW_STATE)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self._path(files.NEW_STATE), flags, MODE), "wb") as file:
-            file.write(data)
+        remains.remove(new_state)
+        try:
+            with os.fdopen(os.open(new_state, flags, MODE), "wb") as file:
+                file.write(data)
+            os.rename(new_state, self._path(files.STATE))
+        except OSError:
+            remains.remove(new_state)
+            raise
 
     def _path(self, file: str) -> str:
         return os.path.join(self.folder, file)

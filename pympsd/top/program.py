@@ -54,7 +54,7 @@ def _show(daemon: Control, options: argparse.Namespace) -> int:
 
 class _Parser(Parser):
     def print_help(self, file: Any = None) -> NoReturn:
-        sys.exit(print_text(self.format_help()))  # which says so if that fails
+        sys.exit(print_text(self.format_help()))  # which reports it if that fails
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -39,7 +39,7 @@ def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
         curses.setupterm()
     except curses.error:
         name = os.environ.get("TERM", "")
-        raise NoTerminal(f"TERM={name!r} is no terminal that is known here: set TERM, or use --once") from None
+        raise NoTerminal(f"TERM={name!r} is not a known terminal here: set TERM, or use --once") from None
     curses.wrapper(lambda window: _Screen(window, daemon, interval, sort, wanted).run())
 
 
@@ -89,7 +89,7 @@ class _Screen:
 
     def _terminate(self, row: Row) -> None:
         if not row.server:
-            self._note = f"{row.pid} is no client of a server: select one"
+            self._note = f"{row.pid} is not a client of a server: select one"
         elif self._ask(f"terminate client {row.pid} of server {row.server}? yes or no: ") == "yes":
             try:
                 result = self._daemon.command(f"terminate_client {row.server} {row.pid}").strip()

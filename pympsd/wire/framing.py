@@ -59,7 +59,7 @@ class FrameReader:
             return None
         length, kind, fd_count = frames.decode_header(bytes(self._buffer[: frames.HEADER_BYTES]))
         if length > self.body_limit:
-            raise RemoteError(f"a frame of {length} bytes is over the ceiling of {self.body_limit}")
+            raise RemoteError(f"a frame of {length} bytes is over the maximum of {self.body_limit}")
         if fd_count > self.fds_allowed:
             raise RemoteError(f"a frame with {fd_count} file descriptors, {self.fds_allowed} are allowed here")
         end = frames.HEADER_BYTES + length

@@ -40,10 +40,10 @@ def encode(value: object, fds: int = 0) -> bytes:
     """Return the frame of a message that is sent with ``fds`` descriptors."""
     kind = _KIND_OF.get(type(value))
     if kind is None:
-        raise LocalError(f"{type(value).__name__} is no message")
+        raise LocalError(f"{type(value).__name__} is not a message")
     body = msgspec.msgpack.encode(value)
     if len(body) > frames.BODY_LIMIT:
-        raise LocalError(f"{type(value).__name__} of {len(body)} bytes is over the ceiling of {frames.BODY_LIMIT}")
+        raise LocalError(f"{type(value).__name__} of {len(body)} bytes is over the maximum of {frames.BODY_LIMIT}")
     return frames.encode(kind, body, fds)
 
 

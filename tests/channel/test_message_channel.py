@@ -125,7 +125,7 @@ async def test_a_frame_over_the_ceiling_is_a_remote_error(
 ) -> None:
     raw, channel = stranger
     raw.send(b"\xff" * 8)
-    with pytest.raises(RemoteError, match="over the ceiling"):
+    with pytest.raises(RemoteError, match="over the maximum"):
         await channel.receive()
 
 

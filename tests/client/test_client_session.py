@@ -342,7 +342,7 @@ def test_a_refusal_is_what_cuinit_returns(
     ("handshake", "reason"),
     [
         (lambda daemon, peer: peer.socket.shutdown(socket.SHUT_RDWR), "closed the conversation"),
-        (lambda daemon, peer: peer.socket.sendall(b"\xff" * 64), "over the ceiling"),
+        (lambda daemon, peer: peer.socket.sendall(b"\xff" * 64), "over the maximum"),
         (lambda daemon, peer: peer.socket.sendall(b"\x00\x00\x00\x00\xff\xff\x00\x00"), "unknown message kind"),
         (lambda daemon, peer: peer.send(ContextClosed(1)), "answered with ContextClosed"),
         (lambda daemon, peer: peer.send(SessionGranted(1, 1, 1)), "answered with SessionGranted"),

@@ -156,8 +156,11 @@ def _partition(*texts: str) -> str:
         ),
         ("pinned_memory_limit = 4", "servers.a.pinned_memory_limit is text, not 4"),
         ('client_priority = "2"', 'servers.a.client_priority is 0 (normal) or 1 (below normal), not "2"'),
-        ("percent = 5", "servers.a.percent is no key of a server; the keys are allowed_devices, uid, "),
-        ("active_thread_percent = 5", "servers.a.active_thread_percent is no key of a server; did you mean active"),
+        ("percent = 5", "servers.a.percent is not a key of a server; the keys are allowed_devices, uid, "),
+        (
+            "active_thread_percent = 5",
+            "servers.a.active_thread_percent is not a key of a server; did you mean active",
+        ),
         ('locality_domains = "true"', 'servers.a.locality_domains is true or false, not "true"'),
         ("locality_domains = true", "servers.a.locality_domains: locality domains are not there yet"),
         ('allowed_devices = "GPU-dead"', "servers.a.allowed_devices: no device 'GPU-dead'; devices: 0 (GPU-"),
@@ -176,9 +179,12 @@ def _partition(*texts: str) -> str:
         ),
         (
             "namespaces.b.pympsd.total = 4",
-            "servers.a.namespaces.b.pympsd.total is no key of pympsd",
+            "servers.a.namespaces.b.pympsd.total is not a key of pympsd",
         ),
-        ("namespaces.b.uid = 1", "servers.a.namespaces.b.uid is no key of a namespace; the keys are pinned_memory"),
+        (
+            "namespaces.b.uid = 1",
+            "servers.a.namespaces.b.uid is not a key of a namespace; the keys are pinned_memory",
+        ),
         ("namespaces.B.client_priority = 1", "Bad name 'B': 1 to 64 lowercase letters, digits and underscores"),
         ("devices = 1", "servers.a.devices are tables, each under [[servers.a.devices]], not 1"),
         ("devices = [{}]", "servers.a.devices.0.uuid is missing: the UUID of the device"),
@@ -186,7 +192,7 @@ def _partition(*texts: str) -> str:
         ('devices = [{ uuid = "GPU-0" }]', "servers.a.devices.0.uuid: no device 'GPU-0'; devices: 0 (GPU-"),
         (
             'devices = [{ uuid = "0", name = "x" }]',
-            "servers.a.devices.0.name is no key of a server's device; the keys",
+            "servers.a.devices.0.name is not a key of a server's device; the keys",
         ),
         (_partition("chunks = 4"), "servers.a.devices.0.sm_partitions.0.name: a name is needed"),
         (_partition('name = "P", chunks = 4'), "servers.a.devices.0.sm_partitions.0.name: Bad name 'P': 1 to 64"),
@@ -264,7 +270,7 @@ chunks = "1"
         f"F:6: {place}.0.chunks is a number from 1 to 99999, not 0",
         f"F:7: {place}.0.include_remainder is true or false, not 1",
         f"F:8: {place}.1.chunks is missing: the number of chunks",
-        f"F:10: {place}.1.chunk is no key of an SM partition; did you mean chunks?",
+        f"F:10: {place}.1.chunk is not a key of an SM partition; did you mean chunks?",
         "F:11: servers.a.devices.1.uuid is missing: the UUID of the device",
         f"F:13: servers.a.devices.1.sm_partitions.0.name: {partition_name_problem('P').rstrip('.')}",
         'F:14: servers.a.devices.1.sm_partitions.0.chunks is a number from 1 to 99999, not "1"',
@@ -391,7 +397,7 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
         ('\nschema_version = "2.0"', 'F:2: schema_version is "1.0", not "2.0"'),
         (
             'schema_version = "1.0"\nserver = 1',
-            "F:2: server is no key of a configuration file; did you mean servers?",
+            "F:2: server is not a key of a configuration file; did you mean servers?",
         ),
         ('schema_version = "1.0"\nservers = 1', "F:2: servers is a table, not 1"),
         ('schema_version = "1.0"\n[[cgroups]]\nhard_limit = "4G"', "F:2: cgroups.0.path is the full path of a cgr"),
@@ -413,7 +419,10 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
             "F:6: cgroups.1.path names /b a second time",
         ),
         ('schema_version = "1.0"\n[cgroups]', "F:2: cgroups are tables, each under [[cgroups]], not a table"),
-        ('schema_version = "1.0"\n[features.x]', "F:2: features.x is no key of features; the keys are memacct, con"),
+        (
+            'schema_version = "1.0"\n[features.x]',
+            "F:2: features.x is not a key of features; the keys are memacct, con",
+        ),
         (
             'schema_version = "1.0"\n[features.memacct]\naudit_log = 1',
             "F:3: features.memacct.audit_log is true or fa",
@@ -518,7 +527,7 @@ def test_rules() -> None:
         ('executable = "python"', "rules.0.executable is the full path of a program, such as /usr/bin/python3*,"),
         ('namespace = "A"', 'rules.0.namespace is server/namespace, or a server, not "A"'),
         ('active_thread_percentage = "0"', 'rules.0.active_thread_percentage is 1 to 100, not "0"'),
-        ('users = "a"', "rules.0.users is no key of a rule; did you mean user?"),
+        ('users = "a"', "rules.0.users is not a key of a rule; did you mean user?"),
         ("name = 1", "rules.0.name is a text of one line, 64 characters at most, not 1"),
         (f"name = '{'n' * 65}'", "rules.0.name is a text of one line, 64 characters at most, not"),
         *(

@@ -163,7 +163,7 @@ def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: Daemo
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[shares]\nserver = 1\n", "shares.server is no key of users' shares; did you mean servers?"),
+        ("[shares]\nserver = 1\n", "shares.server is not a key of users' shares; did you mean servers?"),
         ("[shares]\nservers = 300\n", "the share of servers is a number from 0 to 256, not 300"),
         ("shares = 3\n", "shares is a table, not 3"),
     ],

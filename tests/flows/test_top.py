@@ -158,7 +158,7 @@ def test_output_that_cannot_be_written_is_said(daemon: DaemonProcess, arguments:
 @pytest.mark.parametrize("name", ["bogus", ""])
 def test_a_terminal_that_is_not_known(daemon: DaemonProcess, name: str) -> None:
     with at_terminal([PYMPSD, "top"], daemon.environment, TERM=name) as screen:
-        screen.until(f"pympsd top: TERM={name!r} is no terminal that is known here: set TERM, or use --once")
+        screen.until(f"pympsd top: TERM={name!r} is not a known terminal here: set TERM, or use --once")
         assert screen.process.wait(10) == 74
 
 

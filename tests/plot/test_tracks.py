@@ -82,13 +82,16 @@ def test_a_cut_trace_has_what_was_written_before(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "it is no trace"),
-        ("{}\n", "it is no trace"),
-        ("[\nnonsense\n]\n", "line 2 is no event"),
-        ("[\n{}\n]\n", "line 2 is no event"),
-        ('[\n{"ph":"X","name":"a","pid":1,"tid":0,"ts":"now","args":{}}\n]\n', "line 2 is no event: a name is text"),
-        ('[\n{"ph":"B","name":"a","pid":1}\n]\n', "line 2 is no event: an event of kind 'B'"),
-        ("[\n[1]\n]\n", "line 2 is no event"),
+        ("", "it is not a trace"),
+        ("{}\n", "it is not a trace"),
+        ("[\nnonsense\n]\n", "line 2 is not an event"),
+        ("[\n{}\n]\n", "line 2 is not an event"),
+        (
+            '[\n{"ph":"X","name":"a","pid":1,"tid":0,"ts":"now","args":{}}\n]\n',
+            "line 2 is not an event: a name is text",
+        ),
+        ('[\n{"ph":"B","name":"a","pid":1}\n]\n', "line 2 is not an event: an event of kind 'B'"),
+        ("[\n[1]\n]\n", "line 2 is not an event"),
     ],
 )
 def test_what_is_no_trace_is_refused(text: str, said: str) -> None:
@@ -219,7 +222,7 @@ def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) ->
     ("arguments", "said"),
     [
         (["{}/none.json"], "{}/none.json: No such file or directory"),
-        (["{}/bad.json"], "{}/bad.json: it is no trace of pympsd, whose first line is '['"),
+        (["{}/bad.json"], "{}/bad.json: it is not a trace of pympsd, whose first line is '['"),
         (["{}/t.json", "-o", "{}/t.doc"], "{}/t.doc: Format 'doc' is not supported"),
         (["{}/t.json", "--since", "5"], "{}/t.json: nothing happened in that time"),
     ],

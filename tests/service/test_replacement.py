@@ -130,7 +130,7 @@ def test_a_daemon_that_does_not_end_in_time_is_reported_to_end_later(
 ) -> None:
     monkeypatch.setattr(directory_claim, "HAND_OVER_SECONDS", 0.0)
     monkeypatch.setattr(directory_claim, "HAND_OVER", signal.SIGURG)  # which it ignores
-    with pytest.raises(CannotReplace, match="and will end when it goes on; kill -9"):
+    with pytest.raises(CannotReplace, match="and will end when it continues; kill -9"):
         replace(str(tmp_path))
 
 

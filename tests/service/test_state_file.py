@@ -182,8 +182,8 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda path: _edit(path, lambda state: state["remembered"].update(wishes=[-7])), "no user -7"),
         (lambda path: _edit(path, lambda state: state["remembered"]["servers"][0].update(pid=1 << 31)), "no process"),
         (lambda path: (path.rename(f"{path}.x"), path.symlink_to(f"{path}.x")), "symbolic links"),
-        (lambda path: (path.unlink(), path.mkdir(0o700)), "no regular file"),
-        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "no regular file"),
+        (lambda path: (path.unlink(), path.mkdir(0o700)), "not a regular file"),
+        (lambda path: (path.unlink(), os.mkfifo(path, 0o600)), "not a regular file"),
     ],
 )
 def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[Path], object], reason: str) -> None:

@@ -60,14 +60,14 @@ def test_a_reader_is_mid_frame_until_the_last_byte(body: bytes, cut: int) -> Non
 
 def test_a_body_may_have_the_maximum_length_and_no_more() -> None:
     assert list(FrameReader(body_limit=10).feed(frames.encode(1, b"x" * 10))) == [Frame(1, b"x" * 10)]
-    with pytest.raises(RemoteError, match="11 bytes is over the ceiling of 10"):
+    with pytest.raises(RemoteError, match="11 bytes is over the maximum of 10"):
         list(FrameReader(body_limit=10).feed(frames.encode(1, b"x" * 11)))
 
 
 def test_an_announced_length_is_refused_before_its_body_comes() -> None:
     header = frames.encode(1, b"")
     huge = (0xFFFF_FFFF).to_bytes(4, "little") + header[4:]
-    with pytest.raises(RemoteError, match="over the ceiling"):
+    with pytest.raises(RemoteError, match="over the maximum"):
         list(FrameReader().feed(huge))
 
 

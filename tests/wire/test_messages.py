@@ -135,7 +135,7 @@ def test_a_wrong_field_is_named() -> None:
 
 
 def test_encoding_a_non_message_or_one_too_long_is_a_local_error() -> None:
-    with pytest.raises(LocalError, match="int is no message"):
+    with pytest.raises(LocalError, match="int is not a message"):
         messages.encode(5)
-    with pytest.raises(LocalError, match="over the ceiling"):
+    with pytest.raises(LocalError, match="over the maximum"):
         messages.encode(messages.Refused(1, "x" * (frames.BODY_LIMIT + 1)))

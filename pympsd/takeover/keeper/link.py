@@ -116,7 +116,7 @@ class KeeperLink:
             return None
         process.close()  # it takes this daemon for killed, and waits for another
         what = f"{len(entries)} sockets of the daemon before are more than this one may open"
-        go_on = "until then servers and programs go on, and clients wait"
+        go_on = "until then servers and programs continue, and clients wait"
         raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:

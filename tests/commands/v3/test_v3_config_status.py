@@ -170,7 +170,7 @@ def test_the_server_of_another_user_is_taken_only_if_the_file_names_the_user(uid
     if uid != 7:
         assert answer.refused
         assert answer.printed == (
-            "server 'a' belongs to user 7, and the file does not say so: write uid = 7 into [servers.a] "
+            "server 'a' belongs to user 7, and the file does not name that user: write uid = 7 into [servers.a] "
             "to take it as it is, or delete the server\n"
             if uid is None
             else "server 'a' stays that of user 7: 'server set a --uid=8' changes it\n"
