@@ -247,7 +247,7 @@ def test_a_users_link_in_a_servers_directory_is_not_followed(daemon: DaemonProce
     target.write_text("kept")
     target.chmod(0o600)
     pipe(daemon, "a/more").symlink_to(directory)
-    assert "is no directory" in ctl(daemon, "namespace create more --server=a", 1)
+    assert "is not a directory" in ctl(daemon, "namespace create more --server=a", 1)
     assert ctl(daemon, "namespace list more --server=a", 1) == ""
     pipe(daemon, "a/else").mkdir()
     link = pipe(daemon, "a/else") / "control"
