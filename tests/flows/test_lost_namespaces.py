@@ -164,6 +164,7 @@ def test_a_server_whose_sockets_cannot_be_its_new_users_stays_its_users(daemon: 
     with clients_of(daemon) as make:
         assert make(USER, CUDA_MPS_PIPE_DIRECTORY=str(left.parent)).connect().do("sync") == "CUDA_SUCCESS"
     left.unlink()
+    wait_until(lambda: not ctl(daemon, "client list --format=csv,noheader"), "the client's end")
     ctl(daemon, f"server set b --uid={OTHER}")
     assert ctl(daemon, "server get b status") == "Ready", "it is answered when that is done"
     assert pipe(daemon, "b").stat().st_uid == OTHER

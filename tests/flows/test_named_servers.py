@@ -453,7 +453,7 @@ def test_whatever_comes_to_a_socket_for_clients_only_no_command_is_taken(
                 continue
     said = [line for line in daemon.log() if "Cmd:" in line]
     assert len(said) == before, said
-    assert any("the socket is for clients only" in line for line in daemon.log())
+    assert any("this socket is for clients only" in line for line in daemon.log())
     assert client.do("sync") == "CUDA_SUCCESS"
     assert ctl(daemon, "namespace get box a name") == "box"
 

@@ -318,7 +318,7 @@ def test_a_full_disk_is_said_at_the_programs_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("file", "another file than a trace"), ("link", "a symbolic link"), ("fifo", "no regular file")],
+    [("file", "another file than a trace"), ("link", "a symbolic link"), ("fifo", "not a regular file")],
 )
 def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str, reason: str) -> None:
     path, other = tmp_path / "trace.json", tmp_path / "other"

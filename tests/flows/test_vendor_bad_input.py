@@ -378,7 +378,7 @@ def test_a_thousand_clients_who_take_no_connection_cost_nobody_anything(daemon: 
             assert ask(connection, device=0)["result"] == SUCCESS
         client.kill()
         serves(daemon, uid=USER)
-    assert not has_logged(daemon, "did not answer")()
+    assert not has_logged(daemon, "did not respond to server")()
 
 
 def test_clients_who_took_their_connection_and_never_speak_do_not_block_their_user(daemon: DaemonProcess) -> None:
@@ -388,7 +388,7 @@ def test_clients_who_took_their_connection_and_never_speak_do_not_block_their_us
             here = stack.enter_context(visitor(control(daemon)))
             here.as_client()
             stack.enter_context(here.take_connection())
-        wait_until(has_logged(daemon, "did not answer"))
+        wait_until(has_logged(daemon, "did not respond to server"))
         serves(daemon, uid=0)
         serves(daemon, uid=USER)
 
@@ -436,7 +436,7 @@ def test_a_client_that_is_stopped_before_it_answers_its_server_loses_its_connect
                     pass  # its server's first words, then the end
         assert client.ask("sync") == f"sync {SUCCESS}"
         serves(daemon, uid=0)
-    wait_until(has_logged(daemon, "did not answer"))
+    wait_until(has_logged(daemon, "did not respond to server"))
 
 
 def test_clients_who_took_their_connection_and_never_speak_do_not_block_another_user(daemon: DaemonProcess) -> None:
@@ -485,7 +485,7 @@ def test_a_daemon_that_is_stopped_while_a_client_answers_its_server_does_not_dro
                 os.kill(daemon.pid, signal.SIGCONT)
             serves(daemon, uid=0)
             assert ask(connection, ask="sync")["result"] == SUCCESS
-    assert not has_logged(daemon, "did not answer")()
+    assert not has_logged(daemon, "did not respond to server")()
 
 
 def test_a_server_that_is_stopped_while_a_client_does_not_answer_is_freed_later(daemon: DaemonProcess) -> None:
@@ -499,7 +499,7 @@ def test_a_server_that_is_stopped_while_a_client_does_not_answer_is_freed_later(
                 stack = ExitStack()
                 stack.enter_context(here.take_connection())
             for _ in range(2):
-                assert "does not answer" in daemon.run([], "ps\n").stderr
+                assert "did not respond" in daemon.run([], "ps\n").stderr
         finally:
             os.kill(server, signal.SIGCONT)
         with stack:

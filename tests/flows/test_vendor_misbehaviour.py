@@ -249,7 +249,7 @@ def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None
         users.give(COMMANDS[command].format(server=server, client=client.pid))
         done = users.daemon.run([], "ps\n")
         assert str(users.bystander.pid) in done.stdout
-        assert f"server {server} does not answer" in done.stderr
+        assert f"server {server} did not respond" in done.stderr
         assert client.ask("sync") == f"sync {SUCCESS}"
         users.force(server)
     wait_until(has_logged(users.daemon, f"Server {server} exited with status -9"))
@@ -262,7 +262,7 @@ def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None
 @pytest.mark.parametrize("line", ["get_client_list {0}", "ps -p {0}", "get_device_client_list {0}"])
 def test_a_command_for_one_server_does_not_ask_another(users: TwoUsers, line: str) -> None:
     client, silent = users.connected(hang="on_command:14")
-    assert f"server {silent} does not answer" in users.daemon.run([], "ps\n").stderr
+    assert f"server {silent} did not respond" in users.daemon.run([], "ps\n").stderr
     done = users.daemon.run([], line.format(users.bystanders_server()) + "\n")
     assert str(users.bystander.pid) in done.stdout
     assert done.stderr == ""
@@ -334,7 +334,7 @@ def test_a_server_that_never_takes_its_clients_can_be_ended(users: TwoUsers, key
     users.misbehave()
     done = users.daemon.run([], "ps\n")
     assert str(users.bystander.pid) in done.stdout
-    assert f"server {server} does not answer" in done.stderr
+    assert f"server {server} did not respond" in done.stderr
     users.force(server)
     wait_until(has_logged(users.daemon, f"Server {server} exited with status"))
     assert client.answer() in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")

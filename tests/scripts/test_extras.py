@@ -62,8 +62,9 @@ def test_a_build_has_what_an_installation_has(tmp_path: Path, prefix: Path) -> N
     for name in ("pympsd", "docs", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     (tmp_path / "setup.py").write_text(
-        "from setuptools import setup\nfrom scripts.build_extras import BuildExtras\n"
-        "setup(name='x', packages=['pympsd'], cmdclass={'build_py': BuildExtras})\n"
+        "from setuptools import find_packages, setup\nfrom scripts.build_extras import BuildExtras\n"
+        "packages = find_packages(include=['pympsd', 'pympsd.*'])\n"
+        "setup(name='x', packages=packages, cmdclass={'build_py': BuildExtras})\n"
     )
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
