@@ -106,7 +106,7 @@ def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
     wait_until(lambda: _quiet(daemon) and descriptors(daemon.pid) <= before, quiet)
     # In bytes: a command is logged as it came.
     log = (daemon.directory / "log" / "control.log").read_bytes()
-    assert b"met an internal error" not in log
+    assert b"internal error" not in log
     return Found(
         log.count(b"] Cmd:"),
         log.count(b"] Unable to read new connection type information"),

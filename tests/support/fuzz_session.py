@@ -171,7 +171,7 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     assert children_of(server) == executors
     wait_until(lambda: daemon.say(f"get_client_list {server}").split() == [serial], "the bad client's end")
     log = (daemon.directory / "log" / "server.log").read_bytes()
-    assert b"met an internal error" not in log
+    assert b"internal error" not in log
     assert b"Traceback" not in log
     return FoundSessions(sessions, said, answered, checks + 1, before, _descriptors(server))
 
