@@ -182,7 +182,9 @@ def test_a_directory_that_comes_back_is_an_error_with_a_remedy(
 def test_an_invalid_line_is_named(machine: Path, folder: StateFolder) -> None:
     folder.make()
     Path(folder.path, MODES).write_text("GPU-x SOMETHING\n")
-    with pytest.raises(BadMachine, match=r"node\.toml\.state/modes: 'GPU-x SOMETHING' is no device and compute mode"):
+    with pytest.raises(
+        BadMachine, match=r"node\.toml\.state/modes: 'GPU-x SOMETHING' is not a device and compute mode"
+    ):
         modes(machine)
 
 

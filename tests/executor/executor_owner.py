@@ -136,7 +136,7 @@ class ExecutorOwner:
         return raw
 
     @staticmethod
-    def request(client: int, context: int, new_stream: bool, **limits: int) -> dict[str, Any]:
+    def request(client: int, context: int, new_stream: bool, **limits: Any) -> dict[str, Any]:
         """Return the fields of an Attach."""
         return {
             "client": client,

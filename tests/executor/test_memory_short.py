@@ -22,8 +22,8 @@ OWNER = 2
 def guaranteed(executor: ExecutorOwner) -> RawClient:
     """A client that is guaranteed more than the device has left: client 1 has the rest."""
     guest = executor.attach()
-    attach = executor.request(OWNER, OWNER, True)
-    answer, fds = executor.ask(Attach, **attach, groups=(MemoryGroup("cgroup /owner", MAX_MEMORY, 8 * COUNT),))
+    group = MemoryGroup("cgroup /owner", MAX_MEMORY, 8 * COUNT)
+    answer, fds = executor.ask(Attach, **executor.request(OWNER, OWNER, True, groups=(group,)))
     assert isinstance(answer, Attached), answer
     owner = RawClient.from_fds(fds, OWNER, GENERATION, answer)
     executor._clients.append(owner)

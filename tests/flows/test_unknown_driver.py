@@ -15,7 +15,7 @@ from vendor.install import misbehave
 from vendor.programs import VendorClient
 
 REFUSED = "init CUDA_ERROR_MPS_CONNECTION_FAILED"
-UNKNOWN = r"The MPS server \d+ of driver of unknown version does not speak the known protocol"
+UNKNOWN = r"The MPS server \d+ of driver of unknown version does not speak a known protocol"
 CHANGED = "The backend is cuda: the driver finds 1 device, and its MPS server speaks otherwise than is known"
 SOURCE = Path(__file__).parents[1] / "support" / "vendor" / "made_up_libcuda.c"
 

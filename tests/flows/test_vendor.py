@@ -147,7 +147,7 @@ def test_nvml_that_fails_is_logged_and_asked_again_later(
         for _ in range(3):
             assert daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()[6] == "-"
     reason = "nvmlDeviceGetMPSComputeRunningProcesses_v3: the fake error"
-    told = [line for line in daemon.log() if "Cannot read the memory of clients" in line]
+    told = [line for line in daemon.log() if "Cannot read clients' memory use" in line]
     assert [reason in line for line in told] == [True]
 
 

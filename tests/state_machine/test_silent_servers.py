@@ -42,7 +42,7 @@ def is_forced(story: Story) -> None:
     said = story.take_log()
     assert (
         said[0]
-        == f"All clients of server {PID} have ended, but the server has not reported that for {SILENCE_TIMEOUT:g} s"
+        == f"All clients of server {PID} have exited, but the server has not reported this for {SILENCE_TIMEOUT:g} s"
     )
     assert said[-1] == f"Force shutting down server {PID}"
     assert story.watches[-1] == (LEAVE, FORCED_TIMEOUT)
