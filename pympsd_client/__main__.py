@@ -16,8 +16,6 @@ Like any program it calls cuInit, so a daemon may start a server of this user. T
 environment selects: a daemon that was started in another environment may have another.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Loads the native library, which setup builds if there is a compiler, and declares its functions."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
