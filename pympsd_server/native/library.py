@@ -37,7 +37,7 @@ class NoLibrary(StartError):
 def library() -> Any:
     """Return the library with its functions declared; raise NoLibrary. ctypes releases the GIL in each call."""
     folder = os.path.dirname(__file__)
-    # The build names it for every version of Python (.abi3.so); an earlier build's, for one version, may lie beside it.
+    # The build names it .abi3.so, for every version of Python; that of an earlier build may be next to it.
     suffixes = sorted(EXTENSION_SUFFIXES, key=lambda suffix: "abi3" not in suffix)
     paths = [path for suffix in suffixes if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))]
     if not paths:
