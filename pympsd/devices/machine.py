@@ -18,8 +18,6 @@ The file has one ``[[device]]`` table for each device (or for ``count`` equal on
     unified_addressing = true # false: a device that MPS refuses
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any, Final

@@ -6,8 +6,6 @@ H100's (tests/data/device-attributes-h100.txt), except that features which the e
 GPUDirect, are 0, and so is what names a board (PCI ids).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import field, frozen

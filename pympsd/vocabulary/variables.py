@@ -11,8 +11,6 @@ An empty variable counts as not set. CUDA_VISIBLE_DEVICES is the exception, beca
 hides every device.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Flag, auto
