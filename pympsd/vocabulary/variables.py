@@ -2,7 +2,7 @@
 
 There is one table, ``VARIABLES``, because a variable has many readers that must agree. The daemon refuses or reports
 its own wrong values with it (`settings`), a server those of its clients in server.log, a program with PYMPSD_EXPLAIN
-those of its own, and ``python3 -m pympsd_client`` all of them. The manual pages and docs/settings.md are made from it.
+those of its own, and ``python3 -m pympsd_client`` all. The manual pages and docs/settings.md are made from it.
 
 A row's ``check`` looks at a text alone. It cannot look at what the machine has: devices, files, entry points and the
 executors' user are checked by whoever uses the setting, and those readers name the variable in their own message.
