@@ -1,7 +1,5 @@
 """The file that a command names, which is read for the daemon: the daemon would read it with its own rights."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A message channel over a trio socket: receiving awaits, sending never does (send_queue)."""
 
-from __future__ import annotations
-
 import errno
 import socket
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Packets over a SOCK_SEQPACKET socket of trio: receiving awaits, sending never does (send_queue)."""
 
-from __future__ import annotations
-
 import fcntl
 import math
 import select

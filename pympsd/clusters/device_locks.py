@@ -1,7 +1,5 @@
 """Which device of a machine a process gets a part of: by locks on files, which end with the process."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -3,8 +3,6 @@
 The share is the process's own, so a process that dies gives it back: the server frees what it had.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

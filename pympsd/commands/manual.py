@@ -6,8 +6,6 @@ scripts/generate-docs writes docs/man/pympsd.1 from `man_page`; tests/commands/t
 setting, option and exit status.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from textwrap import indent, wrap
 from typing import Final

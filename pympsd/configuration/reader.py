@@ -10,8 +10,6 @@ table of a namespace or of a rule, pympsd's own in the table ``pympsd`` in it, a
 ``pympsd`` of the server, with ``max_`` before the name. A device is named as the clients of the server name it.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping, Set

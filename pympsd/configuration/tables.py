@@ -1,7 +1,5 @@
 """A TOML file that is being read: its tables and values, and what is wrong with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from json import dumps
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A daemon's devices, servers and clients as values; ``--json`` prints the same."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec

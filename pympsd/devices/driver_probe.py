@@ -5,8 +5,6 @@ A short-lived child asks, because a driver may hang or crash.
 The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -21,8 +21,6 @@ The file has one ``[[device]]`` table for each device (or for ``count`` equal on
     sm_chunks_2 = [15, 8]     # the same in protocol 2: each has one or more of the chunks above
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any, Final

@@ -11,8 +11,6 @@ whole ones that their SMs make, of the size that `vocabulary.partitions` has. A 
 because a GPU whose chunks stay inside a GPC may have fewer (an A100 26 of 4, a B200 16 of 8).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import field, frozen

@@ -4,8 +4,6 @@ The default sentences are those of the MPS documents (4.3, MPS Logging Format); 
 event, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.journal.dialects import Line, same, volta

@@ -1,7 +1,5 @@
 """A log file: appended to line by line, the same inode until it is reopened."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 The patterns are made of the catalogue's sentences.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from functools import partial

@@ -3,7 +3,7 @@
 A server refuses an executor of another build. Imports nothing at first, so that commands start fast.
 """
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """The release, as in pyproject.toml (which reads it here)."""
 
 CUDA_VERSIONS = {580: 13000, 590: 13010}

@@ -4,8 +4,6 @@ Only the records of the driver's own servers, where the daemon runs them, are li
 a FIFO is unknown: as with the vendor's daemon, any user can write a record with a server's PID.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

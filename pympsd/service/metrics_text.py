@@ -1,7 +1,5 @@
 """The daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in # EOF)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """Rate limits for what others may cause as often as they like, such as log lines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final

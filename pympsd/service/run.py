@@ -7,8 +7,6 @@ Every task belongs to one nursery; the daemon ends when the dispatcher's ``done`
 were sent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

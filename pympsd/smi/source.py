@@ -5,8 +5,6 @@ answers a hello with the body ASKS_MACHINE in both protocols, and writes no line
 that is neither root's nor this user's is not asked: the answer names files that are read, and with -c written.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

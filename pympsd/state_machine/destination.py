@@ -5,8 +5,6 @@ socket it comes; one that came by the top socket goes to its user's own server, 
 needed. The destination is resolved once for each connection, before anything is decided about it, and handed on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from attrs import frozen

@@ -3,8 +3,6 @@
 The chunks of a device are of all servers together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

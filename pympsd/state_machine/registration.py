@@ -3,8 +3,6 @@
 These steps are shared by the commands of operators, the first client of a user, and a daemon that takes over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -17,8 +17,6 @@ Invariants:
   given to nobody else while a kernel may still use them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 

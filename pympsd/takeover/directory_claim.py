@@ -5,8 +5,6 @@ namespace belongs to the daemon above, which has a socket there: a daemon that s
 and the clients would be without the namespace's limits.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Static SM partitions: the multiprocessors (SMs) of a device in chunks, each of which one partition owns."""
 
-from __future__ import annotations
-
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from hashlib import sha256

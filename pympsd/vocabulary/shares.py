@@ -25,8 +25,6 @@ What must never happen: that a request of root, or the first client of another u
 made explicitly. And that something is counted twice: the state machine counts from the state that exists anyway.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final

@@ -8,8 +8,6 @@ figures of their own.
 To add an architecture, add a row here; tests/vocabulary/test_sm_rounding.py checks the table.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Final
 

@@ -2,7 +2,7 @@
 
 There is one table, ``VARIABLES``, because a variable has many readers that must agree. The daemon refuses or reports
 its own wrong values with it (`settings`), a server those of its clients in server.log, a program with PYMPSD_EXPLAIN
-those of its own, and ``python3 -m pympsd_client`` all of them. The manual pages and README's table are made from it.
+those of its own, and ``python3 -m pympsd_client`` all. The manual pages and docs/settings.md are made from it.
 
 A row's ``check`` looks at a text alone. It cannot look at what the machine has: devices, files, entry points and the
 executors' user are checked by whoever uses the setting, and those readers name the variable in their own message.
@@ -10,8 +10,6 @@ executors' user are checked by whoever uses the setting, and those readers name 
 An empty variable counts as not set. CUDA_VISIBLE_DEVICES is the exception, because CUDA documents that an empty list
 hides every device.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -90,7 +88,7 @@ class Variable:
     name: str
     readers: Reader
     meaning: str
-    """As the manual page and README have it; names in backquotes."""
+    """As the manual page and docs/settings.md have it; names in backquotes."""
     effect: str = ""
     """The effect of a wrong value."""
     check: Check | None = None
@@ -464,11 +462,11 @@ def plain(text: str) -> str:
     return text.replace("`", "")
 
 
-def readme_table() -> str:
-    """Return README's table of the settings."""
+def settings_table() -> str:
+    """Return the table of docs/settings.md."""
     rows = ["| variable | read by | meaning | a wrong value |", "| --- | --- | --- | --- |"]
     for variable in VARIABLES:
-        more = f" ([docs/{variable.page}](docs/{variable.page}))" if variable.page else ""
+        more = f" ([{variable.page}]({variable.page}))" if variable.page else ""
         rows.append(f"| `{variable.name}` | {variable.reader_names} | {variable.meaning}{more} | {variable.effect} |")
     return "".join(f"{row}\n" for row in rows)
 

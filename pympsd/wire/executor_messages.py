@@ -14,8 +14,6 @@ it is in the command streams (`records`). Each class has a number on the wire (`
 build, because a server refuses an executor of another, so fields may change from build to build.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import frozen

@@ -17,8 +17,6 @@ fatbin comes from an untrusted program, so a size is never believed: nothing abo
 the decompressed text must have exactly the announced size.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from typing import Final

@@ -1,7 +1,5 @@
 """Extracts frames and their file descriptors from a byte stream that is received in any chunks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice

@@ -6,8 +6,6 @@ So ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` 
 default, which stands for what an older sender does not send, and an older receiver ignores it.
 """
 
-from __future__ import annotations
-
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_properties import DeviceProperties

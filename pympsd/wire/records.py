@@ -6,8 +6,6 @@ An answer has its record's opcode with ANSWER set and its sequence number; where
 answer has the result, a CUresult number. An answer with another result than success carries a sentence in its tail.
 """
 
-from __future__ import annotations
-
 import struct
 from enum import Enum, IntEnum
 from typing import Final

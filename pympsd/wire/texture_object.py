@@ -4,8 +4,6 @@ The client writes it, and kernels of the emulated device read it where they get 
 be there instead: `unpack` refuses what it cannot be, and addresses are checked when they are used.
 """
 
-from __future__ import annotations
-
 import struct
 from enum import IntEnum, IntFlag
 from functools import lru_cache

@@ -8,8 +8,6 @@ A link joins several PTX texts into one image (cuLink*). Names of symbols are by
 for handles that are not those of a library, kernel or link, NOT_FOUND for names that the image does not have.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Final
 

@@ -9,8 +9,6 @@ Like in `transport`, Ctrl-C may come between any two steps. If something could b
 calls; the other steps may be repeated.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import socket

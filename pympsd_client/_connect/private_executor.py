@@ -3,8 +3,6 @@
 These are the server's executors, started by path over a socketpair, with the same command stream.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""The sequences of protocol3.toml, replayed on daemons with two emulated H200, and of the driver's made-up server.
+"""The sequences of protocol3.toml, replayed on daemons with two emulated H200, and of the driver's fake server.
 
 Under scripts/test-gpu the daemons have the GPUs of the machine, and lead the driver's own server.
 """
@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from cgroups import Cgroups
+from fake_mps import devices as driver_devices
+from fake_mps.programs import DriverClient
 from processes import ClientProcess, DaemonProcess, wait_until
 from tested_machine import gpus, on_gpu, on_real_gpu
-from vendor import devices as vendor_devices
-from vendor.programs import VendorClient
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_properties import DeviceProperties
@@ -72,9 +72,9 @@ SHORT = [
 
 @define
 class VendorProgram:
-    """An unmodified CUDA program, or a made-up one, which takes the commands of client_program that it knows."""
+    """An unmodified CUDA program, or a fake one, which takes the commands of client_program that it knows."""
 
-    client: VendorClient
+    client: DriverClient
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -150,7 +150,7 @@ class Replay:
 
     def _devices(self) -> Sequence[DeviceProperties]:
         if self.backend == VENDOR and not on_real_gpu():
-            return [evolve(describe("H200")[0], uuid=vendor_devices.uuid_text(0))]
+            return [evolve(describe("H200")[0], uuid=driver_devices.uuid_text(0))]
         if self.backend == VENDOR or on_gpus(self.machine):
             return gpus()
         return describe(self.machine)

@@ -1,4 +1,4 @@
-"""scripts/bench vendor without a GPU: its table, its bounds, and a rehearsal with a made-up server and client.
+"""scripts/bench vendor without a GPU: its table, its bounds, and a rehearsal with a fake server and client.
 
 In the rehearsal a second pympsd stands for the vendor's daemon; join.c runs on a fake libcuda (fake_driver.c).
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vendor.install import install
+from fake_mps.install import install
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "scripts" / "benchmarks"
@@ -27,7 +27,7 @@ from gpu.figures import Figures  # noqa: E402
 from gpu.kernels import COUNTS, KERNELS  # noqa: E402
 
 LIMIT = 120.0
-CLIENT = Path(__file__).with_name("made_up_bench_client.py")
+CLIENT = Path(__file__).with_name("fake_bench_client.py")
 COMPILER = shutil.which("cc")
 
 
@@ -105,7 +105,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(folder: Path) -> dict[str, str]:
-    """What the benchmark runs with: a made-up server, and pympsd under the name of the vendor's daemon."""
+    """What the benchmark runs with: a fake server, and pympsd under the name of the vendor's daemon."""
     server = install(folder, start_seconds=0.05)
     control = folder / "nvidia-cuda-mps-control"
     pympsd = Path(sys.executable).with_name("pympsd")
@@ -117,7 +117,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def program(folder: Path) -> Path:
-    """The made-up program, for --program."""
+    """The fake program, for --program."""
     launcher = folder / "program"
     launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -B {CLIENT} "$@"\n')
     launcher.chmod(0o755)

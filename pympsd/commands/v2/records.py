@@ -3,8 +3,6 @@
 A server's record lists its clients, a client's its contexts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from pympsd.commands.grammar.syntax import Refused

@@ -13,8 +13,6 @@ Namespaces make three cases, which the functions below keep apart:
   (`operator_uid`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

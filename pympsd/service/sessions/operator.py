@@ -1,7 +1,5 @@
 """One operator's session: command lines in, answers out, in order."""
 
-from __future__ import annotations
-
 import json
 from typing import Final
 

@@ -5,8 +5,6 @@ the protocol ends the server, and its log lines are limited, cleaned and counted
 not read is queued within bounds; beyond them its clients are refused.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress

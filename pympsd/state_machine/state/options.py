@@ -1,7 +1,5 @@
 """The options that a daemon is started with, which nothing changes while it runs."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Final
 

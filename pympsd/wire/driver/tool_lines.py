@@ -1,7 +1,5 @@
 """Packets between the daemon and the vendor's tool: command lines and printed lines, a packet each."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

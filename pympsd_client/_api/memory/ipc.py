@@ -3,8 +3,6 @@
 Both processes are clients of one server, and on one device: an executor opens what one of its clients has shared.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from attrs import define, field

@@ -4,8 +4,6 @@ A device without it (attribute VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0) refuses
 context, as a device's does, and is mapped at addresses of that context's device.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET

@@ -19,8 +19,6 @@ point (cuMemFreeAsync). The executor gets a quiet record for it, or nothing if t
   that sorts at the same moment notices and sorts again.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from itertools import chain

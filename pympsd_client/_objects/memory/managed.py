@@ -13,8 +13,6 @@ not migrate; advice and prefetches are recorded page by page (`page_states`), on
 - Pages are the process's, not the context's: when a context closes, those that were made in it are unmapped here.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import define, field

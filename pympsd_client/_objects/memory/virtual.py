@@ -20,8 +20,6 @@ a further device goes through the device of the addresses (`peer_access`).
 freed.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from contextlib import suppress
 from threading import RLock

@@ -4,8 +4,6 @@ A client waits in its conversation with the daemon until it has its end of the c
 server ends before that, it gets the next one.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import socket

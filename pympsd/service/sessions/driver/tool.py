@@ -1,7 +1,5 @@
 """The vendor's nvidia-cuda-mps-control as an operator: lines with their lengths in, printed lines out."""
 
-from __future__ import annotations
-
 import trio
 from attrs import define, field
 

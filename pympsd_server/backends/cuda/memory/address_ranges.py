@@ -1,7 +1,5 @@
 """Ranges of addresses: the free ones, the pages under the used ones, and those that a client may access. Sans-I/O."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Final

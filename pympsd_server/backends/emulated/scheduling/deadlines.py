@@ -5,8 +5,6 @@ priority above, 16 times as long for clients below normal. Work that is not fini
 because kernels may wait for each other: none keeps the device for longer than its period while others are ready.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Final

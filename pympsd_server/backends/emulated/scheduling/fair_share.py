@@ -7,8 +7,6 @@ multiplied by a weight. The one with the least runs next, so a weight of 16 mean
 as others need it too, and never none: kernels that wait for each other make progress whatever their priorities.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import define, field

@@ -1,7 +1,5 @@
 """PTX images, loaded: kernels and global variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -5,8 +5,6 @@ functions from theirs. Only facts that are in no table stand here as text: what 
 scripts/generate-docs writes the page; a test compares the list with the PTX ISA's table of contents.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
