@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pympsd.process.version import CUDA_VERSION, VERSION
+from pympsd.process.version import CUDA_VERSIONS, DRIVER, VERSION
 from pympsd.vocabulary.mistyped import Parser
 
 TITLE = "CUDA MPS Server for Linux/Unix."
@@ -22,7 +22,8 @@ MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU.
 def main(arguments: Sequence[str]) -> int:
     """Serve on the daemon's link, or print what this program is."""
     if "-v" in arguments or "--version" in arguments:
-        print(f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)")
+        print(f"{TITLE} Binary version: {CUDA_VERSIONS[DRIVER]}")
+        print(f"pympsd {VERSION}, an open reimplementation (Apache-2.0)")
         return 0
     if "-h" in arguments or "--help" in arguments:
         print(ABOUT)

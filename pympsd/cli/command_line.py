@@ -8,7 +8,7 @@ import sys
 
 from pympsd.cli import control_client
 from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, list_options
-from pympsd.errors import BAD_USAGE
+from pympsd.errors import BAD_USAGE, InputError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def main(arguments: "Sequence[str]") -> int:
     if options.text == "h":
         return control_client.print_text(_help(options.name, protocol))
     if options.text == "v":
-        from pympsd.process.version import CUDA_VERSION, VERSION
+        from pympsd.process.version import CUDA_VERSIONS, VERSION
 
-        version = f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
+        version = f"{TITLE} Binary version: {CUDA_VERSIONS[_driver(options)]}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
         return control_client.print_text(version)
     if options.install:
         return _install(options)
@@ -174,6 +174,33 @@ def _install(options: Options) -> int:
         for file, aside in installed
     )
     return control_client.print_text(text)
+
+
+def _driver(options: Options) -> int:
+    """Return the branch of the driver that a daemon would have here, as far as the settings can be read."""
+    from pympsd.process.version import DRIVER
+
+    if options.driver:
+        return options.driver
+    environment = {
+        name.decode(errors="replace"): value.decode(errors="replace") for name, value in posix.environ.items()
+    }
+    from os.path import lexists
+
+    from pympsd.vocabulary.files import machine_places
+
+    names = ("PYMPSD_DRIVER", "PYMPSD_EMULATED_DEVICES", "PYMPSD_BACKEND")
+    if not any(map(environment.get, names)) and not any(map(lexists, machine_places(environment))):
+        return DRIVER  # without what takes longer to import than all else here
+    _find_dependencies()
+    try:
+        from pympsd.devices.discovery import expected_driver
+        from pympsd.devices.state_folder import with_machine_file
+        from pympsd.vocabulary.settings import Settings
+
+        return expected_driver(Settings.from_environment(with_machine_file(environment)))
+    except (ImportError, InputError):
+        return DRIVER
 
 
 def _find_dependencies() -> None:

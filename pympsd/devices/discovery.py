@@ -72,6 +72,16 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     return _with_devices(machine, chosen)
 
 
+def expected_driver(settings: Settings) -> int:
+    """Return the branch of the driver that a daemon with these settings has, without asking the driver; raise BadMachine.
+
+    With backend ``auto`` that is right but on a machine whose driver has a server of its own.
+    """
+    if settings.driver or settings.backend in ("cuda", "auto"):
+        return settings.driver or DRIVER
+    return VENDOR_DRIVER if settings.backend == "vendor" else describe(settings.emulated_devices)[0].driver
+
+
 def _with_driver(machine: Machine, requested: int) -> Machine:
     """Return a machine with the requested branch of the driver; 0: the one that it has."""
     described = machine.devices[0].driver if machine.devices else DRIVER

@@ -22,6 +22,7 @@ The file has one ``[[device]]`` table for each device (or for ``count`` equal on
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from uuid import NAMESPACE_OID, uuid5
@@ -33,6 +34,7 @@ from pympsd.errors import InputError
 from pympsd.process.version import CUDA_VERSIONS, DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import MIN_CAPABILITY, chunk_count, chunk_size
+from pympsd.vocabulary.variables import DRIVER_VARIABLE, BadSetting, read
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
 """The variable that describes the machine, in short form or by the path of a file."""
@@ -112,6 +114,17 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
         )
         for device in devices
     )
+
+
+def with_driver(
+    devices: tuple[DeviceProperties, ...], environment: Mapping[str, str]
+) -> tuple[DeviceProperties, ...]:
+    """Return the devices with the branch of the driver that PYMPSD_DRIVER asks for; raise BadMachine."""
+    try:
+        requested = int(read(environment, DRIVER_VARIABLE) or 0)
+    except BadSetting as error:
+        raise BadMachine(str(error)) from None
+    return tuple(evolve(device, driver=requested or device.driver) for device in devices)
 
 
 def _read(path: str) -> str:

@@ -21,6 +21,7 @@ from attrs import frozen
 
 from pympsd.devices.machine import COMPUTE_MODES, VARIABLE, BadMachine, is_file, with_attributes
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.files import machine_places
 
 MODES: Final = "modes"
 READ_BYTES: Final = 1 << 16
@@ -177,11 +178,9 @@ def directory() -> str:
 def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which PYMPSD_EMULATED_DEVICES, if it is not set, names the machine file that is there.
 
-    The user's file comes before the machine's, because callers may strip variables.
+    Its places are those of `pympsd.vocabulary.files.machine_places`.
     """
-    home = environment.get("HOME")
-    folders = (environment.get("XDG_CONFIG_HOME") or (home and os.path.join(home, ".config")), "/etc")
-    places = [os.path.join(folder, "pympsd", "machine.toml") for folder in folders if folder]
+    places = machine_places(dict(environment))
     machine_file = environment.get(VARIABLE) or next(filter(os.path.lexists, places), "")
     return {**environment, VARIABLE: machine_file} if machine_file else dict(environment)
 

@@ -11,21 +11,27 @@ CUDA_VERSIONS = {580: 13000, 590: 13010}
 minor (CUDA 13.1). ``--driver`` chooses one, see `pympsd.devices.discovery`."""
 DRIVER = 590
 """The branch that is taken if none is chosen."""
-CUDA_VERSION = 13000
+CLIENT_CONTEXTS = {580: 48, 590: 60}
+"""By branch: the contexts of clients that a device takes on Volta and newer (CUDA's documents, "When to Use MPS")."""
 
 API_VERSION = 13010
 """The version of the driver API that programs have, as cuDriverGetVersion reports it (CUDA 13.1)."""
-
-DRIVER_BRANCH = 580
-"""The driver whose recorded behaviour pympsd follows, as server.log prints it."""
-
-DRIVER_VERSION = f"{DRIVER_BRANCH}.0"
-"""The driver's version in dotted form; scripts split it at the dot."""
 
 EXTRAS = "_extras"
 """The folder of files that come with the packages and are not part of them (pympsd/cli/extras.py)."""
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 _build: "list[str]" = []
+
+
+def driver_version(driver: int) -> str:
+    """Return the version of a driver branch in dotted form, which scripts split at the dot: "590.0"."""
+    return f"{driver}.0"
+
+
+def cuda_version(driver: int) -> str:
+    """Return the version of CUDA of a driver branch as nvidia-smi prints it: "13.1"."""
+    number = CUDA_VERSIONS[driver]
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def build_id() -> str:

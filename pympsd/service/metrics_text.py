@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from pympsd.configuration.in_force import compute_hash
-from pympsd.process.version import CUDA_VERSION, VERSION
+from pympsd.process.version import CUDA_VERSIONS, VERSION
 from pympsd.state_machine import shares
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Server
@@ -31,7 +31,7 @@ def metrics_text(daemon: Daemon, backend: str) -> str:
 
 
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
-    versions = {"version": VERSION, "cuda_version": CUDA_VERSION}
+    versions = {"version": VERSION, "cuda_version": CUDA_VERSIONS[daemon.options.driver]}
     chosen = {"backend": backend, "protocol": daemon.options.protocol}
     yield from _family("pympsd", "info", "The daemon.", [({**versions, **chosen}, 1)])
     configuration: dict[str, object] = {"source": daemon.configuration.source, "hash": compute_hash(daemon)}

@@ -22,7 +22,7 @@ from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolve, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.process.spawn import map_buffers
-from pympsd.process.version import CUDA_VERSION
+from pympsd.process.version import CUDA_VERSIONS
 from pympsd.service.children import spawn_server
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.driver_server import NAME, is_vendor_server, spawn_vendor_server
@@ -320,7 +320,7 @@ def _dispatcher(
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:
     dispatcher.log.info("daemon_starting", socket=dispatcher.control_socket)
     dispatcher.log.info("daemon_connect_hint", directory=setup.directory.given)
-    dispatcher.log.info("daemon_version", version=CUDA_VERSION)
+    dispatcher.log.info("daemon_version", version=CUDA_VERSIONS[setup.machine.driver])
     dispatcher.log.info("daemon_backend", backend=setup.machine.backend, reason=setup.machine.reason)
     dispatcher.log.info("shares_set", shares=shares_text(dispatcher.state))
     for complaint in (*setup.settings.complaints, *limit_complaints):

@@ -15,7 +15,7 @@ from attrs import evolve
 from pympsd.devices.machine import BadMachine
 from pympsd.devices.state_folder import unusable_directory
 from pympsd.errors import BAD_USAGE
-from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION, VERSION
+from pympsd.process.version import DRIVER, VERSION, cuda_version, driver_version
 from pympsd.smi import changes, monitors, queries, report, source, summary
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Machine, NoSuchDevice
@@ -187,5 +187,5 @@ def _answer(request: Request, machine: Machine) -> Answer:
 
 
 def _version() -> str:
-    cuda = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
-    return f"PYMPSD-SMI version  : {VERSION}\nDRIVER version      : {DRIVER_VERSION}\nCUDA Version        : {cuda}\n"
+    driver, cuda = driver_version(DRIVER), cuda_version(DRIVER)
+    return f"PYMPSD-SMI version  : {VERSION}\nDRIVER version      : {driver}\nCUDA Version        : {cuda}\n"

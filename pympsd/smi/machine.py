@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Final
 
 from attrs import frozen
 
-from pympsd.devices.machine import COMPUTE_MODES, describe
+from pympsd.devices.machine import COMPUTE_MODES, describe, with_driver
 from pympsd.devices.registrations import GONE, list_registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import InputError
@@ -85,11 +86,16 @@ class Machine:
     devices: tuple[Device, ...]
     folder: StateFolder
 
+    @property
+    def driver(self) -> int:
+        """The branch of the driver."""
+        return self.devices[0].properties.driver
+
     @classmethod
     def of(cls, text: str, with_processes: bool = True) -> Machine:
         """Read a machine's state, by default with the processes on it; raise BadMachine."""
         folder = state_folder_of(text)
-        properties = with_current_modes(describe(text), text)
+        properties = with_current_modes(with_driver(describe(text), os.environ), text)
         seen = folder if with_processes else None
         devices = (Device(index, device, _processes(seen, device)) for index, device in enumerate(properties))
         return cls(text, tuple(devices), folder)

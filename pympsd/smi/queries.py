@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from pympsd.process.version import DRIVER_VERSION
+from pympsd.process.version import driver_version
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Device, Machine, Process
 from pympsd.smi.options import BAD_VALUE, Refused
@@ -27,7 +27,7 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "memory.free": lambda device: device.total // MIB - device.used // MIB,
     "compute_mode": lambda device: device.shown_mode,
     "compute_cap": lambda device: ".".join(map(str, device.properties.compute_capability)),
-    "driver_version": lambda _: DRIVER_VERSION,
+    "driver_version": lambda device: driver_version(device.properties.driver),
 }
 """The fields that an emulated device has."""
 _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION
+from pympsd.process.version import cuda_version, driver_version
 from pympsd.smi.machine import Device, Machine
 from pympsd.smi.options import BAD_VALUE, Refused
 from pympsd.smi.summary import MIB, in_order
@@ -21,8 +21,8 @@ def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
         "==============NVSMI LOG==============",
         "",
         _line(0, "Timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
-        _line(0, "Driver Version", DRIVER_VERSION),
-        _line(0, "CUDA Version", f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"),
+        _line(0, "Driver Version", driver_version(machine.driver)),
+        _line(0, "CUDA Version", cuda_version(machine.driver)),
         "",
         _line(0, "Attached GPUs", len(machine.devices)),
     ]

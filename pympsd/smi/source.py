@@ -13,6 +13,7 @@ from typing import Final
 from pympsd.cli import control_client
 from pympsd.devices.machine import VARIABLE, BadMachine
 from pympsd.devices.state_folder import DIRECTORY, resolve, with_machine_file
+from pympsd.vocabulary.variables import DRIVER_VARIABLE
 from pympsd.wire import frames
 
 SECONDS: Final = 2.0
@@ -23,7 +24,7 @@ DEFAULT_MACHINE: Final = "H200"
 def machine(warn: Callable[[str], None]) -> str:
     """Return the description of the machine; raise BadMachine if the daemon has GPUs.
 
-    If it is a daemon's, PYMPSD_STATE_DIRECTORY is set in this process to that of the daemon.
+    If it is a daemon's, PYMPSD_STATE_DIRECTORY and PYMPSD_DRIVER are set in this process to those of the daemon.
     """
     text = with_machine_file(os.environ).get(VARIABLE) or DEFAULT_MACHINE
     answer = _ask(warn)
@@ -37,6 +38,7 @@ def machine(warn: Callable[[str], None]) -> str:
         if os.environ.get(name) and ours != answer[name]:
             warn(f"{name}={os.environ[name]} is not that of the daemon of {path}, which has {answer[name]}")
     os.environ[DIRECTORY] = answer[DIRECTORY]
+    os.environ[DRIVER_VARIABLE] = answer.get(DRIVER_VARIABLE, "")
     return answer[VARIABLE]
 
 

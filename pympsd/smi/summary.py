@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION, VERSION
+from pympsd.process.version import DRIVER, VERSION, cuda_version, driver_version
 from pympsd.smi.machine import Device, Process
 
 MIB: Final = 1 << 20
@@ -38,8 +38,9 @@ def table(devices: Sequence[Device]) -> str:
 
 
 def _device_lines(devices: Sequence[Device]) -> Iterator[str]:
-    cuda = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
-    title = f" {f'PYMPSD-SMI {VERSION}':<34}{f'Driver Version: {DRIVER_VERSION}':<31}{f'CUDA Version: {cuda}':<23}"
+    driver = devices[0].properties.driver if devices else DRIVER
+    versions = f"{f'Driver Version: {driver_version(driver)}':<31}{f'CUDA Version: {cuda_version(driver)}':<23}"
+    title = f" {f'PYMPSD-SMI {VERSION}':<34}{versions}"
     rule = "+" + "+".join("-" * width for width in _CELLS) + "+"
     yield "+" + "-" * _WIDTH + "+"
     yield f"|{title}|"

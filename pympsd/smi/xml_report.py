@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
-from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION
+from pympsd.process.version import cuda_version, driver_version
 from pympsd.smi.machine import Device, Machine
 from pympsd.smi.summary import MIB, in_order
 
@@ -22,8 +22,8 @@ def report(machine: Machine, devices: Sequence[Device], parts: frozenset[str]) -
     """Return the report; ``parts``: MEMORY, COMPUTE and PIDS, or nothing for all of it."""
     head = (
         ("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
-        ("driver_version", DRIVER_VERSION),
-        ("cuda_version", f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"),
+        ("driver_version", driver_version(machine.driver)),
+        ("cuda_version", cuda_version(machine.driver)),
         ("attached_gpus", len(machine.devices)),
     )
     text = _HEAD + "<nvidia_smi_log>\n" + _elements(head, 1)

@@ -44,6 +44,16 @@ MAX_LIBCUDA_SOCKET_PATH = 106
 """The most that libcuda can take: with one byte more a program's standard input breaks (measured on driver 580)."""
 
 
+def machine_places(environment: "dict[str, str]") -> "tuple[str, ...]":
+    """Return the paths where the file of an emulated machine is looked for, the user's before the machine's.
+
+    Callers may strip variables, so that of the user is found by HOME too.
+    """
+    home = environment.get("HOME")
+    folders = environment.get("XDG_CONFIG_HOME") or (home and f"{home}/.config"), "/etc"
+    return tuple(f"{folder}/pympsd/machine.toml" for folder in folders if folder)
+
+
 def pipe_directory(environment: "dict[str, str]") -> str:
     """Return the pipe directory that an environment names, or the documented default."""
     return environment.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORY

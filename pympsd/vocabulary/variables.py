@@ -19,7 +19,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.errors import InputError
-from pympsd.process.version import CUDA_VERSIONS, DRIVER
+from pympsd.process.version import CLIENT_CONTEXTS, CUDA_VERSIONS, DRIVER
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.limits import (
     PER_CONTEXT_PARTITIONING,
@@ -269,7 +269,8 @@ VARIABLES: Final = (
     Variable(
         "CUDA_DEVICE_MAX_CONNECTIONS",
         Reader.CLIENT,
-        f"1 to {MAX_CONNECTIONS}, default 2; above 2, the client's contexts take more of a device's 48 connections",
+        f"1 to {MAX_CONNECTIONS}, default 2; above 2, the client's contexts take more of a device's "
+        f"{CLIENT_CONTEXTS[DRIVER]} connections ({CLIENT_CONTEXTS[580]} with driver 580)",
         "reported; above 32 counts as 32, anything else as if it were not set",
         _connections,
     ),
@@ -411,7 +412,7 @@ VARIABLES: Final = (
     ),
     Variable(
         DRIVER_VARIABLE,
-        Reader.DAEMON,
+        Reader.DAEMON | Reader.SMI,
         f"the branch of the driver whose versions, number of client contexts and commands pympsd has: {_DRIVERS}, as "
         "`--driver`; also `driver = 580` in the file of an emulated machine",
         _DOES_NOT_START,

@@ -26,7 +26,7 @@ from pympsd.devices.registrations import GONE
 from pympsd.errors import RemoteError
 from pympsd.journal.setup import link_logger
 from pympsd.process.title import show_as
-from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH
+from pympsd.process.version import CUDA_VERSIONS
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -156,8 +156,9 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
     server.observers.append(containment)
     for ordinal, device in enumerate(setup.devices):
         log.info("server_context_creating", device=ordinal, name=device.name)
-    log.info("server_version", version=CUDA_VERSION)
-    log.info("server_driver", version=DRIVER_BRANCH)
+    driver = setup.devices[0].driver
+    log.info("server_version", version=CUDA_VERSIONS[driver])
+    log.info("server_driver", version=driver)
     log.info("server_backend", backend=setup.backend)
     log.info("server_thread_percentage", percentage=str(server.thread_percentage))
     for ordinal, limit in setup.memory_limits.items():

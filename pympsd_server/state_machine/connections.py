@@ -1,6 +1,7 @@
 """The pool of connections of a device, which limits the contexts on it at one time.
 
-48 contexts on Volta and newer, 16 before (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3).
+On Volta and newer 60 contexts since driver 590, 48 before; 16 on older devices (MPS documents, 2.3.2 and 5.2;
+recorded: multiuser-and-limits, G3).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.errors import DeviceError
+from pympsd.process.version import CLIENT_CONTEXTS, DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 
-VOLTA_SLOTS: Final = 48
 PRE_VOLTA_SLOTS: Final = 16
 DEFAULT_CONNECTIONS: Final = 2
 """The default of a client (MPS documents, 4.2.4): one slot."""
@@ -48,14 +49,14 @@ def connection_slots(environment: Mapping[str, str]) -> int:
 class Pool:
     """The connections of a device and the slots that each context holds."""
 
-    size: int = VOLTA_SLOTS
+    size: int = CLIENT_CONTEXTS[DRIVER]
     _held: dict[int, int] = field(factory=dict, init=False)
     """Slots by context id."""
 
     @classmethod
     def of(cls, device: DeviceProperties) -> Pool:
         """Return the empty pool of a device."""
-        return cls(VOLTA_SLOTS if device.is_volta_or_newer else PRE_VOLTA_SLOTS)
+        return cls(CLIENT_CONTEXTS[device.driver] if device.is_volta_or_newer else PRE_VOLTA_SLOTS)
 
     @property
     def free(self) -> int:

@@ -339,7 +339,7 @@ def test_the_variable_of_the_protocol_makes_an_unknown_option_bad_usage(
 
 def test_version_and_help_print_and_exit_0(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["-d", "-v"]) == 0
-    assert capfd.readouterr().out.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n")
+    assert capfd.readouterr().out.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13010\n")
     assert main(["--argv0=nvidia-cuda-mps-control", "-h"]) == 0
     assert "usage: nvidia-cuda-mps-control [-d | -f]" in capfd.readouterr().out
 

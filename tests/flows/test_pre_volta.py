@@ -64,7 +64,7 @@ volta = pytest.mark.parametrize("machine", ["V100"])
 
 
 @pytest.mark.long(but=["P100-16"])
-@pytest.mark.parametrize(("machine", "most"), [("P100", 16), ("V100", 48)])
+@pytest.mark.parametrize(("machine", "most"), [("P100", 16), ("V100", 60)])
 def test_a_device_has_fewer_connections(start: Start, most: int) -> None:
     client = start().connect()
     answers = [client.do("newctx 0") for _ in range(most)]

@@ -61,7 +61,7 @@ def test_log_of_start_and_quit(daemon: DaemonProcess) -> None:
     assert daemon.log() == [
         f"Starting control daemon using socket {pipe}/control",
         f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={pipe}",
-        "CUDA MPS Control binary version: 13000",
+        "CUDA MPS Control binary version: 13010",
         backend,
         shares,
         "Accepting connection...",
@@ -342,7 +342,7 @@ def test_a_reader_that_has_left_is_no_end_of_the_daemon(daemon: DaemonProcess) -
 
 def test_version_and_help(directory: Path) -> None:
     daemon = DaemonProcess(directory)
-    assert daemon.run(["-v"]).stdout.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13000\n")
+    assert daemon.run(["-v"]).stdout.startswith("CUDA MPS Control for Linux/Unix/QNX. Binary version: 13010\n")
     assert daemon.run(["-d", "-v"]).stdout == daemon.run(["--version"]).stdout
     assert daemon.run(["-h"]).stdout.startswith("CUDA MPS Control for Linux/Unix/QNX.\n")
     unknown = daemon.run(["-x"])

@@ -51,7 +51,7 @@ def test_another_connection_of_the_same_pid_is_another_client() -> None:
 def test_a_terminated_context_takes_no_connection() -> None:
     client_table = ClientTable.of(describe("H200"))
     client = client_table.add_client(1, 100, 0, {})
-    contexts = [client_table.open_context(client, 0, 1) for _ in range(48)]
+    contexts = [client_table.open_context(client, 0, 1) for _ in range(60)]
     client_table.mark_terminated(client, contexts[0])
     client_table.open_context(client, 0, 1)
     with pytest.raises(PoolExhausted):

@@ -30,18 +30,18 @@ def test_the_default_is_one_slot() -> None:
     assert connection_slots({}) == 1
 
 
-@pytest.mark.parametrize(("machine", "size"), [("H200", 48), ("V100", 48), ("P100", 16)])
-def test_a_pool_has_48_slots_and_16_before_volta(machine: str, size: int) -> None:
+@pytest.mark.parametrize(("machine", "size"), [("H200", 60), ("V100", 60), ("P100", 16)])
+def test_a_pool_has_60_slots_and_16_before_volta(machine: str, size: int) -> None:
     (device,) = describe(machine)
     assert Pool.of(device).size == size
 
 
-def test_the_49th_context_is_refused_and_takes_no_number() -> None:
+def test_the_61st_context_is_refused_and_takes_no_number() -> None:
     """Recorded: the 49th is refused, and the next context that fits has the serial 49."""
     client_table = ClientTable.of(DEVICES)
     one, other = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
-    contexts = [client_table.open_context(one, 0, 1) for _ in range(48)]
-    with pytest.raises(PoolExhausted, match="1 of the device's 48 connections, and 0 are free"):
+    contexts = [client_table.open_context(one, 0, 1) for _ in range(60)]
+    with pytest.raises(PoolExhausted, match="1 of the device's 60 connections, and 0 are free"):
         client_table.open_context(other, 0, 1)
     assert (other.contexts_made, other.contexts) == (0, {})
     assert client_table.open_context(other, 1, 1).id == 49, "the other device has its own pool"
@@ -56,7 +56,7 @@ def test_removing_a_client_frees_its_slots() -> None:
     for _ in range(3):
         client_table.open_context(client, 0, 1, 16)
     client_table.remove_client(1)
-    assert client_table.pools[0].free == 48
+    assert client_table.pools[0].free == 60
 
 
 def test_slots_are_not_freed_twice() -> None:
@@ -64,7 +64,7 @@ def test_slots_are_not_freed_twice() -> None:
     pool.take(7, 16)
     for _ in range(2):  # an operator terminates a context, then its process closes it
         pool.release(7)
-    assert pool.free == 48
+    assert pool.free == 60
 
 
 @given(st.lists(st.integers(1, 16)))
@@ -72,13 +72,13 @@ def test_a_context_is_refused_only_without_room(asked: list[int]) -> None:
     pool = Pool()
     taken = 0
     for serial, slots in enumerate(asked):
-        if taken + slots <= 48:
+        if taken + slots <= 60:
             pool.take(serial, slots)
             taken += slots
         else:
             with pytest.raises(PoolExhausted):
                 pool.take(serial, slots)
-        assert pool.free == 48 - taken
+        assert pool.free == 60 - taken
 
 
 class Clients(RuleBasedStateMachine):
@@ -107,7 +107,7 @@ class Clients(RuleBasedStateMachine):
     @rule(data=st.data(), device=st.integers(0, 1), slots=st.integers(1, 16))
     def open(self, data: st.DataObject, device: int, slots: int) -> None:
         client = self._some(data)
-        room = 48 - self._taken(device)
+        room = 60 - self._taken(device)
         made = client.contexts_made
         try:
             context = self.client_table.open_context(client, device, 1, slots)
@@ -141,7 +141,7 @@ class Clients(RuleBasedStateMachine):
     @invariant()
     def the_pool_is_what_the_contexts_hold(self) -> None:
         for device, pool in self.client_table.pools.items():
-            assert pool.free == 48 - self._taken(device) >= 0
+            assert pool.free == 60 - self._taken(device) >= 0
 
     @invariant()
     def serials_have_no_gap(self) -> None:

@@ -71,7 +71,7 @@ def test_the_report_as_xml(node: Node) -> None:
     assert (log.tag, log.findtext("attached_gpus"), log.findtext("driver_version")) == (
         "nvidia_smi_log",
         "4",
-        "580.0",
+        "590.0",
     )
     gpus = log.findall("gpu")
     assert [gpu.get("id") for gpu in gpus] == list(BUS)

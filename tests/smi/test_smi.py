@@ -45,8 +45,8 @@ def test_the_compute_modes_as_recorded(node: Node) -> None:
             "",
             "==============NVSMI LOG==============",
             "",
-            "Driver Version                                         : 580.0",
-            "CUDA Version                                           : 13.0",
+            "Driver Version                                         : 590.0",
+            "CUDA Version                                           : 13.1",
             "",
             "Attached GPUs                                          : 4",
             "GPU 00000000:00:06.0",
@@ -74,8 +74,8 @@ def test_the_bare_table_as_recorded(node: Node) -> None:
     lines = printed(node, "-i", "1").splitlines()
     assert {len(line) for line in lines if line[:1] in ("|", "+")} == {91}
     assert lines[1] == "+" + "-" * 89 + "+"
-    assert "Driver Version: 580.0 " in lines[2]
-    assert "CUDA Version: 13.0 " in lines[2]
+    assert "Driver Version: 590.0 " in lines[2]
+    assert "CUDA Version: 13.1 " in lines[2]
     for recorded in (
         "+-----------------------------------------+------------------------+----------------------+",
         "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",

@@ -12,6 +12,7 @@ from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.variables import DRIVER_VARIABLE
 from pympsd.wire import frames
 
 LEAVING_SECONDS: Final = 10.0
@@ -121,6 +122,7 @@ class MachineSession:
         answer = {
             "backend": settings.backend,
             machine.VARIABLE: settings.emulated_devices,
+            DRIVER_VARIABLE: str(dispatcher.state.options.driver),
             state_folder.DIRECTORY: state_folder.directory(),
         }
         self.channel.send_raw(frames.encode(frames.OPERATOR_MACHINE, json.dumps(answer).encode()))

@@ -15,8 +15,10 @@ from attrs import define, evolve, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
+from pympsd.devices.machine import DEVICE_LIMIT
 from pympsd.errors import RemoteError
 from pympsd.journal.line_format import sanitise
+from pympsd.process.version import CLIENT_CONTEXTS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
@@ -31,8 +33,8 @@ from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server and its clients may cause."""
-MAX_CONTEXTS: Final = 64 * 48
-"""48 on each of 64 devices; no server has more."""
+MAX_CONTEXTS: Final = DEVICE_LIMIT * max(CLIENT_CONTEXTS.values())
+"""The contexts of all clients of a server, on all devices."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
 """What may be queued for a server before its clients are refused; with twice as much its link ends."""
 

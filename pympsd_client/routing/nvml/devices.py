@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Final
 
 from pympsd.errors import CallError
-from pympsd.process.version import API_VERSION
+from pympsd.process.version import API_VERSION, DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
@@ -127,6 +127,11 @@ def devices() -> tuple[Device, ...]:
 def driver_version() -> int:
     """Return the version of CUDA that the server has."""
     return _driver_version
+
+
+def driver() -> int:
+    """Return the branch of the driver that the devices have."""
+    return _devices[0].properties.driver if _devices else DRIVER
 
 
 def handle_of(number: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ctypes import c_int, c_uint64, memmove
 from typing import Any, Final
 
-from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
+from pympsd.process.version import CUDA_VERSIONS, driver_version
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import explanations
@@ -47,8 +47,8 @@ _PCI_EXTENDED: Final = struct.Struct("=7I32s")
 _BRANCH_BYTES: Final = 80
 _CLASS, _SUBCLASS = 3, 2
 """PCI's numbers of a 3D controller, which these GPUs are: they have no display."""
-_ARCHITECTURES: Final = ((9, 0, 9), (8, 9, 8), (8, 0, 7), (7, 5, 6), (7, 0, 5), (6, 0, 4))
-"""The nvmlDeviceArchitecture_t from a compute capability on; Blackwell (10) begins at 10.0."""
+_ARCHITECTURES: Final = ((10, 0, 10), (9, 0, 9), (8, 9, 8), (8, 0, 7), (7, 5, 6), (7, 0, 5), (6, 0, 4))
+"""The nvmlDeviceArchitecture_t from a compute capability on."""
 _COMMAND_BYTES: Final = 1 << 12
 
 
@@ -142,7 +142,7 @@ def _capability(handle: int, major: int, minor: int) -> None:
 
 def _architecture(properties: DeviceProperties) -> int:
     capability = properties.compute_capability
-    numbers = (number for *least, number in _ARCHITECTURES if tuple(least) <= capability < (10, 0))
+    numbers = (number for *least, number in _ARCHITECTURES if tuple(least) <= capability)
     return next(numbers, 0xFFFF_FFFF)  # NVML_DEVICE_ARCH_UNKNOWN
 
 
@@ -166,20 +166,27 @@ def _text_of(value: Callable[[DeviceProperties], str]) -> _Row:
     return (lambda handle, place, length: nvml.text(place, length, value(nvml.properties(handle)))), "QQI"
 
 
-def _constant(text: str) -> _Row:
-    return (lambda place, length: nvml.text(place, length, text)), "QI"
+def _write_branch(place: int, length: int) -> None:
+    nvml.write_versioned(place, f"r{nvml.driver()}_00".encode().ljust(_BRANCH_BYTES, b"\0"), 1)
 
 
-_BRANCH: Final = f"r{DRIVER_BRANCH}_00".encode().ljust(_BRANCH_BYTES, b"\0")
+def _write_version(place: int, length: int) -> None:
+    nvml.text(place, length, driver_version(nvml.driver()))
+
+
+def _write_nvml_version(place: int, length: int) -> None:
+    nvml.text(place, length, f"{CUDA_VERSIONS[nvml.driver()] // 1000}.{driver_version(nvml.driver())}")
+
+
 _FUNCTIONS: Final[dict[str, _Row]] = {
     "nvmlInit_v2": (nvml.init, ""),
     "nvmlInitWithFlags": (nvml.init, "I"),
     "nvmlShutdown": (nvml.shut_down, ""),
     "nvmlSystemGetCudaDriverVersion": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
     "nvmlSystemGetCudaDriverVersion_v2": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
-    "nvmlSystemGetDriverBranch": (lambda place, length: nvml.write_versioned(place, _BRANCH, 1), "QI"),
-    "nvmlSystemGetDriverVersion": _constant(DRIVER_VERSION),
-    "nvmlSystemGetNVMLVersion": _constant(f"{CUDA_VERSION // 1000}.{DRIVER_VERSION}"),
+    "nvmlSystemGetDriverBranch": (_write_branch, "QI"),
+    "nvmlSystemGetDriverVersion": (_write_version, "QI"),
+    "nvmlSystemGetNVMLVersion": (_write_nvml_version, "QI"),
     "nvmlSystemGetProcessName": (_process_name, "IQI"),
     "nvmlDeviceGetArchitecture": _number_of(_architecture),
     "nvmlDeviceGetComputeMode": _number_of(lambda properties: properties.attributes["COMPUTE_MODE"]),
