@@ -23,12 +23,20 @@ from pympsd.vocabulary.limit_table import (
     differing_percentages,
     in_bytes,
     lowest,
+    on_device,
     percentage_on,
 )
-from pympsd.vocabulary.limits import BadLimit, ClientPriority, LimitsInForce, PinnedMemory, Quota
+from pympsd.vocabulary.limits import (
+    PER_CONTEXT_PARTITIONING,
+    BadLimit,
+    ClientPriority,
+    LimitsInForce,
+    PinnedMemory,
+    Quota,
+)
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
-from pympsd.vocabulary.variables import PRIORITY
+from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import OpenContext
 from pympsd_server.state_machine.client_table import Client
@@ -150,14 +158,49 @@ def in_force(
 
 
 def multiprocessors(
-    limits: ClientLimits, ordinal: int, device: DeviceProperties, environment: Mapping[str, str], asked: OpenContext
+    limits: ClientLimits,
+    ordinal: int,
+    visible: Sequence[DeviceProperties],
+    environment: Mapping[str, str],
+    asked: OpenContext,
 ) -> int:
     """Return the SMs of a requested context: the client can only lower those of its process. Raise
-    PartitionRefused or AffinityRefused.
+    PartitionRefused, AffinityRefused, or BadLimit for an invalid percentage of a device.
+
+    ``visible``: the devices that the client sees; ``environment``: the client's when it connected.
     """
     partition_on(limits, ordinal)
-    requested = asked.thread_percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
+    device = visible[asked.device]
+    percentage = asked.thread_percentage
+    if asked.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
+        percentage = _percentage_by_device(asked, visible, is_lenient=is_lenient(environment))
+    requested = percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
     return context_multiprocessors(percentage_on(limits.own, ordinal), environment, device, *requested)
+
+
+def _percentage_by_device(
+    asked: OpenContext, visible: Sequence[DeviceProperties], *, is_lenient: bool
+) -> float | None:
+    """Return the percentage that a context's environment has for its device; None: none. Raise BadLimit."""
+    entries, bad = memory_limits.read_percentages({PERCENTAGE: asked.percentages}, visible)
+    if bad and not is_lenient:
+        raise BadLimit(problem_of_entries(bad))
+    entry = on_device(entries, asked.device)
+    return None if entry is None else entry.value
+
+
+def is_lenient(environment: Mapping[str, str]) -> bool:
+    """Return whether a client asks to have invalid entries of its limits ignored."""
+    return environment.get("PYMPSD_LENIENT_LIMITS") == "1"
+
+
+def problem_of_entries(bad: Sequence[BadEntry]) -> str:
+    """Return the sentence that refuses invalid entries of a client's limits."""
+    others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return (
+        f"{bad[0].variable}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
+        "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
+    )
 
 
 def _most(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
