@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.control.connection import CannotAsk
 from pympsd.vocabulary.untrusted import ESCAPED
@@ -72,6 +72,12 @@ class Client:
     memory_bytes: dict[int, Count]
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
+    multiprocessors: dict[int, Count] = field(factory=dict)
+    """The SMs that it may use, by the daemon's ordinal."""
+    memory_limits: dict[int, Count] = field(factory=dict)
+    """The bytes that it may hold at most, by the daemon's ordinal; a device that is absent has no limit."""
+    priority: int | None = None
+    """0: normal, 1: below normal."""
 
 
 @frozen

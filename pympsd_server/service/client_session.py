@@ -184,7 +184,7 @@ class ClientSession:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
         seen = tuple(as_seen(self.limits, ordinal, devices[ordinal]) for ordinal in self.ordinals)
-        self.server.client_joined(self.client, *in_force(self.limits, self.ordinals, seen))
+        self.server.client_joined(self.client, *in_force(self.limits, self.ordinals, seen, self.client.environment))
         self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
         return True
 
@@ -281,6 +281,7 @@ class ClientSession:
             return self.server.client_table.open_context(*numbered)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
+            self.server.log.info("context_refused_reason", reason=f"Client {self.client.pid}: {error}")
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
 
     async def _attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:

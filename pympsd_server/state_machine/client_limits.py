@@ -40,6 +40,7 @@ from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import OpenContext
 from pympsd_server.state_machine.client_table import Client
+from pympsd_server.state_machine.connections import connection_slots
 from pympsd_server.state_machine.quotas import context_multiprocessors, process_multiprocessors
 
 
@@ -141,9 +142,12 @@ def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> Dev
 
 
 def in_force(
-    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceProperties]
+    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceProperties], environment: Mapping[str, str]
 ) -> tuple[LimitsInForce, dict[int, str]]:
-    """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees."""
+    """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees.
+
+    ``environment``: the client's, which decides how many connections each of its contexts takes.
+    """
     counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
     memory = in_bytes(limits.own.pinned_memory)
     partitions = {ordinal: one.name for ordinal, one in limits.partitions.items() if one.name}
@@ -153,6 +157,7 @@ def in_force(
         {ordinal: memory[ordinal] for ordinal in ordinals if ordinal in memory},
         dict(zip(ordinals, counts, strict=True)),
         differing_percentages(limits.own, ordinals),
+        connection_slots(environment),
     )
     return found, partitions
 

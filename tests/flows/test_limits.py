@@ -394,7 +394,9 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
 def test_one_process_may_hold_all_48_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
     client, other = begun(start(daemon)), begun(start(daemon))
     assert client.do("contexts 60") == f"48 {FULL}"
-    assert "1 of the device's 48 connections, and 0 are free" in client.do("error")
+    assert "1 of the device's 48 connections, and 0 are free: no more clients fit" in client.do("error")
+    full = "takes 1 of the device's 48 connections, and 0 are free: no more clients fit until contexts of others end"
+    in_server_log(daemon, f"Client {client.pid}: a context of this process {full}")
     in_server_log(daemon, REACHED.format(48))
     for _ in range(2):
         assert other.do("newctx 0") == FULL

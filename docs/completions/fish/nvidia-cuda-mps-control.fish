@@ -53,6 +53,7 @@ complete -c pympsd -n "__pympsd_at '* client list*'" -f
 complete -c pympsd -n "__pympsd_at '* client list*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c pympsd -n "__pympsd_at '* client list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
 complete -c pympsd -n "__pympsd_at '* client list*'" -l all
+complete -c pympsd -n "__pympsd_at '* client list*'" -l limits
 complete -c pympsd -n "__pympsd_at '* client terminate*'" -f
 complete -c pympsd -n "__pympsd_at '* client terminate*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c pympsd -n "__pympsd_at '* client terminate*'" -l timeout -x
@@ -148,6 +149,7 @@ complete -c pympsd -n "__pympsd_at '* plot*'" -l until
 complete -c pympsd -n "__pympsd_at '* plot*'" -o o -r -F
 complete -c pympsd -n "__pympsd_at '* ps*'" -f
 complete -c pympsd -n "__pympsd_at '* ps*'" -o p -x -a '(pympsd get_server_list 2>/dev/null)'
+complete -c pympsd -n "__pympsd_at '* ps*'" -l limits
 complete -c pympsd -n "__pympsd_at '* ps*'" -l json
 complete -c pympsd -n "__pympsd_at '* quit*'" -f
 complete -c pympsd -n "__pympsd_at '* quit*'" -o t
@@ -260,6 +262,7 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -l all
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -l limits
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client terminate*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client terminate*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client terminate*'" -l timeout -x
@@ -355,6 +358,7 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -l until
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -o o -r -F
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* ps*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* ps*'" -o p -x -a '(pympsd get_server_list 2>/dev/null)'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* ps*'" -l limits
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* ps*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* quit*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* quit*'" -o t

@@ -77,6 +77,11 @@ class Client:
     limits: LimitsInForce | None = None
     """The limits in force for it, as its server reported; of the driver's own server what the daemon has set."""
 
+    def connections_on(self, device: int) -> int:
+        """Return the number of a device's connections that its contexts take there."""
+        count = sum(context.device == device for context in self.contexts.values())
+        return count * (1 if self.limits is None else self.limits.connections)
+
     @property
     def pid(self) -> int:
         """The PID of its process; 0: not visible here."""

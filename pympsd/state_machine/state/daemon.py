@@ -207,6 +207,12 @@ class Daemon:
         named = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
 
+    def count_free(self, server: Server | None, ordinal: int) -> int:
+        """Return how many more clients with one context fit on a device of a server; None: one without a process."""
+        clients = () if server is None else server.clients.values()
+        in_use = sum(client.connections_on(ordinal) for client in clients)
+        return max(0, self.devices[ordinal].max_contexts - in_use)
+
     def place_of(self, server: str, namespace: str | None = None) -> dict[str, str]:
         """Return the field of a log line that names a server, or a namespace (empty: ``default``).
 
