@@ -1,8 +1,8 @@
 """The backend and the visible devices of this machine, from settings, for the daemon and its servers.
 
 PYMPSD_BACKEND selects the backend. ``auto`` means the emulated machine if PYMPSD_EMULATED_DEVICES is set, or if there
-is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) where there
-is one, and with ours (``cuda``) where there is none, or where it turns out not to be known. An installed driver that
+is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) if there
+is one whose release pympsd supports, else with ours (``cuda``). An installed driver that
 does not work is an error: on a machine with a GPU, work must not run on an emulated one unnoticed.
 """
 
@@ -127,7 +127,7 @@ def _vendor(settings: Settings, probed: Probed, find_server: Callable[[], str]) 
     """Return the machine of the driver's server, which reports its devices if the driver could not be asked."""
     server = find_server()
     if not server:
-        override = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is no program"
+        override = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is not a program"
         raise NoDriver(
             f"PYMPSD_BACKEND=vendor: {override or 'no nvidia-cuda-mps-server is in PATH'}; name the driver's in "
             "PYMPSD_VENDOR_SERVER, or set PYMPSD_BACKEND=cuda or emulated"

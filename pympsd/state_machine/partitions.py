@@ -66,7 +66,7 @@ def create_partition(
     whole = [chunk for chunk in free if chunk != remainder]
     if chunks > len(whole):
         others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
-        shared = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
+        shared = f" (next to server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
         unit = "chunk" if len(whole) == 1 else "chunks"
         raise NotPossible(f"Device {index} has {len(whole)} {unit} free, not {chunks}{shared}.")
     _check_clients_known(daemon, server_name)

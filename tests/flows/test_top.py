@@ -166,7 +166,7 @@ def test_a_daemon_that_is_stopped(daemon: DaemonProcess) -> None:
     suspend(daemon.pid)
     done = daemon.run(["--timeout", "0.5", "top", "--once"])
     os.kill(daemon.pid, signal.SIGCONT)
-    assert (done.returncode, done.stderr) == (2, "the MPS control daemon said nothing for 0.5 s\n")
+    assert (done.returncode, done.stderr) == (2, "the MPS control daemon sent nothing for 0.5 s\n")
 
 
 def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:

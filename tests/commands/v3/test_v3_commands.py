@@ -649,7 +649,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
     assert checked.printed.splitlines() == [
         "SM partition 'a/y': Device 1 has 1 active client outside partitions; end it, or wait until it has gone.",
         "created server 'c'",
-        "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (beside server b).",
+        "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (next to server b).",
     ]
     assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
     begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))
