@@ -186,7 +186,7 @@ def _not_mapped(size: int, address: int, error: OSError) -> CudaError:
     if error.errno == errno.EEXIST:
         return CudaError(
             Result.ERROR_OUT_OF_MEMORY,
-            f"something of this process is mapped at {address:#x}, the executor's address of the {size} bytes of host "
+            f"something of this process is mapped at {address:#x}, the executor's address of {size} bytes of host "
             "memory, which both need at the same address; use pageable memory",
         )
     return CudaError(
