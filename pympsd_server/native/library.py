@@ -37,9 +37,9 @@ class NoLibrary(StartError):
 def library() -> Any:
     """Return the library with its functions declared; raise NoLibrary. ctypes releases the GIL in each call."""
     folder = os.path.dirname(__file__)
-    paths = [
-        path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
-    ]
+    # The build names it .abi3.so, for every version of Python; that of an earlier build may be next to it.
+    suffixes = sorted(EXTENSION_SUFFIXES, key=lambda suffix: "abi3" not in suffix)
+    paths = [path for suffix in suffixes if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))]
     if not paths:
         raise NoLibrary("it was not built: install a C compiler, then pympsd again")
     try:
