@@ -19,6 +19,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.errors import InputError
+from pympsd.process.version import CUDA_VERSIONS, DRIVER
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.limits import (
     PER_CONTEXT_PARTITIONING,
@@ -47,6 +48,7 @@ CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 """The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
+DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
 TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
 USERS_VARIABLE: Final = "PYMPSD_USERS"
@@ -178,6 +180,7 @@ def _shares(text: str) -> str:
     return ""
 
 
+_DRIVERS: Final = " or ".join(f"`{branch}`" + " (default)" * (branch == DRIVER) for branch in CUDA_VERSIONS)
 _BOTH: Final = Reader.DAEMON | Reader.CLIENT
 _DOES_NOT_START: Final = "the daemon does not start"
 _CUINIT_FAILS: Final = "cuInit fails"
@@ -405,6 +408,14 @@ VARIABLES: Final = (
         _DOES_NOT_START,
         _one_of(*DIALECTS),
         default=DIALECTS[0],
+    ),
+    Variable(
+        DRIVER_VARIABLE,
+        Reader.DAEMON,
+        f"the branch of the driver whose versions, number of client contexts and commands pympsd has: {_DRIVERS}, as "
+        "`--driver`; also `driver = 580` in the file of an emulated machine",
+        _DOES_NOT_START,
+        _one_of(*map(str, CUDA_VERSIONS)),
     ),
     Variable(
         STRICT_BOUNDS,

@@ -277,7 +277,7 @@ class ReturningClient:
     command: str
     namespace: int
     contexts: tuple[tuple[int, int, int], ...]
-    """(serial, number, device) of each, as in ContextReported."""
+    """(id, number, device) of each, as in ContextReported."""
     mps_namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions by device ordinal."""
