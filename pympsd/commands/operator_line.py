@@ -8,8 +8,6 @@ changes. A daemon of protocol 3 also takes the commands of protocol 2 that have 
 takes the modules that both have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

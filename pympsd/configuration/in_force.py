@@ -1,8 +1,8 @@
 """The configuration in force in a daemon: its hash, and the settings of its file that have been changed since.
 
 The daemon keeps the text of the file that was applied last, and not only its plan: after a restart the devices may
-have other indices, and the text is read again for those. A plan is computed once for each set of surroundings,
-because a readiness probe asks again and again.
+have other indices, and the text is read again for those. A plan is computed once for each set of devices and
+settings, because a readiness probe asks again and again.
 
 The hash is one that an administrator can compute without pympsd. In protocol 3 it is that of the file
 (``sha256sum FILE``). A daemon of protocol 2 is configured by commands; there it is that of what ``config show``

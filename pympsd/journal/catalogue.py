@@ -1,10 +1,8 @@
 """Every line of the two logs: event name -> sentences (docs/log-lines.md is generated from this).
 
-The default sentences are those of the MPS documents (4.3, MPS Logging Format); where the documents have none for an
-event, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
+The default sentences are those of the MPS documents (4.3, MPS Logging Format); for an event that is not in
+the documents, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
 """
-
-from __future__ import annotations
 
 from typing import Final
 

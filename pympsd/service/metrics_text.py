@@ -4,8 +4,6 @@ A limit that may differ between devices has one sample without the label ``devic
 for each device; what is counted by device has the label always.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
@@ -23,7 +21,7 @@ from pympsd.vocabulary.results import ServerStatus
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 COUNTERS: Final = (
     (Count.SERVERS, "server_starts", "Servers started; where users take turns, each is one."),
-    (Count.FAULTS, "faults", "Fatal faults that a server went on after; before Volta it ends."),
+    (Count.FAULTS, "faults", "Fatal faults after which the server continued; before Volta it ends."),
     (Count.TERMINATED, "terminated_clients", "Client processes ended by terminate_client."),
     (Count.REFUSED, "refused_clients", "Connections of clients that were refused."),
 )
@@ -79,7 +77,7 @@ def _shares(daemon: Daemon) -> Iterator[str]:
     yield from _family(
         "pympsd_user_used",
         "gauge",
-        "What the user has of it.",
+        "The amount of the resource that the user has.",
         [
             ({"uid": uid, "resource": resource.name}, has)
             for uid in users

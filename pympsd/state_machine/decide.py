@@ -31,8 +31,6 @@ A new kind of event: a record in `events`, its handler in `HANDLERS` or `OF_SERV
 decides. A new timer: a kind, and its handler in `TIMED_OUT` or `TIMED_OUT_OF_SERVERS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 

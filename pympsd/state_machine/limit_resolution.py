@@ -1,7 +1,5 @@
 """The limits that apply to a client, and the device that an operator's word names."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

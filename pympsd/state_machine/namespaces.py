@@ -1,7 +1,5 @@
 """Making, changing and deleting the namespaces of a server; see `named_servers` for what is not possible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pympsd.state_machine import queueing, shares, terminations

@@ -3,8 +3,6 @@
 A device is in static use for a server that has partitions on it: its clients get no context outside of them there.
 """
 
-from __future__ import annotations
-
 from attrs import evolve
 
 from pympsd.devices.visible import find_device

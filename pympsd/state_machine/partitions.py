@@ -3,8 +3,6 @@
 The chunks of a device are of all servers together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -35,6 +33,12 @@ from pympsd.vocabulary.partitions import (
 NO_PARTITIONS: Final = (
     "Static SM partitions are not possible with the driver's own server of this release: "
     "--active-thread-percentage of a namespace limits the SMs of its clients."
+)
+STATIC_SINCE: Final = 590
+"""The branch of the driver since which protocol 2 has static partitions."""
+NO_STATIC_MODE: Final = (
+    "static SM partitions are not possible with the driver's own server of this release: "
+    "set_active_thread_percentage limits the SMs of clients, and PYMPSD_BACKEND=cuda is without that server"
 )
 
 
@@ -68,7 +72,7 @@ def create_partition(
     whole = [chunk for chunk in free if chunk != remainder]
     if chunks > len(whole):
         others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
-        shared = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
+        shared = f" (next to server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
         unit = "chunk" if len(whole) == 1 else "chunks"
         raise NotPossible(f"Device {index} has {len(whole)} {unit} free, not {chunks}{shared}.")
     _check_clients_known(daemon, server_name)

@@ -3,8 +3,6 @@
 A pending server keeps its place: until it reports, its user gets no other, and the clients that connect are queued.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

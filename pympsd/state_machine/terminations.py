@@ -17,8 +17,6 @@ Invariants:
   given to nobody else while a kernel may still use them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -48,7 +46,7 @@ _CAUSES: Final[dict[int, str]] = {
         "it has made contexts since it was terminated, and keeps the terminated ones; the driver's server would hang "
         "if it was asked again: end the process"
     ),
-    Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
+    Result.ERROR_MPS_RPC_FAILURE: "the server has ended, and the client's work with it",
 }
 """Why the client was not terminated, by the number that is printed; docs/operations.md lists the remedies."""
 _OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})

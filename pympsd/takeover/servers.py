@@ -9,8 +9,6 @@ report is checked as if an enemy had written it: the server runs as another user
 its clients are those whose pidfds the keeper held, and their notes contain the previous daemon's data on them.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -4,8 +4,6 @@ It names the processes that are the daemon's servers, so it is believed only if 
 of its user, not readable or writable by others, written since the machine was started.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

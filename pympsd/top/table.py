@@ -197,13 +197,13 @@ class Rates:
 
 
 def rows(
-    answers: Answers, sort: str = "server", wanted: str = "", rates: Mapping[int, float] = MappingProxyType({})
+    answers: Answers, sort: str = "server", text: str = "", rates: Mapping[int, float] = MappingProxyType({})
 ) -> list[Row]:
-    """Return the rows in the order of ``sort``, a key of SORTS; those only whose line has the text ``wanted``.
+    """Return the rows whose line contains ``text``, in any case, in the order of ``sort``, a key of SORTS.
 
     ``rates``: launches a second, by server.
     """
-    matching = [row for row in _rows(answers, rates) if wanted.casefold() in " ".join(row.cells.values()).casefold()]
+    matching = [row for row in _rows(answers, rates) if text.casefold() in " ".join(row.cells.values()).casefold()]
     return sorted(matching, key=SORTS[sort])
 
 

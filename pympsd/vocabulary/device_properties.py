@@ -2,6 +2,8 @@
 
 from attrs import frozen
 
+from pympsd.process.version import DRIVER
+
 WINDOW_BASE = 0x6000_0000_0000
 WINDOW_BITS = 40
 """Each device owns the addresses from ``WINDOW_BASE + (ordinal << WINDOW_BITS)`` up to the next window (1 TiB)."""
@@ -48,8 +50,12 @@ class DeviceProperties:
     isolates_address_spaces: bool = False
     """True if the clients of one executor cannot reach each other's memory: true on emulated machines
     from Volta on, unless described otherwise."""
+    driver: int = DRIVER
+    """The branch of the driver whose versions, number of client contexts and commands are the device's."""
     sm_chunks: tuple[int, int] | None = None
     """The chunks of SMs for static partitions: their number, and the SMs in each; None: by compute capability."""
+    sm_chunks_2: tuple[int, int] | None = None
+    """The same of protocol 2, where the SMs in each are a multiple."""
 
     @property
     def is_volta_or_newer(self) -> bool:

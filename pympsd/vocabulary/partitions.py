@@ -1,7 +1,5 @@
 """Static SM partitions: the multiprocessors (SMs) of a device in chunks, each of which one partition owns."""
 
-from __future__ import annotations
-
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from hashlib import sha256
@@ -56,6 +54,22 @@ def chunk_count(device: DeviceProperties) -> int:
     if device.compute_capability < MIN_CAPABILITY:
         return 0
     return device.multiprocessors // chunk_size(device) if device.sm_chunks is None else device.sm_chunks[0]
+
+
+def protocol_2_chunks(device: DeviceProperties) -> tuple[tuple[int, ...], ...]:
+    """Return the chunks of protocol 2, each as the chunks of `chunk_size` in it, which are what servers know.
+
+    Only discrete devices of compute capability 8.x have larger ones in protocol 2: 4 SMs (CUDA's documents, "When to
+    Use MPS"). So an A100 has 27 of two chunks each, ``(0, 1), (2, 3), ...``, an H200 15 of one: ``(0,), (1,), ...``.
+    """
+    size, count = chunk_size(device), chunk_count(device)
+    if device.sm_chunks_2 is not None:
+        most, size_2 = device.sm_chunks_2
+    else:
+        is_discrete_8 = device.compute_capability < (9, 0) and not device.attributes.get("INTEGRATED")
+        most, size_2 = count, 4 if is_discrete_8 else size
+    each = max(1, size_2 // size)
+    return tuple(tuple(range(each * index, each * (index + 1))) for index in range(min(most, count // each)))
 
 
 def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[int, ...]:

@@ -6,8 +6,6 @@ So ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` 
 default, which stands for what an older sender does not send, and an older receiver ignores it.
 """
 
-from __future__ import annotations
-
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_properties import DeviceProperties
@@ -279,7 +277,7 @@ class ReturningClient:
     command: str
     namespace: int
     contexts: tuple[tuple[int, int, int], ...]
-    """(serial, number, device) of each, as in ContextReported."""
+    """(id, number, device) of each, as in ContextReported."""
     mps_namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions by device ordinal."""

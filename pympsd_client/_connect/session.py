@@ -12,8 +12,6 @@ documents, 2.3.2). C programs pass it to their compiler; here it is an environme
 minor: 3020. Like in C, a leading number counts and the rest is ignored; a value without one is ignored.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

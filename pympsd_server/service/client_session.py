@@ -16,7 +16,7 @@ and a number of its process, from 1, which names it in the log. It takes its con
 executor creates it and returns them if that fails, so two clients can never be promised the same last connection.
 
 The session ends when the socket does, or when the client's process does, whatever comes first: a forked child may
-hold copies of the sockets, so the end of the process is awaited by its pidfd. Then everything that the client had is
+hold copies of the sockets, so the server watches the process by its pidfd. Then everything that the client had is
 freed, in a shielded scope, at most FREE_SECONDS for each executor: executors drop it concurrently; the log, the
 daemon and the observers are notified; executors that nobody uses any more, but whose kernels still run, are ended.
 

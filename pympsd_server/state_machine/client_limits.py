@@ -6,8 +6,6 @@ is what holds for it, and there are no bounds any more; later changes are for la
 sees them follow from it, and the quota of each context (`quotas`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from attrs import evolve

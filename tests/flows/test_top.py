@@ -57,7 +57,7 @@ def test_rows_are_in_the_order_that_is_asked_for() -> None:
     assert [row.pid for row in rows(ANSWERS, "pid")] == [50, 60, 61, 62, 70]
     assert [row.pid for row in rows(ANSWERS, "memory")] == [50, 60, 61, 62, 70]
     assert [row.pid for row in rows(ANSWERS, "contexts")] == [50, 61, 60, 62, 70]
-    assert [row.pid for row in rows(ANSWERS, wanted="LATER")] == [70]
+    assert [row.pid for row in rows(ANSWERS, text="LATER")] == [70]
 
 
 def test_a_row_says_what_is_known_of_a_client() -> None:
@@ -79,7 +79,7 @@ def test_columns_are_there_that_have_something() -> None:
     assert heading.split() == columns
     assert [line.split()[3] for line in (server, row, waits)] == ["-", "small", "-"]
     assert len({line.index(word) for line, word in ((heading, "COMMAND"), (row, "python"), (waits, "later"))}) == 1
-    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], NO_DEVICES], wanted="SMALL")] == [
+    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], NO_DEVICES], text="SMALL")] == [
         61
     ]
 
@@ -179,7 +179,7 @@ def test_a_daemon_that_is_stopped(daemon: DaemonProcess) -> None:
     suspend(daemon.pid)
     done = daemon.run(["--timeout", "0.5", "top", "--once"])
     os.kill(daemon.pid, signal.SIGCONT)
-    assert (done.returncode, done.stderr) == (2, "the MPS control daemon said nothing for 0.5 s\n")
+    assert (done.returncode, done.stderr) == (2, "the MPS control daemon sent nothing for 0.5 s\n")
 
 
 def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:

@@ -24,6 +24,7 @@ complete -c pympsd -n __pympsd_first -l apply -r -F
 complete -c pympsd -n __pympsd_first -l metrics -r -F
 complete -c pympsd -n __pympsd_first -l replace -x -a ''
 complete -c pympsd -n __pympsd_first -l log-dialect -x -a 'documented r580 json'
+complete -c pympsd -n __pympsd_first -l driver -x -a '580 590'
 complete -c pympsd -n __pympsd_first -l users -x -a 'in-turn together'
 complete -c pympsd -n __pympsd_first -l turn-patience
 complete -c pympsd -n __pympsd_first -l user-share
@@ -36,6 +37,7 @@ complete -c pympsd -n __pympsd_first -o q -x -a ''
 complete -c pympsd -n __pympsd_first -l quit -x -a ''
 complete -c pympsd -n __pympsd_first -l force -x -a ''
 complete -c pympsd -n __pympsd_first -o S -x -a ''
+complete -c pympsd -n __pympsd_first -o s -x -a ''
 complete -c pympsd -n __pympsd_first -l static-partitioning -x -a ''
 complete -c pympsd -n __pympsd_first -l strict -x -a ''
 complete -c pympsd -n __pympsd_first -l trust-daemon -x -a ''
@@ -233,6 +235,7 @@ complete -c nvidia-cuda-mps-control -n __pympsd_first -l apply -r -F
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l metrics -r -F
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l replace -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l log-dialect -x -a 'documented r580 json'
+complete -c nvidia-cuda-mps-control -n __pympsd_first -l driver -x -a '580 590'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l users -x -a 'in-turn together'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l turn-patience
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l user-share
@@ -245,6 +248,7 @@ complete -c nvidia-cuda-mps-control -n __pympsd_first -o q -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l quit -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l force -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o S -x -a ''
+complete -c nvidia-cuda-mps-control -n __pympsd_first -o s -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l static-partitioning -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l strict -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l trust-daemon -x -a ''

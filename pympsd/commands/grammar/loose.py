@@ -5,8 +5,6 @@ the syntax does not declare are left over. What becomes of those is the command'
 has answered as recorded, a change ignores them, with a note on the options among them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -9,8 +9,6 @@ Where the driver would misread a word so that a command concerns another process
 ``847x`` the driver takes the server 847, for ``4294967295`` the largest number of C.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from math import isfinite

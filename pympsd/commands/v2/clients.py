@@ -1,7 +1,5 @@
 """Commands that list clients and devices, by server."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

@@ -3,8 +3,6 @@
 A server's record lists its clients, a client's its contexts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

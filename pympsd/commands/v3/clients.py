@@ -4,8 +4,6 @@ A row is a client on a device that it uses. The table has the vendor's columns, 
 memory are in JSON always, and in the table with --limits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

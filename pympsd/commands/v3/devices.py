@@ -1,7 +1,5 @@
 """The module ``device``."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.commands.grammar.privileges import Caller, sees_all

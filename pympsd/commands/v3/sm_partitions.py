@@ -6,8 +6,6 @@ each partition one of five (beginning of the UUID, id, used chunks, used SMs, an
 SMs include those that are left over from the chunks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -24,8 +24,6 @@ What another daemon needs to take over is a function of this state (`persistent_
 again by servers and clients, or lost without harm (timers, pending terminations).
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from enum import Enum
 

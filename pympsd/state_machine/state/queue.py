@@ -22,8 +22,6 @@ Invariants:
 - A client under a debugger (`debugged`) never takes a turn: no server is started or kept for it.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """Adapt a daemon's state to one with other devices: a value by index follows its device, or is lost with it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 

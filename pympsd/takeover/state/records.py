@@ -129,9 +129,6 @@ class PersistentState:
     """Each user's shares, by resource, of the configuration file."""
 
 
-EMPTY_STATE = PersistentState()
-
-
 @define
 class _Kept:
     changes: int = 0
@@ -241,7 +238,7 @@ def check(state: PersistentState, devices: int) -> None:
 def _check_server(server: PersistentServer, devices: int) -> None:
     ThreadPercentage(server.thread_percentage)
     if not 0 < server.pid < 1 << 31 or not 0 < server.serial < 1 << 63:
-        raise ValueError(f"there is no process {server.pid} with serial {server.serial}")
+        raise ValueError(f"there is no process {server.pid} with id {server.serial}")
     _check_user(server.uid)
     _check_limits(server.memory_limits, devices)
 

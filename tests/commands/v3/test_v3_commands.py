@@ -682,7 +682,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
     assert checked.printed.splitlines() == [
         "SM partition 'a/y': Device 1 has 1 active client outside partitions; end it, or wait until it has gone.",
         "created server 'c'",
-        "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (beside server b).",
+        "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (next to server b).",
     ]
     assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
     begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))
@@ -715,7 +715,7 @@ devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
     (answer,) = _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=b"a = 1\n\xe9")))
     assert (answer.refused, answer.printed) == (True, "")
-    assert answer.diagnostic.startswith("F:2: no TOML, for it is not UTF-8: ")
+    assert answer.diagnostic.startswith("F:2: not TOML, because it is not UTF-8: ")
     answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.C]\nuid = -1\n')
     assert (answer.refused, answer.printed) == (True, "")
     assert [line.partition(": ")[0] for line in answer.diagnostic.splitlines()] == ["F:2", "F:3"]
