@@ -23,7 +23,7 @@ from pympsd.vocabulary.limit_table import (
     lowest,
     percentage_on,
 )
-from pympsd.vocabulary.limits import BadLimit, ClientPriority, LimitsInForce, PinnedMemory, Quota
+from pympsd.vocabulary.limits import BadLimit, ClientPriority, LimitsInForce, PinnedMemory, Quota, ThreadPercentage
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.variables import PRIORITY
@@ -50,6 +50,7 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
         admitted.partitions,
         admitted.groups,
         admitted.audited,
+        admitted.static,
     )
 
 
@@ -126,7 +127,7 @@ def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> Dev
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
-    count = process_multiprocessors(percentage_on(limits.own, ordinal), device, _most(limits, ordinal, device))
+    count = process_multiprocessors(_percentage(limits, ordinal), device, _most(limits, ordinal, device))
     return with_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
@@ -138,7 +139,7 @@ def in_force(
     memory = in_bytes(limits.own.pinned_memory)
     partitions = {ordinal: one.name for ordinal, one in limits.partitions.items() if one.name}
     found = LimitsInForce(
-        max(percentage_on(limits.own, ordinal) for ordinal in ordinals).value,
+        max(_percentage(limits, ordinal) for ordinal in ordinals).value,
         (limits.own.client_priority or ClientPriority()).level,
         {ordinal: memory[ordinal] for ordinal in ordinals if ordinal in memory},
         dict(zip(ordinals, counts, strict=True)),
@@ -155,7 +156,18 @@ def multiprocessors(
     """
     partition_on(limits, ordinal)
     requested = asked.thread_percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
-    return context_multiprocessors(percentage_on(limits.own, ordinal), environment, device, *requested)
+    if _is_static(limits, ordinal):
+        environment = {}  # which enables percentages of contexts
+    return context_multiprocessors(_percentage(limits, ordinal), environment, device, *requested)
+
+
+def _percentage(limits: ClientLimits, ordinal: int) -> ThreadPercentage:
+    return ThreadPercentage() if _is_static(limits, ordinal) else percentage_on(limits.own, ordinal)
+
+
+def _is_static(limits: ClientLimits, ordinal: int) -> bool:
+    """Return whether a client's partition alone decides how many SMs it has on a device."""
+    return limits.static and ordinal in limits.partitions
 
 
 def _most(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:
