@@ -138,6 +138,7 @@ SERVER_LINES: Final = {
     "server_thread_percentage": same("Active Threads Percentage set to {percentage}"),
     "server_memory_limit": same("Device pinned memory limit for device {device} set to {limit:#x} bytes"),
     "server_priority": same("Server Priority set to {priority}"),
+    "server_static": same("Static partitioning mode enabled"),
     "server_started": same("Server has started"),
     "server_failed": same("MPS server failed to start"),
     "server_failed_reason": same("{reason}"),

@@ -31,6 +31,7 @@ from pympsd.vocabulary.limits import (
     LimitsInForce,
     PinnedMemory,
     Quota,
+    ThreadPercentage,
 )
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
@@ -59,6 +60,7 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
         admitted.partitions,
         admitted.groups,
         admitted.audited,
+        admitted.static,
     )
 
 
@@ -135,7 +137,7 @@ def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> Dev
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
-    count = process_multiprocessors(percentage_on(limits.own, ordinal), device, _most(limits, ordinal, device))
+    count = process_multiprocessors(_percentage(limits, ordinal), device, _most(limits, ordinal, device))
     return with_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
@@ -150,7 +152,7 @@ def in_force(
     memory = in_bytes(limits.own.pinned_memory)
     partitions = {ordinal: one.name for ordinal, one in limits.partitions.items() if one.name}
     found = LimitsInForce(
-        max(percentage_on(limits.own, ordinal) for ordinal in ordinals).value,
+        max(_percentage(limits, ordinal) for ordinal in ordinals).value,
         (limits.own.client_priority or ClientPriority()).level,
         {ordinal: memory[ordinal] for ordinal in ordinals if ordinal in memory},
         dict(zip(ordinals, counts, strict=True)),
@@ -173,12 +175,22 @@ def multiprocessors(
     ``visible``: the devices that the client sees; ``environment``: the client's when it connected.
     """
     partition_on(limits, ordinal)
-    device = visible[asked.device]
-    percentage = asked.thread_percentage
-    if asked.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
+    device, percentage = visible[asked.device], asked.thread_percentage
+    if _is_static(limits, ordinal):
+        environment = {}  # which enables percentages of contexts
+    elif asked.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
         percentage = _percentage_by_device(asked, visible, is_lenient=is_lenient(environment))
     requested = percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
-    return context_multiprocessors(percentage_on(limits.own, ordinal), environment, device, *requested)
+    return context_multiprocessors(_percentage(limits, ordinal), environment, device, *requested)
+
+
+def _percentage(limits: ClientLimits, ordinal: int) -> ThreadPercentage:
+    return ThreadPercentage() if _is_static(limits, ordinal) else percentage_on(limits.own, ordinal)
+
+
+def _is_static(limits: ClientLimits, ordinal: int) -> bool:
+    """Return whether a client's partition alone decides how many SMs it has on a device."""
+    return limits.static and ordinal in limits.partitions
 
 
 def _percentage_by_device(

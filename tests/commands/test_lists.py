@@ -30,7 +30,9 @@ def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
 @pytest.fixture
 def daemon() -> Daemon:
     """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
-    daemon = Daemon(DaemonOptions(0), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
+    daemon = Daemon(
+        DaemonOptions(0, static=True), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS))
+    )
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
         1: Client(
