@@ -1,7 +1,7 @@
 """The options of the command line. Imports nothing, so that commands start fast.
 
-The launcher passes the name it was started under as ``--argv0=NAME`` first, so that texts and process names say
-nvidia-cuda-mps-control if it was started as that.
+The launcher passes the name it was started under as ``--argv0=NAME`` first, so that texts and process names show
+nvidia-cuda-mps-control if it was started under that name.
 """
 
 from pympsd.errors import InputError

@@ -1,4 +1,4 @@
-"""Daemons for programs that run with trio: the same calls, awaited. Each runs in a thread, which waits.
+"""Daemons for programs that run with trio: the same calls as coroutines. Each call waits in a thread.
 
 >>> import trio
 >>> from pympsd.control.trio_daemon import open_daemon
@@ -22,7 +22,7 @@ from pympsd.control.records import Client, Device, Server, Waiting
 
 @frozen
 class TrioDaemon:
-    """A daemon whose calls are coroutines; ``daemon`` has the others: ``environment``, ``pid``, ``log``."""
+    """A daemon whose calls are coroutines; ``daemon`` has what needs no waiting, such as ``environment``."""
 
     daemon: RunningDaemon
 

@@ -4,8 +4,8 @@ The branch of the driver whose behaviour the daemon has is chosen here too: by `
 the description of an emulated machine. The driver's own server is known of branch 580 only.
 
 PYMPSD_BACKEND selects the backend. ``auto`` means the emulated machine if PYMPSD_EMULATED_DEVICES is set, or if there
-is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) where there
-is one, and with ours (``cuda``) where there is none, or where it turns out not to be known. An installed driver that
+is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) if there
+is one whose release pympsd supports, else with ours (``cuda``). An installed driver that
 does not work is an error: on a machine with a GPU, work must not run on an emulated one unnoticed.
 """
 
@@ -73,7 +73,7 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
 
 
 def expected_driver(settings: Settings) -> int:
-    """Return the branch of the driver that a daemon with these settings has, without asking the driver; raise BadMachine.
+    """Return the branch of the driver of a daemon with these settings, without asking the driver; raise BadMachine.
 
     With backend ``auto`` that is right but on a machine whose driver has a server of its own.
     """
@@ -156,7 +156,7 @@ def _vendor(settings: Settings, probed: Probed, find_server: Callable[[], str]) 
     """Return the machine of the driver's server, which reports its devices if the driver could not be asked."""
     server = find_server()
     if not server:
-        override = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is no program"
+        override = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is not a program"
         raise NoDriver(
             f"PYMPSD_BACKEND=vendor: {override or 'no nvidia-cuda-mps-server is in PATH'}; name the driver's in "
             "PYMPSD_VENDOR_SERVER, or set PYMPSD_BACKEND=cuda or emulated"

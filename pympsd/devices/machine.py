@@ -38,10 +38,10 @@ from pympsd.vocabulary.variables import DRIVER_VARIABLE, BadSetting, read
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
 """The variable that describes the machine, in short form or by the path of a file."""
-DEVICE_LIMIT: Final = 64
-FIGURE_LIMIT: Final = 1 << 20
+MAX_DEVICES: Final = 64
+MAX_FIGURE: Final = 1 << 20
 """The greatest number allowed: a device's memory, in MiB, has to fit its window of addresses."""
-_COUNTS: Final = frozenset(map(str, range(1, DEVICE_LIMIT + 1)))
+_COUNTS: Final = frozenset(map(str, range(1, MAX_DEVICES + 1)))
 CONTAINMENTS: Final = ("device", "client")
 ABILITIES: Final = ("stops_kernels", "isolates_address_spaces")
 """Abilities of emulated devices that real ones lack; a description may take them away."""
@@ -88,7 +88,7 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     try:
         machine = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib raises other ValueErrors too: for a date, a long number
-        raise BadMachine(f"the machine description is no TOML: {error}") from None
+        raise BadMachine(f"the machine description is not TOML: {error}") from None
     tables = machine.get("device")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadMachine("a machine description has one [[device]] table a device")
@@ -141,7 +141,7 @@ def _short(part: str, whole: str) -> list[tuple[Profile, dict[str, Any]]]:
     if name not in PROFILES or (count or "1") not in _COUNTS:
         raise BadMachine(
             f"PYMPSD_EMULATED_DEVICES={whole}: {part!r} is none of {', '.join(PROFILES)}, nor such a name after a "
-            f"count up to {DEVICE_LIMIT} (3xH200), nor the path of a TOML file"
+            f"count up to {MAX_DEVICES} (3xH200), nor the path of a TOML file"
         )
     return [(PROFILES[name], {})] * int(count or "1")
 
@@ -154,16 +154,16 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
     if profile is None:
         raise BadMachine(f"profile {table['profile']!r} is none of {', '.join(PROFILES)}")
     count = table.get("count", 1)
-    if type(count) is not int or not 0 < count <= DEVICE_LIMIT:
-        raise BadMachine(f"count is a number from 1 to {DEVICE_LIMIT}, not {count!r}")
+    if type(count) is not int or not 0 < count <= MAX_DEVICES:
+        raise BadMachine(f"count is a number from 1 to {MAX_DEVICES}, not {count!r}")
     if count > 1 and table.keys() & {"uuid", "pci"}:
         raise BadMachine("devices of a count above 1 cannot share one uuid or pci")
     return [(profile, table)] * count
 
 
 def _check_devices(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
-    if not 0 < len(devices) <= DEVICE_LIMIT:
-        raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
+    if not 0 < len(devices) <= MAX_DEVICES:
+        raise BadMachine(f"a machine has 1 to {MAX_DEVICES} devices, not {len(devices)}")
     properties = tuple(_properties(index, profile, table) for index, (profile, table) in enumerate(devices))
     if len({device.uuid for device in properties}) < len(properties):
         raise BadMachine("two devices have the same uuid")
@@ -284,8 +284,8 @@ def _flag(table: dict[str, Any], key: str) -> bool:
 
 def _positive(table: dict[str, Any], key: str, default: int) -> int:
     value = table.get(key, default)
-    if type(value) is not int or not 0 < value <= FIGURE_LIMIT:
-        raise BadMachine(f"{key} is a number from 1 to {FIGURE_LIMIT}, not {value!r}")
+    if type(value) is not int or not 0 < value <= MAX_FIGURE:
+        raise BadMachine(f"{key} is a number from 1 to {MAX_FIGURE}, not {value!r}")
     return value
 
 

@@ -58,7 +58,7 @@ class RateLimit:
         return granted
 
     def resets_at(self) -> float:
-        """Return the time at which the whole amount is available again."""
+        """Return the time at which the full amount is available again."""
         return self._second + 1
 
 

@@ -196,6 +196,7 @@ def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -
     if client is None:
         return
     client.contexts[event.context] = Context(event.context, event.number, event.device)
+    client.terminated = False
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
     where = daemon.place_of(server.name, client.process.namespace)

@@ -134,6 +134,8 @@ def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
             refused=configuration.failed,
             text=configuration.text,
         )
+    if daemon.options.static:
+        daemon.partitions += saved.partitions
     if saved.memory_limits is not None:
         daemon.defaults.memory_limits = in_memory(saved.memory_limits)
 

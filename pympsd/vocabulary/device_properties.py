@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from pympsd.process.version import DRIVER
+from pympsd.process.version import CLIENT_CONTEXTS, DRIVER
 
 WINDOW_BASE = 0x6000_0000_0000
 WINDOW_BITS = 40
@@ -19,6 +19,10 @@ kernels access the addresses of that window and no others. Between the first off
 addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
 """Mappings there are multiples of this many bytes, at multiples of it."""
+
+
+MAX_CONTEXTS_BEFORE_VOLTA = 16
+"""The client contexts on one such device at a time (MPS documents, 2.3.2)."""
 
 
 @frozen
@@ -57,6 +61,13 @@ class DeviceProperties:
     def is_volta_or_newer(self) -> bool:
         """Return whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
         return self.compute_capability >= (7, 0)
+
+    @property
+    def max_contexts(self) -> int:
+        """Return the number of client contexts that a server can have on the device at one time, with clients that
+        leave CUDA_DEVICE_MAX_CONNECTIONS at its default. This is the one place that decides it.
+        """
+        return CLIENT_CONTEXTS[self.driver] if self.is_volta_or_newer else MAX_CONTEXTS_BEFORE_VOLTA
 
     @property
     def bus_id(self) -> str:

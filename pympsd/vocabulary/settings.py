@@ -115,7 +115,7 @@ def read_connections(environment: Mapping[str, str]) -> str:
 
 
 def has_strict_bounds(environment: Mapping[str, str]) -> bool:
-    """Return whether an emulated device's memory ends exactly where it was asked to; raise BadSetting."""
+    """Return whether an emulated device's memory ends exactly at the requested size; raise BadSetting."""
     return read(environment, variables.STRICT_BOUNDS) == "1"
 
 

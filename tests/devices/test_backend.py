@@ -104,7 +104,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(backend: str, probed: Probe
 
 
 def test_a_server_that_is_named_and_no_program_is_named_in_the_error() -> None:
-    with pytest.raises(NoDriver, match="PYMPSD_VENDOR_SERVER=/nowhere is no program"):
+    with pytest.raises(NoDriver, match="PYMPSD_VENDOR_SERVER=/nowhere is not a program"):
         machine("vendor", FOUND, "", PYMPSD_VENDOR_SERVER="/nowhere")
 
 

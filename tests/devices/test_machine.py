@@ -98,9 +98,9 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ("nonsense", "no TOML"),
-        ("x = " + "9" * 5000, "no TOML"),
-        ("x = " + "[" * 5000, "no TOML"),
+        ("nonsense", "not TOML"),
+        ("x = " + "9" * 5000, "not TOML"),
+        ("x = " + "[" * 5000, "not TOML"),
         ("driver = 600\n[[device]]", "driver is one of 580, 590, not 600"),
         ("", r"one \[\[device\]\] table a device"),
         ("device = 5", r"one \[\[device\]\] table a device"),

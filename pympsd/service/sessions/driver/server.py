@@ -127,7 +127,11 @@ class VendorServerSession:
             self.link.ask(commands.devices(), self._report_devices)
 
     def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
-        properties = (DeviceProperties(device.name, device.uuid, device.pci, (7, 0), 0, 0, {}) for device in devices)
+        driver = self.dispatcher.state.options.driver
+        properties = (
+            DeviceProperties(device.name, device.uuid, device.pci, (7, 0), 0, 0, {}, driver=driver)
+            for device in devices
+        )
         self.dispatcher.feed(events.DevicesReported(tuple(properties)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
