@@ -32,7 +32,11 @@ def main(arguments: "Sequence[str]") -> int:
     if options.text == "v":
         from pympsd.process.version import CUDA_VERSIONS, VERSION
 
-        version = f"{TITLE} Binary version: {CUDA_VERSIONS[_driver(options)]}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
+        lines = (
+            f"{TITLE} Binary version: {CUDA_VERSIONS[_driver(options)]}",
+            f"pympsd {VERSION}, an open reimplementation (Apache-2.0)\n",
+        )
+        version = "\n".join(lines)
         return control_client.print_text(version)
     if options.install:
         return _install(options)

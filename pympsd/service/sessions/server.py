@@ -15,7 +15,7 @@ from attrs import define, evolve, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
-from pympsd.devices.machine import DEVICE_LIMIT
+from pympsd.devices.machine import MAX_DEVICES
 from pympsd.errors import RemoteError
 from pympsd.journal.line_format import sanitise
 from pympsd.process.version import CLIENT_CONTEXTS
@@ -33,7 +33,7 @@ from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server and its clients may cause."""
-MAX_CONTEXTS: Final = DEVICE_LIMIT * max(CLIENT_CONTEXTS.values())
+MAX_CONTEXTS: Final = MAX_DEVICES * max(CLIENT_CONTEXTS.values())
 """The contexts of all clients of a server, on all devices."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
 """What may be queued for a server before its clients are refused; with twice as much its link ends."""
