@@ -1,6 +1,6 @@
 """A pool of contexts with different numbers of multiprocessors, each filled by one cooperative launch.
 
-Making a context takes time and memory, and a device has room for 48 of them: so a program that wants a part of the
+Making a context takes time and memory, and a device has room for 60 of them: so a program that wants a part of the
 multiprocessors now and another part later makes its contexts at the start, one of each size, and picks the one that
 suits when it launches. An execution affinity is rounded up to what the device can do: ask the context for its size.
 

@@ -94,7 +94,7 @@ def test_a_priority_that_is_misread_is_refused(daemon: Daemon, word: str) -> Non
     assert daemon.defaults.client_priority.level == 0
 
 
-NO_DOMAINS = "-mlopart has no effect: no device of this machine has locality domains"
+NO_DOMAINS = "-mlopart is left out: no device of this machine has locality domains"
 
 
 @pytest.mark.parametrize(

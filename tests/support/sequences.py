@@ -210,7 +210,11 @@ class Replay:
         self.daemon.settings = {**settings, **added}
         try:
             starts = not {"-d", "--daemon"}.isdisjoint(words)
-            done = self.daemon.start(*words) if starts else self.daemon.run(words, step.get("in", ""), step.get("as"))
+            done = (
+                self.daemon.start(*words)
+                if starts
+                else self.daemon.run(words, self.text(step.get("in", "")), step.get("as"))
+            )
         finally:
             self.daemon.settings = settings
         assert done.returncode == step.get("exit", 0), (step, done)

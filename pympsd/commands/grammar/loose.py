@@ -6,7 +6,7 @@ has answered as recorded, a change ignores them, with a note on the options amon
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -83,13 +83,16 @@ def complain(syntax: Syntax, words: Sequence[str], usage: str) -> str:
     return f"{syntax.command}: {' '.join(words)[:80]!r} is not understood{hint}; usage: {usage}"
 
 
-def note_ignored(syntax: Syntax, words: Sequence[str]) -> str:
-    """Return a note on the options among words that a change ignores; empty if there are none."""
+def note_ignored(syntax: Syntax, words: Sequence[str], reasons: Mapping[str, str] = WITHOUT_EFFECT) -> str:
+    """Return a note on the options among words that a change ignores; empty if there are none.
+
+    ``reasons``: for those that are known, why they have no effect here.
+    """
     notes = []
     for word in words:
         if re.match("--?[A-Za-z]", word):
             similar = find_similar(word, syntax.option_words)
             hint = f" (did you mean {similar}?)" if similar else ""
-            reason = WITHOUT_EFFECT.get(word)
-            notes.append(f"{word} has no effect: {reason}" if reason else f"{word[:80]} is ignored{hint}")
+            reason = reasons.get(word)
+            notes.append(f"{word} is left out: {reason}" if reason else f"{word[:80]} is ignored{hint}")
     return f"{syntax.command}: {'; '.join(notes)}" if notes else ""

@@ -197,12 +197,21 @@ class Command:
         if self.owner_only:
             check_settings_owner(daemon, caller)
         decision = self.handler(daemon, caller, **reading.arguments)
-        note = loose.note_ignored(self.syntax, reading.left_over)
+        note = loose.note_ignored(self.syntax, reading.left_over, _reasons(daemon))
         if not note or (decision.answer is not None and decision.answer.refused):
             return decision
         if decision.answer is not None:
             return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
         return evolve(decision, instructions=(Note(caller.session, note), *decision.instructions))
+
+
+def _reasons(daemon: Daemon) -> dict[str, str]:
+    """Return why options have no effect with a daemon; -S comes before -mlopart (CUDA's documents)."""
+    if daemon.options.static:
+        return {**WITHOUT_EFFECT, "-mlopart": "static partitioning is on"}
+    if any((10, 0) <= device.compute_capability < (11, 0) for device in daemon.devices):
+        return {**WITHOUT_EFFECT, "-mlopart": "pympsd does not divide devices into their locality domains yet"}
+    return WITHOUT_EFFECT
 
 
 def _as_json(decision: Decision) -> Decision:
