@@ -49,7 +49,7 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         "Counts the files applied, and in protocol 2 the changes of its defaults.",
         [({}, daemon.configuration.generation)],
     )
-    waiting = Counter(entry.uid for entry in daemon.queue)
+    waiting = Counter(entry.uid for entry in daemon.queue.all_entries)
     yield from _family(
         "pympsd_waiting_clients",
         "gauge",

@@ -13,7 +13,7 @@ Invariants:
 
 - A session is answered exactly once; session 0 means that nobody waits for the answer.
 - The answer of another server, or with a token that is not pending, is ignored.
-- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`_OVER`): their chunks are
+- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`OVER`): their chunks are
   given to nobody else while a kernel may still use them.
 """
 
@@ -38,7 +38,7 @@ TERMINATION_TIMEOUT: Final = 15.0
 """Seconds a server has to answer: it gives up earlier unless it is stopped."""
 RESET_TIMEOUT: Final = 30.0
 """The same for a server that does not give up then, but ends processes that have kernels on a device."""
-_CAUSES: Final[dict[int, str]] = {
+CAUSES: Final[dict[int, str]] = {
     Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
     Result.ERROR_LAUNCH_TIMEOUT: (
         "a kernel of it still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it with "
@@ -51,7 +51,7 @@ _CAUSES: Final[dict[int, str]] = {
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
 }
 """Why the client was not terminated, by the number that is printed; docs/operations.md lists the remedies."""
-_OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
+OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
 """The results after which nothing of the client runs any more."""
 
 
@@ -65,18 +65,19 @@ def begin(
     timeout: float | None = None,
     in_words: bool = False,
     evicted: tuple[int, ...] = (),
+    is_drain: bool = False,
 ) -> Iterator[Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
     ``session`` 0: none is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
     as protocol 3 has it. ``timeout``: seconds to wait, if they are fewer than the server has. ``evicted``: clients
-    that get no context any more.
+    that get no context any more. ``is_drain``: its result is kept in `Terminations.results`.
     """
     token = daemon.terminations.ids.take()
     longest = RESET_TIMEOUT if daemon.options.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
     daemon.terminations.pending[token] = Termination(
-        session, server.id, timeout, answer, pid if in_words else 0, evicted
+        session, server.id, timeout, answer, pid if in_words else 0, evicted, is_drain
     )
     if session:
         yield Working(session)
@@ -133,7 +134,7 @@ def _answer(termination: Termination, code: int) -> Answer:
         return _in_words(termination, code)
     if code == 0:
         return lines("0")
-    why = _CAUSES.get(code, "the server could not end it")
+    why = CAUSES.get(code, "the server could not end it")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
@@ -145,15 +146,17 @@ def _in_words(termination: Termination, code: int) -> Answer:
         return refusal(f"No client with PID {termination.pid}.")
     if code == Result.ERROR_LAUNCH_TIMEOUT:
         seconds = min(termination.timeout, SERVER_TIMEOUT)
-        return refusal(f"Client {termination.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])
+        return refusal(f"Client {termination.pid} still runs a kernel after {seconds:g} s.", diagnostic=CAUSES[code])
     return refusal(
-        f"Client {termination.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}")
+        f"Client {termination.pid} could not be terminated.", diagnostic=CAUSES.get(code, f"CUresult {code}")
     )
 
 
 def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
     termination = daemon.terminations.pending.pop(token)
-    if code in _OVER:
+    if termination.is_drain:
+        daemon.terminations.results[token] = code
+    if code in OVER:
         for client in termination.evicted:
             daemon.named_servers.occupied.pop(client, None)
     elif termination.answer is not None:
@@ -161,5 +164,5 @@ def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Inst
         answer = evolve(termination.answer, diagnostic=answer.diagnostic or answer.printed)
     if termination.session:
         yield from reply(
-            termination.session, termination.answer if termination.answer is not None and code in _OVER else answer
+            termination.session, termination.answer if termination.answer is not None and code in OVER else answer
         )

@@ -210,7 +210,7 @@ def test_who_waits_is_listed(daemon: Daemon) -> None:
     ]
     assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
     waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
-    assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py"}
+    assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py", "held_by": None}
 
 
 def test_every_user_may_query(daemon: Daemon) -> None:

@@ -9,9 +9,11 @@ from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Synt
 from pympsd.commands.v2.records import find_server, server_record
 from pympsd.state_machine import terminations
 from pympsd.state_machine.admission import drop_start_request, request_server
+from pympsd.state_machine.holding import find_drain, find_releasing
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.shutdown import begin_quit, shut_down_server
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.drains import Drain
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.results import Result
 
@@ -37,17 +39,23 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
     """List who waits for a server, first come first: the PID and the user of a client, or 0 and the user whose server
     an operator requested.
     """
-    waiting = [] if caller.server else daemon.queue.entries
+    waiting = [] if caller.server else daemon.queue.all_entries
+    holding = {entry.ticket: find_drain(daemon, entry) for entry in daemon.queue.held}
     data = [
         {
             "pid": entry.process.peer.pid if entry.process else 0,
             "uid": entry.uid,
             "server": entry.server,
             "command": entry.process.command if entry.process else "",
+            "held_by": _target(holding.get(entry.ticket)),
         }
         for entry in waiting
     ]
     return Decision(lines(*(f"{entry['pid']} {entry['uid']}" for entry in data)), data=data)
+
+
+def _target(drain: Drain | None) -> str | None:
+    return None if drain is None else str(drain.target)
 
 
 @command(
@@ -64,6 +72,8 @@ def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
         raise Refused(answer=refusal(*texts, diagnostic=reason))
     if daemon.quitting is not None:
         raise Refused("start_server: the daemon is quitting")
+    if problem := find_releasing(daemon):
+        raise Refused(problem)
     instructions = tuple(request_server(daemon, uid))
     server_ids = [instruction.server for instruction in instructions if isinstance(instruction, SpawnServer)]
     if not server_ids:
