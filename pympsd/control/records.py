@@ -72,6 +72,8 @@ class Client:
     memory_bytes: dict[int, Count]
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
+    draining: str | None = None
+    """The target of the drain that waits for its end, as ``undrain`` takes it; None: there is none."""
 
 
 @frozen
@@ -89,6 +91,8 @@ class Server:
     launches: dict[int, Count]
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
+    draining: str | None = None
+    """The target of a drain of this server, or of all; None: there is none."""
 
 
 @frozen
@@ -99,3 +103,41 @@ class Waiting:
     uid: Count
     server: str
     command: str
+    held_by: str | None = None
+    """The target of the drain that holds it; None: it waits for its turn."""
+
+
+@frozen
+class Drain:
+    """A drain in force."""
+
+    target: str
+    """The target, as ``undrain`` takes it."""
+    state: str
+    """``draining``, ``terminating``, ``drained`` or ``not drained``."""
+    clients: tuple[Count, ...]
+    """The PIDs of the clients that still run."""
+    held: Count
+    """The number of new clients that it holds."""
+
+
+@frozen
+class DrainedClient:
+    """A client that a drain has waited for, or that is left."""
+
+    pid: Count
+    uid: Count
+    server: str
+    how: str = ""
+    """``finished``, ``terminated`` or ``server ended``; empty: it is left."""
+
+
+@frozen
+class Drained:
+    """The result of a drain."""
+
+    drained: bool
+    """Whether nothing is left."""
+    ends: tuple[DrainedClient, ...]
+    """The clients that have ended meanwhile, in that order."""
+    left: tuple[DrainedClient, ...]

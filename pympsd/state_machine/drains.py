@@ -69,7 +69,7 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.drains import Drain, RunningClient, Target, TargetKind, Waiter
+from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind, Waiter
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import Answer, Part
@@ -83,7 +83,7 @@ _UNSEEN: Final = "its PID is not visible here, and it is not the only such clien
 def begin(
     daemon: Daemon,
     waiter: Waiter,
-    target: Target,
+    target: DrainTarget,
     *,
     at: float,
     refuses: bool = False,
@@ -119,22 +119,14 @@ def begin(
     yield from serve_queue(daemon)
 
 
-def end(daemon: Daemon, ended: Iterable[Drain], session: int) -> Iterator[Instruction]:
-    """End drains: serve the clients that they hold, unless another one holds them; answer the session."""
-    drains, texts = list(ended), []
-    before = len(daemon.queue.held)
+def end(daemon: Daemon, drains: Iterable[Drain]) -> Iterator[Instruction]:
+    """End drains: serve the clients that they hold, unless another one holds them."""
     for drain in drains:
         del daemon.drains.by_target[drain.target]
         yield CancelTimer(Timer(TimerKind.DRAIN, drain.id))
         yield Log("drain_ended", {"target": str(drain.target)})
         yield from _answer(daemon, drain, "was undrained before it was drained", is_refused=True)
     yield from _sort_queue(daemon)
-    served = before - len(daemon.queue.held)
-    for drain in drains:
-        texts.append(f"No longer draining {drain.target}.")
-    if served:
-        texts.append(f"{_count(served, 'client that was held is', 'clients that were held are')} served now.")
-    yield from reply(session, Answer(tuple(map(Part, texts))))
     yield from serve_queue(daemon)
 
 
@@ -180,7 +172,7 @@ def find_running(daemon: Daemon, pid: int) -> list[tuple[Server, Client]]:
     ]
 
 
-def count_held(daemon: Daemon) -> dict[Target, int]:
+def count_held(daemon: Daemon) -> dict[DrainTarget, int]:
     """Return the number of clients that each drain holds; one that several hold counts for the first."""
     return {drain.target: _count_held(daemon, drain) for drain in daemon.drains}
 

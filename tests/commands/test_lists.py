@@ -176,6 +176,7 @@ def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
         "command": "python a.py",
         "pid_namespace": 4026531836,
         "namespace": None,
+        "draining": None,
         "active_thread_percentage": None,
         "memory_bytes": {},
         "contexts": [{"id": 1, "number": 1, "device": 0}, {"id": 3, "number": 2, "device": 0}],

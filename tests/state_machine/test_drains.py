@@ -70,7 +70,7 @@ def test_new_clients_wait_and_running_ones_finish(busy: Story) -> None:
     assert answers(last) == [(1, "Drained --user=500: nothing is left.\n", False)]
     assert busy.connects(4, 500) == []
     undrained = busy.says("undrain --user=500", session=2)
-    text = "No longer draining --user=500.\n2 clients that were held are served now.\n"
+    text = "No longer draining --user=500.\n2 held clients are served now.\n"
     assert answers(undrained) == [(2, text, False)]
     assert [one.client for one in undrained if isinstance(one, AdmitClient)] == [3, 4]
 
@@ -181,8 +181,8 @@ def test_undrain_answers_whoever_waits(busy: Story) -> None:
     busy.says("drain --all")
     undrained = answers(busy.says("undrain --all", session=2))
     assert undrained == [
-        (1, "--all was undrained before it was drained; left: 101, 102.\n", True),
         (2, "No longer draining --all.\n", False),
+        (1, "--all was undrained before it was drained; left: 101, 102.\n", True),
     ]
 
 

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from pympsd.commands.grammar.syntax import Refused
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
-from pympsd.state_machine.state.drains import Drain, Target, TargetKind
+from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.identities import NO_USER
@@ -115,12 +115,12 @@ def restrict_view(daemon: Daemon, caller: Caller) -> Daemon:
     return evolve(daemon, named_servers=servers, servers=processes, **hidden)
 
 
-def _drains_of(daemon: Daemon, caller: Caller) -> dict[Target, Drain]:
+def _drains_of(daemon: Daemon, caller: Caller) -> dict[DrainTarget, Drain]:
     """Return the drains of everything, and of the server and the namespace whose socket a caller came by."""
     own = {
-        Target(TargetKind.ALL),
-        Target(TargetKind.SERVER, caller.server),
-        Target(TargetKind.NAMESPACE, f"{caller.server}/{caller.namespace or DEFAULT}"),
+        DrainTarget(TargetKind.ALL),
+        DrainTarget(TargetKind.SERVER, caller.server),
+        DrainTarget(TargetKind.NAMESPACE, f"{caller.server}/{caller.namespace or DEFAULT}"),
     }
     return {drain.target: evolve(drain, clients={}) for drain in daemon.drains if drain.target in own}
 

@@ -9,7 +9,7 @@ from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, read_pid
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Syntax
-from pympsd.commands.v2.records import client_record, context_record, device_record, find_server
+from pympsd.commands.v2.records import client_record, context_record, device_record, find_server, target_text
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
@@ -29,7 +29,7 @@ def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """List the PIDs of the client processes of the server PID, one to a line."""
     clients = find_server(daemon, pid).clients.values()
     return Decision(
-        lines(*(str(client.pid) for client in clients)), data=[client_record(client) for client in clients]
+        lines(*(str(client.pid) for client in clients)), data=[client_record(daemon, client) for client in clients]
     )
 
 
@@ -87,6 +87,7 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
         "device": uuid,
         "pid_namespace": client.process.pid_namespace,
         "command": client.process.command,
+        "draining": target_text(daemon.drains.draining(client.id)),
     }
 
 

@@ -6,14 +6,13 @@ from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Syntax
-from pympsd.commands.v2.records import find_server, server_record
+from pympsd.commands.v2.records import find_server, server_record, target_text
 from pympsd.state_machine import terminations
 from pympsd.state_machine.admission import drop_start_request, request_server
 from pympsd.state_machine.holding import find_drain, find_releasing
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.shutdown import begin_quit, shut_down_server
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.drains import Drain
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.results import Result
 
@@ -23,7 +22,7 @@ def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
     """List the PIDs of all servers, one to a line."""
     servers = daemon.running_servers()
     return Decision(
-        lines(*(str(server.pid) for server in servers)), data=[server_record(server) for server in servers]
+        lines(*(str(server.pid) for server in servers)), data=[server_record(daemon, server) for server in servers]
     )
 
 
@@ -31,7 +30,7 @@ def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
 def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
     server = find_server(daemon, pid)
-    return Decision(lines(server.status), data=server_record(server))
+    return Decision(lines(server.status), data=server_record(daemon, server))
 
 
 @command(Syntax("get_waiting_list"))
@@ -47,15 +46,11 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
             "uid": entry.uid,
             "server": entry.server,
             "command": entry.process.command if entry.process else "",
-            "held_by": _target(holding.get(entry.ticket)),
+            "held_by": target_text(holding.get(entry.ticket)),
         }
         for entry in waiting
     ]
     return Decision(lines(*(f"{entry['pid']} {entry['uid']}" for entry in data)), data=data)
-
-
-def _target(drain: Drain | None) -> str | None:
-    return None if drain is None else str(drain.target)
 
 
 @command(

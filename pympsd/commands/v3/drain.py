@@ -21,7 +21,7 @@ from pympsd.state_machine import drains
 from pympsd.state_machine.cgroups import cgroup_path
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.drains import Drain, Target, TargetKind, Waiter
+from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind, Waiter
 from pympsd.vocabulary.answers import lines
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.texts import BadText
@@ -124,13 +124,23 @@ def undrain(daemon: Daemon, caller: Caller, **named: Any) -> Decision:
         ended = list(daemon.drains)
         for existing in ended:
             _check_may_drain(daemon, caller, "undrain", existing.target, [])
-        return Decision(None, tuple(drains.end(daemon, ended, caller.session)))
+        return _end(daemon, ended)
     target = _find_target(daemon, caller, "undrain", named)[0]
     found = daemon.drains.by_target.get(target)
     if found is None:
         listed = ", ".join(str(other.target) for other in daemon.drains) or "none"
         raise Refused(f"{target} is not being drained. Drains: {listed}.")
-    return Decision(None, tuple(drains.end(daemon, [found], caller.session)))
+    return _end(daemon, [found])
+
+
+def _end(daemon: Daemon, ended: list[Drain]) -> Decision:
+    before = len(daemon.queue.held)
+    instructions = tuple(drains.end(daemon, ended))
+    served = before - len(daemon.queue.held)
+    texts = [f"No longer draining {existing.target}." for existing in ended] or ["Nothing is being drained."]
+    if served:
+        texts.append("1 held client is served now." if served == 1 else f"{served} held clients are served now.")
+    return Decision(lines(*texts), instructions)
 
 
 @command(Syntax("get_drain_list"), asks_servers=True)
@@ -158,7 +168,9 @@ def _record(existing: Drain, held: int) -> dict[str, Any]:
     }
 
 
-def _find_target(daemon: Daemon, caller: Caller, name: str, named: dict[str, Any]) -> tuple[Target, list[Client]]:
+def _find_target(
+    daemon: Daemon, caller: Caller, name: str, named: dict[str, Any]
+) -> tuple[DrainTarget, list[Client]]:
     """Return the one target that words name, and the clients of a client process; raise Refused."""
     if named.keys() == {"server", "namespace"} and "/" not in named["namespace"]:
         named = {"namespace": f"{named['server']}/{named['namespace']}"}
@@ -167,23 +179,23 @@ def _find_target(daemon: Daemon, caller: Caller, name: str, named: dict[str, Any
         raise Refused(f"'{name}' takes one target, not {len(named)}: {allowed}.")
     ((kind, text),) = named.items()
     clients: list[Client] = []
-    target = Target(TargetKind(kind), "" if kind == "all" else str(text))
+    target = DrainTarget(TargetKind(kind), "" if kind == "all" else str(text))
     match target.kind:
         case TargetKind.CLIENT:
             clients = _find_clients(daemon, name, target)
         case TargetKind.SERVER:
-            target = Target(TargetKind.SERVER, _find_server(daemon, target.name))
+            target = DrainTarget(TargetKind.SERVER, _find_server(daemon, target.name))
         case TargetKind.NAMESPACE:
             target = _find_namespace(daemon, target.name)
         case TargetKind.CGROUP:
-            target = Target(TargetKind.CGROUP, cgroup_path(target.name))
+            target = DrainTarget(TargetKind.CGROUP, cgroup_path(target.name))
         case TargetKind.DEVICE:
-            target = Target(TargetKind.DEVICE, daemon.devices[view.device_named(daemon, target.name)].uuid)
+            target = DrainTarget(TargetKind.DEVICE, daemon.devices[view.device_named(daemon, target.name)].uuid)
     _check_may_drain(daemon, caller, name, target, clients)
     return target, clients
 
 
-def _find_clients(daemon: Daemon, name: str, target: Target) -> list[Client]:
+def _find_clients(daemon: Daemon, name: str, target: DrainTarget) -> list[Client]:
     """Return the clients with a PID; for ``undrain`` they may be gone."""
     pid = int(target.name) if target.name.isascii() and target.name.isdecimal() and len(target.name) <= 10 else 0
     clients = [client for _, client in drains.find_running(daemon, pid)]
@@ -202,17 +214,17 @@ def _find_server(daemon: Daemon, name: str) -> str:
     return process.name
 
 
-def _find_namespace(daemon: Daemon, name: str) -> Target:
+def _find_namespace(daemon: Daemon, name: str) -> DrainTarget:
     server, _, namespace = name.partition("/")
     if not daemon.options.policy.has_named_servers:
         raise Refused("'--namespace' needs a daemon of protocol 3: protocol 2 has no namespaces.")
     named_server = daemon.named_servers.get(server)
     if not namespace or named_server is None or namespace not in named_server.namespaces:
         raise Refused(f"No namespace '{name}': --namespace=<server>/<namespace>.")
-    return Target(TargetKind.NAMESPACE, name)
+    return DrainTarget(TargetKind.NAMESPACE, name)
 
 
-def _check_may_drain(daemon: Daemon, caller: Caller, name: str, target: Target, clients: list[Client]) -> None:
+def _check_may_drain(daemon: Daemon, caller: Caller, name: str, target: DrainTarget, clients: list[Client]) -> None:
     """Raise Refused unless a caller may drain a target."""
     if is_owner(daemon, caller):
         return
@@ -221,7 +233,7 @@ def _check_may_drain(daemon: Daemon, caller: Caller, name: str, target: Target, 
         raise insufficient(caller, name, "daemon" if not owners else f"{target.kind}'s")
 
 
-def _owners(daemon: Daemon, target: Target, clients: list[Client]) -> Iterator[int]:
+def _owners(daemon: Daemon, target: DrainTarget, clients: list[Client]) -> Iterator[int]:
     """Yield the users who may drain a target, except root and the daemon's own."""
     match target.kind:
         case TargetKind.USER:

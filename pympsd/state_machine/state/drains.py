@@ -30,7 +30,7 @@ class TargetKind(StrEnum):
 
 
 @frozen
-class Target:
+class DrainTarget:
     """Some of the clients of a daemon."""
 
     kind: TargetKind
@@ -82,7 +82,7 @@ class Waiter:
 class Drain:
     """A drain in force."""
 
-    target: Target
+    target: DrainTarget
     id: int = 0
     """The key of its timer."""
     refuses: bool = False
@@ -123,7 +123,7 @@ class Drain:
 class Drains:
     """All drains in force, in the order in which they began; iterating yields them."""
 
-    by_target: dict[Target, Drain] = field(factory=dict)
+    by_target: dict[DrainTarget, Drain] = field(factory=dict)
     ids: Ids = field(factory=Ids)
 
     def __iter__(self) -> Iterator[Drain]:

@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.drains import Drain, RunningClient, Target, TargetKind
+from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import NO_USER
@@ -358,7 +358,7 @@ def drains_of(state: PersistentState) -> list[Drain]:
     """Return the drains of a daemon that died."""
     return [
         Drain(
-            Target(TargetKind(kept.kind), kept.name),
+            DrainTarget(TargetKind(kept.kind), kept.name),
             refuses=kept.refuses,
             timeout=kept.timeout,
             terminates=kept.terminates,
