@@ -37,8 +37,6 @@ PYMPSD_REQUIRE_MPS=1 replaces steps 2 and 3 by CUDA_ERROR_MPS_CONNECTION_FAILED.
 call with its message to standard error; PYMPSD_TRACE=FILE writes all calls with their times.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ The report has a line for each finding: versions, what was compiled, the daemon 
 CUDA and pympsd, how the program reaches its devices, and each device with its memory and SMs. Lines that begin with
 ``wrong:`` name a problem and its remedy. An example::
 
-    pympsd:        0.1.0, Python 3.11.9 (/usr/bin/python3)
+    pympsd:        0.2.0, Python 3.11.9 (/usr/bin/python3)
     daemon:        at /tmp/nvidia-mps/control: no daemon (No such file or directory)
     devices by:    a private executor, without MPS
     device 0:      NVIDIA H200, 143155 MiB, SMs by percentage: steps of 2, at least 8
@@ -15,8 +15,6 @@ Exit status: 0 if nothing is wrong, 1 if something is, 74 if the report could no
 Like any program it calls cuInit, so a daemon may start a server of this user. The backend is the one that the present
 environment selects: a daemon that was started in another environment may have another.
 """
-
-from __future__ import annotations
 
 import errno
 import json

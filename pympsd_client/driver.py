@@ -40,8 +40,6 @@ A driver function that pympsd does not have is an AttributeError that names the 
 natively: then it is the driver's own. docs/differences.md lists what is missing and what differs.
 """
 
-from __future__ import annotations
-
 from threading import Lock
 from typing import Any, Final
 

@@ -1,4 +1,9 @@
-"""A build command that also puts into a wheel what comes with the packages (pympsd/cli/extras.py)."""
+"""A build command that also puts into a wheel what comes with the packages (pympsd/cli/extras.py).
+
+It names the files of the source archive (sdist) too: setuptools finds the packages and the sources in C that
+pyproject.toml names, but the build also needs ``scripts``, ``docs`` and C headers, and the tests need the whole
+checkout.
+"""
 
 import shutil
 import sys
@@ -7,6 +12,10 @@ from pathlib import Path
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("docs", "scripts", "tests", "pympsd", "pympsd_server", "pympsd_client")
+FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", ".ci/run")
+BUILT = (".pyc", ".so")
+"""Ends of the names of files that a build or a run writes into the checkout."""
 
 
 class BuildExtras(build_py):
@@ -22,3 +31,14 @@ class BuildExtras(build_py):
             folder = Path(self.build_lib) / "pympsd" / extras.FOLDER.name
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier build
             extras.install(folder)
+
+    def get_source_files(self) -> list[str]:
+        """Return the files of the source archive, relative to the checkout."""
+        found = (path for folder in FOLDERS for path in sorted(Path(folder).rglob("*")) if is_source(path))
+        return [*super().get_source_files(), *map(str, found), *FILES]
+
+
+def is_source(path: Path) -> bool:
+    """Return whether a file belongs to the checkout, and was not built or cached there."""
+    is_hidden = any(part.startswith(".") for part in path.parts)
+    return path.is_file() and not is_hidden and path.suffix not in BUILT

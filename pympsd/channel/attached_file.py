@@ -1,7 +1,5 @@
 """The file that a command names, which is read for the daemon: the daemon would read it with its own rights."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Sequence
@@ -30,11 +28,11 @@ def text_of(words: Sequence[str]) -> bytes:
         with open(path, "rb", opener=_open) as file:
             if problem := _problem(os.fstat(file.fileno()), path):
                 raise LookupError(f"{path}: {problem}")
-            text = file.read(frames.BODY_LIMIT + 1)
+            text = file.read(frames.MAX_BODY + 1)
     except (OSError, ValueError) as error:
         raise LookupError(f"{path}: {getattr(error, 'strerror', '') or error}") from None
-    if len(text) > frames.BODY_LIMIT:
-        raise LookupError(f"{path}: a configuration file has at most {frames.BODY_LIMIT} bytes")
+    if len(text) > frames.MAX_BODY:
+        raise LookupError(f"{path}: a configuration file has at most {frames.MAX_BODY} bytes")
     return text
 
 

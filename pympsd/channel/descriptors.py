@@ -1,7 +1,5 @@
 """File descriptors: receive them with bytes (SCM_RIGHTS), close them, explain running out of them; credentials."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,7 +1,5 @@
 """Pages mapped at chosen addresses of this process, which Python's own mmap cannot do (mmap(2), mremap(2))."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

@@ -3,8 +3,6 @@
 If a file shrinks, reading its mapping raises SIGBUS; so does one of huge pages, of which there may be none.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from functools import cache

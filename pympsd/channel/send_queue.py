@@ -4,8 +4,6 @@ A sender task empties the queue; a peer that does not read is cut off when the q
 within the allowance's time, so that it never blocks others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The help of commands, from their syntax and the docstrings of their handlers."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from inspect import cleandoc

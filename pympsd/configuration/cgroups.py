@@ -1,7 +1,5 @@
 """The limits of ``[[cgroups]]``, read and shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 

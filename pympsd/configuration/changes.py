@@ -25,8 +25,6 @@ Invariants: the changes are in an order in which each can be carried out after t
 whom the file does not name is never changed, because its owner could lift every limit again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 

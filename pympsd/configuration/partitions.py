@@ -1,7 +1,5 @@
 """Read the static SM partitions of a configuration file."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A checked configuration: the servers and namespaces that a file names, with what it states of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 
 from attrs import field, frozen

@@ -6,8 +6,6 @@ is. Parsers that keep positions were considered and not taken: tomlkit keeps the
 of valid keys, and its errors are worded differently.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The conditions of ``[[rules]]``, read and shown."""
 
-from __future__ import annotations
-
 import grp
 import pwd
 import re

@@ -1,7 +1,5 @@
 """The daemon's servers and namespaces as a configuration file that makes them again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pympsd.configuration.cgroups import render_cgroups

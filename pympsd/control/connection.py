@@ -171,7 +171,7 @@ class Control:
         if isinstance(error, CannotAsk):
             return error
         if isinstance(error, TimeoutError):
-            return Silent(f"the MPS control daemon said nothing for {self._timeout:g} s")
+            return Silent(f"the MPS control daemon sent nothing for {self._timeout:g} s")
         if isinstance(error, OSError) and error.errno is None:
             return CannotAsk(str(error))  # it sent too much
         return CannotAsk(f"the MPS control daemon has closed the connection {error}".strip())

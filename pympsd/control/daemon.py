@@ -7,8 +7,6 @@
 (2, (), ())
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import select

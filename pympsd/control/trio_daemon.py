@@ -1,4 +1,4 @@
-"""Daemons for programs that run with trio: the same calls, awaited. Each runs in a thread, which waits.
+"""Daemons for programs that run with trio: the same calls as coroutines. Each call waits in a thread.
 
 >>> import trio
 >>> from pympsd.control.trio_daemon import open_daemon
@@ -8,8 +8,6 @@
 >>> trio.run(main)
 ()
 """
-
-from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,7 +23,7 @@ from pympsd.control.records import Client, Device, Drain, Drained, Server, Waiti
 
 @frozen
 class TrioDaemon:
-    """A daemon whose calls are coroutines; ``daemon`` has the others: ``environment``, ``pid``, ``log``."""
+    """A daemon whose calls are coroutines; ``daemon`` has what needs no waiting, such as ``environment``."""
 
     daemon: RunningDaemon
 

@@ -4,8 +4,6 @@ They are those of a program without a daemon, or with ``--daemon`` those of a da
 PYMPSD_STATE_DIRECTORY, and empty if that can be used.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """The limits in the files of the kernel's dmem controller, by cgroup and device (cgroup-v2.rst, DMEM)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

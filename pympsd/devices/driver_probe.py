@@ -5,8 +5,6 @@ A short-lived child asks, because a driver may hang or crash.
 The daemon never loads the driver. The child belongs to the server's backend and is started by path, as servers are.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -41,7 +39,7 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Probed(unusable=f"it has not said within {seconds:.0f} s which devices there are")
+        return Probed(unusable=f"it did not report its devices within {seconds:.0f} s")
     except OSError as error:
         return Probed(unusable=f"the program that asks it could not be started: {error}")
     try:

@@ -4,8 +4,6 @@ A device is named by index, UUID or unique prefix of one, as in CUDA_VISIBLE_DEV
 documents for memory (4.2.7). Percentages by device are pympsd's own: clients on unlike GPUs need unlike portions.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar

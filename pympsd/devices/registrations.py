@@ -7,8 +7,6 @@ has a line of PID and bytes for each client, and one of -1 and bytes for what ex
 registering both lock the folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -8,8 +8,6 @@ is in /run/pympsd, which root makes, and where no other user can take its name; 
 of a machine that a file in /etc describes, where nothing is to be written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -4,8 +4,6 @@ An entry is an index, a UUID or a unique prefix of one that includes ``GPU-``. R
 entry; the devices before it stay visible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pympsd.errors import InputError

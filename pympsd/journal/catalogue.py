@@ -1,10 +1,8 @@
 """Every line of the two logs: event name -> sentences (docs/log-lines.md is generated from this).
 
-The default sentences are those of the MPS documents (4.3, MPS Logging Format); where the documents have none for an
-event, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
+The default sentences are those of the MPS documents (4.3, MPS Logging Format); for an event that is not in
+the documents, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
 """
-
-from __future__ import annotations
 
 from typing import Final
 
@@ -148,6 +146,7 @@ SERVER_LINES: Final = {
     "server_thread_percentage": same("Active Threads Percentage set to {percentage}"),
     "server_memory_limit": same("Device pinned memory limit for device {device} set to {limit:#x} bytes"),
     "server_priority": same("Server Priority set to {priority}"),
+    "server_static": same("Static partitioning mode enabled"),
     "server_started": same("Server has started"),
     "server_failed": same("MPS server failed to start"),
     "server_failed_reason": same("{reason}"),

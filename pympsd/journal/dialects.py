@@ -1,7 +1,5 @@
 """The three dialects of the logs, and the sentences of a log line in each."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from attrs import frozen

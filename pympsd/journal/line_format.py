@@ -1,7 +1,5 @@
 """One log line: ``[YYYY-MM-DD HH:MM:SS.mmm WHO PID] text`` in local time, the PID right-aligned in 5; or JSON."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Any

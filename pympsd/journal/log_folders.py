@@ -11,8 +11,6 @@ with other things stays and counts. A user with more than MAX_KEPT of those gets
 user's next servers are in the log of all servers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

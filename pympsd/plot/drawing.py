@@ -1,7 +1,5 @@
 """A picture of tracks, by matplotlib: a row for each track, a colour for each client."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The program behind ``pympsd plot``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """The tracks of traces (`pympsd.channel.trace_file`): what happened on each, in milliseconds from the first event."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from itertools import pairwise

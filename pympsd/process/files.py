@@ -1,7 +1,5 @@
 """Files: written whole or not at all; and whether another user can reach one."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import stat

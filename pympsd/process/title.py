@@ -7,8 +7,6 @@ readable. Kernels differ in what they permit: PR_SET_MM_MAP needs no privilege b
 distributions set, and PR_SET_MM_ARG_END needs CAP_SYS_RESOURCE. Where both are denied the rest of the area is zero.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 

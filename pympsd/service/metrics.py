@@ -7,8 +7,6 @@ all connections are taken, the user that has most of them loses its oldest one w
 `metrics_text` writes the text.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

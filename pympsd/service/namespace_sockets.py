@@ -9,8 +9,6 @@ what there is after events, with pauses that bound its cost, and recreates what 
 previous daemon left are taken over if the file is still the same one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

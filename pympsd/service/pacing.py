@@ -12,8 +12,6 @@ Nobody is refused: a paced connection stays open, and counts in the user's share
 in its connection, and later ones in the sender's socket. Root and the daemon's user are never paced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

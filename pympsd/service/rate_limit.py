@@ -1,7 +1,5 @@
 """Rate limits for what others may cause as often as they like, such as log lines."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -60,7 +58,7 @@ class RateLimit:
         return granted
 
     def resets_at(self) -> float:
-        """Return the time at which the whole amount is available again."""
+        """Return the time at which the full amount is available again."""
         return self._second + 1
 
 

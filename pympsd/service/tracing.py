@@ -64,7 +64,7 @@ class Tracing:
         if self._trace is not None:
             return refusal(f"A trace is written to {self._path}: end it with 'trace stop' first.")
         if not os.path.isabs(path):
-            return refusal(f"{path}: the daemon has another working directory: give the whole path.")
+            return refusal(f"{path}: the daemon has another working directory: give an absolute path.")
         try:
             self._trace = TraceFile.make(path)
         except FileExistsError:

@@ -1,7 +1,5 @@
 """The changes reserved to root: compute modes, and a reset. Texts and exit statuses are nvidia-smi's."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Final

@@ -5,8 +5,6 @@ what a GPU does not have. A name that is not in these tables is refused. The nam
 with --help-query-gpu and --help-query-compute-apps; their units stand in the header of a CSV column.
 """
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Final
 

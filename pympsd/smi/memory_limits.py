@@ -3,8 +3,6 @@
 The words are those of nvidia-smi's memory-limits, whose *namespace* is a cgroup (MPS documents, Memory Partitioning).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from functools import partial

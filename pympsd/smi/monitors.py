@@ -3,8 +3,6 @@
 An emulated GPU has memory that processes hold; every other column is a dash, as nvidia-smi prints what a GPU lacks.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -4,8 +4,6 @@ Every option of nvidia-smi is in a table here: it is carried out, or refused by 
 nothing that it could change. `usage`, the manual page and the completions of shells name the same options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import Enum
 from typing import Final, NoReturn

@@ -1,7 +1,5 @@
 """--query-gpu and --query-compute-apps: chosen fields as CSV (recorded)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """-q: the report on each device, complete or the parts that -d names (recorded)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final

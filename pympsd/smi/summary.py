@@ -1,7 +1,5 @@
 """The table and the list, in the layout of nvidia-smi 580 (recorded)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -3,8 +3,6 @@
 What an emulated device lacks is ``N/A``, as it is for a GPU that lacks it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Final

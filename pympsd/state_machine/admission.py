@@ -26,8 +26,6 @@ Invariants:
 - A server is started for a queue entry, which is then the first to be admitted (``has_turn``).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """The feature memacct: limits of the memory that the clients of a cgroup hold together, and its log."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final

@@ -5,8 +5,6 @@ Source: MPS documents, 2.3.6.1.
 They take no turn: no server is started, kept or shut down for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -31,8 +31,6 @@ A new kind of event: a record in `events`, its handler in `HANDLERS` or `OF_SERV
 decides. A new timer: a kind, and its handler in `TIMED_OUT` or `TIMED_OUT_OF_SERVERS`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -201,6 +199,7 @@ def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -
     if client is None:
         return
     client.contexts[event.context] = Context(event.context, event.number, event.device)
+    client.terminated = False
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
     where = daemon.place_of(server.name, client.process.namespace)

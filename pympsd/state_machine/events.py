@@ -5,8 +5,6 @@ this point, and an event about a server or client that is gone has no effect. Ev
 find out itself because it does no I/O: the time, the process behind a connection, the content of a file.
 """
 
-from __future__ import annotations
-
 from attrs import field, frozen
 
 from pympsd.state_machine.state.client import Client, ClientProcess, Context

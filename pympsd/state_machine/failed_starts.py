@@ -22,8 +22,6 @@ new clients are refused for `REFUSED_FOR` seconds too, because they connect agai
 - A server that was asked to end never counts as failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

@@ -5,8 +5,6 @@ event. Whoever an instruction is for may be gone by then: the dispatcher leaves 
 that have hung up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from attrs import field, frozen

@@ -1,7 +1,5 @@
 """The memory that clients of other servers hold on a device: limits of devices and cgroups count all of it."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from attrs import field, frozen

@@ -16,8 +16,6 @@ process is another matter (`status` combines both)::
 - Each change that the next daemon needs increases `NamedServers.changes`, so that the state is saved again.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 

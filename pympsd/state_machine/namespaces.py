@@ -1,7 +1,5 @@
 """Making, changing and deleting the namespaces of a server; see `named_servers` for what is not possible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pympsd.state_machine import queueing, shares, terminations
@@ -69,7 +67,7 @@ def delete_namespace(
     yield CloseNamespace(server_name, name)
     reason = f"namespace '{name}' of server '{server_name}' was deleted"
     yield from queueing.refuse(daemon, server_name, Result.ERROR_MPS_SERVER_NOT_READY, reason, name)
-    yield from terminations.evict(daemon, session, daemon.server_named(server_name), present, Answer())
+    yield from terminations.evict(daemon, session, present, Answer())
 
 
 def _server(daemon: Daemon, server_name: str, namespace: str = DEFAULT) -> NamedServer:

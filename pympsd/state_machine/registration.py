@@ -3,8 +3,6 @@
 These steps are shared by the commands of operators, the first client of a user, and a daemon that takes over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -31,7 +29,7 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 
 def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, session: int = 0) -> Iterator[Instruction]:
-    """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
+    """Add a server; ``limits``: those of its namespace ``default`` that differ from the daemon's own."""
     own = daemon.defaults.limits
     named.namespaces[DEFAULT] = Namespace(DEFAULT, own.overlay(limits or Limits()))
     named.created = daemon.lifetime.now

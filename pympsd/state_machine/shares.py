@@ -4,8 +4,6 @@ What named servers cost is counted from the servers that there are, and nothing 
 exist in the I/O layer only: it reports them with `take` and `give_back`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Set
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The end of a server, and of the daemon: quit with and without a time limit, signals, and force."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

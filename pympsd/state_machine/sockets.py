@@ -1,7 +1,5 @@
 """The sockets of servers and namespaces: what follows when one is open, could not be opened, or was removed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pympsd.state_machine import registration

@@ -3,8 +3,6 @@
 A pending server keeps its place: until it reports, its user gets no other, and the clients that connect are queued.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 
@@ -138,6 +136,8 @@ def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
             refused=configuration.failed,
             text=configuration.text,
         )
+    if daemon.options.static:
+        daemon.partitions += saved.partitions
     if saved.memory_limits is not None:
         daemon.defaults.memory_limits = in_memory(saved.memory_limits)
 

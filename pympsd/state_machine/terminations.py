@@ -17,8 +17,6 @@ Invariants:
   given to nobody else while a kernel may still use them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -48,7 +46,7 @@ CAUSES: Final[dict[int, str]] = {
         "it has made contexts since it was terminated, and keeps the terminated ones; the driver's server would hang "
         "if it was asked again: end the process"
     ),
-    Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
+    Result.ERROR_MPS_RPC_FAILURE: "the server has ended, and the client's work with it",
 }
 """Why the client was not terminated, by the number that is printed; docs/operations.md lists the remedies."""
 OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
@@ -74,10 +72,11 @@ def begin(
     that get no context any more. ``is_drain``: its result is kept in `Terminations.results`.
     """
     token = daemon.terminations.ids.take()
+    contexts = frozenset(number for client in _clients_of(server, pid) for number in client.contexts)
     longest = RESET_TIMEOUT if daemon.options.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
     daemon.terminations.pending[token] = Termination(
-        session, server.id, timeout, answer, pid if in_words else 0, evicted, is_drain
+        session, server.id, timeout, answer, pid, in_words, evicted, contexts, is_drain
     )
     if session:
         yield Working(session)
@@ -85,22 +84,24 @@ def begin(
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
 
-def evict(
-    daemon: Daemon, session: int, server: Server | None, clients: Sequence[Client], answer: Answer
-) -> Iterator[Instruction]:
+def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answer) -> Iterator[Instruction]:
     """End the contexts of clients whose namespace or SM partition was deleted, process by process.
 
     ``session`` gets the answer with the last process, immediately if there is none; 0: nobody waits for it.
     """
-    pids = list(dict.fromkeys(client.pid for client in clients))
-    if server is None or not pids:
-        if session:
-            yield from reply(session, answer)
-        return
-    for pid in pids:
-        last = pid == pids[-1]
-        evicted = tuple(client.id for client in clients if client.pid == pid)
-        yield from begin(daemon, session if last else 0, server, pid, answer if last else None, evicted=evicted)
+    ids = {client.id for client in clients}
+    processes: dict[tuple[int, int], list[int]] = {}
+    for server in daemon.servers.values():
+        for client in server.clients.values():
+            if client.id in ids:
+                processes.setdefault((server.id, client.pid), []).append(client.id)
+    if not processes and session:
+        yield from reply(session, answer)
+    for place, ((server_id, pid), evicted) in enumerate(processes.items(), start=1):
+        last, server = place == len(processes), daemon.servers[server_id]
+        yield from begin(
+            daemon, session if last else 0, server, pid, answer if last else None, evicted=tuple(evicted)
+        )
 
 
 def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
@@ -125,12 +126,12 @@ def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
     code = Result.ERROR_LAUNCH_TIMEOUT
     why = f"the server did not answer within {termination.timeout:g} s; shutdown_server -f ends it with its clients"
     in_digits = refusal(f"{code}", diagnostic=f"terminate_client: {why}")
-    yield from _end(daemon, token, _in_words(termination, code) if termination.pid else in_digits, code)
+    yield from _end(daemon, token, _in_words(termination, code) if termination.in_words else in_digits, code)
 
 
 def _answer(termination: Termination, code: int) -> Answer:
     """Return the answer for a CUresult number, 0 when the contexts are gone."""
-    if termination.pid:
+    if termination.in_words:
         return _in_words(termination, code)
     if code == 0:
         return lines("0")
@@ -152,10 +153,20 @@ def _in_words(termination: Termination, code: int) -> Answer:
     )
 
 
+def _clients_of(server: Server, pid: int) -> list[Client]:
+    """Return the connections of a process; none for PID 0, which stands for all processes that are not visible."""
+    return [client for client in server.clients.values() if client.pid == pid != 0]
+
+
 def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
     termination = daemon.terminations.pending.pop(token)
     if termination.is_drain:
         daemon.terminations.results[token] = code
+    server = daemon.servers.get(termination.server)
+    if code == Result.SUCCESS and server is not None:
+        for record in _clients_of(server, termination.pid):
+            # It may have made a context meanwhile.
+            record.terminated = termination.contexts.issuperset(record.contexts)
     if code in OVER:
         for client in termination.evicted:
             daemon.named_servers.occupied.pop(client, None)

@@ -4,8 +4,6 @@ The state machine sets and cancels timers by instructions and receives their end
 reads a clock. A timer that has no meaning any more is ignored when it ends, so most are not cancelled.
 """
 
-from __future__ import annotations
-
 from enum import Enum, auto
 
 from attrs import frozen

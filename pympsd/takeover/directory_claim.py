@@ -5,8 +5,6 @@ namespace belongs to the daemon above, which has a socket there: a daemon that s
 and the clients would be without the namespace's limits.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -141,7 +139,7 @@ def _pid_in(folder: str) -> int:
         with open(path, "rb") as file:
             return int(file.read(32))
     except (OSError, ValueError):
-        raise NoDaemonPid(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
+        raise NoDaemonPid(f"a daemon runs, but {path} does not contain its PID: end it with pympsd quit") from None
 
 
 def _check(folder: str, pid: int) -> None:

@@ -1,7 +1,5 @@
 """The processes of a previous daemon's servers, watched and killed by pidfd, and of their sessions (setsid(2))."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

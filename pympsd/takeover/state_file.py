@@ -4,8 +4,6 @@ It names the processes that are the daemon's servers, so it is believed only if 
 of its user, not readable or writable by others, written since the machine was started.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -105,6 +103,15 @@ def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
         server for server in saved.remembered.servers if start_time_of(server.pid) == saved.started.get(server.pid)
     )
     return list(lost(evolve(saved.remembered, servers=running), own))
+
+
+def partitions_left(folder: str) -> list[str]:
+    """Return the SM partitions of its own that a daemon of protocol 2 left, as ``<UUID>/<id>``."""
+    saved = _read_left(folder)
+    if saved is None:
+        return []
+    uuids = [device.partition(" ")[0] for device in saved.devices]
+    return [f"{uuids[partition.device]}/{partition.name}" for partition in saved.remembered.partitions]
 
 
 def directories_left(folder: str) -> set[tuple[str, ...]]:

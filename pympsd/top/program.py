@@ -1,7 +1,5 @@
 """The program behind ``pympsd top``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The table on a terminal, with keys."""
 
-from __future__ import annotations
-
 import contextlib
 import curses
 import os

@@ -1,7 +1,5 @@
 """The answer of a command: parts for stdout and control.log, and for a refused one a line for stderr."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import frozen

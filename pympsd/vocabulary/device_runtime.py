@@ -1,7 +1,5 @@
 """The device runtime: dynamic parallelism, which MPS does not support (2.3.2), and grid synchronisation."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

@@ -3,8 +3,6 @@
 A process is never identified by its PID alone, because PIDs are reused.
 """
 
-from __future__ import annotations
-
 from attrs import frozen
 
 NO_USER = (1 << 32) - 1

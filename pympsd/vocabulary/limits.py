@@ -102,6 +102,12 @@ class LimitsInForce:
     """The SMs of each device that it sees, by ordinal."""
     device_percentages: dict[int, float] = field(factory=dict)
     """By ordinal, if they differ."""
+    connections: int = 1
+    """The connections of a device that each of its contexts takes; of a client of the driver's own server unknown."""
+
+    def percentage_on(self, ordinal: int) -> float:
+        """Return the percentage on a device."""
+        return self.device_percentages.get(ordinal, self.thread_percentage)
 
     @property
     def percentage_record(self) -> float | dict[int, float]:

@@ -1,7 +1,5 @@
 """Guess which word was meant by a mistyped one, for the messages of every command line."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NoReturn

@@ -6,8 +6,6 @@ NUM_REGS is an estimate there. Source: CUDA C++ Programming Guide, Compute Capab
 cuda_occupancy.h for the allocation of registers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

@@ -4,8 +4,6 @@ The first rule that a process fits holds for it. A user can give any name to a p
 one of the own service manager, but cannot leave its user, its groups, and the cgroup that root has put it into.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase

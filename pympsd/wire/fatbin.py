@@ -17,8 +17,6 @@ fatbin comes from an untrusted program, so a size is never believed: nothing abo
 the decompressed text must have exactly the announced size.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 from typing import Final
@@ -39,7 +37,7 @@ try:
     else:
         from backports import zstd
 except ImportError:
-    zstd = None  # type: ignore[assignment] # mypy knows the module's type only
+    zstd = None  # type: ignore[assignment] # mypy has the module's type only
 
 MAGIC: Final = struct.pack("<I", 0xBA55ED50)
 _HEADER: Final = struct.Struct("<IHHQ")

@@ -1,7 +1,5 @@
 """Extracts frames and their file descriptors from a byte stream that is received in any chunks."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -31,7 +29,7 @@ class FrameReader:
     sockets). The owner closes what ``take_unclaimed_fds`` returns when the conversation ends.
     """
 
-    body_limit: int = frames.BODY_LIMIT
+    body_limit: int = frames.MAX_BODY
     fds_allowed: int = 0
     _buffer: bytearray = field(factory=bytearray, init=False)
     _fds: deque[int | None] = field(factory=deque, init=False)

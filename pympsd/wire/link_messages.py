@@ -6,8 +6,6 @@ So ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` 
 default, which stands for what an older sender does not send, and an older receiver ignores it.
 """
 
-from __future__ import annotations
-
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_properties import DeviceProperties
@@ -43,6 +41,8 @@ class ServerSetup:
     """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is next to that file."""
     used: tuple[int, ...] | None = None
     """The ordinals of the devices that its clients may use; None: all."""
+    static: bool = False
+    """Whether its clients run in static SM partitions only (protocol 2 with -S)."""
 
 
 @message(34)
@@ -88,6 +88,8 @@ class AdmitClient:
     own: Limits | None = None
     """See ClientLimits."""
     bounds: tuple[Limits, ...] = ()
+    """See ClientLimits."""
+    static: bool = False
     """See ClientLimits."""
 
 
@@ -279,7 +281,7 @@ class ReturningClient:
     command: str
     namespace: int
     contexts: tuple[tuple[int, int, int], ...]
-    """(serial, number, device) of each, as in ContextReported."""
+    """(id, number, device) of each, as in ContextReported."""
     mps_namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions by device ordinal."""

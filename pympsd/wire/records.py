@@ -1,12 +1,11 @@
 """The command stream between a client and an executor: ONE table, from which both sides are made.
 
 A record is a 24-byte header, its operands of 8 bytes each, and for some a tail of bytes, padded to 8 with zeros.
-Header: opcode (u16), flags (u16), length of the whole record in bytes (u32), context (u64), sequence number (u64).
-An answer has its record's opcode with ANSWER set and its sequence number; where a record names its context an
-answer has the result, a CUresult number. An answer with another result than success carries a sentence in its tail.
+Header: opcode (u16), flags (u16), length of the record in bytes, header included (u32), context (u64), sequence
+number (u64). An answer has its record's opcode with ANSWER set and its sequence number; where a record names its
+context an answer has the result, a CUresult number. An answer with another result than success carries a sentence in
+its tail.
 """
-
-from __future__ import annotations
 
 import struct
 from enum import Enum, IntEnum
@@ -18,7 +17,7 @@ from pympsd.errors import RemoteError
 
 HEADER: Final = struct.Struct("=HHIQQ")
 HEADER_BYTES: Final = HEADER.size
-RECORD_LIMIT: Final = 1 << 20
+MAX_RECORD: Final = 1 << 20
 """No record is longer than 1 MiB; bulk data goes through the shared memory."""
 ANSWER: Final = 0x8000
 OUTPUT: Final = 0x3FF
@@ -38,12 +37,12 @@ MAX_CLUSTER: Final = 16
 _CLUSTER_SHIFTS: Final = (4, 8, 12)
 MEMORY_SHAREABLE, MEMORY_OF_HOST = 1, 2
 """Flags of CREATE_MEMORY: it can be exported; it is not counted as the device's, and the client maps it too."""
-FLAG_POISONED: Final = 1
-"""In an answer: the result is sticky, the context is poisoned and every later call in it answers the same."""
+FLAG_STICKY: Final = 1
+"""In an answer: the error is sticky; every later call in the context returns it."""
 
 STREAM_LEGACY: Final = 0
 FIRST_HANDLE: Final = 16
-"""Handles below are never minted: 0, 1 and 2 mean streams in CUDA."""
+"""Lower handles are never allocated: 0, 1 and 2 mean streams in CUDA."""
 GENERATION_SHIFT: Final = 40
 """A handle is ``generation << 40 | count``: a respawned executor refuses the old ones."""
 
@@ -80,11 +79,11 @@ class Scope(Enum):
 class Completion(Enum):
     """The time when an operation is done, and answered if it has an answer."""
 
-    AT_ONCE = "at once"
+    IMMEDIATE = "immediate"
     """As soon as its record is executed."""
     QUEUED = "queued"
     """It is put in its stream and not waited for."""
-    AWAITED = "awaited"
+    COMPLETE = "complete"
     """It is answered when the work before it, or its own work, is done."""
 
 
@@ -116,7 +115,7 @@ class Operation:
     opcode: int
     name: str
     operands: tuple[Operand, ...]
-    completion: Completion = Completion.AT_ONCE
+    completion: Completion = Completion.IMMEDIATE
     answered: bool = False
     answers: tuple[Operand, ...] = ()
     tail: str = ""
@@ -172,18 +171,18 @@ _SIDES: Final = (
 # Opcodes by chapter of the driver API, 256 each; a chapter's free numbers are for its later operations.
 _MEMORY: Final = (
     Operation(0x101, "ALLOCATE", _u64("bytes"), answered=True, answers=_u64("address")),
-    Operation(0x102, "FREE", _u64("address"), Completion.AWAITED, answered=True),
+    Operation(0x102, "FREE", _u64("address"), Completion.COMPLETE, answered=True),
     Operation(0x103, "MEMORY_INFO", (), answered=True, answers=_u64("free total")),
     # Bulk copies: the data lies in the shared memory at `offset`; the answer gives the slot back.
-    Operation(0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.AWAITED, True),
-    Operation(0x105, "COPY_FROM_DEVICE", (_STREAM, *_u64("source offset bytes")), Completion.AWAITED, answered=True),
+    Operation(0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.COMPLETE, True),
+    Operation(0x105, "COPY_FROM_DEVICE", (_STREAM, *_u64("source offset bytes")), Completion.COMPLETE, answered=True),
     Operation(0x106, "COPY_ON_DEVICE", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
     # `height` rows of `count` elements of `width` bytes, `pitch` bytes apart.
     Operation(0x107, "FILL", (_STREAM, *_u64("destination value width count pitch height")), Completion.QUEUED),
     # Spaces as in Space, base, bytes between rows, between slices of each side. Like the linear copies: one with
     # a side in the shared memory is COPY_3D_STAGED, whose answer gives the slot back; COPY_3D is not answered.
     Operation(0x108, "COPY_3D", (_STREAM, *_SIDES), Completion.QUEUED),
-    Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.AWAITED, answered=True),
+    Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.COMPLETE, answered=True),
     # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
     # process: to free it no context is named (0), and it stays until the work enqueued before is done.
     Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address"), brings_fd=True),
@@ -225,7 +224,7 @@ _EXECUTION: Final = (
     Operation(0x303, "HOST_FUNCTION_DONE", _u64("token")),
     # Answered once at most half of the work that the client may have unfinished is. A client with pending host
     # functions asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
-    Operation(0x304, "ROOM", (), Completion.AWAITED, answered=True),
+    Operation(0x304, "ROOM", (), Completion.COMPLETE, answered=True),
     # CU_LIMIT_PRINTF_FIFO_SIZE or CU_LIMIT_MALLOC_HEAP_SIZE of the context, by their numbers.
     Operation(0x305, "SET_LIMIT", _u64("limit bytes"), answered=True),
 )
@@ -238,16 +237,16 @@ _STREAMS: Final = (
     ),
     Operation(0x402, "DESTROY_STREAM", (_handle(Kind.STREAM, Use.DESTROYED),)),
     Operation(0x403, "QUERY_STREAM", (_STREAM,), answered=True, is_native=True),
-    Operation(0x404, "SYNCHRONIZE_STREAM", (_STREAM,), Completion.AWAITED, answered=True, is_native=True),
+    Operation(0x404, "SYNCHRONIZE_STREAM", (_STREAM,), Completion.COMPLETE, answered=True, is_native=True),
     Operation(0x405, "WAIT_EVENT", (_STREAM, _EVENT), Completion.QUEUED),
-    Operation(0x406, "SYNCHRONIZE_CONTEXT", (), Completion.AWAITED, answered=True, is_native=True),
+    Operation(0x406, "SYNCHRONIZE_CONTEXT", (), Completion.COMPLETE, answered=True, is_native=True),
 )
 _EVENTS: Final = (
     Operation(0x501, "CREATE_EVENT", (_handle(Kind.EVENT, Use.CREATED), *_u64("flags"))),
     Operation(0x502, "DESTROY_EVENT", (_handle(Kind.EVENT, Use.DESTROYED),)),
     Operation(0x503, "RECORD_EVENT", (_EVENT, _STREAM), Completion.QUEUED),
     Operation(0x504, "QUERY_EVENT", (_EVENT,), answered=True),
-    Operation(0x505, "SYNCHRONIZE_EVENT", (_EVENT,), Completion.AWAITED, answered=True),
+    Operation(0x505, "SYNCHRONIZE_EVENT", (_EVENT,), Completion.COMPLETE, answered=True),
     Operation(0x506, "ELAPSED_TIME", _START_AND_END, answered=True, answers=(Operand("milliseconds", "d"),)),
     # Between clients of an executor an event is named by a secret.
     Operation(0x507, "SHARE_EVENT", (_EVENT,), answered=True, answers=_SECRET),
@@ -342,10 +341,8 @@ class RecordReader:
         start = 0
         while len(buffer) - start >= HEADER_BYTES:
             opcode, flags, length, context, sequence = HEADER.unpack_from(buffer, start)
-            if not HEADER_BYTES <= length <= RECORD_LIMIT:
-                raise RemoteError(
-                    f"a record of {length} bytes: between {HEADER_BYTES} and {RECORD_LIMIT} are allowed"
-                )
+            if not HEADER_BYTES <= length <= MAX_RECORD:
+                raise RemoteError(f"a record of {length} bytes: between {HEADER_BYTES} and {MAX_RECORD} are allowed")
             if len(buffer) - start < length:
                 break
             body = buffer[start + HEADER_BYTES : start + length]

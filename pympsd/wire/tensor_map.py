@@ -5,8 +5,6 @@ instead: `unpack` refuses what no tensor map can be, and the address in one is c
 The rules are those of the CUDA driver API, Tensor Map Object Management, and of the PTX ISA, tensormap.replace.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from enum import IntEnum

@@ -1,10 +1,8 @@
 """Texture and surface objects, as they lie in device memory: the object's 64-bit handle is the address of one.
 
-The client writes it, and kernels of the emulated device read it where they get the handle. Whatever is in memory can
-be there instead: `unpack` refuses what it cannot be, and addresses are checked when they are used.
+The client writes it, and kernels of the emulated device read it at the address that the handle is. A kernel may pass
+any address instead: `unpack` refuses bytes that are not an object, and addresses are checked when they are used.
 """
-
-from __future__ import annotations
 
 import struct
 from enum import IntEnum, IntFlag
@@ -122,8 +120,8 @@ _MAGIC: Final = b"pympsd texture 1"
 _HEAD: Final = struct.Struct("=16s4I3I3I3f4I")
 _LEVEL: Final = struct.Struct("=6Q")
 BYTES: Final = _HEAD.size + LEVELS * _LEVEL.size
-_SIZE_LIMIT: Final = 1 << 31
-_ADDRESS_LIMIT: Final = 1 << 62
+_MAX_SIZE: Final = (1 << 31) - 1
+_MAX_ADDRESS: Final = (1 << 62) - 1
 
 
 def pack(made: TextureObject) -> bytes:
@@ -153,9 +151,9 @@ def unpack(data: bytes) -> TextureObject:
         raise ValueError(f"format {format:#x}, {channels} channels, {count} levels")
     levels = tuple(Level(*_LEVEL.unpack_from(data, _HEAD.size + _LEVEL.size * index)) for index in range(count))
     for level in levels:
-        if not all(0 < size < _SIZE_LIMIT for size in (level.width, level.height, level.depth)):
+        if not all(0 < size <= _MAX_SIZE for size in (level.width, level.height, level.depth)):
             raise ValueError(f"a level of {level.width} x {level.height} x {level.depth} elements")
-        if max(level.address, level.pitch, level.slice_pitch) >= _ADDRESS_LIMIT:
+        if max(level.address, level.pitch, level.slice_pitch) > _MAX_ADDRESS:
             raise ValueError(f"a level at {level.address:#x}, pitches {level.pitch} and {level.slice_pitch}")
     if max(modes) > max(AddressMode):
         raise ValueError(f"address modes {modes}")

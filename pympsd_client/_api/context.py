@@ -9,8 +9,6 @@ Functions raise NOT_INITIALIZED before cuInit, INVALID_DEVICE for a device that 
 for a handle of no context. The error of a faulted context is that of the fault.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result

@@ -1,7 +1,5 @@
 """Initialization, version, devices (CUDA driver API, sections 6.2 to 6.5)."""
 
-from __future__ import annotations
-
 import struct
 from typing import Final
 

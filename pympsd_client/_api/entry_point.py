@@ -18,8 +18,6 @@ The tables state what a type means: `_UNSIGNED` and `_STRUCTS` convert inputs, `
 and `_WRAPPERS` converts outputs. `pympsd_client.routing` uses the same tables for callers in C.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from importlib import import_module

@@ -4,8 +4,6 @@ A green context is a context of its own here: what is allocated and loaded while
 device chooses its SMs, as long as there are free ones those of no other green context.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result

@@ -1,7 +1,5 @@
 """Launches of kernels (CUDA driver API, Execution Control)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pympsd.vocabulary.results import Result

@@ -1,7 +1,5 @@
 """Modules and their functions (CUDA driver API, Module Management and Execution Control)."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result

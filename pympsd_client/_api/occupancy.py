@@ -1,7 +1,5 @@
 """Occupancy of kernels (CUDA driver API, Occupancy)."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from pympsd_client._arguments.errors import invalid_value

@@ -4,8 +4,6 @@ Kernels of one emulated device access what cuMemAlloc, and memory pools, have al
 atomic among the kernels of one device only. Other devices have no peer access here: copies need none.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.vocabulary.results import Result

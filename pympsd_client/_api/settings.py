@@ -5,8 +5,6 @@ are checked, kept and returned, but change nothing: preferences of caches and ba
 of core dumps (no dump is written here), start and stop of the profiler.
 """
 
-from __future__ import annotations
-
 from os import getpid
 from socket import gethostname
 from typing import Any, Final

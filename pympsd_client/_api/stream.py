@@ -1,7 +1,5 @@
 """Streams, their attributes, and events (CUDA driver API, Stream Management and Event Management)."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from typing import Any, Final

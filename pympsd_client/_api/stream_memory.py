@@ -3,8 +3,6 @@
 A word is written by a fill. A stream waits with a kernel of one thread, which reads the word again and again.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Descriptions of CUDA arrays: those of cuda.bindings, or C's in memory, as plain values."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from typing import Any, Final

@@ -3,8 +3,6 @@
 (Only `_fallback` calls the driver, and only when a program runs natively.)
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from functools import partial

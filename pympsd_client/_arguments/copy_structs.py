@@ -1,7 +1,5 @@
 """Copies: the structures of cuda.bindings, or C's in memory, as plain values, and back."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Final
 

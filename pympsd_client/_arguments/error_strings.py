@@ -1,7 +1,5 @@
 """The texts of cuGetErrorString, as recorded from driver 580 on an H200."""
 
-from __future__ import annotations
-
 from typing import Final
 
 _TEXT: Final = """

@@ -7,8 +7,6 @@ that pympsd does not support, once.
 This module imports nothing of cuda.bindings, because `routing.hook` uses it while that is being imported.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

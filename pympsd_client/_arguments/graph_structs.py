@@ -1,7 +1,5 @@
 """Structures and arrays of graph management: read and written in memory, given as objects or as addresses."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final

@@ -4,8 +4,6 @@ Options and values come as lists, as cuda.bindings takes them, or as the address
 of options are written too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Configurations of launches, and the attributes of launches, kernel nodes and streams (CUlaunchAttributeID)."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Locations, kinds and access of memory: the structures of cuda.bindings, or C's in memory, as plain values."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from typing import Any, Final

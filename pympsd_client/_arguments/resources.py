@@ -1,7 +1,5 @@
 """Structures of green contexts and execution affinity: a device's resources, and groups into which they are split."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from typing import Any, Final

@@ -3,8 +3,6 @@
 A handle holds a secret of 128 bits, which cannot be guessed. With it any client of the executor opens what it names.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Plain values of arguments: numbers, names, and what C passes through ``void *``."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ Each operation of the table is an attribute of this module, made when it is firs
 A name that the table does not have is an AttributeError, as a misspelt attribute of any module.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.wire import records

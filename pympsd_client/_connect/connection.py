@@ -1,7 +1,5 @@
 """The interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from typing import Protocol

@@ -1,7 +1,5 @@
 """A conversation of messages over one socket: send one, receive the next with its file descriptors."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

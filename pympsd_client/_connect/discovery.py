@@ -6,8 +6,6 @@ without MPS would have no limits. So the program is refused below the directory 
 daemon runs. Such a directory contains the file `files.NAMED_SERVERS` for this purpose, or directories with sockets.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Mapping

@@ -22,8 +22,6 @@ The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an e
   marks the reason as ``limited`` if the directory is, or may be, one of a server or namespace (`discovery`).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -32,8 +32,6 @@ event adds them to its own, and joins the capture if it did not capture before:
 Sources: CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capture.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

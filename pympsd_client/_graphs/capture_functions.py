@@ -1,7 +1,5 @@
 """Functions of stream capture (CUDA driver API, Stream Management)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pympsd.vocabulary.results import Result

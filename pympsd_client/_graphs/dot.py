@@ -1,7 +1,5 @@
 """A graph as a DOT file (cuGraphDebugDotPrint)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

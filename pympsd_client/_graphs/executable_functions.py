@@ -5,8 +5,6 @@ node, then checks that an executable graph takes that change (`update.check_work
 copy's work.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from attrs import define

@@ -5,8 +5,6 @@ items join branches, so that no product of edges arises. Child graphs are flatte
 what the node depends on. Records name the legacy stream, which stands for the stream of the launch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 

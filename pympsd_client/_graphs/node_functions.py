@@ -5,8 +5,6 @@ work and writes them back. Everything is checked before a node is added or chang
 nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, TypeVar
 

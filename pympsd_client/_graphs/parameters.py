@@ -6,8 +6,6 @@ structure points to (parameters, operations, graphs) are kept by the work, and a
 destroyed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

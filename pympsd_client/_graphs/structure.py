@@ -4,8 +4,6 @@ The query functions follow the API's convention for arrays: with a capacity of 0
 only, otherwise as many elements as fit, padded with NULL, and their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

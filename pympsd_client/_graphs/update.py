@@ -1,7 +1,5 @@
 """Which changes an executable graph takes: of one node's work, and of a whole graph (cuGraphExecUpdate)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import IntEnum
 

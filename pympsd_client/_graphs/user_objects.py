@@ -1,7 +1,5 @@
 """User objects: counted references to something of the program's, held by graphs too (CUDA driver API)."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from itertools import count

@@ -1,7 +1,5 @@
 """Events: points in streams to wait for and to measure between (CUDA driver API, Event Management)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

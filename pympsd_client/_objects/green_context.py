@@ -1,7 +1,5 @@
 """Green contexts: contexts whose kernels have a part of the device's SMs (CUDA driver API, Green Contexts)."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import frozen

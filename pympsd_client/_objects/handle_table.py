@@ -1,7 +1,5 @@
 """Tables of the program's objects by handle, one for each kind; a table drops the objects of a closed context."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count

@@ -1,7 +1,5 @@
 """Streams: their handles, the three special ones, waiting for them (CUDA driver API, Stream Management)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -3,8 +3,6 @@
 The codes are those of native/src/entry_points.c.
 """
 
-from __future__ import annotations
-
 import builtins
 from typing import Any, Final
 

@@ -23,8 +23,6 @@ installed versions of cuda.bindings may have fewer or more parameters than the r
 `api` has the same functions by name for the cores of the runtime.
 """
 
-from __future__ import annotations
-
 import atexit
 from importlib import import_module
 from typing import Any, Final

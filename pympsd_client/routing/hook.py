@@ -22,8 +22,6 @@ The invariants:
   the interpreter any more, because destructors of C++ objects still make some.
 """
 
-from __future__ import annotations
-
 import atexit
 import sys
 from importlib.abc import Loader, MetaPathFinder

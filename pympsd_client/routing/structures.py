@@ -1,7 +1,5 @@
 """Structures, arrays and texts at C's addresses."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any, Final

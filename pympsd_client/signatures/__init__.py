@@ -26,8 +26,6 @@ how C's structures are read (`_arguments`). `Calling` marks the functions that m
 functions, or with parameters that differ between versions of cuda-bindings.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures import arrays, devices, execution, graphs, memory, streams

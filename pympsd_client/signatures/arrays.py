@@ -1,7 +1,5 @@
 """CUDA arrays, textures, surfaces, and tensor maps."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures.rows import chapter

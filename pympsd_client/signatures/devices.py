@@ -1,7 +1,5 @@
 """Errors, initialization, devices, and contexts with their settings."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures.rows import Calling, chapter

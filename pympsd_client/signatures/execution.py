@@ -1,7 +1,5 @@
 """Modules and libraries, linking, launches, and occupancy."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures.rows import Calling, chapter

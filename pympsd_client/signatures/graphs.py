@@ -1,7 +1,5 @@
 """Graphs, user objects, and stream capture."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures.rows import chapter

@@ -1,7 +1,5 @@
 """Memory: allocations, copies, fills, host and managed memory, pools, virtual memory, IPC."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures.rows import Calling, chapter

@@ -1,7 +1,5 @@
 """Rows: a driver function as one line of text, and what is read from it."""
 
-from __future__ import annotations
-
 import re
 from enum import Enum
 from typing import Final

@@ -1,7 +1,5 @@
 """Streams with their attributes, host functions, events, and stream memory operations."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures.rows import chapter

@@ -4,8 +4,6 @@ Ranges are of whole granules (`pympsd.vocabulary.device_properties.MAPPING_GRANU
 the port; NOT_SUPPORTED from all without the capability ``maps_virtual_memory``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

@@ -10,8 +10,6 @@ The owner's thread ends a client (`drop`): it closes the stream, which ends the 
 waits a second for the worker at most.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 from typing import Final

@@ -1,7 +1,5 @@
 """The link to the owner: frames in and out, and its end, which ends the executor."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

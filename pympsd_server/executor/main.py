@@ -1,7 +1,5 @@
 """An executor's main program: set up the process, open the device its owner names, serve until the link ends."""
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import gc

@@ -19,8 +19,6 @@ client.
 machine has so few cores that a spinning thread would keep another from running.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """The trace that an executor writes: when its device worked, and when the work in each stream began and ended."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Final

@@ -1,7 +1,5 @@
 """Loads the native library, which setup builds if there is a compiler, and declares its functions."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
@@ -39,9 +37,9 @@ class NoLibrary(StartError):
 def library() -> Any:
     """Return the library with its functions declared; raise NoLibrary. ctypes releases the GIL in each call."""
     folder = os.path.dirname(__file__)
-    paths = [
-        path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
-    ]
+    # The build names it .abi3.so, for every version of Python; that of an earlier build may be next to it.
+    suffixes = sorted(EXTENSION_SUFFIXES, key=lambda suffix: "abi3" not in suffix)
+    paths = [path for suffix in suffixes if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))]
     if not paths:
         raise NoLibrary("it was not built: install a C compiler, then pympsd again")
     try:

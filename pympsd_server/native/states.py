@@ -1,7 +1,5 @@
 """The structures that native code and Python share; scripts/generate-docs writes src/states.h from these tables."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from ctypes import Array, c_uint32, c_uint64

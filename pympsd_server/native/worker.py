@@ -6,8 +6,6 @@ the record, with all rules, and calls `take` again. Contexts, streams and module
 and dropped by the same thread; the structures that both sides change are declared in `native.states`.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from ctypes import byref

@@ -5,8 +5,6 @@ a server sees is SIGKILL. The counter of such kills, before and after, and the c
 kill by an operator. Server and executors are in the same cgroup.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path

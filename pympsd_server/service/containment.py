@@ -31,8 +31,6 @@ Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded session
 faults-and-shutdown.
 """
 
-from __future__ import annotations
-
 import select
 from collections.abc import Iterable
 from typing import Final

@@ -4,8 +4,6 @@ full.
 The link outlives a daemon that is killed: the next one continues with it, and asks for a report of all that was
 pushed."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

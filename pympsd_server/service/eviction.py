@@ -1,7 +1,5 @@
 """End clients above their soft memory limits when a client that is within its own limit lacks memory."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 

@@ -4,8 +4,6 @@ If registering a shared device is blocked (any user can keep the folder locked),
 registers it as soon as possible; until then a server that needs the device exclusively does not see this one.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterable

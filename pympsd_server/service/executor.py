@@ -1,7 +1,5 @@
 """One running executor: requests with numbers, and their answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import trio

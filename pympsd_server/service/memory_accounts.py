@@ -3,8 +3,6 @@
 Each executor is sent the bytes that clients hold elsewhere.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """terminate_client: stop all contexts of a client process for good, whatever they do; the process keeps running."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The trace that the daemon requests: all executors write to it, including those that start later."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

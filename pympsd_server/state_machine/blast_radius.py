@@ -19,8 +19,6 @@ Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded session
 faults-and-shutdown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Final
 

@@ -4,8 +4,6 @@ Of the soft limits of cgroups that hold for a client all count: it is within the
 A client without one has borrowed all that it holds, as in the kernel's dmem controller, whose dmem.min is 0.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final

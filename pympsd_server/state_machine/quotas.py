@@ -4,8 +4,6 @@ Each level only lowers the one before (MPS documents, 2.3.5.2 and 4.2.5): the cl
 per-context partitioning the context's, the execution affinity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pympsd.errors import InputError

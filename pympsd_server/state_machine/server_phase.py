@@ -15,8 +15,6 @@ interrupt that:
 The daemon sees the same server with other phases: `pympsd.state_machine.state.server`.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Final
 

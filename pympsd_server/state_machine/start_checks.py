@@ -1,7 +1,5 @@
 """Checks whether MPS can run on this platform and these devices (MPS documents, 2.3.1), with lines for server.log."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Final
 

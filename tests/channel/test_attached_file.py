@@ -25,8 +25,8 @@ def test_the_first_word_that_is_no_option_names_it(tmp_path: Path) -> None:
     file.write_bytes(b"x")
     assert text_of(["--check", str(file), "y"]) == b"x"
     assert text_of(["--check"]) == b""
-    file.write_bytes(b"x" * (frames.BODY_LIMIT + 1))
-    assert _problem(file) == f"{file}: a configuration file has at most {frames.BODY_LIMIT} bytes"
+    file.write_bytes(b"x" * (frames.MAX_BODY + 1))
+    assert _problem(file) == f"{file}: a configuration file has at most {frames.MAX_BODY} bytes"
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:

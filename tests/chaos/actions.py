@@ -33,7 +33,7 @@ MISBEHAVIOURS: Final = (
     ("wrong_hello", True),
     ("no_answer", 14),
 )
-"""Keys of the made-up server (tests/support/vendor/README.md)."""
+"""Keys of the fake server (tests/support/fake_mps/README.md)."""
 Act = Callable[[Testbed, Action], Awaitable[None]]
 
 

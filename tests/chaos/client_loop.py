@@ -1,7 +1,7 @@
 """What every client of a soak does: its work until its time is over or its context is lost.
 
 It reports each step in a line (client_protocol). A line on standard input names a fault, to be done next. What a step
-is, its driver says: ours (client), or the made-up one (vendor_client).
+is, its driver says: ours (client), or the fake one (driver_client).
 """
 
 from __future__ import annotations

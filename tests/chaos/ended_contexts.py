@@ -17,7 +17,7 @@ CONTAINED_SECONDS: Final = 4.0
 STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
 """A context that has once answered with one of these answers with nothing else than errors; of 806, all of them.
 
-(A client of the made-up driver's may have a context of the next server, too.)
+(A client of the fake driver's may have a context of the next server, too.)
 """
 
 

@@ -146,7 +146,7 @@ VENDOR_TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     Kind.SHUTDOWN_SERVER_FORCED: _CUT_OFF,
     Kind.SERVER_MISBEHAVES: _CUT_OFF,
 }
-"""The same with the made-up driver's server and clients. What is not there must not be noticed.
+"""The same with the fake driver's server and clients. What is not there must not be noticed.
 
 Its clients meet the end of a server while they connect to it, and the end of the daemon when they make a context.
 """

@@ -31,7 +31,7 @@ class Backend(StrEnum):
     EMULATED = "emulated"
     """Our own server."""
     VENDOR = "vendor"
-    """The made-up driver's, with its clients (tests/support/vendor)."""
+    """The fake driver's, with its clients (tests/support/fake_mps)."""
 
 
 @frozen

@@ -284,7 +284,7 @@ def test_a_client_is_excused_only_if_the_keeper_was_killed_too(kind: Kind, right
 # --- with the driver's server
 
 
-def by_vendor(life: Life, step: Step, *incidents: Incident, others: tuple[Life, ...] = ()) -> list[str]:
+def by_driver(life: Life, step: Step, *incidents: Incident, others: tuple[Life, ...] = ()) -> list[str]:
     return judged(life, step, others=others, incidents=incidents, backend=Backend.VENDOR)
 
 
@@ -303,7 +303,7 @@ def test_what_must_not_be_noticed_with_the_drivers_server() -> None:
 )
 def test_no_error_comes_of_those_with_the_drivers_server(kind: Kind, code: int, name: str) -> None:
     incident = Incident(kind, 1, 5.0, 6.0, uid=ALICE)
-    assert len(by_vendor(a_life(1), a_step(code, 5.5, name=name), incident)) == 1
+    assert len(by_driver(a_life(1), a_step(code, 5.5, name=name), incident)) == 1
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_no_error_comes_of_those_with_the_drivers_server(kind: Kind, code: int, 
 )
 def test_an_end_of_the_drivers_server(kind: Kind, name: str, code: int, right: bool) -> None:
     incident = Incident(kind, 1, 5.0, 6.0)
-    assert (by_vendor(a_life(1), a_step(code, 5.5, name=name), incident) == []) is right
+    assert (by_driver(a_life(1), a_step(code, 5.5, name=name), incident) == []) is right
 
 
 @pytest.mark.parametrize(
@@ -331,15 +331,15 @@ def test_a_client_that_is_stopped_while_it_connects_may_be_dropped(
 ) -> None:
     stop = Incident(Kind.CLIENT_STOP, 1, 5.0, 5.0 + seconds, client=number, uid=ALICE)
     step = Step(name, 4.9, 5.1 + seconds, 0, 1, 806)
-    assert (by_vendor(a_life(1), step, stop) == []) is right
+    assert (by_driver(a_life(1), step, stop) == []) is right
 
 
 def test_a_client_of_the_drivers_may_have_contexts_of_two_servers() -> None:
     killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
     life = a_life(1, devices=(0, 1))
     life.steps.append(a_step(806, 5.0))
-    assert by_vendor(life, a_step(0, 5.2, 1, context=2), killed) == []
-    assert len(by_vendor(life, a_step(0, 5.3), killed)) == 1
+    assert by_driver(life, a_step(0, 5.2, 1, context=2), killed) == []
+    assert len(by_driver(life, a_step(0, 5.3), killed)) == 1
 
 
 def test_what_was_long_over_explains_nothing() -> None:

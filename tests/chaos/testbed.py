@@ -15,8 +15,8 @@ from typing import IO, Any, Final
 
 import trio
 from attrs import define, field
+from fake_mps import install
 from processes import PYMPSD, alive, children_of
-from vendor import install
 
 from tests.chaos.history import FOR_EVER, History, Incident, Life
 from tests.chaos.identity import NO_PROCESS, ProcessKey, key_of, there
@@ -25,7 +25,7 @@ from tests.chaos.schedule import DEVICES, PLAIN, USERS, Backend, ClientPlan, Con
 
 CLIENTS: Final = {
     Backend.EMULATED: str(Path(__file__).with_name("client.py")),
-    Backend.VENDOR: str(Path(__file__).with_name("vendor_client.py")),
+    Backend.VENDOR: str(Path(__file__).with_name("driver_client.py")),
 }
 MACHINE: Final = """fault_containment = "{containment}"
 

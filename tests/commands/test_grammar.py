@@ -26,8 +26,8 @@ from pympsd.vocabulary.answers import Answer
 CONFORMANCE: Final = Path(__file__).parent.parent / "conformance"
 RECORDED: Final = (CONFORMANCE / "one-h200.toml").read_text()
 ROOT: Final = Caller(1, 0)
-NAMES: Final = sorted(command.name for command in COMMANDS.values() if 2 in command.protocols and not command.verb)
-"""The commands of one word."""
+NAMES: Final = sorted(command.name for command in COMMANDS.values() if command.is_in(2, 580) and not command.verb)
+"""The commands of one word that driver 580 has, and ours."""
 
 
 def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
@@ -65,7 +65,7 @@ def _answers() -> list[Answer | None]:
 
 
 def _fresh() -> Daemon:
-    return Daemon(DaemonOptions(0), from_toml(RECORDED))
+    return Daemon(DaemonOptions(0, driver=580), from_toml(RECORDED))
 
 
 def _id(index: int) -> str:

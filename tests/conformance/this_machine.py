@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import tested_driver
+from fake_mps import devices
 from tested_machine import gpus, on_gpu, rehearses, with_machine
-from vendor import devices
 
 from tests.gpu.led import running
 
 HERE = Path(__file__).parent
 LEADS: Final = os.environ.get("PYMPSD_TEST_CONFORMANCE") == "vendor"
-"""Whether servers are the driver's own (the made-up ones, in a rehearsal)."""
+"""Whether servers are the driver's own (the fakes, in a rehearsal)."""
 SUPPORT: Final = HERE.parent / "support"
-CLIENT: Final = str(SUPPORT / ("made_up_recorded_client.py" if LEADS and rehearses() else "recorded_client.py"))
+CLIENT: Final = str(SUPPORT / ("fake_recorded_client.py" if LEADS and rehearses() else "recorded_client.py"))
 """The program of the clients."""
 RECORDED: Final = {
     name: tomllib.loads((HERE / f"{name}.toml").read_text())["device"] for name in ("one-h200", "four-h200")
@@ -41,14 +41,14 @@ def settings(machine: str, copy: Path) -> dict[str, str]:
             given["CUDA_VISIBLE_DEVICES"] = "0,1"
         return given
     if on_gpu() and machine == "one-h200":
-        return with_machine({})
+        return {**with_machine({}), "PYMPSD_DRIVER": "580"}
     return {"PYMPSD_EMULATED_DEVICES": str(copy)}
 
 
 def why_not(plan: str) -> str:
     """Return why a replay cannot be rehearsed, nothing if it can."""
     cannot = LEADS and rehearses() and plan in ("terminate, faults, kills", "connection limit")
-    return "the made-up client has no such lines" if cannot else ""
+    return "the fake client has no such lines" if cannot else ""
 
 
 def clients_settings() -> dict[str, str]:

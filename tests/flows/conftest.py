@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fake_mps.install import install
 from processes import ClientProcess, DaemonProcess, adopt_orphans, clients_of
-from vendor.install import install
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,13 +63,13 @@ def make_client(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]
 
 @pytest.fixture
 def launcher(directory: Path) -> Path:
-    """The made-up server of the driver, which behaves well."""
+    """The fake server of the driver, which behaves well."""
     return install(directory)
 
 
 @pytest.fixture
-def start_vendor_daemon(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> Callable[..., DaemonProcess]:
-    """Start daemons that lead the made-up server, with more settings."""
+def start_driver_daemon(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> Callable[..., DaemonProcess]:
+    """Start daemons that lead the fake server, with more settings."""
 
     def start(**settings: str) -> DaemonProcess:
         running = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher), **settings)

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from cgroups import Cgroups
+from fake_mps.install import misbehave
+from fake_mps.programs import DriverClient
+from fake_mps.visitor import visitor
 from fuzz_lines import Lines, conversation
 from processes import CLIENT, ClientProcess, DaemonProcess, alive, clients_of, killed_after, wait_until
 from protocol3 import ctl, pipe, start
-from vendor.install import misbehave
-from vendor.programs import VendorClient
-from vendor.visitor import visitor
 
 GIB = 1 << 30
 OTHER = 10001
@@ -296,7 +296,7 @@ def test_what_cannot_start_stays_as_failed(make_daemon: Callable[..., DaemonProc
     assert ctl(daemon, "server create a", 1).startswith("Server 'a' could not be started: the MPS server 'a' ended")
     assert ctl(daemon, "server get a status") == "Failed"
     misbehave(launcher)
-    with VendorClient.start(pipe(daemon, "a")) as client:
+    with DriverClient.start(pipe(daemon, "a")) as client:
         client.connect()
     assert ctl(daemon, "server get a status") == "Ready"
 
@@ -314,7 +314,7 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
     wanted = [name for name in percentages for _ in range(3)]
 
     def joined(name: str) -> tuple[str, str, str]:
-        with VendorClient.start(pipe(daemon, f"a/{name}")) as client:
+        with DriverClient.start(pipe(daemon, f"a/{name}")) as client:
             client.connect()
             return client.ask("sms"), client.ask(f"alloc {GIB // 2}"), client.ask(f"alloc {5 * GIB // 2}")
 
@@ -479,7 +479,7 @@ def test_the_drivers_wire_has_sockets_for_clients_only(
     daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe(daemon, "a/default"))
     assert "a,0," in daemon.run(["server", "list", "--format=csv"]).stdout, "that one takes commands"
     del daemon.settings["CUDA_MPS_PIPE_DIRECTORY"]
-    with VendorClient.start(pipe(daemon, "a/box")) as client:
+    with DriverClient.start(pipe(daemon, "a/box")) as client:
         client.connect()
 
 

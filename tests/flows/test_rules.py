@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from fake_mps.programs import DriverClient
 from processes import DaemonProcess, clients_of
-from vendor.programs import VendorClient
 
 GIB = 1 << 30
 MINE = Path("/proc/self/cgroup").read_text().splitlines()[0].split(":", 2)[2]
@@ -61,11 +61,11 @@ def test_another_user_sees_only_the_own_processes(make_daemon: Callable[..., Dae
     assert (done.returncode, done.stderr.count("rules.0.user is a user's name")) == (1, 1)
 
 
-def test_rules_on_the_drivers_server(start_vendor_daemon: Callable[..., DaemonProcess]) -> None:
-    daemon = start_vendor_daemon()
+def test_rules_on_the_drivers_server(start_driver_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = start_driver_daemon()
 
     def limits() -> tuple[str, str]:
-        with VendorClient.start(daemon.directory / "pipe") as client:
+        with DriverClient.start(daemon.directory / "pipe") as client:
             client.connect()
             return client.ask("sms").split()[-1], client.ask(f"alloc {3 * GIB // 2}").split()[-1]
 

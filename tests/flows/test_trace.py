@@ -339,9 +339,9 @@ def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str
 
 
 def test_without_emulated_devices_the_answer_says_what_is_missing(
-    start_vendor_daemon: Callable[..., DaemonProcess], trace: Path
+    start_driver_daemon: Callable[..., DaemonProcess], trace: Path
 ) -> None:
-    daemon = start_vendor_daemon()
+    daemon = start_driver_daemon()
     done = daemon.run(["trace", "start", str(trace)])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{NO_DEVICES}\n")
     stop(daemon, trace)

@@ -1,4 +1,4 @@
-"""A daemon that ends while it works on a command, here a made-up one: only a quit is done then."""
+"""A daemon that ends while it works on a command, here a fake one: only a quit is done then."""
 
 from __future__ import annotations
 

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_mps.install import misbehave
+from fake_mps.programs import DriverClient
 from processes import DaemonProcess, alive, wait_until
-from vendor.install import misbehave
-from vendor.programs import VendorClient
 
 REFUSED = "init CUDA_ERROR_MPS_CONNECTION_FAILED"
 UNKNOWN = r"The MPS server \d+ of driver of unknown version does not speak a known protocol"
 CHANGED = "The backend is cuda: the driver finds 1 device, and its MPS server speaks otherwise than is known"
-SOURCE = Path(__file__).parents[1] / "support" / "vendor" / "made_up_libcuda.c"
+SOURCE = Path(__file__).parents[1] / "support" / "fake_mps" / "fake_libcuda.c"
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="the made-up driver's library takes a compiler"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="the fake driver's library takes a compiler"),
     pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="a driver is here"),
 ]
 
@@ -63,7 +63,7 @@ def says(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
 def test_auto_takes_another_backend(start: Callable[..., DaemonProcess], keys: dict[str, object]) -> None:
     daemon = start("auto", **keys)
     daemon.say("set_default_active_thread_percentage 40")
-    with VendorClient.start(pipe(daemon)) as client:
+    with DriverClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED
     wait_until(says(daemon, CHANGED))
     assert says(daemon, UNKNOWN)()
@@ -83,7 +83,7 @@ def test_auto_takes_another_backend(start: Callable[..., DaemonProcess], keys: d
 def test_a_wrong_answer_after_the_first_client(start: Callable[..., DaemonProcess]) -> None:
     """The client may have what it wanted by then; it is lost."""
     daemon = start("auto", wrong_size=17)
-    with VendorClient.start(pipe(daemon)) as client:
+    with DriverClient.start(pipe(daemon)) as client:
         client.ask("init")
         wait_until(says(daemon, CHANGED))
         assert client.ask("ctx 0") != "ctx CUDA_SUCCESS"
@@ -91,21 +91,21 @@ def test_a_wrong_answer_after_the_first_client(start: Callable[..., DaemonProces
 
 def test_the_backend_stays_that_has_served_somebody(start: Callable[..., DaemonProcess], launcher: Path) -> None:
     daemon = start("auto")
-    with VendorClient.start(pipe(daemon)) as client:
+    with DriverClient.start(pipe(daemon)) as client:
         client.connect()
         daemon.say("ps")
     misbehave(launcher, wrong_hello=True)
     (server,) = daemon.servers()
     daemon.say(f"shutdown_server {server} -f")
     wait_until(lambda: not daemon.servers())
-    with VendorClient.start(pipe(daemon)) as client:
+    with DriverClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED
     assert not says(daemon, CHANGED)()
 
 
 def test_a_backend_that_is_asked_for_stays(start: Callable[..., DaemonProcess]) -> None:
     daemon = start("vendor", wrong_hello=True)
-    with VendorClient.start(pipe(daemon)) as client:
+    with DriverClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED
     assert says(daemon, UNKNOWN)()
     assert says(daemon, r"Giving up after .* is not known to pympsd: b'OUTBCRE2\\x00' where")()

@@ -1,7 +1,7 @@
 """Fuzzes at length (scripts/fuzz).
 
 By default: 5,000 sessions of the daemon's state machine, 2,000 with a running daemon, 2,000 of a client with a
-running server, 250,000 records to a running executor, 2,000 with a daemon that leads the driver's (made-up) server,
+running server, 250,000 records to a running executor, 2,000 with a daemon that leads the driver's (fake) server,
 and 2,000 of our tool with a daemon that lies.
 """
 
@@ -18,13 +18,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from daemon_machine import fuzz_state_machine
+from fake_mps.install import install
+from fake_mps.their_daemon import their_daemon
 from fuzz_daemon import fuzz_daemon
+from fuzz_driver import fuzz_driver_daemon, fuzz_tool
 from fuzz_session import fuzz_session
 from fuzz_stream import fuzz_stream
-from fuzz_vendor import fuzz_tool, fuzz_vendor_daemon
 from processes import DaemonProcess, adopt_orphans
-from vendor.install import install
-from vendor.their_daemon import their_daemon
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
         (
             "vendor",
             given.vendor,
-            lambda count: _leading(lambda daemon: fuzz_vendor_daemon(daemon, given.seed, count)),
+            lambda count: _leading(lambda daemon: fuzz_driver_daemon(daemon, given.seed, count)),
         ),
         ("tool", given.vendor, lambda count: _at_a_tool(given.seed, count)),
         ("executor", given.records, lambda count: fuzz_stream(given.seed, count)),

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_mps.install import install
+from fake_mps.their_daemon import their_daemon
 from fuzz_daemon import fuzz_daemon
+from fuzz_driver import fuzz_driver_daemon, fuzz_tool
 from fuzz_session import fuzz_session
 from fuzz_stream import fuzz_stream
-from fuzz_vendor import fuzz_tool, fuzz_vendor_daemon
 from processes import DaemonProcess, adopt_orphans
-from vendor.install import install
-from vendor.their_daemon import their_daemon
 
 SEED = 20130805
 
@@ -62,7 +62,7 @@ def test_sessions_with_a_daemon_that_leads_the_drivers_server(daemon: DaemonProc
     leading = DaemonProcess(daemon.directory, {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": server})
     assert leading.start().returncode == 0
     try:
-        found = fuzz_vendor_daemon(leading, SEED, 300)
+        found = fuzz_driver_daemon(leading, SEED, 300)
     finally:
         leading.stop()
     assert found.commands > 50

@@ -48,7 +48,7 @@ class Part:
 
 
 DIFFERENTIAL = "tests/gpu/test_differential.py"
-VENDOR = ("tests/gpu/test_vendor_on_gpu.py", "tests/gpu/test_protocol3_on_gpu.py")
+VENDOR = ("tests/gpu/test_driver_on_gpu.py", "tests/gpu/test_protocol3_on_gpu.py")
 PROTOCOL3 = "tests/flows/test_protocol3.py"
 OWN_PARTS = (DIFFERENTIAL, *VENDOR, PROTOCOL3)
 """Files that are parts of their own."""

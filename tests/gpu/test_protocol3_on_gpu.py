@@ -1,6 +1,6 @@
 """Protocol 3 with the driver's own server: namespaces and servers with their limits, at the same time, and rules.
 
-In a rehearsal server and programs are made up; what needs real ones is left out (choice.toml).
+In a rehearsal server and programs are fakes; what needs real ones is left out (choice.toml).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _recorded(path: Path) -> list[Recorded]:
         ]  # fmt: skip
 
 
-SERVER_LOGS = sorted((TESTS / "data" / "vendor-logs").glob("*.server.log"))
+SERVER_LOGS = sorted((TESTS / "data" / "driver-logs").glob("*.server.log"))
 SESSIONS = sorted((TESTS / "conformance" / "recorded").glob("*.txt"))
 NO_SERVER_SAYS = "Using log directory: $LOG"
 """In the log before there is a server."""

@@ -19,7 +19,7 @@ from tests.service.conftest import RunningDaemon
 
 SERVER = 430
 """The PID of a server of the driver's own."""
-RECORDED = Path(__file__).parents[1] / "data" / "vendor-logs" / "log-fifo.hex"
+RECORDED = Path(__file__).parents[1] / "data" / "driver-logs" / "log-fifo.hex"
 """Each line was read from the FIFO of such a server at once."""
 
 

@@ -1,4 +1,4 @@
-"""A daemon led by hand, a made-up server that behaves well, and made-up clients."""
+"""A daemon led by hand, a fake server that behaves well, and fake clients."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from vendor.install import install
-from vendor.minimal_daemon import MinimalDaemon, minimal_daemon
-from vendor.programs import VendorClient
+from fake_mps.install import install
+from fake_mps.minimal_daemon import MinimalDaemon, minimal_daemon
+from fake_mps.programs import DriverClient
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def launcher(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(daemon: MinimalDaemon) -> Iterator[Callable[..., VendorClient]]:
+def start(daemon: MinimalDaemon) -> Iterator[Callable[..., DriverClient]]:
     """Start clients, each with "init" and these contexts."""
     with ExitStack() as started:
 
-        def make(*contexts: int, **more: object) -> VendorClient:
-            client = started.enter_context(VendorClient.start(daemon.directory, **more))  # type: ignore[arg-type]
+        def make(*contexts: int, **more: object) -> DriverClient:
+            client = started.enter_context(DriverClient.start(daemon.directory, **more))  # type: ignore[arg-type]
             assert daemon.serve(client, "init") == "init CUDA_SUCCESS"
             for device in contexts:
                 assert daemon.serve(client, f"ctx {device}") == "ctx CUDA_SUCCESS"

@@ -25,7 +25,7 @@ from pympsd.wire.driver.tool_lines import encode_line
 PACE_SECONDS = 0.01
 """From one connection of each kind to the next, once all have been tried: no attack by using the processor up."""
 HELLO = frames.encode(frames.OPERATOR_HELLO)
-HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.BODY_LIMIT))[:-1]
+HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.MAX_BODY))[:-1]
 UNREAD = frames.encode(frames.OPERATOR_LINE, b"x" * 60_000) * 20
 """Each line is answered twice as long."""
 

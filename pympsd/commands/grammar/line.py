@@ -21,8 +21,6 @@ What must never happen:
   only the PIDs of the servers to ask.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.commands.grammar import loose

@@ -5,8 +5,6 @@ the syntax does not declare are left over. What becomes of those is the command'
 has answered as recorded, a change ignores them, with a note on the options among them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -37,10 +35,10 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
     for spelling, usual in recorded.spellings.items():
         if tuple(rest[: len(spelling)]) == spelling:
             rest[: len(spelling)] = [usual]
-    arguments = _take_options(syntax, recorded, rest)
     flags = {flag.spelling for flag in syntax.flags}
-    arguments |= {keyword(flag.name): flag.spelling in rest for flag in syntax.flags}
     places = [word for word in rest if word not in flags] if flags_anywhere else rest
+    arguments = _take_options(syntax, recorded, places)
+    arguments |= {keyword(flag.name): flag.spelling in rest for flag in syntax.flags}
     if recorded.missing and len(places) < len(syntax.required):
         raise _missing(syntax, recorded)
     left_over = places[len(syntax.required) + len(syntax.optional) :]

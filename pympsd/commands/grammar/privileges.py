@@ -5,8 +5,6 @@ owner of a server may change that server. A query answers from `restrict_view`, 
 not the caller's, so that no command has to handle tenants itself.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from attrs import evolve, frozen

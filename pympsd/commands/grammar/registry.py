@@ -30,8 +30,9 @@ from attrs import evolve, field, frozen
 
 from pympsd.commands.grammar import loose, strict
 from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, restrict_view
-from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
+from pympsd.commands.grammar.recorded import BY_FIRST_WORD, RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
+from pympsd.process.version import DRIVER
 from pympsd.state_machine.instructions import Instruction, Note
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
@@ -75,8 +76,12 @@ class Command:
     """True if its handler gets the text of the file that the line names, as ``text``."""
     refuses_unknown: bool = False
     """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
+    failure: str = ""
+    """The line that such a refusal prints, for programs that look for one."""
     in_protocol_3: str = ""
     """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
+    driver: int = 580
+    """The branch of the driver since which protocol 2 has it."""
     view: View = restrict_view
     """Returns the part of the state that a query answers from."""
     protocols: tuple[int, ...] = field()
@@ -111,6 +116,10 @@ class Command:
         """Return whether the command changes nothing."""
         return is_query(self.name)
 
+    def is_in(self, protocol: int, driver: int) -> bool:
+        """Return whether a daemon of a protocol has the command, and behaves as a driver of this branch."""
+        return protocol in self.protocols and (protocol != 2 or driver >= self.driver)
+
     @property
     def names_server(self) -> bool:
         """Return whether the first argument of a command of protocol 2 is the PID of a server."""
@@ -129,7 +138,7 @@ class Command:
     def translate(self, words: Sequence[str]) -> Answer:
         """Return the refusal of a command of protocol 2 at a daemon of protocol 3, with its counterpart there."""
         arguments = (*words, *self.syntax.usage.split(" ")[len(words) + 1 :])
-        text = self.in_protocol_3.format(*arguments)
+        text = BY_FIRST_WORD.get(" ".join((self.name, *words[:1]))) or self.in_protocol_3.format(*arguments)
         for word in words:
             if word in WITHOUT_EFFECT:
                 text += f" ({word} has no counterpart here: {WITHOUT_EFFECT[word]})"
@@ -192,7 +201,8 @@ class Command:
                 raise
             reading = loose.Reading({}, tuple(words))
         if self.refuses_unknown and reading.left_over:
-            raise Refused(loose.complain(self.syntax, words, self.usage))
+            complaint = loose.complain(self.syntax, words, self.usage)
+            raise Refused(answer=refusal(*filter(None, [self.failure]), diagnostic=complaint))
         if self.owner_only:
             check_settings_owner(daemon, caller)
         decision = self.handler(daemon, caller, **reading.arguments)
@@ -257,9 +267,9 @@ def verbs_of(module: str, protocol: int) -> dict[str, Command]:
     return _VERBS.get((module, protocol), {})
 
 
-def first_words(protocol: int) -> list[str]:
-    """Return the words that a line may begin with in a protocol, sorted: modules, and commands of one word."""
-    return sorted({command.module for command in COMMANDS.values() if protocol in command.protocols})
+def first_words(protocol: int, driver: int = DRIVER) -> list[str]:
+    """Return the words that a line may begin with, sorted: modules, and commands of one word; as `Command.is_in`."""
+    return sorted({command.module for command in COMMANDS.values() if command.is_in(protocol, driver)})
 
 
 def load(package: str, path: Iterable[str]) -> None:

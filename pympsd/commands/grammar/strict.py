@@ -4,8 +4,6 @@
 does not declare is refused, with a sentence that names what is declared.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final

@@ -5,8 +5,6 @@ into the arguments of a handler: `loose` for the commands of protocol 2 and `str
 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 

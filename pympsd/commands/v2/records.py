@@ -3,8 +3,7 @@
 A server's record lists its clients, a client's its contexts.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from typing import Any
 
 from pympsd.commands.grammar.syntax import Refused
@@ -53,15 +52,19 @@ def server_record(daemon: Daemon, server: Server) -> dict[str, Any]:
 
 
 def client_record(daemon: Daemon, client: Client) -> dict[str, Any]:
-    """Return a client."""
+    """Return a client, with the limits in force for it: its priority is 0 (normal) or 1 (below normal)."""
+    limits = client.limits
     return {
         "pid": client.pid,
         "uid": client.uid,
         "command": client.process.command,
-        "active_thread_percentage": client.limits and client.limits.percentage_record,
+        "active_thread_percentage": None if limits is None else limits.percentage_record,
         "pid_namespace": client.process.pid_namespace,
         "namespace": client.process.namespace or None,
-        "memory_bytes": {str(device): count for device, count in client.memory.items()},
+        "multiprocessors": {} if limits is None else _by_device(limits.multiprocessors),
+        "memory_limits": {} if limits is None else _by_device(limits.memory),
+        "priority": None if limits is None else limits.priority,
+        "memory_bytes": _by_device(client.memory),
         "contexts": [context_record(context) for context in client.contexts.values()],
         "draining": target_text(daemon.drains.draining(client.id)),
     }
@@ -76,6 +79,25 @@ def find_drain_of_server(daemon: Daemon, name: str) -> Drain | None:
     """Return the drain of a server, by name, or of all."""
     targets = DrainTarget(TargetKind.SERVER, name), DrainTarget(TargetKind.ALL)
     return next((drain for drain in daemon.drains if drain.target in targets), None)
+
+
+def _by_device(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(device): count for device, count in counts.items()}
+
+
+def on_device_record(client: Client, device: int, *, memory: int | None) -> dict[str, Any]:
+    """Return the limits in force for a client on a device, and the bytes that it holds there.
+
+    ``memory``: those bytes where nothing is reported; None: unknown.
+    """
+    limits = client.limits
+    return {
+        "active_thread_percentage": None if limits is None else limits.percentage_on(device),
+        "multiprocessors": None if limits is None else limits.multiprocessors.get(device) or None,
+        "memory_limit": None if limits is None else limits.memory.get(device),
+        "memory_bytes": client.memory.get(device, memory),
+        "priority": None if limits is None else limits.priority,
+    }
 
 
 def context_record(context: Context) -> dict[str, Any]:

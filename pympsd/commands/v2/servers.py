@@ -1,7 +1,5 @@
 """Commands that list, start and stop servers, end the work of their clients, and end the daemon."""
 
-from __future__ import annotations
-
 from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
 from pympsd.commands.grammar.registry import Decision, command

@@ -9,8 +9,6 @@ possible.
 `status` compares the file that was applied last with the state, so that it reports what operators changed since.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from copy import deepcopy

@@ -4,8 +4,6 @@ The last three are in both protocols. A trace has what the daemon, its servers, 
 times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The module ``namespace``."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from pympsd.commands.grammar.privileges import Caller, check_owner

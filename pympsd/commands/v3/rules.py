@@ -1,7 +1,5 @@
 """The module ``rules``, in both protocols: limits by rule, and which rule a process falls under."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.commands.grammar.privileges import Caller, insufficient, namespace_of

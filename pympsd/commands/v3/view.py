@@ -1,7 +1,5 @@
 """Servers, namespaces, clients and limits of the daemon's state as protocol 3 names them and prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which cgroups there are, and the files of the kernel's dmem controller (Linux 6.14); they are never written."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path

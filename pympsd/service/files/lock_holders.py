@@ -3,8 +3,6 @@
 Any user may hold the lock, because the file has the vendor's mode, 0666.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -3,8 +3,6 @@
 It belongs to the server's user, who can put anything there: nothing is reached through a link, or changed by name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

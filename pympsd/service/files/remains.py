@@ -13,8 +13,6 @@ An empty file also counts as a PID file or a state file, because that is what a 
 Everything else stays, links included, and is reported with its path (``NotOfADaemon``).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

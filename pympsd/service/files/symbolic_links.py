@@ -1,7 +1,5 @@
 """Symbolic links in a path: whether another user decides, or could decide, where the path leads."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Quotas of the file descriptors that this process may open, so that no user can take all of them."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections import Counter

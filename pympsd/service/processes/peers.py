@@ -1,6 +1,6 @@
 """The peer of a connection: credentials, groups and a pidfd, taken once, when it connects.
 
-What a peer writes about itself is never believed; what the kernel recorded is (SO_PEERCRED, SO_PEERGROUPS,
+The daemon never believes what a peer writes about itself, only what the kernel recorded (SO_PEERCRED, SO_PEERGROUPS,
 SO_PEERPIDFD, unix(7)). A PID may be reused and a forked child may hold the socket, so the end of a client is the end
 of the process that its pidfd shows, and not the end of its connection.
 
@@ -12,8 +12,6 @@ Namespaces make three cases, which the functions below keep apart:
 - a container with this user namespace: its root is root here, too, and is not to lift the container's own limits
   (`operator_uid`).
 """
-
-from __future__ import annotations
 
 import contextlib
 import errno

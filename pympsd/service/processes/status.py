@@ -1,7 +1,5 @@
 """The kernel's view of any process: its state, its start time, whether it has ended."""
 
-from __future__ import annotations
-
 import os
 import select
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """One connecting client of pympsd_client: it waits until it gets a session, is refused, or continues without MPS."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """A connection of pympsd's own protocol: await its hello within a deadline, and run its session."""
 
-from __future__ import annotations
-
 import socket
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The properties of a process that rules depend on, read from /proc."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The configuration file that a daemon applies at its start, as an operator would."""
 
-from __future__ import annotations
-
 import os
 import sys
 

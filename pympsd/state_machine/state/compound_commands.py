@@ -12,8 +12,6 @@ Invariants: a part is answered once; a compound command is answered once, in the
 the order in which the parts began, whatever the order of their answers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from attrs import define, field, frozen

@@ -10,6 +10,7 @@ devices, defaults   what the next server is started with
 servers             the server processes, by id, with their clients and contexts (`server`, `client`)
 queue, turns        who waits, and which user is next (`queue`, `turns`)
 named_servers       protocol 3's servers with their namespaces, whether or not they have a process (`named_server`)
+partitions          protocol 2's static SM partitions; those of protocol 3 belong to named servers
 process_limits      limits that follow from a client's process: rules, cgroups
 terminations        each terminate_client that is not answered yet
 drains              what is being drained: whose new clients are held, and which of its clients still run (`drains`)
@@ -24,8 +25,6 @@ lifetime            which of the daemons of this directory it is, the ids that i
 What another daemon needs to take over is a function of this state (`persistent_state.snapshot`); the rest is reported
 again by servers and clients, or lost without harm (timers, pending terminations).
 """
-
-from __future__ import annotations
 
 from collections import Counter, defaultdict
 from enum import Enum
@@ -45,6 +44,7 @@ from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import Shares
 
@@ -112,9 +112,13 @@ class Termination:
     answer: Answer | None = None
     """Given when it is over, in place of the number that terminate_client prints."""
     pid: int = 0
-    """The client's PID, if the answer is in words; 0: it is a number."""
+    """The client's PID."""
+    in_words: bool = False
+    """Whether the answer is a sentence, not the number that terminate_client prints."""
     evicted: tuple[int, ...] = ()
     """Clients whose namespace or SM partition was deleted, or that are drained."""
+    contexts: frozenset[int] = frozenset()
+    """The contexts that the client had when the command was given."""
     is_drain: bool = False
     """Its result is kept for the drain that began it."""
 
@@ -181,6 +185,8 @@ class Daemon:
     queue: ClientQueue = field(factory=ClientQueue)
     turns: Turns = field(factory=Turns)
     named_servers: NamedServers = field(factory=NamedServers)
+    partitions: list[SmPartition] = field(factory=list)
+    """In order of creation; only with `DaemonOptions.static`."""
     process_limits: ProcessLimits = field(factory=ProcessLimits)
     terminations: Terminations = field(factory=Terminations)
     drains: Drains = field(factory=Drains)
@@ -215,6 +221,12 @@ class Daemon:
         """Return the ordinals of the devices that a server's clients may see, in their order."""
         named = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
+
+    def count_free(self, server: Server | None, ordinal: int) -> int:
+        """Return how many more clients with one context fit on a device of a server; None: one without a process."""
+        clients = () if server is None else server.clients.values()
+        in_use = sum(client.connections_on(ordinal) for client in clients)
+        return max(0, self.devices[ordinal].max_contexts - in_use)
 
     def place_of(self, server: str, namespace: str | None = None) -> dict[str, str]:
         """Return the field of a log line that names a server, or a namespace (empty: ``default``).

@@ -6,8 +6,6 @@ far that is. A namespace has a socket of its own in the server's directory; a cl
 namespace by whose socket it comes. Every server has the namespace ``default``, which cannot be deleted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final

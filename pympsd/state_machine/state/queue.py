@@ -23,8 +23,6 @@ Invariants:
 - Nor does an entry that a drain holds (`held`): nobody waits behind it. It keeps its ticket, and so its place.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections.abc import Callable, Iterator
 

@@ -6,8 +6,6 @@ instead. The table `MOVES` is the only place that allows a change of phase: an i
 changes nothing, so a server that reports an impossible status cannot lead the daemon astray.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Final
 

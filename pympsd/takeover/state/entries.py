@@ -3,8 +3,6 @@
 The names and the notes (JSON) stay as they are: the next daemon may be of another build.
 """
 
-from __future__ import annotations
-
 from typing import Final, Generic, TypeVar
 
 from attrs import frozen

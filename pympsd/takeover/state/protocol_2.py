@@ -1,7 +1,5 @@
 """Adapt the state of a daemon of protocol 3 to one of protocol 2, which cannot use most of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pympsd.takeover.state.records import (

@@ -12,7 +12,7 @@ their clients and contexts are not, because each server has its own (`pympsd.tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import define, evolve, field, frozen
@@ -33,7 +33,7 @@ from pympsd.vocabulary.limits import (
     ThreadPercentage,
 )
 from pympsd.vocabulary.namespaces import name_problem
-from pympsd.vocabulary.partitions import SmPartition
+from pympsd.vocabulary.partitions import SmPartition, is_partition_name
 from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
 
@@ -145,10 +145,9 @@ class PersistentState:
     configuration: PersistentConfiguration | None = None
     shares: dict[str, int] = field(factory=dict)
     """Each user's shares, by resource, of the configuration file."""
+    partitions: tuple[SmPartition, ...] = ()
+    """The daemon's own, of protocol 2."""
     drains: tuple[PersistentDrain, ...] = ()
-
-
-EMPTY_STATE = PersistentState()
 
 
 @define
@@ -213,6 +212,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         audits_memory=daemon.process_limits.audits_memory,
         configuration=_persistent_configuration(daemon.configuration),
         shares=dict(daemon.usage.shares.configured),
+        partitions=tuple(daemon.partitions),
         drains=tuple(map(_persistent_drain, daemon.drains)),
     )
 
@@ -246,6 +246,7 @@ def check(state: PersistentState, devices: int) -> None:
         _check_named(named_server, devices)
     if len({server.name for server in state.named_servers}) < len(state.named_servers):
         raise ValueError("two servers have one name")
+    _check_partitions("the daemon", state.partitions, devices)
     for name, value in state.shares.items():
         read_share(name, value)
     for drain in state.drains:
@@ -266,7 +267,7 @@ def check(state: PersistentState, devices: int) -> None:
 def _check_server(server: PersistentServer, devices: int) -> None:
     ThreadPercentage(server.thread_percentage)
     if not 0 < server.pid < 1 << 31 or not 0 < server.serial < 1 << 63:
-        raise ValueError(f"there is no process {server.pid} with serial {server.serial}")
+        raise ValueError(f"there is no process {server.pid} with id {server.serial}")
     _check_user(server.uid)
     _check_limits(server.memory_limits, devices)
 
@@ -280,15 +281,16 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
         raise ValueError(" ".join(problems))
     if not all(0 <= ordinal < devices for ordinal in named.allowed_devices or ()):
         raise ValueError(f"server {named.name} has a device that is not there")
-    for partition in named.partitions:
-        if (
-            name_problem(partition.name)
-            or not 0 <= partition.device < devices
-            or min(partition.chunks, default=-1) < 0
-        ):
-            raise ValueError(f"server {named.name} cannot have the SM partition {partition.name}")
+    _check_partitions(f"server {named.name}", named.partitions, devices)
     for limits in (named.maximum, *(namespace.limits for namespace in named.namespaces)):
         _check_stated(limits, devices)
+
+
+def _check_partitions(owner: str, partitions: Sequence[SmPartition], devices: int) -> None:
+    for partition in partitions:
+        is_possible = is_partition_name(partition.name) and min(partition.chunks, default=-1) >= 0
+        if not is_possible or not 0 <= partition.device < devices:
+            raise ValueError(f"{owner} cannot have the SM partition {partition.name}")
 
 
 def _check_user(uid: int) -> None:

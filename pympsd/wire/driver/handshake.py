@@ -3,8 +3,6 @@
 The daemon speaks first. Each message is one packet of a SOCK_SEQPACKET socket; integers are little-endian.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping
 from enum import IntEnum

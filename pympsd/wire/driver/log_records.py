@@ -4,8 +4,6 @@ A record: int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday,
 (local time), int64 length of the text, the text without a newline; recorded with driver 580.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import datetime

@@ -1,7 +1,5 @@
 """CUDA arrays, and copies of bytes between them and other memory (CUDA driver API, Memory Management)."""
 
-from __future__ import annotations
-
 from pympsd_client._api.memory import copies
 from pympsd_client._arguments.array_structs import pack_2d, pack_3d
 from pympsd_client._arguments.errors import invalid_value

@@ -3,8 +3,6 @@
 Discarded memory, whose contents are indeterminate in CUDA, keeps them.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

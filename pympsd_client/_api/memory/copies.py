@@ -4,8 +4,6 @@ A host pointer is an address or an object with a buffer; its size is checked if 
 NULL and CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, or one that was created.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 from pympsd_client._arguments.errors import invalid_value

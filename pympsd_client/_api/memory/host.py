@@ -7,8 +7,6 @@ pages that the executor shares in the place of the program's (`_objects.memory.p
 /dev/shm bounds both.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client._arguments.errors import invalid_value, not_supported

@@ -4,8 +4,6 @@ On the emulated device it is memory that the executor and the program share, so 
 but what cuMemRangeGetAttribute returns. A device without it (attribute MANAGED_MEMORY is 0) refuses all by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 

@@ -3,8 +3,6 @@
 Known are the process's allocations, its page-locked memory, and the variables of its modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Copies of rows and slices (CUDA driver API, Memory Management: cuMemcpy2D and cuMemcpy3D)."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client._api.memory.copies import check_host, is_hosts

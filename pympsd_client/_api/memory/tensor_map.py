@@ -4,8 +4,6 @@
 them at multiples of 16 bytes, not of 64.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

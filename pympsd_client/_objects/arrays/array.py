@@ -1,7 +1,5 @@
 """CUDA arrays: device memory in which elements, rows and slices follow each other without gaps."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import define, field

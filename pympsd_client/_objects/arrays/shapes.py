@@ -1,7 +1,5 @@
 """The shapes and formats of CUDA arrays that a device has (CUDA driver API, cuArray3DCreate)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

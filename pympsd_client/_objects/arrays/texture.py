@@ -4,8 +4,6 @@ An object describes what kernels read: an array, a mipmapped array, linear memor
 device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Links: PTX inputs that become one image (CUDA driver API, Module Management, cuLink*)."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Final
 

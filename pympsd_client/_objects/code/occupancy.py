@@ -3,8 +3,6 @@
 The arithmetic is the executor's own (`pympsd.vocabulary.occupancy`), so the results hold there.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Final

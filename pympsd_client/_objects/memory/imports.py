@@ -1,7 +1,5 @@
 """Memory of other processes, mapped at addresses that this client chooses (IPC handles, imported pools)."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Final

@@ -1,7 +1,5 @@
 """The state of each page of a range, without I/O: advice, and the target of its last prefetch."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final

@@ -4,8 +4,6 @@ An executor maps all of the process's memory on another device, or none of it. S
 mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from threading import RLock
 from typing import Final

@@ -1,7 +1,5 @@
 """Where the memory of pools comes from: the device, pages that the program reaches too, or memory for export."""
 
-from __future__ import annotations
-
 import os
 from typing import Final, Protocol
 

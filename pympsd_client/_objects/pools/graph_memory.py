@@ -4,8 +4,6 @@ The memory is given back to the device when the node, all executable graphs with
 have ended; ``holders`` counts them.
 """
 
-from __future__ import annotations
-
 from threading import RLock
 from typing import Final
 

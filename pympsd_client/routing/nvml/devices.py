@@ -4,8 +4,6 @@ NVML does not depend on cuInit, and a process may fork after it: until the proce
 a connection of its own and closes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import c_uint32, memmove

@@ -11,8 +11,6 @@ Functions that NVML has and pympsd does not return NVML_ERROR_NOT_SUPPORTED, whi
 Results have their own numbers (`_RESULTS`), so CudaError is translated: a lost connection is NVML_ERROR_GPU_IS_LOST.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from ctypes import c_int, c_uint64, memmove

@@ -4,8 +4,6 @@ An emulated device is near the CPUs and the memory of the NUMA node that it name
 has no display, no fan, no counters, and no state to persist. For a GPU most of this is unknown, and NOT_SUPPORTED.
 """
 
-from __future__ import annotations
-
 import os
 from ctypes import c_int32, c_uint32, c_uint64
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CUDA arrays (CUDA runtime API, Memory Management)."""
 
-from __future__ import annotations
-
 import struct
 from ctypes import string_at
 from typing import Final

@@ -6,8 +6,6 @@ slices, and arrays if the program names them. In copies with an array widths are
 CUDA.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Final
 

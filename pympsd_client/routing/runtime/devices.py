@@ -1,7 +1,5 @@
 """Devices and their primary contexts (CUDA runtime API, Device Management)."""
 
-from __future__ import annotations
-
 import threading
 from typing import Final
 

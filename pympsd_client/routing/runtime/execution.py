@@ -3,8 +3,6 @@
 An execution context is a device's own, which is its primary context, or a green context.
 """
 
-from __future__ import annotations
-
 from pympsd_client._api import green_context
 from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import invalid_value

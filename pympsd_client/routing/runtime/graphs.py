@@ -1,7 +1,5 @@
 """Nodes of graphs (CUDA runtime API, Graph Management): the runtime's descriptions as the driver's."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Final
 

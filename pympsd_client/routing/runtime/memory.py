@@ -1,7 +1,5 @@
 """Allocations, fills and attributes of addresses (CUDA runtime API, Memory Management and Unified Addressing)."""
 
-from __future__ import annotations
-
 import struct
 from ctypes import memmove
 from typing import Final

@@ -1,7 +1,5 @@
 """cudaDeviceProp and cudaFuncAttributes: structures whose fields are attributes of a device, or of a kernel."""
 
-from __future__ import annotations
-
 import re
 from ctypes import memmove
 from importlib import import_module

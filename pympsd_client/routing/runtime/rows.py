@@ -4,8 +4,6 @@ A function of the driver with the same parameters answers for the runtime's: `EQ
 `pympsd_client.signatures`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd_client.signatures.rows import Calling, chapter

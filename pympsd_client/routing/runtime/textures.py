@@ -1,7 +1,5 @@
 """Texture and surface objects (CUDA runtime API): the runtime's descriptions as the driver's, and back."""
 
-from __future__ import annotations
-
 import struct
 from ctypes import memmove, string_at
 from typing import Final

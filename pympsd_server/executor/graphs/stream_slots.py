@@ -3,8 +3,6 @@
 An item continues in the slot of the last item it depends on; dependencies between slots are events.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

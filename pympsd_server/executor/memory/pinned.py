@@ -4,8 +4,6 @@ The executor creates and seals it, so that no client can shrink it. Freed memory
 work on the device can access it; the backend determines when.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 import os

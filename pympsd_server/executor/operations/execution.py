@@ -1,7 +1,5 @@
 """Operations of execution control: kernel launches, and the client's host functions, which its streams wait for."""
 
-from __future__ import annotations
-
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_COOPERATIVE, cluster_of
 from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Launch, Module, Status, Stream

@@ -1,7 +1,5 @@
 """Operations on streams and events, and synchronization of a context."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.vocabulary.results import Result

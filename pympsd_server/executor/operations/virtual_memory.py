@@ -1,7 +1,5 @@
 """Operations on memory that clients map at addresses of their choice."""
 
-from __future__ import annotations
-
 import os
 
 from pympsd.vocabulary.results import Result

@@ -1,7 +1,5 @@
 """Backpressure: past a limit of unfinished work a client's records wait in its own socket."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Condition
 from typing import Final

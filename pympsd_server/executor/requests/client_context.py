@@ -1,7 +1,5 @@
 """One context of a client, as records use it: objects by handle, partial images, the error to deliver."""
 
-from __future__ import annotations
-
 from threading import Lock
 from typing import Any, Final
 

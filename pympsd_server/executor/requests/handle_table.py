@@ -1,7 +1,5 @@
 """Handles, which a client allocates: ``generation << 40 | count``, one table for each kind of object."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 

@@ -1,4 +1,4 @@
-"""A CUDA program over cuda.bindings alone, with the lines of the made-up one (tests/support/vendor/README.md).
+"""A CUDA program over cuda.bindings alone, with the lines of the fake one (tests/support/fake_mps/README.md).
 
 ``launch`` adds two vectors and looks at the result, ``fault`` stores where nothing is, ``sms`` is the device
 attribute. A step of ``--loop`` is a kernel of its own on one number.
@@ -14,8 +14,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 from cuda.bindings import driver as cuda
-from vendor.client import SUCCESS, Failure, Lines, Program, compute
-from vendor.clients import STEP_FACTOR, STEP_TERM
+from fake_mps.client import SUCCESS, Failure, Lines, Program, compute
+from fake_mps.clients import STEP_FACTOR, STEP_TERM
 
 COUNT = 1 << 16
 NOWHERE = 0x10

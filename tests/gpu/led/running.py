@@ -1,4 +1,4 @@
-"""A daemon that leads the driver's server, and its clients; without a GPU both are the made-up ones."""
+"""A daemon that leads the driver's server, and its clients; without a GPU both are the fakes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from fake_mps import devices
+from fake_mps.install import install
+from fake_mps.programs import DriverClient
 from processes import DaemonProcess
 from tested_machine import gpu, gpus, on_real_gpu
-from vendor import devices
-from vendor.install import install
-from vendor.programs import VendorClient
 
 HERE = Path(__file__).parent
 SERVER, CONTROL = "nvidia-cuda-mps-server", "nvidia-cuda-mps-control"
@@ -56,17 +56,17 @@ def client(
     uid: int | None = None,
     prefix: Sequence[str] = (),
     settings: dict[str, str] | None = None,
-) -> VendorClient:
+) -> DriverClient:
     """Start a CUDA program that does lines."""
     if not on_real_gpu():
-        return VendorClient.start(pipe(daemon), *arguments, uid=uid, prefix=prefix, settings=settings)
+        return DriverClient.start(pipe(daemon), *arguments, uid=uid, prefix=prefix, settings=settings)
     command = [*prefix, sys.executable, "-B", str(HERE / "program.py"), *arguments]
     return program(daemon, *command, uid=uid, settings=settings)
 
 
 def program(
     daemon: DaemonProcess, *command: str, uid: int | None = None, settings: dict[str, str] | None = None
-) -> VendorClient:
+) -> DriverClient:
     """Start any program that says lines, in the environment of this process but for what is of MPS and of tests."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(DROPPED)}
     process = subprocess.Popen(
@@ -77,10 +77,10 @@ def program(
         bufsize=0,
         user=uid,
     )
-    return VendorClient(process)
+    return DriverClient(process)
 
 
-def framework(daemon: DaemonProcess, name: str, settings: dict[str, str] | None = None) -> VendorClient:
+def framework(daemon: DaemonProcess, name: str, settings: dict[str, str] | None = None) -> DriverClient:
     """Start a program of a framework, of the python3 in PATH; it must be there."""
     given = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **(settings or {})}
     if len(gpus()) > 1:
@@ -99,7 +99,7 @@ def why_not(module: str) -> str:
     return f"the python3 in PATH has no {module}" if done.returncode else ""
 
 
-def connected(one: VendorClient, device: int = 0) -> VendorClient:
+def connected(one: DriverClient, device: int = 0) -> DriverClient:
     """Make a context."""
     assert one.ask("init") == "init CUDA_SUCCESS"
     assert one.ask(f"ctx {device}") == "ctx CUDA_SUCCESS"

@@ -4,8 +4,6 @@ It waits until it gets its connection to a server; a refusal closes it (CUDA_ERR
 because its protocol has no place for a reason. Limits of the client's own environment go from it to its server.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from typing import Final

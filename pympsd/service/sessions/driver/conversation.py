@@ -1,7 +1,5 @@
 """A connection on the driver's wire: the daemon's hello, the peer's credentials, and the session of its role."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import trio

@@ -1,7 +1,5 @@
 """The clients of a server of the driver's: it does not report their ends, so their pidfds are watched."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress

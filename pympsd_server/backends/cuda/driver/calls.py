@@ -1,7 +1,5 @@
 """Calls of the CUDA driver: values are returned, errors raised as BackendError; some fault the device for good."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import traceback

@@ -6,8 +6,6 @@ PID namespace shows PIDs, by device UUID; or ``{"error": "why"}``. The program e
 IDLE_SECONDS without a request, so that it does not keep the driver in use.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import select

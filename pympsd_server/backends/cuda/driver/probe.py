@@ -3,8 +3,6 @@
 ``{"devices": [...]}``, ``{"absent": "why"}`` if there is no driver or no device, or ``{"unusable": "why"}``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Ranges of addresses: the free ones, the pages under the used ones, and those that a client may access. Sans-I/O."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Final
@@ -62,11 +60,6 @@ class FreeRanges:
             at -= 1
             low = self._ranges.pop(at)[0]
         self._ranges.insert(at, (low, high))
-
-    @property
-    def free_ranges(self) -> list[tuple[int, int]]:
-        """(start, end) of every free range, lowest first."""
-        return list(self._ranges)
 
 
 @frozen

@@ -17,8 +17,6 @@ gets and which pages of 2 MiB lie under it; this class maps those pages and unma
 is either unmapped or in a spare or shared page, cleared. The driver must reserve the window that the executor asks
 for, because clients compute addresses in it: if it reserves another one, the device cannot be opened."""
 
-from __future__ import annotations
-
 from threading import Lock
 from typing import Any, Final
 

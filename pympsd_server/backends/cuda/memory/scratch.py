@@ -3,8 +3,6 @@
 The copies of a stream run one after another, so those that wait in it share a piece; the last one frees it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from threading import Lock
 from typing import Final, Protocol

@@ -4,8 +4,6 @@ Registering waits for no kernel but delays other clients' launches while it last
 waits for every running kernel, so that is left to the cleanup thread. Source:
 docs/decisions/004-what-the-gpu-decided.md."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import mmap

@@ -1,7 +1,5 @@
 """One client process on the device: its budget, the memory its calls may access, its registered mappings."""
 
-from __future__ import annotations
-
 from threading import Lock
 
 from attrs import define, field

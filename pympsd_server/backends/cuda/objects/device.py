@@ -13,8 +13,6 @@ The driver's environment is prepared before cuInit: settings that clients or ope
 not hide devices or lead to a daemon, and kernels are loaded eagerly, because a lazy load delays all clients'
 launches."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

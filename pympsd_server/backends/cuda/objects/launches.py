@@ -1,7 +1,5 @@
 """Kernel launches: checked before they are queued, as far as that needs no driver, then issued to the driver."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The C structures behind contexts, streams and modules, for a native worker."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Mapping
 from ctypes import Array

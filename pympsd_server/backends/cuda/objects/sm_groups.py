@@ -1,7 +1,5 @@
 """Choose the groups of multiprocessors for a context: unused ones, else those with the fewest users. Sans-I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from attrs import define, field

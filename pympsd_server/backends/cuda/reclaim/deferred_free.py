@@ -25,8 +25,6 @@ more to do, the cleanup thread tries instead: it releases what waits when all co
 (`is_drained` counts held work), and a release in the thread that calls completions: one context may have had a
 quarter of a million allocations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Lock
 from typing import Protocol

@@ -3,8 +3,6 @@
 It is seen 0.8 us sooner than by asking an event, and reading waits for no lock of the driver's (decision 004).
 """
 
-from __future__ import annotations
-
 import ctypes
 from threading import Lock
 from typing import Final

@@ -5,8 +5,6 @@ blocking wait or a host function comes after 48 us (docs/decisions/004-what-the-
 stream are passed in order, so only its first is polled.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 The time between events is in single-precision milliseconds, so the one they are compared with is never old.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -19,8 +19,6 @@ small. Every method takes the client's lock; kernels never do. Callbacks that le
 the lock, because the last user of a storage takes it again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

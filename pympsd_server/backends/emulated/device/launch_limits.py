@@ -1,7 +1,5 @@
 """The limits of a launch: the device's and the kernel's own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pympsd.vocabulary.results import Result

@@ -1,7 +1,5 @@
 """Loading of images by the PTX translator, with its refusals as BackendError."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Final
 

@@ -26,8 +26,6 @@ Invariants:
   earlier allocation can be read.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from abc import ABC, abstractmethod

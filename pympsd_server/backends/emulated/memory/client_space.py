@@ -5,8 +5,6 @@ the machine's description asks for it, all clients of an executor share one: the
 calls only their own allocations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from threading import Lock
 

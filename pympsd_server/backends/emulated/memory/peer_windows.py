@@ -4,8 +4,6 @@ A window's file has its allocations and behind them a table, which its owner wri
 may access, and the files of memory that is mapped behind the allocations.
 """
 
-from __future__ import annotations
-
 import mmap
 import time
 from bisect import bisect_left, bisect_right

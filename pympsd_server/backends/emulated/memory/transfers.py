@@ -4,8 +4,6 @@ Addresses are looked up again for each piece, because the memory may have been f
 IllegalAddress then faults the context, as it does on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

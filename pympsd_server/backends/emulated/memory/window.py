@@ -1,7 +1,5 @@
 """The memory behind a client's addresses on one device: a file in memory, mapped, and what is mapped behind it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Iterable

@@ -19,8 +19,6 @@ until the last block has ended. A batch gives back once the space that it takes 
 faults or is stopped its batches are dropped with its context, whose placement nobody uses any more.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from math import prod

@@ -17,8 +17,6 @@ time. Within a context three rules keep kernels from blocking each other for eve
   for blocks that have not begun, and holding these back would be a deadlock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 

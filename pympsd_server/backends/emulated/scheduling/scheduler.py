@@ -30,8 +30,6 @@ Invariants:
   executor exits: a device on which nothing runs any more must not look alive.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """CTA barriers of one batch: the threads that wait, and when they may continue."""
 
-from __future__ import annotations
-
 import numpy as np
 from attrs import define
 

@@ -26,8 +26,6 @@ step runs one block for one group and then looks at the deadline and the cancel 
 stopped between two blocks. A batch in which nobody can run and nothing can be released is a deadlock and faults.
 """
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """PTX scalar types and the NumPy dtypes that hold them."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import numpy as np

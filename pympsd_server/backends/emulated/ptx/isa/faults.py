@@ -1,7 +1,5 @@
 """Errors of the emulated GPU's memory, translator and kernels."""
 
-from __future__ import annotations
-
 from pympsd.errors import DeviceError, InputError
 from pympsd.vocabulary.results import Result
 

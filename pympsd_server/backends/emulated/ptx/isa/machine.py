@@ -12,8 +12,6 @@ A shared address has 24 bits for a place in a block's memory, and above these th
 plus one; 0 means the own block.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 WARP: Final = 32

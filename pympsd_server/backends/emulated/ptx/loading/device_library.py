@@ -5,8 +5,6 @@ of CUDA 11 and newer do: the block that completes the count flips the word's hig
 wait.
 """
 
-from __future__ import annotations
-
 from pympsd.vocabulary.device_runtime import GRID_FUNCTIONS
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Module

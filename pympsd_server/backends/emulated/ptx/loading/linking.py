@@ -5,8 +5,6 @@ for each variable, initial values written, and the kernel's functions bound to t
 one allocation, so that 32 bits distinguish their addresses, as PTX allows for .const.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 

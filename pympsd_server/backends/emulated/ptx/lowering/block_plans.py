@@ -13,8 +13,6 @@ alone, so that they are the same in every tier. A function is called with thread
 block, returns when they have reached its end, and never waits.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The .param variables of inlined calls become registers, or local memory where bytes are mixed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from attrs import evolve

@@ -1,7 +1,5 @@
 """Calls of CUDA's device system library: one operation each, its arguments and results in registers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from attrs import frozen

@@ -1,7 +1,5 @@
 """Basic blocks of a kernel, and the registers alive at their starts."""
 
-from __future__ import annotations
-
 from attrs import define, field, frozen
 
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx

@@ -1,7 +1,5 @@
 """The functions of a module: their addresses, whose address is taken, and which call themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 

@@ -23,8 +23,6 @@ What must never happen: code that grows without a bound. Inlining can multiply a
 with a refusal that names the line.
 """
 
-from __future__ import annotations
-
 from attrs import define, evolve, field
 
 from pympsd.vocabulary.device_runtime import is_device_runtime, refusal

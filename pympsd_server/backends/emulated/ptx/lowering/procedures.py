@@ -4,8 +4,6 @@ A procedure's frame holds its results, its parameters and its variables, in this
 the registers that it needs after the call, and the number of the call's site, to which the procedure returns.
 """
 
-from __future__ import annotations
-
 from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES

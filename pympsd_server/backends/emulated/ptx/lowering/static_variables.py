@@ -1,7 +1,5 @@
 """Variables that functions declare and that live as long as the module: .global, .const and .shared ones."""
 
-from __future__ import annotations
-
 from attrs import define, evolve, field
 
 from pympsd_server.backends.emulated.ptx.syntax.tree import Initialiser, Module, Registers, Scope, Statement, Variable

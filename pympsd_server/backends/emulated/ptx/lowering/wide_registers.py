@@ -4,8 +4,6 @@ PTX has such registers for atom.cas and atom.exch; except these only mov, ld, ld
 becomes one of .v2.b64, which is aligned alike; a mov becomes two. The atomics keep their type.
 """
 
-from __future__ import annotations
-
 from attrs import evolve
 
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx

@@ -1,7 +1,5 @@
 """Format strings of C's printf, as far as CUDA's device printf takes them."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from typing import Final

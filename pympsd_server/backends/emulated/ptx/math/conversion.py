@@ -1,7 +1,5 @@
 """Conversions between types (cvt), and bfloat16, which NumPy does not have."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value

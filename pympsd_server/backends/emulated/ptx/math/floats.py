@@ -5,8 +5,6 @@ bit that something was cut off), then round once to the type asked for. See Bold
 "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 

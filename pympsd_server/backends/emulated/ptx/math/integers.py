@@ -5,8 +5,6 @@ return the same; a scalar stands for a value that all threads share. Shifts, div
 fields have the results that the PTX ISA gives, or, if it leaves them open, those that were recorded on a GPU.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value, unsigned_of

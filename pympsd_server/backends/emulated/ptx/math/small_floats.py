@@ -1,7 +1,5 @@
 """The eight-bit floats e4m3 and e5m2, and tf32: conversions to and from their bits."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

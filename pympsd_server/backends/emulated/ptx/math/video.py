@@ -13,8 +13,6 @@ its destination. These functions follow the GPU, as recorded on an H100 (tests/d
 The SIMD instructions, of two and four parts, follow the ISA. All intermediate results here are int64.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Value

@@ -4,8 +4,6 @@ A table has a row for each lane and a column for each of its elements, in the or
 register, from the low bits up; its entries are rows and columns of the matrix.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Products of matrices: mma and wmma, whose matrices a warp holds; what all products share."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ldmatrix, stmatrix and movmatrix: matrices of 8 by 8 elements of 16 bits; lanes have the addresses of rows."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

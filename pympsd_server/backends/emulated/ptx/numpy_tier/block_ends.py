@@ -1,7 +1,5 @@
 """The end of a block: its terminator as a plan for the runtime, and what the block's function returns."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, U32, U64

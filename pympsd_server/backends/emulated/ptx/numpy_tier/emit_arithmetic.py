@@ -5,8 +5,6 @@ Integers wrap, as NumPy's do. `add`, `mul` and others also have float types; tho
 that is 0 or 1 (`_carry_chain`).
 """
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     DTYPES,
     S16,

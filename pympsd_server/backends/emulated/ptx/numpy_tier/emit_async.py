@@ -5,8 +5,6 @@ when it is issued: commits and waits of groups then have nothing left to do. Wha
 which threads really wait. A copy that completes bytes at an mbarrier changes it after the bytes are there.
 """
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, U64, dtype_name
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Operation, Register, Sink, items_of
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import emits

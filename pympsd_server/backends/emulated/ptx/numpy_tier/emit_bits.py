@@ -1,7 +1,5 @@
 """Logic, shifts and bit-field instructions."""
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, S32, U32, dtype_name, unsigned_of
 from pympsd_server.backends.emulated.ptx.lowering.ir import Both, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, INTEGERS, dtype_of, emits

@@ -1,7 +1,5 @@
 """Comparison and selection instructions."""
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, DTYPES, U16, U32, DType
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Both, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import (

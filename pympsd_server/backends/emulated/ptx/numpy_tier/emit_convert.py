@@ -5,8 +5,6 @@ without a NumPy equivalent (bf16, e4m3, e5m2, tf32, packed pairs) travel as thei
 of ptx/math. Addresses change between generic and a state space by adding or subtracting the window's base.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import (

@@ -6,8 +6,6 @@ are computed as their halves. Functions that PTX calls approximate are as precis
 GPU.
 """
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, F16, F32, F64, NEEDS_BLACKWELL, U16, U32, DType
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import dtype_of, emits

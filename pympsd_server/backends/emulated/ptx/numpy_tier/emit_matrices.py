@@ -10,8 +10,6 @@ gathers the fragments of all warps into matrices, multiplies them, and scatters 
   it is issued, so fences and waits write nothing.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

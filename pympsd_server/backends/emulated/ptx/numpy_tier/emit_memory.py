@@ -9,8 +9,6 @@ everything else is a checked call of `load`, `store` or `atomic` in ptx/runtime.
 and cache hints write nothing, because the threads of a batch see each other's memory in order.
 """
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, Symbol
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, FLOATS, INTEGERS, dtype_of, emits

@@ -1,7 +1,5 @@
 """Functions of CUDA's device system library (CUDA C++ Programming Guide: formatted output), and of the stack."""
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, S32, U32, U64, dtype_name
 from pympsd_server.backends.emulated.ptx.lowering.ir import Group, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import emits

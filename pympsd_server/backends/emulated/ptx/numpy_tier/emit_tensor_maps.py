@@ -1,7 +1,5 @@
 """Copies by tensor maps, and changes of tensor maps."""
 
-from __future__ import annotations
-
 from pympsd.wire.tensor_map import BYTES, FIELDS
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, S32, U16, U64
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation, items_of

@@ -1,7 +1,5 @@
 """Textures and surfaces."""
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, F32, S32, U32, U64, DType, dtype_name
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation, items_of
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import emits

@@ -4,8 +4,6 @@ math/video.py computes them. Operands may be parts of registers (`.b0`, `.h1`); 
 and masks instead (`.h10`, `.b3210`).
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Instructions between the lanes of a warp. Their lanes have met when the block begins."""
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, DTYPES, U32
 from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import emits

@@ -1,7 +1,5 @@
 """Literals as NumPy scalars, and the initial bytes of variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

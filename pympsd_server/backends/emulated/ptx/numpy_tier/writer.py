@@ -16,8 +16,6 @@ live-out registers of each successor. For example
 - `text` drops lines whose result nobody uses, if they only compute: a call might fault, so it stays.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """The state of one batch of whole CTAs: its threads and the memory they access."""
 
-from __future__ import annotations
-
 import time
 from math import prod
 from threading import Event

@@ -1,7 +1,5 @@
 """Calls through addresses, the stack, malloc, free, conditions, and addresses in other blocks."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The heap of device-side malloc and free: one block of a context's memory, divided among the threads that ask."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import deque
 from collections.abc import Callable

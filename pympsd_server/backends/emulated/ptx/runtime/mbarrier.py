@@ -4,8 +4,6 @@ The low 20 bits count the arrivals that are missing, the next 20 how many a phas
 are missing (which may be negative for a while), and the highest bit is the parity of the phase.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -1,7 +1,5 @@
 """vprintf and failed assertions of threads: their texts, in the order of the threads."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

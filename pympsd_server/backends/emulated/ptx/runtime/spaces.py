@@ -13,8 +13,6 @@ A fault names the first thread, by its position among those that run together; `
 only some of the threads took part. A store writes nothing if any of its threads faults.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

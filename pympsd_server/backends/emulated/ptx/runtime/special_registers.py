@@ -1,7 +1,5 @@
 """The values of special registers for the threads of a batch."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A set of threads that run together, what is remembered about it, and the place of each thread in its batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations between the lanes of a warp: shuffles, votes, matches, reductions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value

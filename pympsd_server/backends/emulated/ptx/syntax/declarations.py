@@ -1,7 +1,5 @@
 """Parsing of variables, parameters and registers."""
 
-from __future__ import annotations
-
 from attrs import evolve
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES

@@ -5,8 +5,6 @@ assembler's behaviour decides: a remainder is unsigned, a shift has the type of 
 ``?:`` are brought to one type.
 """
 
-from __future__ import annotations
-
 import operator
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """PTX text to its syntax: the items of a module."""
 
-from __future__ import annotations
-
 import re
 
 from pympsd.vocabulary.device_runtime import EMULATED, is_device_runtime, refusal

@@ -1,7 +1,5 @@
 """Parsing of function bodies: instructions and their operands."""
 
-from __future__ import annotations
-
 from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_registers, parse_variable

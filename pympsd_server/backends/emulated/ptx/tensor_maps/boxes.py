@@ -1,7 +1,5 @@
 """The elements of a tensor that one copy concerns, in the order in which they lie in shared memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The first part reads the texture object and the elements: formats, channels, sRG
 second is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

@@ -1,0 +1,450 @@
+"""The driver's own server under our daemon, with unmodified programs: limits, ends, faults, users, namespaces.
+
+In a rehearsal server and programs are fakes; what needs real ones is left out (choice.toml).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_mps.client import be_handed_over
+from fake_mps.programs import DriverClient, chain
+from processes import PYMPSD, SECONDS, DaemonProcess, alive, clients_of, wait_until
+from tested_machine import with_machine
+
+from tests.gpu.led import running
+from tests.gpu.led.running import client, connected, end_all
+
+A, B = 10001, 10002
+GIB = 1 << 30
+MANY_STEPS = 300
+INSIDE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+FAULTS = ("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED")
+NEWCOMER = ("init CUDA_SUCCESS", "init CUDA_ERROR_MPS_SERVER_NOT_READY")
+MUTE = 3
+
+MakeDaemon = Callable[..., DaemonProcess]
+
+
+@pytest.fixture
+def make_led(make_daemon: MakeDaemon, directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Make daemons that lead the driver's server; nothing of theirs outlives the test."""
+    made: list[DaemonProcess] = []
+
+    def make(*options: str, **more: str) -> DaemonProcess:
+        daemon = make_daemon(**running.settings(directory), **more)
+        made.append(daemon)
+        if options:
+            done = daemon.start(*options)
+            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        return daemon
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+        end_all(daemon)
+
+
+@pytest.fixture
+def led(make_led: Callable[..., DaemonProcess]) -> DaemonProcess:
+    """A daemon that runs."""
+    return make_led("-d")
+
+
+def rows(daemon: DaemonProcess) -> list[list[str]]:
+    """Return the words of the rows of ps."""
+    return [line.split() for line in daemon.say("ps").splitlines()[1:]]
+
+
+def listed(daemon: DaemonProcess) -> set[int]:
+    """Return the PIDs of ps."""
+    return {int(row[0]) for row in rows(daemon)}
+
+
+# --- programs
+
+
+def side_by_side(daemon: DaemonProcess, start: Callable[[], DriverClient]) -> None:
+    """Run two of a program at the same time; both must be clients, and right."""
+    with start() as one, start() as other:
+        for each in (one, other):
+            said = each.answer(running.IMPORT_SECONDS)
+            if said.startswith("absent: "):
+                one.kill()
+                other.kill()
+                pytest.skip(said)
+            assert said == "connected"
+        assert listed(daemon) == {one.pid, other.pid}
+        for each in (one, other):
+            each.send("")
+        assert [each.answer(running.IMPORT_SECONDS) for each in (one, other)] == ["right"] * 2
+
+
+def test_two_programs_at_the_same_time(led: DaemonProcess) -> None:
+    with client(led) as one, client(led) as other:
+        for each in (one, other):
+            connected(each)
+        for each in (one, other):
+            each.send("launch")
+        assert [each.answer() for each in (one, other)] == ["launch CUDA_SUCCESS"] * 2
+        assert listed(led) == {one.pid, other.pid}
+
+
+def test_an_nvcc_program(led: DaemonProcess, tmp_path: Path) -> None:
+    compiler = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if compiler is None:
+        pytest.skip("there is no nvcc")
+    built = tmp_path / "vector_add"
+    command = [compiler, "-o", str(built), str(running.HERE / "vector_add.cu")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=running.IMPORT_SECONDS)
+    assert done.returncode == 0, done.stderr
+    side_by_side(led, lambda: running.program(led, str(built)))
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
+def test_a_framework(led: DaemonProcess, name: str) -> None:
+    if reason := running.why_not(name):
+        pytest.skip(reason)
+    side_by_side(led, lambda: running.framework(led, name))
+
+
+# --- limits
+
+
+def test_half_of_the_threads_is_half_of_the_multiprocessors(led: DaemonProcess) -> None:
+    with client(led) as before, client(led) as after:
+        connected(before)
+        (server,) = led.servers()
+        assert led.say(f"set_active_thread_percentage {server} 50") == "50.0\n"
+        connected(after)
+        assert before.ask("sms") == f"sms {running.multiprocessors(100)}"
+        assert after.ask("sms") == f"sms {running.multiprocessors(50)}"
+        assert after.ask("launch") == "launch CUDA_SUCCESS"
+
+
+def is_limited(one: DriverClient) -> None:
+    """Assert that a program may have 2 GiB."""
+    assert one.ask(f"alloc {3 * GIB}") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
+    assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+
+
+def test_limits_and_memory_of_a_client_are_shown(led: DaemonProcess) -> None:
+    assert led.say("set_default_active_thread_percentage 50") == "50.0\n"
+    with client(led) as one:
+        connected(one)
+        assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+        (server,) = json.loads(led.run(["top", "--json"]).stdout)["servers"]
+        (shown,) = server["clients"]
+        assert shown["active_thread_percentage"] == 50.0
+        assert [GIB <= held < 2 * GIB for held in shown["memory_bytes"].values()] == [True]
+
+
+def test_an_allocation_beyond_a_servers_memory_limit_is_refused(led: DaemonProcess) -> None:
+    with client(led) as before, client(led) as limited:
+        connected(before)
+        (server,) = led.servers()
+        done = led.run([], f"set_device_pinned_mem_limit {server} 0 2G\n")
+        assert (done.returncode, done.stderr) == (0, "")
+        is_limited(connected(limited))
+
+
+def test_an_allocation_beyond_the_default_memory_limit_is_refused(led: DaemonProcess) -> None:
+    """Before the first server only the driver knows the devices."""
+    done = led.run([], "set_default_device_pinned_mem_limit 0 2G\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    with client(led) as limited:
+        is_limited(connected(limited))
+
+
+def test_the_default_priority_reaches_a_client(led: DaemonProcess) -> None:
+    with client(led) as before, client(led) as after:
+        connected(before)
+        led.say("set_default_client_priority 1")
+        connected(after)
+        wait_until(lambda: "Client Priority set to 1" in led.log("server.log"), "the line in server.log")
+        assert after.ask("launch") == "launch CUDA_SUCCESS"
+
+
+# --- ends and faults
+
+
+def test_terminate_client(led: DaemonProcess) -> None:
+    with client(led) as one, client(led) as other:
+        connected(one)
+        connected(other)
+        (server,) = led.servers()
+        assert led.say(f"terminate_client {server} {one.pid}") == "0\n"
+        assert one.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert other.ask("launch") == "launch CUDA_SUCCESS"
+
+
+def test_a_fault_of_one_is_everybodys_until_all_have_left(led: DaemonProcess) -> None:
+    with client(led) as culprit, client(led) as neighbour, client(led) as newcomer, client(led) as following:
+        connected(culprit)
+        connected(neighbour)
+        (server,) = led.servers()
+        assert culprit.ask("fault").split()[1] in FAULTS
+        wait_until(lambda: neighbour.ask("sync").split()[1] in FAULTS, "the fault at the neighbour")
+        assert led.say(f"get_server_status {server}") == "FAULT\n"
+        newcomer.send("init")
+        for one in (culprit, neighbour):
+            one.kill()
+        wait_until(lambda: led.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+        # Refused while it was FAULT, or let in after; the recording has one that is never answered, too.
+        if not newcomer.waits():
+            assert newcomer.answer() in NEWCOMER
+        newcomer.kill()
+        connected(following)
+        assert following.ask("launch") == "launch CUDA_SUCCESS"
+        assert led.servers() == [server]
+
+
+def test_a_forced_quit_ends_the_clients_work(led: DaemonProcess) -> None:
+    with client(led) as one:
+        connected(one)
+        (server,) = led.servers()
+        assert led.say("quit -t 1") == ""
+        led.await_end()
+        wait_until(
+            lambda: one.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE", "the end of its server at the client"
+        )
+        assert not alive(server)
+        one.kill()
+
+
+def test_clients_that_never_speak_are_in_nobodys_way(led: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(running.pipe(led)))
+    mute = []
+    try:
+        with client(led) as before, client(led) as after:
+            connected(before)
+            mute = [be_handed_over() for _ in range(MUTE)]
+            connected(after)
+            assert [each.ask("launch") for each in (before, after)] == ["launch CUDA_SUCCESS"] * 2
+            assert listed(led) >= {before.pid, after.pid}
+    finally:
+        for connection in mute:
+            connection.close()
+
+
+# --- the daemon is killed
+
+
+def test_programs_outlive_the_daemon(led: DaemonProcess) -> None:
+    with client(led, "--loop") as loop, client(led) as newcomer:
+        assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
+        (server,) = led.servers()
+        led.kill()
+        assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
+        newcomer.send("init")
+        assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
+        assert newcomer.waits()
+        done = led.start()
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert newcomer.answer() == "init CUDA_SUCCESS"
+        assert newcomer.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        assert newcomer.ask("launch") == "launch CUDA_SUCCESS"
+        assert led.servers() == [server]
+        assert listed(led) == {loop.pid, newcomer.pid}
+        assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
+        word, result, steps, value = loop.ask("stop").split()
+        assert (word, result, int(value)) == ("loop", "CUDA_SUCCESS", chain(int(steps)))
+        newcomer.exit()
+        loop.exit()
+        assert led.say("quit") == ""
+        led.await_end()
+        wait_until(lambda: not alive(server), "the server's end")
+
+
+def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(led: DaemonProcess) -> None:
+    if reason := running.why_not("torch"):
+        pytest.skip(reason)
+    digests = []
+    for disturbed in (False, True):
+        with running.framework(led, "training") as training:
+            said = training.answer(running.IMPORT_SECONDS)
+            if said.startswith("absent: "):
+                training.kill()
+                pytest.skip(said)
+            training.ask("until 100")
+            if disturbed:
+                led.kill()
+                training.ask("until 1000")
+                assert led.start().returncode == 0
+                assert training.pid in listed(led)
+            digests.append(training.ask("until 2000"))
+            training.send("stop")
+    assert digests[0] == digests[1]
+
+
+# --- users
+
+
+def test_users_take_turns(led: DaemonProcess) -> None:
+    with client(led, uid=A) as first, client(led, uid=B) as second:
+        began = time.monotonic()
+        connected(first)
+        start = time.monotonic() - began
+        (server,) = led.servers()
+        assert os.stat(f"/proc/{server}").st_uid == A
+        second.send("init")
+        wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in led.log()), "the request")
+        assert first.ask("launch") == "launch CUDA_SUCCESS"
+        assert second.waits()
+        first.kill()
+        gone = time.monotonic()
+        assert second.answer() == "init CUDA_SUCCESS"
+        taken = time.monotonic() - gone
+        assert taken < 1.0 + start, "the first one had to start a server and make a context"
+        assert second.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        assert second.ask("launch") == "launch CUDA_SUCCESS"
+
+
+def test_users_together(make_led: Callable[..., DaemonProcess]) -> None:
+    led = make_led("-d", "--users", "together")
+    with client(led, uid=A) as first, client(led, uid=B) as second:
+        connected(first)
+        connected(second)
+        for one in (first, second):
+            one.send("launch")
+        assert [one.answer() for one in (first, second)] == ["launch CUDA_SUCCESS"] * 2
+        assert {int(row[0]): os.stat(f"/proc/{row[2]}").st_uid for row in rows(led)} == {first.pid: A, second.pid: B}
+        assert len(led.servers()) == 2
+
+
+def test_one_server_for_all_users(make_led: Callable[..., DaemonProcess]) -> None:
+    led = make_led("-d", "-multiuser-server")
+    with client(led, uid=A) as first, client(led, uid=B) as second, client(led) as third:
+        for one in (first, second, third):
+            connected(one)
+        assert [one.ask("launch") for one in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
+        (server,) = led.servers()
+        assert os.stat(f"/proc/{server}").st_uid == 0
+        assert listed(led) == {first.pid, second.pid, third.pid}
+
+
+# --- namespaces
+
+
+def needs_namespaces() -> None:
+    """Skip the test where no PID namespace can be made."""
+    done = subprocess.run([*INSIDE, "true"], capture_output=True, text=True, timeout=SECONDS)
+    if done.returncode:
+        pytest.skip(f"no PID namespace can be made here: {done.stderr.strip()}")
+
+
+def test_a_client_in_a_namespace_below(led: DaemonProcess) -> None:
+    needs_namespaces()
+    with client(led, prefix=INSIDE) as inside, client(led) as outside:
+        connected(inside)
+        connected(outside)
+        assert [one.ask("launch") for one in (inside, outside)] == ["launch CUDA_SUCCESS"] * 2
+        assert len(listed(led)) == 2
+        assert inside.pid not in listed(led), "that is unshare"
+
+
+def test_a_client_that_the_daemon_cannot_see(make_led: Callable[..., DaemonProcess]) -> None:
+    needs_namespaces()
+    led = make_led()
+    process = subprocess.Popen(
+        [*INSIDE, PYMPSD, "-f"],
+        env={"PATH": os.environ["PATH"], **led.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: led.run([], "get_server_list\n").returncode == 0, "the daemon's sockets")
+        with client(led) as outside, client(led, prefix=INSIDE) as sibling:
+            for one in (outside, sibling):
+                connected(one)
+            assert [one.ask("launch") for one in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
+            assert {row[0] for row in rows(led)} == {"0"}
+        led.say("quit -t 1")
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+# --- the client library
+
+
+@pytest.mark.parametrize("backend", ["emulated", "cuda", "vendor"])
+def test_one_program_of_the_client_library_on_every_backend(
+    make_daemon: MakeDaemon, directory: Path, backend: str
+) -> None:
+    given = {
+        "emulated": {"PYMPSD_BACKEND": "emulated", "PYMPSD_EMULATED_DEVICES": "H200"},
+        "cuda": with_machine({}),
+        "vendor": running.settings(directory),
+    }
+    daemon = make_daemon(**given[backend])
+    done = daemon.start()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    try:
+        with clients_of(daemon) as make:
+            one = make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50").connect()
+            assert one.do("sm") == str(running.multiprocessors(50))
+            assert one.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert listed(daemon) == {one.pid}
+    finally:
+        daemon.stop()
+        end_all(daemon)
+
+
+# --- the vendor's tool and daemon
+
+
+def control() -> str:
+    """Return the vendor's nvidia-cuda-mps-control; skip the test if there is none."""
+    path = running.driver_program(running.CONTROL)
+    if path is None:
+        pytest.skip(f"{running.CONTROL} is not installed")
+    return path
+
+
+def said_by(command: str, daemon: DaemonProcess, text: str) -> str:
+    """Give commands with a tool; return what it prints."""
+    environment = {**os.environ, **daemon.environment}
+    done = subprocess.run([command], env=environment, input=text, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    return done.stdout
+
+
+COMMANDS = "get_default_active_thread_percentage\nset_default_active_thread_percentage 40\n"
+
+
+def test_the_vendors_tool_commands_our_daemon(led: DaemonProcess) -> None:
+    tool = control()
+    with client(led) as one:
+        connected(one)
+        (server,) = led.servers()
+        text = f"get_server_list\nget_server_status {server}\nget_client_list {server}\n{COMMANDS}"
+        assert said_by(tool, led, text) == f"{server}\nACTIVE\n{one.pid}\n100.0\n40.0\n"
+        assert said_by(tool, led, "ps\n") == led.say("ps")
+
+
+def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:
+    theirs = DaemonProcess(directory, running.settings(directory))
+    environment = {**os.environ, **theirs.environment}
+    done = subprocess.run([control(), "-d"], env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    try:
+        with client(theirs) as one:
+            connected(one)
+            (server,) = theirs.servers()
+            text = f"get_server_status {server}\nget_client_list {server}\n{COMMANDS}"
+            assert theirs.say(text) == f"ACTIVE\n{one.pid}\n100.0\n40.0\n"
+            assert theirs.say("ps") == said_by(control(), theirs, "ps\n")
+        theirs.say("quit -t 1")
+    finally:
+        end_all(theirs)
+        theirs.stop()  # reaps what the vendor's daemon, which has no parent any more, has left

@@ -1,0 +1,136 @@
+"""Made-up clients for tests: start one, give it a line, await its answer with an absolute limit, end it."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from attrs import define
+
+from .clients import STEP_FACTOR, STEP_MODULUS, STEP_TERM
+
+SECONDS = 30.0
+"""The absolute limit of anything that a test waits for."""
+SUPPORT = Path(__file__).parents[1]
+
+
+def chain(steps: int) -> int:
+    """Return what a client of --loop has computed after so many steps if none was lost or made twice."""
+    value = 0
+    for number in range(steps):
+        value = (value * STEP_FACTOR + STEP_TERM + number) % STEP_MODULUS
+    return value
+
+
+@define
+class DriverClient:
+    """A fake CUDA program that runs; as a context manager it must be ended, and have said nothing unasked."""
+
+    process: subprocess.Popen[bytes]
+    _said: bytes = b""
+
+    @classmethod
+    def start(
+        cls,
+        pipe_directory: Path,
+        *arguments: str,
+        settings: Mapping[str, str] | None = None,
+        uid: int | None = None,
+        prefix: Sequence[str] = (),
+    ) -> DriverClient:
+        """Start one, with settings in its environment, as a user, and under a command such as unshare."""
+        program = f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); from fake_mps.client import main"
+        return cls(
+            subprocess.Popen(
+                [*prefix, sys.executable, "-IBSc", f"{program}; sys.exit(main(sys.argv[1:]))", *arguments],
+                env={"CUDA_MPS_PIPE_DIRECTORY": str(pipe_directory), "PATH": os.defpath, **(settings or {})},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                user=uid,
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its PID (that of the prefix, if that forks)."""
+        return self.process.pid
+
+    def send(self, line: str) -> None:
+        """Give it a line, and do not wait."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n".encode())
+
+    def answer(self, seconds: float = SECONDS) -> str:
+        """Await its next line; raise AssertionError when it ends or says nothing within the limit."""
+        give_up = time.monotonic() + seconds
+        while b"\n" not in self._said:
+            assert self._hear(give_up - time.monotonic()), "the client ended without an answer"
+        line, _, self._said = self._said.partition(b"\n")
+        return line.decode()
+
+    def ask(self, line: str, seconds: float = SECONDS) -> str:
+        """Give it a line; return its answer."""
+        self.send(line)
+        return self.answer(seconds)
+
+    def connect(self) -> DriverClient:
+        """Make it a client with a context."""
+        said = self.ask("init")
+        assert said == "init CUDA_SUCCESS", said
+        assert self.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        return self
+
+    def waits(self) -> bool:
+        """Whether it has said nothing that was not yet heard."""
+        assert self.process.stdout is not None
+        return not self._said and not select.select([self.process.stdout], [], [], 0)[0]
+
+    def end(self) -> None:
+        """Let it and its forked children leave; raise AssertionError if it does not, or said what nobody awaited."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        give_up = time.monotonic() + SECONDS
+        while self._hear(give_up - time.monotonic()):
+            pass
+        assert self.process.wait(SECONDS) == 0
+        assert not self._said, f"nobody waited for {self._said.decode()!r}"
+
+    def exit(self) -> None:
+        """Let it leave; children that it forked stay, and hold its sockets, until the end of the block."""
+        assert self.ask("exit") == "exit"
+        assert self.process.wait(SECONDS) == 0
+
+    def kill(self) -> None:
+        """Kill it with -9; children that it forked stay until the end of the block."""
+        self.process.kill()
+        self.process.wait(SECONDS)
+
+    def __enter__(self) -> DriverClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None and self.process.returncode is None:
+                self.end()
+        finally:
+            self.kill()
+            for stream in (self.process.stdin, self.process.stdout):
+                assert stream is not None
+                stream.close()
+
+    def _hear(self, seconds: float) -> bool:
+        """Take in what it says next; return whether it said anything, False at its end."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], max(0, seconds))[0], "the client says nothing"
+        more = os.read(self.process.stdout.fileno(), 4096)
+        self._said += more
+        return bool(more)

@@ -1,0 +1,93 @@
+"""A fake control daemon of the vendor's, as a tool sees it; what it prints for each line is the test's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .peer import ANCILLARY_BYTES, CREDENTIALS, HELLO, SO_PASSCRED
+from .programs import SECONDS
+
+END = struct.pack("<ii", 1, 0)
+PACKET_BYTES = 1 << 18
+Printed = Callable[[str], list[bytes] | None]
+"""The lines printed for a line; None: it closes at once."""
+
+
+class TheirDaemon:
+    """Its lines so far, and how it goes wrong: the hello, and packets said instead of answers."""
+
+    def __init__(self, printed: Printed) -> None:
+        self.printed = printed
+        self.lines: list[str] = []
+        self.hello = HELLO
+        self.sessions = 0
+        self.patience = SECONDS
+        """Seconds in which a tool must read or say something."""
+        self.raw: list[bytes] | None = None
+        """Said after the role, whatever the tool says; then it closes."""
+
+    def serve(self, connection: socket.socket) -> None:
+        """Serve one tool to its end."""
+        connection.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+        connection.send(self.hello)
+        message, _, _, _ = connection.recvmsg(64, ANCILLARY_BYTES)
+        if not message:
+            return
+        assert message == CREDENTIALS, message
+        assert struct.unpack("<i", connection.recv(64)) == (4,)
+        self.sessions += 1
+        if self.raw is not None:
+            for packet in self.raw:
+                connection.send(packet)
+            return
+        while length := struct.unpack("<q", connection.recv(64))[0]:
+            line = connection.recv(PACKET_BYTES)
+            assert len(line) == length, (length, line)
+            assert line.endswith(b"\n\0"), line
+            self.lines.append(line[:-2].decode("utf-8", "surrogateescape"))
+            printed = self.printed(self.lines[-1])
+            if printed is None:
+                return
+            for text in printed:  # it reads no line while it writes
+                connection.send(bytes(4) + text)
+        connection.send(END)
+
+
+@contextlib.contextmanager
+def their_daemon(pipe_directory: Path, printed: Printed) -> Iterator[TheirDaemon]:
+    """Serve tools at ``control``; what is wrong with what they say fails the test at the end."""
+    daemon = TheirDaemon(printed)
+    errors: list[BaseException] = []
+    path = pipe_directory / "control"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen(64)
+
+        def run() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return  # shut down
+                with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    connection.settimeout(daemon.patience)
+                    try:
+                        daemon.serve(connection)
+                    except (AssertionError, TimeoutError, struct.error) as error:
+                        errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield daemon
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(SECONDS)
+            os.unlink(path)
+    assert not errors, errors
