@@ -236,6 +236,7 @@ def test_ps_shows_limits_if_it_is_asked_to(daemon: Daemon) -> None:
         "memory_limit": 3 << 29,
         "memory_bytes": 96 << 20,
         "priority": 1,
+        "draining": None,
     }
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_mps.programs import DriverClient
 from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
-from vendor.programs import VendorClient
 
 from pympsd.control import RunningDaemon
 
@@ -228,10 +228,10 @@ def test_the_python_interface(daemon: DaemonProcess, make_client: Make) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the fake server is made for root")
-def test_the_drivers_server_is_drained_and_released(start_vendor_daemon: Callable[..., DaemonProcess]) -> None:
-    daemon = start_vendor_daemon()
+def test_the_drivers_server_is_drained_and_released(start_driver_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = start_driver_daemon()
     pipe: Path = daemon.directory / "pipe"
-    with VendorClient.start(pipe) as program, VendorClient.start(pipe) as other, VendorClient.start(pipe) as late:
+    with DriverClient.start(pipe) as program, DriverClient.start(pipe) as other, DriverClient.start(pipe) as late:
         program.connect()
         other.connect()
         (server,) = daemon.servers()
