@@ -2,8 +2,8 @@
 
 In texts {P} is the pipe directory, {L} the log directory, {ME} the user; {U0}, {U1} are the devices' UUIDs, {u0},
 {u1} their first 12 characters, {PCI0} their PCI addresses, {MODEL0} their names; {NAME} is the PID of the client
-NAME, or the id of the partition that a step with ``id = "NAME"`` has made, {SERVER} that of the only server. What else there is stands at the head of
-each file.
+NAME, or the id of the partition that a step with ``id = "NAME"`` has made; {SERVER} is the PID of the only server.
+What else there is stands at the head of each file.
 
 Steps: ``ctl`` is a command line, ``in`` its standard input, or alone what the tool is given there. ``out`` and
 ``err`` are what it prints, exactly, with ``out_like`` and ``err_like`` as regular expressions, with ``words`` line
