@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.control.connection import CannotAsk
 from pympsd.vocabulary.untrusted import ESCAPED
@@ -83,6 +83,14 @@ class Client:
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
     """Its contexts, in the order in which it made them."""
+    multiprocessors: dict[int, Count] = field(factory=dict)
+    """The SMs that it may use, by the daemon's ordinal."""
+    memory_limits: dict[int, Count] = field(factory=dict)
+    """The bytes that it may hold at most, by the daemon's ordinal; a device that is absent has no limit."""
+    priority: int | None = None
+    """0: normal, 1: below normal."""
+    draining: str | None = None
+    """The target of the drain that waits for its end, as ``undrain`` takes it; None: there is none."""
 
 
 @frozen
@@ -105,6 +113,8 @@ class Server:
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
     """Its clients, those without a context too."""
+    draining: str | None = None
+    """The target of a drain of this server, or of all; None: there is none."""
 
 
 @frozen
@@ -119,3 +129,41 @@ class Waiting:
     """The name of that server."""
     command: str
     """The client's command line."""
+    held_by: str | None = None
+    """The target of the drain that holds it; None: it waits for its turn."""
+
+
+@frozen
+class Drain:
+    """A drain in force."""
+
+    target: str
+    """The target, as ``undrain`` takes it."""
+    state: str
+    """``draining``, ``terminating``, ``drained`` or ``not drained``."""
+    clients: tuple[Count, ...]
+    """The PIDs of the clients that still run."""
+    held: Count
+    """The number of new clients that it holds."""
+
+
+@frozen
+class DrainedClient:
+    """A client that a drain has waited for, or that is left."""
+
+    pid: Count
+    uid: Count
+    server: str
+    how: str = ""
+    """``finished``, ``terminated`` or ``server ended``; empty: it is left."""
+
+
+@frozen
+class Drained:
+    """The result of a drain."""
+
+    drained: bool
+    """Whether nothing is left."""
+    ends: tuple[DrainedClient, ...]
+    """The clients that have ended meanwhile, in that order."""
+    left: tuple[DrainedClient, ...]

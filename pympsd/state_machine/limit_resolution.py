@@ -120,7 +120,11 @@ def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForc
     """
     combined = server.limits if grant.limits is None else grant.limits.combine()
     percentage = percentage_on(combined)
-    multiprocessors = {index: sms_of(percentage, device) for index, device in enumerate(daemon.devices)}
+    multiprocessors = {
+        index: sms_of(percentage, device)
+        for index, device in enumerate(daemon.devices)
+        if device.multiprocessors  # the driver's server does not report their number
+    }
     return LimitsInForce(percentage.value, grant.priority, in_bytes(combined.pinned_memory), multiprocessors)
 
 

@@ -79,6 +79,11 @@ class Client:
     terminated: bool = False
     """Whether terminate_client has ended its contexts, and it has made none since."""
 
+    def connections_on(self, device: int) -> int:
+        """Return the number of a device's connections that its contexts take there."""
+        count = sum(context.device == device for context in self.contexts.values())
+        return count * (1 if self.limits is None else self.limits.connections)
+
     @property
     def pid(self) -> int:
         """The PID of its process; 0: not visible here."""
