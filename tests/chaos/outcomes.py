@@ -82,7 +82,7 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     },
     Kind.SERVER_STOP: {},
     Kind.DAEMON_STOP: {},
-    # However long there is no daemon: the keeper has its sockets, servers keep running, and clients that connect wait.
+    # However long there is no daemon: the keeper has its sockets, servers keep running, new clients wait.
     Kind.DAEMON_KILL: {},
     Kind.DAEMON_REPLACE: {},
     Kind.KEEPER_KILL: {},
