@@ -47,7 +47,10 @@ print(cuda.cuCtxSynchronize()[0].name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the mark.
+
+    Without it a suite that runs with ``--strict-markers`` would refuse ``@pytest.mark.mps(protocol=3)``.
+    """
     config.addinivalue_line(
         "markers", f"{MARK}(**arguments): the arguments of pympsd.control.Daemon for this test's mps_daemon"
     )
@@ -78,7 +81,11 @@ def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Dae
 
 @pytest.fixture(scope="session")
 def mps_session_daemon() -> Iterator[Daemon]:
-    """A daemon with one emulated H200 for the session; settings that a test changes stay for later tests."""
+    """A daemon with one emulated H200 for the session; settings that a test changes stay for later tests.
+
+    Starting a daemon takes longer than most tests, so tests that change nothing share this one. Use `mps_daemon` for
+    a test that sets limits, ends servers or makes a client fault.
+    """
     with Daemon(machine="H200") as daemon:
         yield daemon
 

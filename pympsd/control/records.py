@@ -15,7 +15,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 def convert(kind: type[T], found: Any) -> T:
-    """Return an answer of the daemon as records; raise CannotAsk with an explanation if it is something else."""
+    """Return an answer of the daemon, as json.loads returns it, as records of a type.
+
+    Args:
+        kind: A record of this module, or a tuple of one: ``tuple[Server, ...]``.
+        found: The value. Keys that the record does not have are ignored, so a newer daemon can be asked.
+
+    Raises:
+        CannotAsk: The value does not fit the type, for example because a program of another kind answered. The
+            message names the field.
+    """
     try:
         # Keys of JSON are texts, which stand for ordinals here.
         return msgspec.convert(found, kind, strict=False)
@@ -26,7 +35,12 @@ def convert(kind: type[T], found: Any) -> T:
 
 @frozen
 class Device:
-    """A device of the daemon."""
+    """A device of the daemon.
+
+    ``ordinal`` is the daemon's index, by which limits and contexts name the device. ``uuid`` is "GPU-..." or, for a
+    MIG instance, "MIG-..."; ``pci`` is the PCI address; ``memory_bytes`` is the memory of the device, whoever holds
+    it.
+    """
 
     ordinal: Count
     uuid: str
@@ -45,7 +59,10 @@ class Machine:
 
 @frozen
 class Context:
-    """A context of a client: ``id`` is unique on its server, ``number`` counts those of the process from 1."""
+    """A context of a client: ``id`` is unique on its server, ``number`` counts those of the process from 1.
+
+    A context is created by cuCtxCreate, or by the first cuDevicePrimaryCtxRetain of a device in the process.
+    """
 
     id: Count
     number: Count
@@ -55,7 +72,11 @@ class Context:
 
 @frozen
 class Client:
-    """A client process of a server."""
+    """A client process of a server.
+
+    ``pid`` is its PID as the daemon sees it, 0 if its PID namespace is not visible there; ``pid_namespace`` is the
+    inode number of that namespace. ``contexts`` is empty for a client that has only called cuInit.
+    """
 
     pid: Count
     uid: Count
@@ -74,7 +95,11 @@ class Client:
 
 @frozen
 class Server:
-    """A server process."""
+    """A server process.
+
+    ``name`` is ``uid_N`` for the server that a user gets without naming one. ``status`` is INITIALIZING, ACTIVE or
+    FAULT (MPS documents, Provisioning Sequence); in FAULT the server contains a fatal fault of a client.
+    """
 
     pid: Count
     uid: Count
@@ -91,7 +116,11 @@ class Server:
 
 @frozen
 class Waiting:
-    """A client that waits for a server, or (``pid`` 0) an operator's request to start one."""
+    """A client that waits for a server, or (``pid`` 0) an operator's request to start one.
+
+    The entries of ``get_waiting_list``, in the order of the queue; ``server`` is the name of the server that the
+    entry waits for.
+    """
 
     pid: Count
     uid: Count

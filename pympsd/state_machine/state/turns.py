@@ -15,7 +15,10 @@ from attrs import define, field, frozen
 
 @frozen
 class WaitingUser:
-    """A user that waits for a server."""
+    """A user that waits for a server.
+
+    The input of a turn policy: values only, so a policy cannot change the daemon.
+    """
 
     uid: int
     waiting: int
@@ -29,13 +32,27 @@ TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
 
 
 def order(argument: str = "") -> TurnPolicy:
-    """Return the default policy: first come, first served."""
+    """Return the default policy: first come, first served.
+
+    ``argument`` is what follows the colon in PYMPSD_TURN_POLICY; ValueError unless it is empty.
+
+    >>> users = [WaitingUser(uid=5, waiting=1, turns=3), WaitingUser(uid=6, waiting=9, turns=0)]
+    >>> order()(users).uid
+    5
+    """
     _take_no_argument(argument)
     return lambda users: users[0]
 
 
 def fewest_turns(argument: str = "") -> TurnPolicy:
-    """Return a policy: the user with the fewest turns; of several, the one that came first."""
+    """Return a policy: the user with the fewest turns; of several, the one that came first.
+
+    ``argument`` is what follows the colon in PYMPSD_TURN_POLICY; ValueError unless it is empty.
+
+    >>> users = [WaitingUser(uid=5, waiting=1, turns=3), WaitingUser(uid=6, waiting=9, turns=0)]
+    >>> fewest_turns()(users).uid
+    6
+    """
     _take_no_argument(argument)
     return lambda users: min(users, key=lambda user: user.turns)
 
@@ -71,7 +88,10 @@ def _take_no_argument(argument: str) -> None:
 
 @define
 class Turns:
-    """How users take turns, and the turns that they have had."""
+    """How users take turns, and the turns that they have had.
+
+    Only a daemon in which users do not share the device at the same time (``--users=in-turn``) has turns.
+    """
 
     policy: TurnPolicy = field(factory=order)
     """Which of the waiting users is next."""
