@@ -44,7 +44,7 @@ from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.partitions import NO_STATIC_MODE, STATIC_SINCE
 from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.directory_claim import CannotReplace, claim, replace
-from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
+from pympsd.takeover.state_file import lost_in_protocol_2, partitions_left, trace_left
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
@@ -185,15 +185,15 @@ def _claim_directory(
 
     Everything that may fail is checked first: an error in this start must not end the daemon that runs.
     """
-    lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
-    if lost and options.replace:
-        raise StartError(_would_lose(lost, settings))
+    refusal = _refuse_loss(options, settings, machine, protocol)
+    if refusal and options.replace:
+        raise StartError(refusal)
     if options.metrics and options.replace:
         _check_metrics(options.metrics, settings.pipe_directory)
     trace = trace_left(settings.pipe_directory)
     directory = (replace if options.replace else claim)(settings.pipe_directory)
-    if lost:
-        raise StartError(_would_lose(lost, settings))
+    if refusal:
+        raise StartError(refusal)
     if trace:
         _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
     return directory, *(_metrics(options, settings.pipe_directory) if options.metrics else (None, ""))
@@ -276,11 +276,22 @@ def _defaults(settings: Settings, machine: Machine) -> Limits:
     return Limits({ALL_DEVICES: settings.thread_percentage}, limits, settings.client_priority)
 
 
-def _would_lose(lost: list[str], settings: Settings) -> str:
+def _refuse_loss(options: Options, settings: Settings, machine: Machine, protocol: int) -> str:
+    """Return why this daemon cannot continue from the one before, of which something would be lost; empty: it can."""
+    is_static = protocol == 2 and options.static
+    lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
+    partitions = [] if is_static else partitions_left(settings.pipe_directory)
+    if lost:
+        problem = f"spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3"
+    elif partitions:
+        unit = "partition" if len(partitions) == 1 else "partitions"
+        problem = f"has the static SM {unit} {', '.join(partitions)}: start with -S in protocol 2"
+    else:
+        return ""
     state = os.path.join(settings.pipe_directory, files.STATE)
     return (
-        f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or give "
-        f"these up: end that daemon first (pympsd -q); only if it was killed, remove {state}, which ends its servers"
+        f"the daemon before {problem}, or give these up: end that daemon first (pympsd -q); only if it was killed, "
+        f"remove {state}, which ends its servers"
     )
 
 

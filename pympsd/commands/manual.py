@@ -212,7 +212,7 @@ def man_page() -> str:
         ".SH NAME",
         "pympsd, nvidia-cuda-mps-control \\- control daemon of the CUDA Multi\\-Process Service",
         ".SH SYNOPSIS",
-        ".B pympsd\n.RB [ \\-d | \\-f ] [ \\fIOPTION\\fR ... ] [ \\fICOMMAND\\fR ... ]",
+        ".B pympsd\n[ \\fB\\-d\\fR | \\fB\\-f\\fR ] [ \\fIOPTION\\fR ... ] [ \\fICOMMAND\\fR ... ]",
         ".SH DESCRIPTION",
         _DESCRIPTION,
         ".SH OPTIONS",

@@ -54,7 +54,7 @@ def state_of(daemon: Daemon, context: FileContext) -> State:
         return len(clients(daemon, server, name))
 
     def count_clients_in(server: str, partition: SmPartition) -> int:
-        return len(clients_in(daemon, daemon.named_servers[server], partition))
+        return len(clients_in(daemon, server, partition))
 
     return State(
         daemon.named_servers,

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.control.connection import CannotAsk
 from pympsd.vocabulary.untrusted import ESCAPED
@@ -35,19 +35,20 @@ def convert(kind: type[T], found: Any) -> T:
 
 @frozen
 class Device:
-    """A device of the daemon.
-
-    ``ordinal`` is the daemon's index, by which limits and contexts name the device. ``uuid`` is "GPU-..." or, for a
-    MIG instance, "MIG-..."; ``pci`` is the PCI address; ``memory_bytes`` is the memory of the device, whoever holds
-    it.
-    """
+    """A device of the daemon, as ``device_query`` reports it."""
 
     ordinal: Count
+    """The daemon's number of the device, from 0."""
     uuid: str
+    """``GPU-`` and 32 hexadecimal digits in groups."""
     pci: str
+    """The address on the PCI bus in the form of ``device_query``, such as ``0000:00.06.00``."""
     name: str
+    """The product's name, such as ``NVIDIA H200``."""
     multiprocessors: Count
+    """The number of SMs."""
     memory_bytes: Count
+    """The device's whole memory, in bytes."""
 
 
 @frozen
@@ -59,29 +60,28 @@ class Machine:
 
 @frozen
 class Context:
-    """A context of a client: ``id`` is unique on its server, ``number`` counts those of the process from 1.
-
-    A context is created by cuCtxCreate, or by the first cuDevicePrimaryCtxRetain of a device in the process.
-    """
+    """A context of a client."""
 
     id: Count
+    """Unique on the client's server."""
     number: Count
+    """Counts the contexts of the process, from 1."""
     device: Count
     """The daemon's ordinal."""
 
 
 @frozen
 class Client:
-    """A client process of a server.
-
-    ``pid`` is its PID as the daemon sees it, 0 if its PID namespace is not visible there; ``pid_namespace`` is the
-    inode number of that namespace. ``contexts`` is empty for a client that has only called cuInit.
-    """
+    """A client process of a server; ``contexts`` is empty if it has only called cuInit."""
 
     pid: Count
+    """Its PID as the daemon sees it; 0 if it is outside the daemon's PID namespace."""
     uid: Count
+    """The number of its user."""
     command: str
+    """Its command line."""
     pid_namespace: Count
+    """The inode of its PID namespace, as ``ls -l /proc/PID/ns/pid`` shows it."""
     namespace: str | None
     """The namespace of its server that it came to, in protocol 3."""
     active_thread_percentage: float | dict[int, float] | None
@@ -91,38 +91,88 @@ class Client:
     memory_bytes: dict[int, Count]
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
+    """Its contexts, in the order in which it made them."""
+    multiprocessors: dict[int, Count] = field(factory=dict)
+    """The SMs that it may use, by the daemon's ordinal."""
+    memory_limits: dict[int, Count] = field(factory=dict)
+    """The bytes that it may hold at most, by the daemon's ordinal; a device that is absent has no limit."""
+    priority: int | None = None
+    """0: normal, 1: below normal."""
+    draining: str | None = None
+    """The target of the drain that waits for its end, as ``undrain`` takes it; None: there is none."""
 
 
 @frozen
 class Server:
-    """A server process.
-
-    ``name`` is ``uid_N`` for the server that a user gets without naming one. ``status`` is INITIALIZING, ACTIVE or
-    FAULT (MPS documents, Provisioning Sequence); in FAULT the server contains a fatal fault of a client.
-    """
+    """A server process."""
 
     pid: Count
+    """Its PID."""
     uid: Count
+    """The number of the user whose clients it serves; 0 with ``-multiuser-server``."""
     name: str
+    """``uid_N`` for a user's own server; others exist in protocol 3 only."""
     status: str
+    """``INITIALIZING``, ``ACTIVE`` or ``FAULT``, as ``get_server_status`` prints it."""
     active_thread_percentage: float
-    """In protocol 2 the percentage of the next client; the limits likewise."""
+    """In protocol 2 the percentage of the next client."""
     pinned_memory_limits: dict[int, Count]
-    """Bytes by the daemon's ordinal."""
+    """In protocol 2 the memory limits of the next client: bytes by the daemon's ordinal."""
     launches: dict[int, Count]
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
+    """Its clients, those without a context too."""
+    draining: str | None = None
+    """The target of a drain of this server, or of all; None: there is none."""
 
 
 @frozen
 class Waiting:
-    """A client that waits for a server, or (``pid`` 0) an operator's request to start one.
+    """A client that waits for a server, or an operator's request to start one."""
 
-    The entries of ``get_waiting_list``, in the order of the queue; ``server`` is the name of the server that the
-    entry waits for.
-    """
+    pid: Count
+    """The client's PID; 0 for a request."""
+    uid: Count
+    """The number of the user whose server is waited for."""
+    server: str
+    """The name of that server."""
+    command: str
+    """The client's command line."""
+    held_by: str | None = None
+    """The target of the drain that holds it; None: it waits for its turn."""
+
+
+@frozen
+class Drain:
+    """A drain in force."""
+
+    target: str
+    """The target, as ``undrain`` takes it."""
+    state: str
+    """``draining``, ``terminating``, ``drained`` or ``not drained``."""
+    clients: tuple[Count, ...]
+    """The PIDs of the clients that still run."""
+    held: Count
+    """The number of new clients that it holds."""
+
+
+@frozen
+class DrainedClient:
+    """A client that a drain has waited for, or that is left."""
 
     pid: Count
     uid: Count
     server: str
-    command: str
+    how: str = ""
+    """``finished``, ``terminated`` or ``server ended``; empty: it is left."""
+
+
+@frozen
+class Drained:
+    """The result of a drain."""
+
+    drained: bool
+    """Whether nothing is left."""
+    ends: tuple[DrainedClient, ...]
+    """The clients that have ended meanwhile, in that order."""
+    left: tuple[DrainedClient, ...]

@@ -166,13 +166,11 @@ class Working:
 
 @frozen
 class Note:
-    """Send an operator a line for standard error, before the answer.
-
-    The vendor's own tool has no place for it and does not get it.
-    """
+    """Send an operator a line for standard error, or (``is_output``) for standard output, before the answer."""
 
     session: int
     text: str
+    is_output: bool = False
 
 
 @frozen
@@ -238,6 +236,13 @@ class ReopenLogs:
 
 
 @frozen
+class ReleaseDriver:
+    """End what else than servers keeps the driver in use, then send operators their answers."""
+
+    answers: tuple[Reply, ...]
+
+
+@frozen
 class CloseNamespace:
     """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server.
 
@@ -287,6 +292,7 @@ Instruction = (
     | StartTrace
     | StopTrace
     | ReopenLogs
+    | ReleaseDriver
     | Exit
     | ChangeBackend
 )

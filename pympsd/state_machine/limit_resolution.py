@@ -104,16 +104,18 @@ def client_limits(
     """
     bounds = (rule,) if rule is not None else ()
     named = daemon.named_servers.get(server.name)
+    partitions = choose(daemon, server.name, process.namespace, sm_partition)
     if named is None:
         own = evolve(server.limits, client_priority=daemon.defaults.client_priority)
-        return ClientLimits(own, bounds) if bounds else None
+        is_static = daemon.options.static
+        return ClientLimits(own, bounds, partitions=partitions, static=is_static) if bounds or partitions else None
     target = named.namespace(process.namespace)
     return ClientLimits(
         target.limits,
         (named.maximum, *bounds),
         named.allowed_devices,
         target.name,
-        choose(daemon, server.name, process.namespace, sm_partition),
+        partitions,
         _memory_groups(daemon, named, target, process),
         daemon.process_limits.audits_memory,
     )
@@ -135,7 +137,11 @@ def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForc
     """
     combined = server.limits if grant.limits is None else grant.limits.combine()
     percentage = percentage_on(combined)
-    multiprocessors = {index: sms_of(percentage, device) for index, device in enumerate(daemon.devices)}
+    multiprocessors = {
+        index: sms_of(percentage, device)
+        for index, device in enumerate(daemon.devices)
+        if device.multiprocessors  # the driver's server does not report their number
+    }
     return LimitsInForce(percentage.value, grant.priority, in_bytes(combined.pinned_memory), multiprocessors)
 
 

@@ -88,7 +88,7 @@ def delete_namespace(
     yield CloseNamespace(server_name, name)
     reason = f"namespace '{name}' of server '{server_name}' was deleted"
     yield from queueing.refuse(daemon, server_name, Result.ERROR_MPS_SERVER_NOT_READY, reason, name)
-    yield from terminations.evict(daemon, session, daemon.server_named(server_name), present, Answer())
+    yield from terminations.evict(daemon, session, present, Answer())
 
 
 def _server(daemon: Daemon, server_name: str, namespace: str = DEFAULT) -> NamedServer:

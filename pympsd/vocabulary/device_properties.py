@@ -21,6 +21,10 @@ MAPPING_GRANULE = 2 << 20
 """Mappings there are multiples of this many bytes, at multiples of it."""
 
 
+MAX_CONTEXTS, MAX_CONTEXTS_BEFORE_VOLTA = 48, 16
+"""The client contexts on one device at a time (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3)."""
+
+
 @frozen
 class DeviceProperties:
     """One device as a machine description or a probe found it.
@@ -57,6 +61,13 @@ class DeviceProperties:
     def is_volta_or_newer(self) -> bool:
         """Return whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
         return self.compute_capability >= (7, 0)
+
+    @property
+    def max_contexts(self) -> int:
+        """Return the number of client contexts that a server can have on the device at one time, with clients that
+        leave CUDA_DEVICE_MAX_CONNECTIONS at its default. This is the one place that decides it.
+        """
+        return MAX_CONTEXTS if self.is_volta_or_newer else MAX_CONTEXTS_BEFORE_VOLTA
 
     @property
     def bus_id(self) -> str:

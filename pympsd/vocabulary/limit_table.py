@@ -104,6 +104,8 @@ class ClientLimits:
     """Limits of memory that it shares with other clients, by device index."""
     audited: bool = False
     """True if the memory that the client takes and returns is logged."""
+    static: bool = False
+    """True if no percentage holds on devices in static use, not even the client's own (protocol 2)."""
 
     def combine(self, environment: Limits = NO_LIMITS) -> Limits:
         """Return the limits that hold for the client; see the function of this name."""

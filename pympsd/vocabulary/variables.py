@@ -261,10 +261,11 @@ VARIABLES: Final = (
     Variable(
         "CUDA_MPS_SM_PARTITION",
         Reader.CLIENT,
-        "protocol 3: the client's static SM partitions, `0/large`",
+        "the client's static SM partition, or one for each device, separated by commas: `GPU-74d43ed3/D0f3c...`, as "
+        "`sm_partition add` prints it (protocol 2 with `-S`), `0/large` (protocol 3)",
         "contexts fail with the reason",
         None,
-        "v3.md",
+        "provisioning.md",
     ),
     Variable(
         "CUDA_DEVICE_MAX_CONNECTIONS",

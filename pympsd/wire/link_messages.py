@@ -41,6 +41,8 @@ class ServerSetup:
     """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is next to that file."""
     used: tuple[int, ...] | None = None
     """The ordinals of the devices that its clients may use; None: all."""
+    static: bool = False
+    """Whether its clients run in static SM partitions only (protocol 2 with -S)."""
 
 
 @message(34)
@@ -86,6 +88,8 @@ class AdmitClient:
     own: Limits | None = None
     """See ClientLimits."""
     bounds: tuple[Limits, ...] = ()
+    """See ClientLimits."""
+    static: bool = False
     """See ClientLimits."""
 
 

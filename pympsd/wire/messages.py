@@ -131,6 +131,8 @@ class OpenContext:
     """Execution affinity: the number of SMs, rounded up, of those that the context may use."""
     partition: int | None = None
     """The SMs of a green context, exactly."""
+    percentages: str = ""
+    """What that environment has in place of a number: percentages by device, ``0=50,1=25``."""
 
 
 @message(10)

@@ -1,7 +1,4 @@
-"""The pool of connections of a device, which limits the contexts on it at one time.
-
-48 contexts on Volta and newer, 16 before (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3).
-"""
+"""The pool of connections of a device: its size, `DeviceProperties.max_contexts`, limits the contexts on it."""
 
 from __future__ import annotations
 
@@ -11,10 +8,8 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.device_properties import MAX_CONTEXTS, DeviceProperties
 
-VOLTA_SLOTS: Final = 48
-PRE_VOLTA_SLOTS: Final = 16
 DEFAULT_CONNECTIONS: Final = 2
 """The default of a client (MPS documents, 4.2.4): one slot."""
 MAX_CONNECTIONS: Final = 32
@@ -30,9 +25,13 @@ class PoolExhausted(DeviceError):
     """
 
     def __init__(self, size: int, slots: int, free: int) -> None:
+        room = (
+            f"{free} more fit of clients that leave CUDA_DEVICE_MAX_CONNECTIONS at its default of 2"
+            if free
+            else "no more clients fit until contexts of others end"
+        )
         super().__init__(
-            f"a context of this process takes {slots} of the device's {size} connections, and {free} are free: end "
-            "other contexts first, or leave CUDA_DEVICE_MAX_CONNECTIONS at its default of 2"
+            f"a context of this process takes {slots} of the device's {size} connections, and {free} are free: {room}"
         )
         self.size = size
 
@@ -63,14 +62,14 @@ class Pool:
     1
     """
 
-    size: int = VOLTA_SLOTS
+    size: int = MAX_CONTEXTS
     _held: dict[int, int] = field(factory=dict, init=False)
     """Slots by context id."""
 
     @classmethod
     def of(cls, device: DeviceProperties) -> Pool:
         """Return the empty pool of a device."""
-        return cls(VOLTA_SLOTS if device.is_volta_or_newer else PRE_VOLTA_SLOTS)
+        return cls(device.max_contexts)
 
     @property
     def free(self) -> int:

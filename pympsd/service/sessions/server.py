@@ -94,6 +94,7 @@ class ServerSession:
                 audited=limits.audited,
                 own=limits.own,
                 bounds=limits.bounds,
+                static=limits.static,
                 **_for_older_servers(limits),
             )
         self.channel.send(message, fds)
@@ -272,6 +273,7 @@ class ServerSession:
             memory_limits={n: limit.value for n, limit in dispatcher.state.servers[self.id].memory_limits.items()},
             machine=dispatcher.settings.emulated_devices,
             used=dispatcher.state.ordinals_of(dispatcher.state.servers[self.id]),
+            static=dispatcher.state.options.static,
         )
         self.channel.send(setup)
         self._send_held()

@@ -21,6 +21,7 @@ class WaitingUser:
     """
 
     uid: int
+    """The user's number."""
     waiting: int
     """How many of the user's clients, and operators' requests to start the server, wait."""
     turns: int
@@ -32,26 +33,20 @@ TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
 
 
 def order(argument: str = "") -> TurnPolicy:
-    """Return the default policy: first come, first served.
+    """Return the default policy: first come, first served. Raises ValueError for an argument.
 
-    ``argument`` is what follows the colon in PYMPSD_TURN_POLICY; ValueError unless it is empty.
-
-    >>> users = [WaitingUser(uid=5, waiting=1, turns=3), WaitingUser(uid=6, waiting=9, turns=0)]
-    >>> order()(users).uid
-    5
+    >>> order()([WaitingUser(1001, waiting=1, turns=5), WaitingUser(1002, waiting=9, turns=0)]).uid
+    1001
     """
     _take_no_argument(argument)
     return lambda users: users[0]
 
 
 def fewest_turns(argument: str = "") -> TurnPolicy:
-    """Return a policy: the user with the fewest turns; of several, the one that came first.
+    """Return a policy: the user with the fewest turns; of several, the one that came first. Raises ValueError.
 
-    ``argument`` is what follows the colon in PYMPSD_TURN_POLICY; ValueError unless it is empty.
-
-    >>> users = [WaitingUser(uid=5, waiting=1, turns=3), WaitingUser(uid=6, waiting=9, turns=0)]
-    >>> fewest_turns()(users).uid
-    6
+    >>> fewest_turns()([WaitingUser(1001, waiting=1, turns=5), WaitingUser(1002, waiting=9, turns=0)]).uid
+    1002
     """
     _take_no_argument(argument)
     return lambda users: min(users, key=lambda user: user.turns)

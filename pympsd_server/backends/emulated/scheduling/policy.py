@@ -19,12 +19,10 @@ LEAST_PRIORITY: Final = 0
 
 
 def weight_of_priority(priority: int) -> int:
-    """Return a stream's weight; out-of-range priorities are clamped, each step halves the time.
+    """Return a stream's weight, 1 to 32. Each step of priority halves it; priorities out of range are clamped.
 
-    The time that a stream uses counts times its weight. Lower numbers are higher priorities, as in CUDA.
-
-    >>> [weight_of_priority(priority) for priority in (-5, -4, 0, -100)]
-    [1, 2, 32, 1]
+    >>> weight_of_priority(0), weight_of_priority(-5), weight_of_priority(-9)
+    (32, 1, 1)
     """
     clamped = max(GREATEST_PRIORITY, min(LEAST_PRIORITY, priority))
     return 1 << (clamped - GREATEST_PRIORITY)
@@ -32,10 +30,12 @@ def weight_of_priority(priority: int) -> int:
 
 @define(eq=False)
 class TimeShare:
-    """The time of the compute thread that a context or stream has used: nanoseconds times weight."""
+    """The time of the compute thread that a context or stream has used."""
 
     weight: int = 1
+    """What a nanosecond counts: the greater, the less time it gets."""
     used: int = 0
+    """Nanoseconds times weight."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -64,13 +64,16 @@ class Runnable(Protocol):
 
 @define(eq=False)
 class ContextQueue:
-    """The ready work of one context. ``level`` is its client's priority: 0 normal, anything else below."""
+    """The ready work of one context."""
 
     level: int = 0
+    """The client's priority: 0 normal, anything else below normal."""
     time_share: TimeShare = field(factory=TimeShare)
+    """The share of the context among the contexts of its level."""
     memory_used: Callable[[], int] = int
     """Returns the bytes that its client holds on the device."""
     ready: list[Runnable] = field(factory=list)
+    """What could run now, blocked or not; the policy adds and removes."""
     floor: int = 0
     """The time used by the stream that ran last, when it began."""
 
