@@ -56,7 +56,7 @@ def main(command: Sequence[str]) -> int:
 
 
 def _leads_drivers_server() -> bool:
-    """Return whether a daemon of pympsd leads the driver's own server here: its own socket is next to the driver's."""
+    """Return whether pympsd leads the driver's own server here: it has its own socket next to the driver's."""
     daemon = control_client.Daemon()
     try:
         path, problem = daemon.reach(control_client.TIMEOUT)

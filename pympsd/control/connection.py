@@ -22,6 +22,9 @@ from pympsd.wire import frames
 class CannotAsk(DaemonError):
     """No daemon listens, or it is silent, or it refused; the message explains which."""
 
+    printed = ""
+    """What the daemon printed nevertheless, if it refused a command."""
+
 
 class Silent(CannotAsk):
     """The daemon does not answer within the timeout."""
@@ -122,6 +125,20 @@ class Control:
             line = " ".join((*words[:2], *with_full_path(words[2:])))
         return self._ask([line])[0]
 
+    def report(self, line: str) -> list[dict[str, Any]]:
+        """Give the daemon a command with --json and return the records that it prints, even if it has failed.
+
+        Raises:
+            CannotAsk: The daemon refused the command, or it was not sent because the daemon is another user's.
+        """
+        try:
+            printed = self.command(f"{line} --json")
+        except CannotAsk as refusal:
+            if not refusal.printed:
+                raise
+            printed = refusal.printed
+        return [_json(text) for text in printed.splitlines()]
+
     def _ask(self, lines: list[str]) -> list[str]:
         try:
             self._daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line.encode()) for line in lines))
@@ -132,7 +149,9 @@ class Control:
         for line, (printed, complaint, refused) in zip(lines, answers, strict=True):
             if refused:
                 # It may be shown on a terminal.
-                raise CannotAsk(f"{line}: {complaint or printed}".strip().translate(ESCAPED))
+                refusal = CannotAsk(f"{line}: {complaint or printed}".strip().translate(ESCAPED))
+                refusal.printed = printed
+                raise refusal
         return [printed for printed, _, _ in answers]
 
     def _answer(self) -> tuple[str, str, bool]:

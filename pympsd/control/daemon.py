@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 
 from pympsd.cli import control_client
 from pympsd.control.connection import CannotAsk, Control
-from pympsd.control.records import Client, Device, Machine, Server, Waiting, convert
+from pympsd.control.records import Client, Device, Drain, Drained, Machine, Server, Waiting, convert
 from pympsd.errors import StartError
 from pympsd.vocabulary import files
 
@@ -105,6 +105,72 @@ class RunningDaemon:
         """
         with Control(self.pipe_directory, trust_daemon=self._trust_daemon) as control:
             return control.command(line)
+
+    def drains(self) -> tuple[Drain, ...]:
+        """Return the drains in force, the oldest first."""
+        return convert(tuple[Drain, ...], self._query("get_drain_list"))
+
+    def drain(
+        self,
+        client: int | None = None,
+        *,
+        server: str = "",
+        namespace: str = "",
+        cgroup: str = "",
+        user: int | None = None,
+        device: str = "",
+        everything: bool = False,
+        timeout: float | None = None,
+        then: str = "terminate",
+        new_clients: str = "wait",
+        release: bool = False,
+    ) -> Drained:
+        """Let the running clients of one target finish, hold its new clients, and return who has ended and is left.
+
+        Args:
+            client: The PID of a client process; or one of ``server`` (its name), ``namespace``
+                (``server/namespace``), ``cgroup`` (its path), ``user`` (a uid), ``device`` (index or UUID),
+                ``everything``.
+            timeout: Seconds until the clients that are left are terminated. None: they are waited for.
+            then: ``terminate``, or ``fail``: nothing is terminated.
+            new_clients: ``wait`` until undrain, or ``refuse``.
+            release: End all servers too, so that the driver can be replaced (with ``everything``).
+
+        Raises:
+            CannotAsk: The daemon refused; the drain is not in force.
+
+        >>> with Daemon(machine="H200") as daemon:
+        ...     daemon.drain(everything=True, timeout=5).drained, daemon.drains()[0].target
+        ...     daemon.undrain(everything=True)
+        (True, '--all')
+        """
+        words = ["drain", *_target(client, server, namespace, cgroup, user, device, everything)]
+        words.append(f"--new-clients={new_clients}")
+        if timeout is not None:
+            words += [f"--timeout={timeout:f}", f"--then={then}"]
+        words += ["--release"] * release
+        with Control(self.pipe_directory, trust_daemon=self._trust_daemon) as control:
+            records = control.report(" ".join(words))
+        ends = [record for record in records if record["event"] == "ended"]
+        return convert(Drained, {**records[-1], "ends": ends})
+
+    def undrain(
+        self,
+        client: int | None = None,
+        *,
+        server: str = "",
+        namespace: str = "",
+        cgroup: str = "",
+        user: int | None = None,
+        device: str = "",
+        everything: bool = False,
+    ) -> None:
+        """End the drain of one target, as `drain` takes it; without a target, end all. Held clients are served.
+
+        Raises:
+            CannotAsk: The target is not being drained, or is another user's.
+        """
+        self.command(" ".join(("undrain", *_target(client, server, namespace, cgroup, user, device, everything))))
 
     def environment(self, server: str = "", namespace: str = "") -> dict[str, str]:
         """Return the environment variables that make a program a client of this daemon.
@@ -270,6 +336,17 @@ class Daemon(RunningDaemon):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _target(
+    client: int | None, server: str, namespace: str, cgroup: str, user: int | None, device: str, everything: bool
+) -> list[str]:
+    """Return the words that name the target of a drain."""
+    named = {"server": server, "namespace": namespace, "cgroup": cgroup, "device": device}
+    words = [] if client is None else [str(client)]
+    words += [f"--{name}={value}" for name, value in named.items() if value]
+    words += [] if user is None else [f"--user={user}"]
+    return [*words, *["--all"] * everything]
 
 
 def _is_ready(ready: socket.socket, process: subprocess.Popen[bytes]) -> bool:

@@ -89,6 +89,8 @@ class Client:
     """The bytes that it may hold at most, by the daemon's ordinal; a device that is absent has no limit."""
     priority: int | None = None
     """0: normal, 1: below normal."""
+    draining: str | None = None
+    """The target of the drain that waits for its end, as ``undrain`` takes it; None: there is none."""
 
 
 @frozen
@@ -111,6 +113,8 @@ class Server:
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
     """Its clients, those without a context too."""
+    draining: str | None = None
+    """The target of a drain of this server, or of all; None: there is none."""
 
 
 @frozen
@@ -125,3 +129,41 @@ class Waiting:
     """The name of that server."""
     command: str
     """The client's command line."""
+    held_by: str | None = None
+    """The target of the drain that holds it; None: it waits for its turn."""
+
+
+@frozen
+class Drain:
+    """A drain in force."""
+
+    target: str
+    """The target, as ``undrain`` takes it."""
+    state: str
+    """``draining``, ``terminating``, ``drained`` or ``not drained``."""
+    clients: tuple[Count, ...]
+    """The PIDs of the clients that still run."""
+    held: Count
+    """The number of new clients that it holds."""
+
+
+@frozen
+class DrainedClient:
+    """A client that a drain has waited for, or that is left."""
+
+    pid: Count
+    uid: Count
+    server: str
+    how: str = ""
+    """``finished``, ``terminated`` or ``server ended``; empty: it is left."""
+
+
+@frozen
+class Drained:
+    """The result of a drain."""
+
+    drained: bool
+    """Whether nothing is left."""
+    ends: tuple[DrainedClient, ...]
+    """The clients that have ended meanwhile, in that order."""
+    left: tuple[DrainedClient, ...]

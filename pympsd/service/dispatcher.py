@@ -104,7 +104,7 @@ class ConnectedOperator(Protocol):
     """An operator's session (sessions.operator, sessions.driver.tool)."""
 
     def working(self) -> None: ...
-    def note(self, text: str) -> None: ...
+    def note(self, text: str, is_output: bool) -> None: ...
     def answer(self, answer: Answer) -> None: ...
     async def drain(self) -> None: ...
 
@@ -286,7 +286,17 @@ class Dispatcher:
         process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
         cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
-        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, time.time(), *place, process, cgroups))
+        origins = self._unknown_origins() if parsed.asks_origins else {}
+        at = time.time()
+        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, at, *place, process, cgroups, origins))
+
+    def _unknown_origins(self) -> dict[int, Origin]:
+        """Return the properties of clients' processes of which none are known, by PID."""
+        servers = self.state.servers.values()
+        processes = [client.process for server in servers for client in server.clients.values()]
+        processes += [entry.process for entry in self.state.queue.all_entries if entry.process is not None]
+        pids = {process.peer.pid for process in processes if process.origin is None}
+        return {pid: origin for pid in pids if pid and (origin := self.origin_of_pid(pid)) is not None}
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
@@ -303,8 +313,8 @@ class Dispatcher:
                 self.operators[session].answer(answer)
             case do.Working(session) if session in self.operators:
                 self.operators[session].working()
-            case do.Note(session, text) if session in self.operators:
-                self.operators[session].note(text)
+            case do.Note(session, text, is_output) if session in self.operators:
+                self.operators[session].note(text, is_output)
             case do.SpawnServer():
                 self.nursery.start_soon(self.spawn, self, instruction)
             case do.AdmitClient():
@@ -337,6 +347,8 @@ class Dispatcher:
             case do.ReopenLogs(session):
                 failed = self.journal.reopen()
                 self._reply(session, refusal(*failed) if failed else Answer())
+            case do.ReleaseDriver(answers):
+                self.nursery.start_soon(self._release_driver, answers)
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
@@ -353,6 +365,12 @@ class Dispatcher:
     async def _stop_trace(self, session: int) -> None:
         self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
         self.save()
+
+    async def _release_driver(self, answers: tuple[do.Reply, ...]) -> None:
+        if self.client_memory is not None:
+            await self.client_memory.close()
+        for reply in answers:
+            self._reply(reply.session, reply.answer)
 
     def _reply(self, session: int, answer: Answer) -> None:
         for instruction in do.reply(session, answer):

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pympsd.state_machine import debuggers, destination, failed_starts, queueing
+from pympsd.state_machine import debuggers, destination, failed_starts, holding, queueing
 from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.events import ClientConnected, ServerReported
 from pympsd.state_machine.instructions import (
@@ -57,6 +57,7 @@ from pympsd.vocabulary.rules import Unknown
 
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
 
@@ -73,15 +74,18 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
         server = _server_of_client(daemon, event.process, target) if event.joins else None
+        entry = _queue_entry(event, target, ticket, rule)
         if server is not None:
             yield from _join(daemon, server, event, target, rule)
         elif (refusal := _refusal(daemon, event, target)) is not None:
             yield RefuseClient(event.client, *refusal)
         elif event.traced:
             yield from debuggers.wait_for_others(daemon, event)
+        elif (drain := holding.find_drain(daemon, entry)) is not None and drain.refuses:
+            yield holding.refuse(drain, event.client)
         else:
             yield from destination.make_missing(daemon, target)
-            entry = _queue_entry(event, target, ticket or daemon.queue.tickets.take(), rule)
+            entry.ticket = ticket or daemon.queue.tickets.take()
             yield from _enqueue(daemon, entry, event.process)
     if ticket:
         yield from serve_queue(daemon)  # others may have waited only until this one returned
@@ -115,13 +119,15 @@ def _queue_entry(event: ClientConnected, target: Destination, ticket: int, rule:
         rule=rule,
         sm_partition=event.environment.get(VARIABLE, ""),
         connection=event.connection,
+        visible_devices=event.environment.get(VISIBLE),
     )
 
 
 def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[Instruction]:
     """Let a client wait for its server; if the server is ready, it is admitted in the same event."""
     server = daemon.server_named(entry.server)
-    is_ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
+    is_open = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
+    is_ready = is_open and holding.find_drain(daemon, entry) is None
     where = daemon.place_of(entry.server, process.namespace)
     line = "client_server_exists" if is_ready else "client_pending"
     yield Log(line, {"pid": process.peer.pid, "uid": entry.uid, **where})
@@ -140,7 +146,7 @@ def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruc
     # A server that is expected back may not come back.
     if server is not None and server.phase not in (Phase.LEAVING, Phase.RETURNING):
         return
-    if not any(entry.server == name and not entry.client for entry in daemon.queue):
+    if not any(entry.server == name and not entry.client for entry in daemon.queue.all_entries):
         yield from queueing.join(daemon, QueueEntry(daemon.queue.tickets.take(), uid, server=name))
     yield from serve_queue(daemon)
 
@@ -324,7 +330,7 @@ def _server_of_client(daemon: Daemon, process: ClientProcess, target: Destinatio
         # Of another user's client with this PID the end has not been seen yet.
         is_open = server.phase in (*OPEN, Phase.LEAVING) and not server.forced
         if server.name == target.server and is_open and _has_client(server, process):
-            return server
+            return None if holding.has_terminated(daemon, server, process) else server
     return None
 
 

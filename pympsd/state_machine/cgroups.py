@@ -11,9 +11,10 @@ from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limits import MAX_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
-from pympsd.vocabulary.rules import at_or_above
+from pympsd.vocabulary.rules import Origin, at_or_above
 
 MAX_CGROUPS: Final = 4096
 NO_CGROUPS: Final = (
@@ -67,6 +68,17 @@ def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction
     daemon.process_limits.cgroups = {path: by_device for path, by_device in limits.items() if by_device}
     daemon.process_limits.transient_cgroups.clear()
     yield Log("cgroup_limits_set", {"count": len(daemon.process_limits.cgroups)})
+
+
+def note_origins(daemon: Daemon, origins: Mapping[int, Origin]) -> None:
+    """Note the properties, by PID, of clients' processes of which none were known."""
+    if not origins:
+        return
+    waiting: list[Client | QueueEntry] = [*daemon.queue.all_entries]
+    for owner in (*waiting, *(client for server in daemon.servers.values() for client in server.clients.values())):
+        process = owner.process
+        if process is not None and process.origin is None and (origin := origins.get(process.peer.pid)) is not None:
+            owner.process = evolve(process, origin=origin)
 
 
 def note_client(daemon: Daemon, event: ClientConnected) -> None:

@@ -42,6 +42,8 @@ class OperatorLine(Event):
     """The process that the line names, if there is one."""
     cgroups: frozenset[str] | None = None
     """The existing cgroups among those whose limits end with them; None: not checked."""
+    origins: dict[int, Origin] = field(factory=dict)
+    """The properties, by PID, of clients' processes of which they were not known; none if the line needs none."""
 
 
 @frozen

@@ -128,10 +128,11 @@ class Working:
 
 @frozen
 class Note:
-    """Send an operator a line for standard error, before the answer."""
+    """Send an operator a line for standard error, or (``is_output``) for standard output, before the answer."""
 
     session: int
     text: str
+    is_output: bool = False
 
 
 @frozen
@@ -184,6 +185,13 @@ class ReopenLogs:
 
 
 @frozen
+class ReleaseDriver:
+    """End what else than servers keeps the driver in use, then send operators their answers."""
+
+    answers: tuple[Reply, ...]
+
+
+@frozen
 class CloseNamespace:
     """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server."""
 
@@ -224,6 +232,7 @@ Instruction = (
     | StartTrace
     | StopTrace
     | ReopenLogs
+    | ReleaseDriver
     | Exit
     | ChangeBackend
 )

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 
 from pympsd.errors import InputError
 from pympsd.state_machine import queueing, registration, shares
+from pympsd.state_machine.holding import find_releasing
 from pympsd.state_machine.instructions import Instruction, Log, Working, reply
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.state.client import Client
@@ -96,6 +97,8 @@ def create_server(
         raise NotPossible(problem)
     if daemon.quitting is not None:
         raise NotPossible("The daemon is quitting.")
+    if problem := find_releasing(daemon):
+        raise NotPossible(problem)
     if name in daemon.named_servers:
         raise NotPossible(f"Server '{name}' exists already.")
     _check_user(daemon, name, uid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
+from pympsd.state_machine import holding
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, RefuseClient, SetTimer
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
@@ -18,7 +19,10 @@ from pympsd.vocabulary.namespaces import server_of_user
 
 
 def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
-    """Insert an entry that cannot be served immediately into the queue."""
+    """Insert an entry that cannot be served immediately into the queue, unless a drain holds it."""
+    if (drain := holding.find_drain(daemon, entry)) is not None:
+        yield from holding.hold(daemon, drain, entry)
+        return
     uids = {server.uid for server in daemon.servers.values()} | {other.uid for other in daemon.queue}
     before = _before(daemon, entry)
     daemon.queue.insert(entry)

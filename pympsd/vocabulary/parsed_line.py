@@ -38,3 +38,5 @@ class ParsedLine:
     """The line is a query with --json, which is not logged."""
     is_whole: bool = True
     """False: the line was longer than a command may be. It is cut, and not a command."""
+    asks_origins: bool = False
+    """The command depends on the cgroups of clients' processes, which may be unknown."""

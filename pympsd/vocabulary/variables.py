@@ -431,8 +431,9 @@ VARIABLES: Final = (
     Variable(
         EXPLAIN,
         Reader.CLIENT,
-        "`1`: each call that fails, and each wrong setting, is explained on stderr; `0`: none; default: under "
-        "pympsd-run what pympsd does not support, once for each function",
+        "`1`: each call that fails, and each wrong setting, is explained on stderr (on the driver's own server "
+        "each refusal of a client, under pympsd-run); `0`: none; default: under pympsd-run what pympsd does not support, "
+        "once for each function",
         "counts as 1, and is reported",
         _switch,
     ),

@@ -130,6 +130,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
         partition_on(limits, ordinal).chunks,
         client.groups.get(ordinal, ()),
         client.audited,
+        _is_static(limits, ordinal),
     )
 
 

@@ -26,6 +26,7 @@ EXPECTED = (
     *(f"share/fish/vendor_completions.d/{name}.fish" for name in COMPLETED),
     "share/zsh/site-functions/_pympsd",
     "lib/systemd/system/pympsd.service",
+    "lib/systemd/system/pympsd-drain.service",
     "lib/systemd/user/pympsd.service",
     "etc/profile.d/pympsd.sh",
     "share/pympsd/examples/add_one.ptx",

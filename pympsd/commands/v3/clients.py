@@ -10,6 +10,7 @@ from typing import Any, Final
 from pympsd.commands.grammar.privileges import Caller, check_owner, namespace_of, sees_all
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
+from pympsd.commands.v2.records import target_text
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
 from pympsd.commands.v3.output import (
@@ -173,6 +174,7 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
         "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.id for context in client.contexts.values()),
         "since": moment(client.process.since),
+        "draining": target_text(daemon.drains.draining(client.id)),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):
