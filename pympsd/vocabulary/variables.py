@@ -432,8 +432,8 @@ VARIABLES: Final = (
         EXPLAIN,
         Reader.CLIENT,
         "`1`: each call that fails, and each wrong setting, is explained on stderr (on the driver's own server "
-        "each refusal of a client, under pympsd-run); `0`: none; default: under pympsd-run what pympsd does not support, "
-        "once for each function",
+        "under pympsd-run: each refusal of a client); `0`: none; default: under pympsd-run what pympsd does not "
+        "support, once for each function",
         "counts as 1, and is reported",
         _switch,
     ),
