@@ -15,6 +15,7 @@ one are passed on; if this process is killed, so is the program. The exit status
 """
 
 import ctypes
+import json
 import os
 import resource
 import secrets
@@ -25,13 +26,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pympsd.cli import control_client
-from pympsd.control.connection import CannotAsk, Control
 from pympsd.vocabulary.untrusted import printable
 from pympsd.vocabulary.variables import RUN
 
 NOT_FOUND: Final = 127
 NOT_EXECUTABLE: Final = 126
 """Exit statuses of a shell for a program that cannot be started."""
+_PYMPSD: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "__main__.py")
 _PR_SET_PDEATHSIG: Final = 1
 _SIGNALS: Final = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
@@ -101,12 +102,20 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
 
 def _explain(run: str) -> None:
     """Print the daemon's reason for each refusal of a run; the same sentence once."""
+    # By standard input: arguments are visible to other users.
+    asked = subprocess.run(
+        [sys.executable, "-I", "-S", _PYMPSD],
+        input=f"get_refusal_list {run} --json\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     try:
-        with Control(warn=lambda _: None) as daemon:
-            (refusals,) = daemon.query(f"get_refusal_list {run}")
+        refusals = json.loads(asked.stdout)
         lines = [f"{refusal['call']}: {refusal['result']}: {refusal['reason']}" for refusal in refusals]
-    except (CannotAsk, TypeError, KeyError) as error:
-        lines = [f"the MPS control daemon cannot be asked why clients were refused: {error}"]
+    except (ValueError, TypeError, KeyError):
+        problem = " ".join((asked.stderr or asked.stdout).split()) or "its answer is not a list of refusals"
+        lines = [f"the MPS control daemon cannot be asked why clients were refused: {problem}"]
     for line in dict.fromkeys(lines):
         print(f"pympsd: {printable(line)}", file=sys.stderr, flush=True)
 

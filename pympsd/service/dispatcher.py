@@ -47,7 +47,7 @@ from pympsd.state_machine.events import (
 )
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.refusals import MAX_REASON, Refusal
+from pympsd.state_machine.state.refusals import MAX_REASON, RefusedClient
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.packets import NOTE_BYTES
@@ -409,8 +409,8 @@ class Dispatcher:
             session.refuse(code, reason)
 
     def note_refusal(self, peer: Peer, code: int, reason: str, run_id: str = "", call: str = "cuInit") -> None:
-        """Keep a refusal for its user's query: ``code`` is the result of the program's call, see `Refusal`."""
-        noted = Refusal(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
+        """Keep a refusal for its user's query: ``code`` is the result of the program's call, see `RefusedClient`."""
+        noted = RefusedClient(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
         self.state.refusals.add(noted)
 
     def log_refused(self, peer: Peer, reason: str) -> None:

@@ -12,11 +12,11 @@ from pympsd.commands.operator_line import decide_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.state.refusals import MAX_OF_USER, MAX_USERS, Refusal, Refusals
+from pympsd.state_machine.state.refusals import MAX_OF_USER, MAX_USERS, Refusals, RefusedClient
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.results import Result
 
-ONE = Refusal(77, 1001, 1.0, "cuInit", Result.ERROR_MPS_CONNECTION_FAILED, "the daemon is quitting", "abc")
+ONE = RefusedClient(77, 1001, 1.0, "cuInit", Result.ERROR_MPS_CONNECTION_FAILED, "the daemon is quitting", "abc")
 
 
 def printed(daemon: Daemon, line: str, uid: int) -> str:

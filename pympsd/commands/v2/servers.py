@@ -13,7 +13,7 @@ from pympsd.state_machine.holding import find_drain, find_releasing
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.shutdown import begin_quit, shut_down_server
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.refusals import Refusal
+from pympsd.state_machine.state.refusals import RefusedClient
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.results import Result
@@ -62,7 +62,7 @@ def get_refusal_list(daemon: Daemon, caller: Caller, run: str) -> Decision:
     that failed, its result and the reason. With RUN, an id that pympsd-run gives its programs, those of its programs.
     """
 
-    def is_seen(refusal: Refusal) -> bool:
+    def is_seen(refusal: RefusedClient) -> bool:
         # In a container the caller's user is not known; the id of its run is known to its user only.
         is_own = is_owner(daemon, caller) or caller.uid == refusal.uid or (caller.uid == NO_USER and bool(run))
         return is_own and run in ("", refusal.run)
@@ -72,7 +72,7 @@ def get_refusal_list(daemon: Daemon, caller: Caller, run: str) -> Decision:
     return Decision(lines(*texts), data=data)
 
 
-def _refusal_record(refusal: Refusal) -> dict[str, Any]:
+def _refusal_record(refusal: RefusedClient) -> dict[str, Any]:
     return {
         "pid": refusal.pid,
         "uid": refusal.uid,

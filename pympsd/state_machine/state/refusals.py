@@ -24,7 +24,7 @@ MAX_REASON: Final = 1000
 
 
 @frozen
-class Refusal:
+class RefusedClient:
     """A refused client."""
 
     pid: int
@@ -45,10 +45,10 @@ class Refusal:
 class Refusals:
     """The last refusals, by user."""
 
-    _of_users: dict[int, deque[Refusal]] = field(factory=dict, init=False)
+    _of_users: dict[int, deque[RefusedClient]] = field(factory=dict, init=False)
     """The user whose client was refused last comes last."""
 
-    def add(self, refusal: Refusal) -> None:
+    def add(self, refusal: RefusedClient) -> None:
         """Keep a refusal; drop the user's oldest, or the user who was refused nothing for the longest time."""
         own = self._of_users.pop(refusal.uid, None) or deque(maxlen=MAX_OF_USER)
         own.append(refusal)
@@ -56,6 +56,6 @@ class Refusals:
         if len(self._of_users) > MAX_USERS:
             del self._of_users[next(iter(self._of_users))]
 
-    def __iter__(self) -> Iterator[Refusal]:
+    def __iter__(self) -> Iterator[RefusedClient]:
         """Iterate over all refusals, the oldest first."""
         return iter(sorted((one for own in self._of_users.values() for one in own), key=lambda one: one.at))
