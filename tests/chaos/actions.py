@@ -187,7 +187,7 @@ async def _kept(testbed: Testbed, before: ProcessKey | None) -> None:
 
 def _has_entries(keeper: ProcessKey) -> bool:
     """Whether the daemon has sent it what there is to hold, the log FIFO among that: all goes in one burst."""
-    with suppress(OSError):  # it has ended meanwhile
+    with suppress(OSError):  # it has ended
         folder = f"/proc/{keeper.pid}/fd"
         return any(os.readlink(f"{folder}/{fd}").endswith("/pipe/log") for fd in os.listdir(folder))
     return False
@@ -208,7 +208,7 @@ async def _both_kill(testbed: Testbed, action: Action) -> None:
 
 
 async def _adopted(testbed: Testbed) -> None:
-    """The server that was there is the new daemon's, unless it has ended meanwhile."""
+    """The server that was there is the new daemon's, unless it has ended."""
     server = testbed.server()
     with trio.move_on_after(NOTICE_SECONDS):
         while server is not None and there(server.process):

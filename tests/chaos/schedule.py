@@ -101,7 +101,7 @@ class Kind(StrEnum):
     SHUTDOWN_SERVER_FORCED = "shutdown_server_forced"
     START_SERVER = "start_server"
     SERVER_MISBEHAVES = "server_misbehaves"
-    """Servers that start meanwhile never register, crash, or answer wrongly."""
+    """Servers that start then never register, crash, or answer wrongly."""
     LISTS = "lists"
     """What the lists show is compared with what clients say."""
     QUERIES = "queries"
@@ -151,7 +151,7 @@ WORKS: Final = {
     Backend.EMULATED: {
         "copies": 3, "kernels": 3, "contexts": 2, "streams": 3, "memory": 2, "callbacks": 2, "mixed": 4, "endless": 1,
     },
-    Backend.VENDOR: {"chain": 4, "contexts": 4, "memory": 2, "mute": 1},
+    Backend.VENDOR: {"chain": 4, "contexts": 4, "memory": 2, "unresponsive": 1},
 }  # fmt: skip
 """Kind of work -> how often it is chosen."""
 
