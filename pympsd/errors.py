@@ -1,7 +1,7 @@
 """The errors of pympsd: one base, and a family for each way in which a caller can react.
 
 Catch PympsdError for everything that pympsd itself raises, a family for what belongs together, a class for one case.
-The message of each error says what was wrong, what is allowed, and what to do. Classes that callers also catch by a
+The message of each error states what was wrong, what is allowed, and what to do. Classes that callers also catch by a
 built-in type (ValueError, OSError, KeyError) have that type as a second base. Exceptions that only steer the control
 flow of one module are private to it and are not errors. Imports nothing, because the command line uses it.
 """
@@ -66,7 +66,7 @@ class CallError(PympsdError):
 class InternalError(PympsdError):
     """pympsd broke a rule of its own, such as an illegal transition.
 
-    Raised where the rule is checked; nothing has changed then. A caller logs it and continues. It is a bug.
+    Raised by the check of the rule, before anything has changed. A caller logs it and continues. It is a bug.
     """
 
 
@@ -86,4 +86,4 @@ class RemoteError(ProtocolError):
 
 
 class LimitExceeded(RemoteError):
-    """The other side took more memory or time than a connection may; the message says which, and what is allowed."""
+    """The other side took more memory or time than a connection may; the message names which, and what is allowed."""

@@ -1,7 +1,7 @@
-"""Fixtures for tests of programs that use MPS: a daemon with an emulated machine, clients, faults; docs/python.md.
+"""Fixtures for tests of programs that use MPS: a daemon with an emulated machine, clients, faults.
 
-A project enables them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in its conftest.py. A test that a
-program of one client survives the fault of another, which shares its server::
+docs/python.md introduces them. A project enables them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in
+its conftest.py. A test that a program reports the fault of another client, which shares its server::
 
     @pytest.mark.mps(machine="2xH200")  # arguments of pympsd.control.Daemon
     def test_training_reports_a_fault(mps_client, mps_fault):
@@ -47,7 +47,10 @@ print(cuda.cuCtxSynchronize()[0].name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the mark.
+
+    Without it a suite that runs with ``--strict-markers`` would refuse ``@pytest.mark.mps(protocol=3)``.
+    """
     config.addinivalue_line(
         "markers", f"{MARK}(**arguments): the arguments of pympsd.control.Daemon for this test's mps_daemon"
     )
@@ -55,11 +58,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def mps_machine() -> str:
-    """The emulated machine of the daemons, as PYMPSD_EMULATED_DEVICES describes it. Redefine it for another one:
+    """The emulated machine of the daemons, as PYMPSD_EMULATED_DEVICES describes it: one H200.
 
-    @pytest.fixture
-    def mps_machine():
-        return "4xA100"
+    Redefine it in conftest.py for another one::
+
+        @pytest.fixture
+        def mps_machine():
+            return "4xA100"
     """
     return "H200"
 
@@ -68,7 +73,11 @@ def mps_machine() -> str:
 def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Daemon]:
     """A `pympsd.control.Daemon` for one test; the mark ``mps`` has its arguments.
 
-    It ends after the test with its servers. Raises CannotStart, which fails the test, if the daemon does not start.
+    The daemon ends after the test with its servers. A test whose daemon does not start fails with `CannotStart`::
+
+        @pytest.mark.mps(machine="2xA100", protocol=3)
+        def test_two_devices(mps_daemon):
+            assert len(mps_daemon.devices()) == 2
     """
     mark = request.node.get_closest_marker(MARK)
     arguments: dict[str, Any] = {"machine": mps_machine, **(mark.kwargs if mark else {})}
@@ -78,19 +87,23 @@ def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Dae
 
 @pytest.fixture(scope="session")
 def mps_session_daemon() -> Iterator[Daemon]:
-    """A daemon with one emulated H200 for the session; settings that a test changes stay for later tests."""
+    """A daemon with one emulated H200 for all tests of the session.
+
+    Use it where a daemon for each test takes too long. Settings that a test changes stay for later tests.
+    """
     with Daemon(machine="H200") as daemon:
         yield daemon
 
 
 @pytest.fixture
 def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts a Python program as a client of the test's daemon, and returns its `subprocess.Popen`.
+    """A function that starts a Python program as a client of the test's daemon, and returns its ``subprocess.Popen``.
 
-    Args of the function:
-        *arguments: The interpreter's arguments: a file and its arguments, ``-m MODULE`` or ``-c CODE``.
-        server, namespace: Names of protocol 3; empty: the daemon chooses.
-        **variables: More environment variables of the program.
+    The function takes
+
+    - the interpreter's arguments: a file and its arguments, ``-m MODULE`` or ``-c CODE``;
+    - ``server`` and ``namespace``: names of protocol 3; if empty, the daemon chooses;
+    - further keyword arguments: more environment variables of the program.
 
     Standard input, output and error are text pipes. Programs that still run are killed after the test::
 

@@ -94,7 +94,7 @@ class Allowance:
         self.frame_seconds = self.unread_seconds = math.inf
 
     def has_room(self, count: int) -> bool:
-        """Return whether the budget has room for ``count`` more bytes."""
+        """Return whether the budget has space for ``count`` more bytes."""
         return self.budget is None or not self.budget.problem(self.uid, count)
 
     def count_received(self, count: int) -> None:

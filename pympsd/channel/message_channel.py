@@ -14,7 +14,7 @@ from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame, FrameReader
 
 RECEIVE_BYTES: Final = 65536
-FDS_AT_ONCE: Final = 16
+MAX_FDS: Final = 16
 PACKET_BYTES: Final = 1 << 15
 """Over a packet socket longer frames are sent in pieces: the kernel takes no packet longer than its buffer."""
 CONTINUED: Final = b"\xff" * 8
@@ -39,8 +39,8 @@ class MessageChannel(SendQueue):
         A frame counts in the allowance until the next call. ``continues``: the caller still works on the last frame,
         which this one belongs to; the peer has the time of a frame for it.
 
-        Raise RemoteError for a malformed frame, LimitExceeded if the allowance has no room for it, or if it has begun
-        and is not complete in time.
+        Raise RemoteError for a malformed frame, LimitExceeded if the allowance has no space for it, or if it has
+        begun and is not complete in time.
         """
         if self.failure is not None:
             return None  # what the kernel still has of it is not handled
@@ -117,7 +117,7 @@ class MessageChannel(SendQueue):
         if not self._reader.fds_allowed:
             # Without a buffer for descriptors the kernel closes those that a peer sends.
             return await self._socket.recv(RECEIVE_BYTES), (), False
-        room = socket.CMSG_SPACE(FDS_AT_ONCE * FD_BYTES)
+        room = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
         data, ancillary, flags, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         return data, *whole(descriptors_in(ancillary), flags)
 

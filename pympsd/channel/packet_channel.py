@@ -20,7 +20,8 @@ class PacketChannel(SendQueue):
         """Return the next packet, cut to ``limit`` bytes; empty at the end.
 
         A packet counts in the allowance until the next call. ``continues``: the packet belongs to the last one; the
-        peer has the time of a frame for it. Raise LimitExceeded if it does not come in time, or there is no room.
+        peer has the time of a frame for it. Raise LimitExceeded if it does not come in time, or if the allowance has
+        no space for it.
         """
         if self.failure is not None:
             return b""  # what the kernel still has of it is not handled

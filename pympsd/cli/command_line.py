@@ -26,11 +26,7 @@ def main(arguments: "Sequence[str]") -> int:
         options = Options(arguments)
         protocol = _protocol(options)
     except BadOption as error:
-        sys.stderr.write(_bad_option(error))
-        if error.unknown is None or error.unknown.name == OWN_NAME or _is_of_protocol_3(error.unknown):
-            return BAD_USAGE
-        # Recorded: the vendor's program prints its help, and exits with status 0.
-        return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
+        return _refuse(error)
     if options.text == "h":
         return control_client.print_text(_help(options.name, protocol))
     if options.text == "v":
@@ -41,7 +37,10 @@ def main(arguments: "Sequence[str]") -> int:
     if options.install:
         return _install(options)
     if options.start:
-        return _start(options, protocol)
+        try:
+            return _start(options, protocol)
+        except BadOption as error:
+            return _refuse(error)
     if options.words[:1] == ["top"]:
         from pympsd.top.program import main as top
 
@@ -68,6 +67,15 @@ def main(arguments: "Sequence[str]") -> int:
         # The daemon has another working directory.
         words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
     return control_client.give_commands(words, options.strict, options.timeout, sendable=_sendable(options))
+
+
+def _refuse(error: BadOption) -> int:
+    """Report a bad option; return the exit status."""
+    sys.stderr.write(_bad_option(error))
+    if error.unknown is None or error.unknown.name == OWN_NAME or _is_of_protocol_3(error.unknown):
+        return BAD_USAGE
+    # Recorded: the vendor's program prints its help, and exits with status 0.
+    return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
 
 
 def _sendable(options: Options) -> int:
@@ -138,7 +146,7 @@ def _start(options: Options, protocol: str) -> int:
     if options.overlooked:
         words = " ".join(options.overlooked)
         sys.stderr.write(f"{words}: ignored: -d and -f take no command; run it separately\n")
-    if options.static:
+    if options.static and protocol == "3":
         sys.stderr.write(f"{options.static} is not needed: protocol 3 has no mode for static partitions\n")
     return start_daemon(options, int(protocol))
 

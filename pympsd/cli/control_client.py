@@ -25,7 +25,7 @@ NO_OUTPUT = 74
 REAP_SECONDS = 0.1
 """Seconds to wait for PID 1 to reap a daemon that has ended: some look for that every few seconds only, or never. ps
 shows the rest of the daemon under another name during that time (daemonize.py)."""
-LINE_LIMIT = 1 << 17
+MAX_LINE = 1 << 17
 """Longer lines are cut here; the daemon's own limit is lower."""
 LINE_SHOWN = 200
 """The most bytes of a line that a message repeats."""
@@ -33,11 +33,11 @@ AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
 """The most lines, and bytes of lines, that are sent before the first of them is answered."""
 OTHER_KIND = "Protocol wrong type for socket"
 """The daemon's socket is one for packets: it runs the driver's server, or is the vendor's own."""
-SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
+SILENCE = b"The MPS control daemon does not answer: it accepted the connection, then sent nothing for %g s\n"
 OWNER_WARNING = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
 UNPROVEN_WARNING = (
     b"The MPS control daemon at %s is run by a user without a number in this user namespace, and has not proved that "
-    b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you know that it is\n"
+    b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you are sure that it is\n"
 )
 QUERIES, LINES, FILES = range(3)
 """The lines sent to a daemon of another user (neither root nor the caller): queries, all, or files as well."""
@@ -107,6 +107,10 @@ def give_commands(
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
             words = [*words[:2], *attached_file.with_full_path(words[2:])]
+        if words[:2] == ["config", "status"] and "/" in "".join(words):
+            from pympsd.channel import attached_file
+
+            words = attached_file.with_hash_of_file(words)
         groups = _source(words, protocol)
         if daemon.is_foreign:
             groups = (_select_sendable(lines, sendable, withheld) for lines in groups)
@@ -164,7 +168,7 @@ def _give(daemon: "Daemon", source: "Iterator[list[bytes]]", timeout: float) -> 
     """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
     refused = False
     for lines in source:
-        daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]) for line in lines))
+        daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:MAX_LINE]) for line in lines))
         for line in lines:
             answer = _answer(daemon, line, timeout)
             if answer is None:
@@ -205,9 +209,9 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
     while data := posix.read(fd, 65536):
         *whole, rest = (rest + data).split(b"\n")
         yield whole
-        if len(rest) > LINE_LIMIT:
+        if len(rest) > MAX_LINE:
             # Enough to be refused; the rest of the line is read and dropped.
-            rest = rest[:LINE_LIMIT]
+            rest = rest[:MAX_LINE]
     if rest:
         yield [rest]
 
@@ -370,7 +374,7 @@ class Daemon:
         """
         self._gather(frames.HEADER_BYTES)
         length, kind, _ = frames.decode_header(self._unread)
-        if length > frames.BODY_LIMIT:
+        if length > frames.MAX_BODY:
             raise ConnectionError(f"The MPS control daemon sent a frame of {length} bytes, which no daemon does")
         if self.is_foreign:
             self._room -= frames.HEADER_BYTES + length

@@ -8,7 +8,8 @@
                                    REPORTED, or end of file: exit 1   it could not start
 
 Every error of `_prepare` is a PympsdError, or a ValueError of a setting. `_report` alone turns it into a text and an
-exit status: 1, or the number of the CUDA result if CUDA_VISIBLE_DEVICES is wrong.
+exit status: 1, or the number of the CUDA result if CUDA_VISIBLE_DEVICES is wrong. Only a BadOption goes to the
+command line, which reports all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from pympsd.channel.attached_file import text_of
-from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, Options
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, BadOption, Options
 from pympsd.configuration.plan import FileContext, Plan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
@@ -40,9 +41,10 @@ from pympsd.service.files.symbolic_links import check_links
 from pympsd.service.metrics import end, listen
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
+from pympsd.state_machine.partitions import NO_STATIC_MODE, STATIC_SINCE
 from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.directory_claim import CannotReplace, claim, replace
-from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
+from pympsd.takeover.state_file import lost_in_protocol_2, partitions_left, trace_left
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
@@ -68,13 +70,18 @@ SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server
 
 
 def start_daemon(options: Options, protocol: int = 2) -> int:
-    """Start the daemon; return the exit status of this process (of the parent, in the background)."""
+    """Start the daemon; return the exit status of this process (of the parent, in the background).
+
+    Raise BadOption for an option that the machine does not allow.
+    """
     foreground = options.start == "foreground"
     if not foreground:
         # A caller that waits for the end of a pipe of its own must not wait for the daemon.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     try:
         prepared = _prepare(options, foreground, protocol)
+    except BadOption:
+        raise
     except (PympsdError, ValueError) as error:
         return _report(error, options)
     if not foreground:
@@ -89,7 +96,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup:
     settings = _read_settings(options, protocol)
     machine = visible_machine(settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ))
     settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
-    _check_machine(options, machine)
+    _check_machine(options, machine, protocol)
     turn_policy = _policies(machine)
     configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
     directory, metrics, complaint = _claim_directory(options, settings, machine, protocol)
@@ -103,6 +110,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup:
         options.multiuser,
         options.terminate_by_reset,
         protocol,
+        bool(options.static),
         frozenset(options.start_flags),
         configuration,
         plan.rules if plan else None,
@@ -137,6 +145,8 @@ def _read_settings(options: Options, protocol: int) -> Settings:
     settings = Settings.from_environment(with_machine_file(os.environ))
     if protocol == 3 and os.geteuid() == 0 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
         settings = evolve(settings, pipe_directory=files.SYSTEM_PIPE_DIRECTORY)
+    if options.driver:
+        settings = evolve(settings, driver=options.driver)
     if options.dialect:
         settings = evolve(settings, log_dialect=options.dialect)
     if options.users:
@@ -152,8 +162,12 @@ def _read_settings(options: Options, protocol: int) -> Settings:
     return settings
 
 
-def _check_machine(options: Options, machine: Machine) -> None:
-    """Raise BadSetting or StartError if servers on the devices could not be as the settings require."""
+def _check_machine(options: Options, machine: Machine, protocol: int) -> None:
+    """Raise BadSetting, BadOption or StartError if servers on the devices could not be as the settings require."""
+    if options.static and protocol == 2 and machine.backend == "vendor":
+        raise BadOption(f"{options.static}: {NO_STATIC_MODE}")
+    if options.static and protocol == 2 and machine.driver < STATIC_SINCE:
+        raise BadOption(f"there is no option {options.static} with driver {machine.driver}", unknown=options)
     for settings_machine in (machine, machine.instead):
         if settings_machine is not None:
             check_executor_settings(os.environ, settings_machine.backend)
@@ -171,15 +185,15 @@ def _claim_directory(
 
     Everything that may fail is checked first: an error in this start must not end the daemon that runs.
     """
-    lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
-    if lost and options.replace:
-        raise StartError(_would_lose(lost, settings))
+    refusal = _refuse_loss(options, settings, machine, protocol)
+    if refusal and options.replace:
+        raise StartError(refusal)
     if options.metrics and options.replace:
         _check_metrics(options.metrics, settings.pipe_directory)
     trace = trace_left(settings.pipe_directory)
     directory = (replace if options.replace else claim)(settings.pipe_directory)
-    if lost:
-        raise StartError(_would_lose(lost, settings))
+    if refusal:
+        raise StartError(refusal)
     if trace:
         _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
     return directory, *(_metrics(options, settings.pipe_directory) if options.metrics else (None, ""))
@@ -262,11 +276,22 @@ def _defaults(settings: Settings, machine: Machine) -> Limits:
     return Limits({ALL_DEVICES: settings.thread_percentage}, limits, settings.client_priority)
 
 
-def _would_lose(lost: list[str], settings: Settings) -> str:
+def _refuse_loss(options: Options, settings: Settings, machine: Machine, protocol: int) -> str:
+    """Return why this daemon cannot continue from the one before, of which something would be lost; empty: it can."""
+    is_static = protocol == 2 and options.static
+    lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
+    partitions = [] if is_static else partitions_left(settings.pipe_directory)
+    if lost:
+        problem = f"spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3"
+    elif partitions:
+        unit = "partition" if len(partitions) == 1 else "partitions"
+        problem = f"has the static SM {unit} {', '.join(partitions)}: start with -S in protocol 2"
+    else:
+        return ""
     state = os.path.join(settings.pipe_directory, files.STATE)
     return (
-        f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or give "
-        f"these up: end that daemon first (pympsd -q); only if it was killed, remove {state}, which ends its servers"
+        f"the daemon before {problem}, or give these up: end that daemon first (pympsd -q); only if it was killed, "
+        f"remove {state}, which ends its servers"
     )
 
 

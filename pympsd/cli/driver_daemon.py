@@ -45,7 +45,7 @@ def give_commands(
     the daemon at a socket is given, and whether it is another user's, whose time and texts are then limited.
     """
     if strict:
-        sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not say which commands it refuses\n")
+        sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not report which commands it refuses\n")
         return BAD_USAGE
     try:
         for lines in groups:

@@ -51,7 +51,7 @@ def link_nvidia_names(folder: Path, launchers: Path) -> None:
     Links to launchers are replaced, and nothing else.
     """
     if folder.exists() and not folder.is_dir():
-        raise CannotInstall(f"{folder} is no directory")
+        raise CannotInstall(f"{folder} is not a directory")
     for name, launcher in LINKS.items():
         _check_free(folder / name, launcher)
     try:

@@ -42,7 +42,7 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
             protocol = _ask_protocol(daemon, asked)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
-        kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
+        kind, status = f"a daemon that has sent nothing for {timeout:g} s; {remedy}", SILENT
     finally:
         daemon.close()
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status, protocol

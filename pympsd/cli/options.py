@@ -1,7 +1,7 @@
 """The options of the command line. Imports nothing, so that commands start fast.
 
-The launcher passes the name it was started under as ``--argv0=NAME`` first, so that texts and process names say
-nvidia-cuda-mps-control if it was started as that.
+The launcher passes the name it was started under as ``--argv0=NAME`` first, so that texts and process names show
+nvidia-cuda-mps-control if it was started under that name.
 """
 
 from pympsd.errors import InputError
@@ -38,6 +38,7 @@ VALUED = (
     "--protocol",
     "--apply",
     "--metrics",
+    "--driver",
 )
 SHORT = {"-p": "--protocol", "-a": "--apply"}
 FLAGS = {
@@ -109,6 +110,8 @@ class Options:
         self.quit = ""
         """The option that ends the daemon, as written; with -d or -f, -q means something else."""
         self.force = False
+        self.driver = 0
+        """The branch of the driver whose behaviour is asked for; 0: not given."""
         self.static = ""
         """The option for static partitioning, as written."""
         self.dialect = ""
@@ -136,15 +139,15 @@ class Options:
             self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.static and not self.start:
-            raise BadOption(f"there is no option {self.static} without -d or -f", unknown=self)
         if self.trust_daemon and self.start:
             raise BadOption("--trust-daemon goes with commands: it sends changes and files to another user's daemon")
         start_flags = [(flag, START_FLAGS[flag]) for flag in sorted(self.start_flags)]
         for option, is_given, why in (
+            ("--driver", self.driver, "it is the daemon that behaves as with that driver"),
             ("--metrics", self.metrics, "it is the daemon that serves them"),
             ("--replace", self.replace, "it starts a daemon in the place of the one that runs"),
             (USER_SHARE, self.user_shares, "it is the daemon that gives users shares"),
+            (self.static, self.static, "a daemon has static SM partitions from its start"),
             *((flag, True, f"{why} of a daemon that was started with it") for flag, why in start_flags),
             ("--terminate-by-reset", self.terminate_by_reset, "it is the daemon that was started with it or not"),
         ):
@@ -174,8 +177,6 @@ class Options:
         needing = sorted(self.start_flags - {"--clients-only"})
         if protocol == "2" and needing:
             raise BadOption(f"{needing[0]} needs protocol 3")
-        if protocol == "2" and self.static:
-            raise BadOption(f"there is no option {self.static}", unknown=self)
         if protocol == "3" and self.quit:
             raise BadOption("-q quits a daemon in protocol 3; it does not go with -d or -f")
 
@@ -215,6 +216,13 @@ class Options:
             allowed = DIALECTS if option == "--log-dialect" else USERS
             if value not in allowed:
                 raise BadOption(f"{option} is one of {', '.join(allowed)}, not {value!r}")
+        if option == "--driver":
+            from pympsd.process.version import CUDA_VERSIONS
+
+            if value not in map(str, CUDA_VERSIONS):
+                raise BadOption(f"--driver is one of {', '.join(map(str, CUDA_VERSIONS))}, not {value!r}")
+            self.driver = int(value)
+            return
         if option == "--protocol" and value not in PROTOCOLS:
             raise BadOption(f"--protocol is 2 or 3, not {value!r}")
         if option in _TEXTS:

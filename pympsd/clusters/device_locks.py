@@ -19,18 +19,18 @@ THOUSANDTHS: Final = 1000
 
 
 def folder() -> str:
-    """Return where the files are, one of each user's: processes of other users are not counted."""
+    """Return the folder of the lock files. Each user has one: processes of other users are not counted."""
     return os.path.join(tempfile.gettempdir(), f"pympsd-shares-{os.geteuid()}")
 
 
-def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Device:
+def lock_part(devices: Sequence[Device], part: float, where: str = "") -> Device:
     """Lock a part of the first device with enough left, until this process has ended; return the device.
 
-    ``wanted``: above 0, at most 1. Raise BadShare if no device has enough left.
+    ``part``: above 0, at most 1. Raise BadShare if no device has enough left.
     """
-    count = round(wanted * THOUSANDTHS)
+    count = round(part * THOUSANDTHS)
     if not 0 < count <= THOUSANDTHS:
-        raise BadShare(f"a share of {wanted:g}: it is 0.01 to 1 of a GPU")
+        raise BadShare(f"a share of {part:g}: it is 0.01 to 1 of a GPU")
     where = where or folder()
     os.makedirs(where, mode=0o700, exist_ok=True)
     made = os.lstat(where)
@@ -42,7 +42,7 @@ def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Devi
         if any(_is_locked(file, start, count) for start in range(THOUSANDTHS - count + 1)):
             return device  # the descriptor stays open: closing it would end the lock
         os.close(file)
-    raise BadShare(f"none of {len(devices)} GPUs has {wanted:g} left; fewer workers, or smaller shares, fit")
+    raise BadShare(f"none of {len(devices)} GPUs has {part:g} left; fewer workers, or smaller shares, fit")
 
 
 def _is_locked(file: int, start: int, count: int) -> bool:

@@ -62,10 +62,10 @@ def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any]
     if _taken == variables:
         return
     if _taken:
-        had, wanted = _shown(_taken), _shown(variables)
+        had, requested = _shown(_taken), _shown(variables)
         raise BadShare(
-            f"this process has {had} already, and cannot get {wanted}: a share is for the life of a process, so give "
-            "each its own (Ray: max_calls=1)"
+            f"this process has {had} already, and cannot get {requested}: a share is for the life of a process, so "
+            "give each its own (Ray: max_calls=1)"
         )
     if library := _that_runs(modules):
         raise BadShare(f"{library} has begun to use a GPU before this process got its share; start it later")

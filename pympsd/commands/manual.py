@@ -12,7 +12,7 @@ from typing import Final
 
 from pympsd.commands.grammar.registry import COMMANDS
 from pympsd.commands.help import all_help, summary
-from pympsd.process.version import VERSION
+from pympsd.process.version import DRIVER, VERSION
 from pympsd.state_machine.state.options import MAX_SERVERS
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.variables import VARIABLES, Reader, plain
@@ -47,6 +47,16 @@ _RESET: Final = (
     "kernel had faulted; without this option the answer is 702"
 )
 
+_DRIVER: Final = (
+    "with -d or -f: the branch of the driver whose versions, number of client contexts and commands the daemon has "
+    f"(default {DRIVER}); also PYMPSD_DRIVER"
+)
+
+_STATIC: Final = (
+    "with -d or -f: every client needs a static SM partition (sm_partition, lspart) for a context; protocol 3 has "
+    "partitions without this option, and accepts it"
+)
+
 OPTIONS: Final = (
     ("-d, --daemon", "start the control daemon in the background"),
     ("-f, --foreground", "start the control daemon in the foreground; its log goes to standard output"),
@@ -62,6 +72,7 @@ OPTIONS: Final = (
         "with -d or -f: take over from the running daemon, if there is one; servers and clients keep running",
     ),
     ("--log-dialect documented|r580|json", "with -d or -f: the dialect of the logs; also PYMPSD_LOG_DIALECT"),
+    ("--driver 580|590", _DRIVER),
     ("--users in-turn|together", _USERS),
     ("--turn-patience SECONDS", _OVERTAKING),
     (f"{shares.OPTION} RESOURCE=VALUE", _SHARES),
@@ -78,7 +89,7 @@ OPTIONS: Final = (
     ("--ready-devices", "accepted, without an effect: device queries are always possible"),
     ("-q, --quit", _QUIT),
     ("--force", "with -q: terminate the clients instead of waiting for them"),
-    ("-S, --static-partitioning", "protocol 3: accepted, without an effect: SM partitions are always possible"),
+    ("-S, -s, --static-partitioning", _STATIC),
     ("--strict", "exit with status 1 if any command was refused"),
     (
         "--trust-daemon",
@@ -201,7 +212,7 @@ def man_page() -> str:
         ".SH NAME",
         "pympsd, nvidia-cuda-mps-control \\- control daemon of the CUDA Multi\\-Process Service",
         ".SH SYNOPSIS",
-        ".B pympsd\n.RB [ \\-d | \\-f ] [ \\fIOPTION\\fR ... ] [ \\fICOMMAND\\fR ... ]",
+        ".B pympsd\n[ \\fB\\-d\\fR | \\fB\\-f\\fR ] [ \\fIOPTION\\fR ... ] [ \\fICOMMAND\\fR ... ]",
         ".SH DESCRIPTION",
         _DESCRIPTION,
         ".SH OPTIONS",

@@ -15,8 +15,7 @@ from attrs import evolve
 
 from pympsd.commands import help
 from pympsd.commands.grammar.privileges import Caller
-from pympsd.commands.grammar.recorded import LATER_COMMANDS
-from pympsd.commands.grammar.registry import COMMANDS, Decision, first_words, refuse_translated, verbs_of
+from pympsd.commands.grammar.registry import COMMANDS, Decision, first_words, verbs_of
 from pympsd.commands.grammar.strict import did_you_mean
 from pympsd.commands.v3.output import data
 from pympsd.configuration.in_force import count_change, defaults_of
@@ -59,12 +58,12 @@ def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | 
     if line.is_whole and verbs_of(name, protocol):
         return _of_module(daemon, caller, line, file)
     command = COMMANDS.get(name) if line.is_whole else None
-    if command is not None and protocol in command.protocols:
+    if command is not None and command.is_in(protocol, daemon.options.driver):
         before = defaults_of(daemon)
         decision = command.run(daemon, caller, words[1:])
         count_change(daemon, before)
         return decision
-    return Decision(_refuse_unknown(line, protocol))
+    return Decision(_refuse_unknown(line, protocol, daemon.options.driver))
 
 
 def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None) -> Decision:
@@ -83,17 +82,14 @@ def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | N
     return command.run(daemon, caller, rest[1:], file)
 
 
-def _refuse_unknown(line: ParsedLine, protocol: int) -> Answer:
+def _refuse_unknown(line: ParsedLine, protocol: int, driver: int) -> Answer:
     """Return the refusal of a line that is not a command in a protocol."""
     name = line.words[0] if line.words else ""
-    names = first_words(protocol)
+    names = first_words(protocol, driver)
     command = COMMANDS.get(line.command)
     if protocol == 3 and line.is_whole:
         if command is not None:
             return command.translate(line.words[1:])
-        later = LATER_COMMANDS.get(" ".join(line.words[:2])) or LATER_COMMANDS.get(name)
-        if later is not None:
-            return refuse_translated(name, later)
         modules = [word for word in names if verbs_of(word, protocol)]
         problem = f"Unknown module '{name}'. {did_you_mean(name, names)}Modules: {', '.join(modules)}."
         return refusal(diagnostic=problem)

@@ -1,8 +1,8 @@
 """The configuration in force in a daemon: its hash, and the settings of its file that have been changed since.
 
 The daemon keeps the text of the file that was applied last, and not only its plan: after a restart the devices may
-have other indices, and the text is read again for those. A plan is computed once for each set of surroundings,
-because a readiness probe asks again and again.
+have other indices, and the text is read again for those. A plan is computed once for each set of devices and
+settings, because a readiness probe asks again and again.
 
 The hash is one that an administrator can compute without pympsd. In protocol 3 it is that of the file
 (``sha256sum FILE``). A daemon of protocol 2 is configured by commands; there it is that of what ``config show``
@@ -54,7 +54,7 @@ def state_of(daemon: Daemon, context: FileContext) -> State:
         return len(clients(daemon, server, name))
 
     def count_clients_in(server: str, partition: SmPartition) -> int:
-        return len(clients_in(daemon, daemon.named_servers[server], partition))
+        return len(clients_in(daemon, server, partition))
 
     return State(
         daemon.named_servers,

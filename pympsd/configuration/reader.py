@@ -72,7 +72,7 @@ def _decode(content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise BadFile((Problem(line, f"no TOML, for it is not UTF-8: {error.reason}"),)) from None
+        raise BadFile((Problem(line, f"not TOML, because it is not UTF-8: {error.reason}"),)) from None
 
 
 def _plan(text: str, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
@@ -89,10 +89,10 @@ def _plan(text: str, context: FileContext) -> tuple[Plan, tuple[Problem, ...]]:
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
     if "set_int_max_str_digits" in str(error):  # Python's error, which has no line
-        return Problem(1, "no TOML: a number of thousands of digits")
+        return Problem(1, "not TOML: a number of thousands of digits")
     match = _AT_LINE.search(str(error))
     line = int(match[1]) if match else text.count("\n") + 1 if "end of document" in str(error) else 1
-    return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")
+    return Problem(line, f"not TOML: {_AT_LINE.sub('', str(error))}")
 
 
 def _locate(text: str, messages: list[tuple[Path, str]]) -> tuple[Problem, ...]:

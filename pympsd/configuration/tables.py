@@ -76,9 +76,9 @@ class Tables:
         if given.get(str(path[-1])) and not self.context.has_own_servers:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
-    def wrong(self, path: Path, said: str, value: Any = None) -> None:
+    def wrong(self, path: Path, message: str, value: Any = None) -> None:
         """Note an error; ``value``: what stands there, for a sentence that ends with it."""
-        self.problems.append((path, said if value is None else f"{said} not {_render(value)}"))
+        self.problems.append((path, message if value is None else f"{message} not {_render(value)}"))
 
     def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
         """Return the daemon's ordinal of a device, which ``word`` names as a server's clients do that has the

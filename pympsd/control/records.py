@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.control.connection import CannotAsk
 from pympsd.vocabulary.untrusted import ESCAPED
@@ -15,7 +15,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 def convert(kind: type[T], found: Any) -> T:
-    """Return an answer of the daemon as records; raise CannotAsk with an explanation if it is something else."""
+    """Return an answer of the daemon, as json.loads returns it, as records of a type.
+
+    Args:
+        kind: A record of this module, or a tuple of one: ``tuple[Server, ...]``.
+        found: The value. Keys that the record does not have are ignored, so a newer daemon can be asked.
+
+    Raises:
+        CannotAsk: The value does not fit the type, for example because a program of another kind answered. The
+            message names the field.
+    """
     try:
         # Keys of JSON are texts, which stand for ordinals here.
         return msgspec.convert(found, kind, strict=False)
@@ -26,14 +35,20 @@ def convert(kind: type[T], found: Any) -> T:
 
 @frozen
 class Device:
-    """A device of the daemon."""
+    """A device of the daemon, as ``device_query`` reports it."""
 
     ordinal: Count
+    """The daemon's number of the device, from 0."""
     uuid: str
+    """``GPU-`` and 32 hexadecimal digits in groups."""
     pci: str
+    """The address on the PCI bus in the form of ``device_query``, such as ``0000:00.06.00``."""
     name: str
+    """The product's name, such as ``NVIDIA H200``."""
     multiprocessors: Count
+    """The number of SMs."""
     memory_bytes: Count
+    """The device's whole memory, in bytes."""
 
 
 @frozen
@@ -45,22 +60,28 @@ class Machine:
 
 @frozen
 class Context:
-    """A context of a client: ``id`` is unique on its server, ``number`` counts those of the process from 1."""
+    """A context of a client."""
 
     id: Count
+    """Unique on the client's server."""
     number: Count
+    """Counts the contexts of the process, from 1."""
     device: Count
     """The daemon's ordinal."""
 
 
 @frozen
 class Client:
-    """A client process of a server."""
+    """A client process of a server; ``contexts`` is empty if it has only called cuInit."""
 
     pid: Count
+    """Its PID as the daemon sees it; 0 if it is outside the daemon's PID namespace."""
     uid: Count
+    """The number of its user."""
     command: str
+    """Its command line."""
     pid_namespace: Count
+    """The inode of its PID namespace, as ``ls -l /proc/PID/ns/pid`` shows it."""
     namespace: str | None
     """The namespace of its server that it came to, in protocol 3."""
     active_thread_percentage: float | dict[int, float] | None
@@ -70,6 +91,15 @@ class Client:
     memory_bytes: dict[int, Count]
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
+    """Its contexts, in the order in which it made them."""
+    multiprocessors: dict[int, Count] = field(factory=dict)
+    """The SMs that it may use, by the daemon's ordinal."""
+    memory_limits: dict[int, Count] = field(factory=dict)
+    """The bytes that it may hold at most, by the daemon's ordinal; a device that is absent has no limit."""
+    priority: int | None = None
+    """0: normal, 1: below normal."""
+    draining: str | None = None
+    """The target of the drain that waits for its end, as ``undrain`` takes it; None: there is none."""
 
 
 @frozen
@@ -77,23 +107,72 @@ class Server:
     """A server process."""
 
     pid: Count
+    """Its PID."""
     uid: Count
+    """The number of the user whose clients it serves; 0 with ``-multiuser-server``."""
     name: str
+    """``uid_N`` for a user's own server; others exist in protocol 3 only."""
     status: str
+    """``INITIALIZING``, ``ACTIVE`` or ``FAULT``, as ``get_server_status`` prints it."""
     active_thread_percentage: float
-    """In protocol 2 the percentage of the next client; the limits likewise."""
+    """In protocol 2 the percentage of the next client."""
     pinned_memory_limits: dict[int, Count]
-    """Bytes by the daemon's ordinal."""
+    """In protocol 2 the memory limits of the next client: bytes by the daemon's ordinal."""
     launches: dict[int, Count]
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
+    """Its clients, those without a context too."""
+    draining: str | None = None
+    """The target of a drain of this server, or of all; None: there is none."""
 
 
 @frozen
 class Waiting:
-    """A client that waits for a server, or (``pid`` 0) an operator's request to start one."""
+    """A client that waits for a server, or an operator's request to start one."""
+
+    pid: Count
+    """The client's PID; 0 for a request."""
+    uid: Count
+    """The number of the user whose server is waited for."""
+    server: str
+    """The name of that server."""
+    command: str
+    """The client's command line."""
+    held_by: str | None = None
+    """The target of the drain that holds it; None: it waits for its turn."""
+
+
+@frozen
+class Drain:
+    """A drain in force."""
+
+    target: str
+    """The target, as ``undrain`` takes it."""
+    state: str
+    """``draining``, ``terminating``, ``drained`` or ``not drained``."""
+    clients: tuple[Count, ...]
+    """The PIDs of the clients that still run."""
+    held: Count
+    """The number of new clients that it holds."""
+
+
+@frozen
+class DrainedClient:
+    """A client that a drain has waited for, or that is left."""
 
     pid: Count
     uid: Count
     server: str
-    command: str
+    how: str = ""
+    """``finished``, ``terminated`` or ``server ended``; empty: it is left."""
+
+
+@frozen
+class Drained:
+    """The result of a drain."""
+
+    drained: bool
+    """Whether nothing is left."""
+    ends: tuple[DrainedClient, ...]
+    """The clients that have ended meanwhile, in that order."""
+    left: tuple[DrainedClient, ...]

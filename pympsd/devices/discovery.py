@@ -1,8 +1,11 @@
 """The backend and the visible devices of this machine, from settings, for the daemon and its servers.
 
+The branch of the driver whose behaviour the daemon has is chosen here too: by ``--driver`` or PYMPSD_DRIVER, else by
+the description of an emulated machine. The driver's own server is known of branch 580 only.
+
 PYMPSD_BACKEND selects the backend. ``auto`` means the emulated machine if PYMPSD_EMULATED_DEVICES is set, or if there
-is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) where there
-is one, and with ours (``cuda``) where there is none, or where it turns out not to be known. An installed driver that
+is no driver or no device; else the GPUs that the driver finds, with the driver's own server (``vendor``) if there
+is one whose release pympsd supports, else with ours (``cuda``). An installed driver that
 does not work is an error: on a machine with a GPU, work must not run on an emulated one unnoticed.
 """
 
@@ -16,8 +19,12 @@ from attrs import evolve, frozen
 from pympsd.devices.machine import describe
 from pympsd.devices.visible import keep_one_generation, select
 from pympsd.errors import StartError
+from pympsd.process.version import DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.settings import Settings
+
+VENDOR_DRIVER: Final = 580
+"""The branch of the driver whose own server pympsd can lead."""
 
 
 class NoDriver(StartError, ValueError):
@@ -46,6 +53,8 @@ class Machine:
     reason: str
     devices: tuple[DeviceProperties, ...]
     vendor_server: str = ""
+    driver: int = DRIVER
+    """The branch of the driver whose behaviour it has, which is also the devices'."""
     instead: Machine | None = None
     """The machine that ``auto`` takes if the driver's server turns out not to be known."""
 
@@ -56,11 +65,20 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     ``probe`` asks the driver and is called only if its answer matters; ``find_server`` returns the path of the
     driver's server, or nothing. Raise NoDriver, BadMachine, NoVisibleDevice or DuplicateDevice.
     """
-    machine = _machine(settings, probe, find_server)
+    machine = _with_driver(_machine(settings, probe, find_server), settings.driver)
     if not machine.devices:
         return machine
     chosen = keep_one_generation(machine.devices, select(machine.devices, settings.visible_devices))
     return _with_devices(machine, chosen)
+
+
+def _with_driver(machine: Machine, requested: int) -> Machine:
+    """Return a machine with the requested branch of the driver; 0: the one that it has."""
+    described = machine.devices[0].driver if machine.devices else DRIVER
+    driver = requested or (VENDOR_DRIVER if machine.backend == "vendor" else described)
+    devices = tuple(evolve(device, driver=driver) for device in machine.devices)
+    instead = machine.instead and _with_driver(machine.instead, requested)
+    return evolve(machine, driver=driver, devices=devices, instead=instead)
 
 
 def _with_devices(machine: Machine, chosen: Sequence[int]) -> Machine:
@@ -104,7 +122,8 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
         own = tuple(map(_as_served, probed.devices))
         if server:
             instead = Machine("cuda", f"{finding}, and its MPS server speaks otherwise than is known", own)
-            return Machine("vendor", f"{finding}, and its MPS server is {server}", probed.devices, server, instead)
+            reason = f"{finding}, and its MPS server is {server}"
+            return Machine("vendor", reason, probed.devices, server, instead=instead)
         without = "it is asked for" if settings.backend == "cuda" else f"{finding}, but no MPS server of it"
         return Machine("cuda", without, own)
     if probed.unusable:
@@ -127,7 +146,7 @@ def _vendor(settings: Settings, probed: Probed, find_server: Callable[[], str]) 
     """Return the machine of the driver's server, which reports its devices if the driver could not be asked."""
     server = find_server()
     if not server:
-        override = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is no program"
+        override = settings.vendor_server and f"PYMPSD_VENDOR_SERVER={settings.vendor_server} is not a program"
         raise NoDriver(
             f"PYMPSD_BACKEND=vendor: {override or 'no nvidia-cuda-mps-server is in PATH'}; name the driver's in "
             "PYMPSD_VENDOR_SERVER, or set PYMPSD_BACKEND=cuda or emulated"

@@ -3,11 +3,12 @@
 The file has one ``[[device]]`` table for each device (or for ``count`` equal ones)::
 
     fault_containment = "device"  # as real hardware; "client": a fatal fault stays with its context
+    driver = 590                  # 580: versions, client contexts and commands of that driver
     stops_kernels = true          # false, as real hardware: a running kernel ends when done or with its executor
     isolates_address_spaces = true  # false, as real hardware: clients of one executor share an address space
 
     [[device]]
-    profile = "H200"          # H200, H100, A100, V100 or P100
+    profile = "H200"          # one of pympsd.devices.profiles.PROFILES: H200, B200, A100, L40S, Orin ...
     uuid = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"   # the rest is optional
     pci = "0000:00.06.00"
     name = "NVIDIA H200"
@@ -16,6 +17,8 @@ The file has one ``[[device]]`` table for each device (or for ``count`` equal on
     compute_capability = "9.0"
     compute_mode = "DEFAULT"  # or EXCLUSIVE_PROCESS, PROHIBITED: until pympsd-smi changes it
     unified_addressing = true # false: a device that MPS refuses
+    sm_chunks = [15, 8]       # of static SM partitions: how many chunks, of how many SMs each
+    sm_chunks_2 = [15, 8]     # the same in protocol 2: each has one or more of the chunks above
 """
 
 import tomllib
@@ -27,18 +30,21 @@ from attrs import evolve
 
 from pympsd.devices.profiles import PROFILES, Profile
 from pympsd.errors import InputError
+from pympsd.process.version import CUDA_VERSIONS, DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.partitions import MIN_CAPABILITY, chunk_count, chunk_size
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
 """The variable that describes the machine, in short form or by the path of a file."""
-DEVICE_LIMIT: Final = 64
-FIGURE_LIMIT: Final = 1 << 20
+MAX_DEVICES: Final = 64
+MAX_FIGURE: Final = 1 << 20
 """The greatest number allowed: a device's memory, in MiB, has to fit its window of addresses."""
-_COUNTS: Final = frozenset(map(str, range(1, DEVICE_LIMIT + 1)))
+_COUNTS: Final = frozenset(map(str, range(1, MAX_DEVICES + 1)))
 CONTAINMENTS: Final = ("device", "client")
 ABILITIES: Final = ("stops_kernels", "isolates_address_spaces")
 """Abilities of emulated devices that real ones lack; a description may take them away."""
 COMPUTE_MODES: Final = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
+_CHUNKS: Final = ("sm_chunks", "sm_chunks_2")
 _KEYS: Final = frozenset(
     {
         "profile",
@@ -51,6 +57,7 @@ _KEYS: Final = frozenset(
         "compute_capability",
         "compute_mode",
         "unified_addressing",
+        *_CHUNKS,
     }
 )
 
@@ -79,23 +86,27 @@ def from_toml(text: str) -> tuple[DeviceProperties, ...]:
     try:
         machine = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib raises other ValueErrors too: for a date, a long number
-        raise BadMachine(f"the machine description is no TOML: {error}") from None
+        raise BadMachine(f"the machine description is not TOML: {error}") from None
     tables = machine.get("device")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise BadMachine("a machine description has one [[device]] table a device")
-    allowed_keys = ("device", "fault_containment", *ABILITIES)
+    allowed_keys = ("device", "fault_containment", "driver", *ABILITIES)
     unknown = machine.keys() - set(allowed_keys)
     if unknown:
         raise BadMachine(f"a machine has no {', '.join(sorted(unknown))}; it has {', '.join(allowed_keys)}")
     containment = machine.get("fault_containment", CONTAINMENTS[0])
     if containment not in CONTAINMENTS:
         raise BadMachine(f"fault_containment is one of {', '.join(CONTAINMENTS)}, not {containment!r}")
+    driver = machine.get("driver", DRIVER)
+    if type(driver) is not int or driver not in CUDA_VERSIONS:
+        raise BadMachine(f"driver is one of {', '.join(map(str, CUDA_VERSIONS))}, not {driver!r}")
     stops, isolates = (_flag(machine, ability) for ability in ABILITIES)
     devices = _check_devices([properties for table in tables for properties in _from_table(table)])
     return tuple(
         evolve(
             device,
             contains_faults=containment == "client",
+            driver=driver,
             stops_kernels=stops,
             isolates_address_spaces=isolates and device.isolates_address_spaces,
         )
@@ -117,7 +128,7 @@ def _short(part: str, whole: str) -> list[tuple[Profile, dict[str, Any]]]:
     if name not in PROFILES or (count or "1") not in _COUNTS:
         raise BadMachine(
             f"PYMPSD_EMULATED_DEVICES={whole}: {part!r} is none of {', '.join(PROFILES)}, nor such a name after a "
-            f"count up to {DEVICE_LIMIT} (3xH200), nor the path of a TOML file"
+            f"count up to {MAX_DEVICES} (3xH200), nor the path of a TOML file"
         )
     return [(PROFILES[name], {})] * int(count or "1")
 
@@ -130,16 +141,16 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
     if profile is None:
         raise BadMachine(f"profile {table['profile']!r} is none of {', '.join(PROFILES)}")
     count = table.get("count", 1)
-    if type(count) is not int or not 0 < count <= DEVICE_LIMIT:
-        raise BadMachine(f"count is a number from 1 to {DEVICE_LIMIT}, not {count!r}")
+    if type(count) is not int or not 0 < count <= MAX_DEVICES:
+        raise BadMachine(f"count is a number from 1 to {MAX_DEVICES}, not {count!r}")
     if count > 1 and table.keys() & {"uuid", "pci"}:
         raise BadMachine("devices of a count above 1 cannot share one uuid or pci")
     return [(profile, table)] * count
 
 
 def _check_devices(devices: list[tuple[Profile, dict[str, Any]]]) -> tuple[DeviceProperties, ...]:
-    if not 0 < len(devices) <= DEVICE_LIMIT:
-        raise BadMachine(f"a machine has 1 to {DEVICE_LIMIT} devices, not {len(devices)}")
+    if not 0 < len(devices) <= MAX_DEVICES:
+        raise BadMachine(f"a machine has 1 to {MAX_DEVICES} devices, not {len(devices)}")
     properties = tuple(_properties(index, profile, table) for index, (profile, table) in enumerate(devices))
     if len({device.uuid for device in properties}) < len(properties):
         raise BadMachine("two devices have the same uuid")
@@ -177,7 +188,10 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
         "PCI_BUS_ID": 0,
         "PCI_DEVICE_ID": 6 + index,
     }
-    return DeviceProperties(
+    chunks, chunks_2 = (_chunks(table, key) for key in _CHUNKS)
+    if multiprocessors == profile.multiprocessors:
+        chunks = chunks or profile.sm_chunks
+    device = DeviceProperties(
         name=str(table.get("name", profile.name)),
         uuid=_uuid(table, index),
         pci=_pci(table, index),
@@ -187,8 +201,35 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
         attributes={**profile.attributes, **identity},
         stops_kernels=True,
         isolates_address_spaces=capability >= (7, 0),
-        sm_chunks=profile.sm_chunks if multiprocessors == profile.multiprocessors else None,
+        sm_chunks=chunks,
+        sm_chunks_2=chunks_2,
     )
+    _check_chunks(device, table)
+    return device
+
+
+def _chunks(table: dict[str, Any], key: str) -> tuple[int, int] | None:
+    value = table.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(type(n) is int and n > 0 for n in value):
+        raise BadMachine(f"{key} is [CHUNKS, SMS-IN-EACH], as in [15, 8], not {value!r}")
+    return value[0], value[1]
+
+
+def _check_chunks(device: DeviceProperties, table: dict[str, Any]) -> None:
+    """Raise BadMachine for chunks that the device's SMs, or its chunks of protocol 3, cannot make."""
+    keys = [key for key in _CHUNKS if key in table]
+    if keys and device.compute_capability < MIN_CAPABILITY:
+        raise BadMachine(f"{keys[0]}: static SM partitions need compute capability 8.0")
+    if device.sm_chunks is not None and device.multiprocessors < device.sm_chunks[0] * device.sm_chunks[1]:
+        count, size = device.sm_chunks
+        raise BadMachine(f"sm_chunks: {count} chunks of {size} SMs do not fit {device.multiprocessors} SMs")
+    if device.sm_chunks_2 is not None:
+        count, size = device.sm_chunks_2
+        most, unit = chunk_count(device), chunk_size(device)
+        if size % unit or count * size > most * unit:
+            raise BadMachine(f"sm_chunks_2: {count} chunks of {size} SMs cannot be made of {most} chunks of {unit}")
 
 
 def _pci(table: dict[str, Any], index: int) -> str:
@@ -230,8 +271,8 @@ def _flag(table: dict[str, Any], key: str) -> bool:
 
 def _positive(table: dict[str, Any], key: str, default: int) -> int:
     value = table.get(key, default)
-    if type(value) is not int or not 0 < value <= FIGURE_LIMIT:
-        raise BadMachine(f"{key} is a number from 1 to {FIGURE_LIMIT}, not {value!r}")
+    if type(value) is not int or not 0 < value <= MAX_FIGURE:
+        raise BadMachine(f"{key} is a number from 1 to {MAX_FIGURE}, not {value!r}")
     return value
 
 

@@ -1,9 +1,14 @@
-"""Profiles of the devices of emulated machines: H200, H100, A100, V100 and the pre-Volta P100.
+"""Profiles of the devices of emulated machines, from a B200 to the pre-Volta P100.
 
 Figures are the vendor's published ones (CUDA C++ Programming Guide, table of compute capabilities, and the
 product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the
 H100's (tests/data/device-attributes-h100.txt), except that features which the emulated device lacks, such as
-GPUDirect, are 0, and so is what names a board (PCI ids).
+GPUDirect, are 0, and so is what names a board (PCI ids). SMs, clocks, memory and bus of the other ones are those of
+the products' data sheets; the L2 cache that may be set aside is 0 where no page of NVIDIA's has it.
+
+The chunks of static SM partitions are recorded with an H100 and reported of an H200. Those of other profiles are the
+whole ones that their SMs make, of the size that `vocabulary.partitions` has. A machine description sets other ones,
+because a GPU whose chunks stay inside a GPC may have fewer (an A100 26 of 4, a B200 16 of 8).
 """
 
 from typing import Final
@@ -157,6 +162,20 @@ def _architecture(
     }
 
 
+def _graphics(clock: int, memory_clock: int, bus: int, l2: int, blocks: int, ratio: int) -> dict[str, int]:
+    """Return the attributes of a device of compute capability 8.6 or 8.9, with its blocks in an SM and the ratio of
+    its single to its double precision.
+    """
+    return {
+        **_architecture(102400, 101376, 1536, clock, memory_clock, bus, l2),
+        "MAX_BLOCKS_PER_MULTIPROCESSOR": blocks,
+        "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": ratio,
+    }
+
+
+_SMALL: Final = {"MAX_BLOCKS_PER_MULTIPROCESSOR": 16, "SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO": 32}
+"""Of compute capabilities 7.5 and 8.7."""
+
 PROFILES: Final = {
     "H200": Profile(
         "NVIDIA H200", (9, 0), 132, 150109880320,
@@ -177,5 +196,20 @@ PROFILES: Final = {
     "P100": Profile(
         "Tesla P100-SXM2-16GB", (6, 0), 56, 16276 << 20,
         _architecture(65536, 49152, 2048, 1480500, 715000, 4096, 4194304),
+    ),
+    "B200": Profile(
+        "NVIDIA B200", (10, 0), 148, 183359 << 20,
+        _architecture(_HOPPER_SHARED, 232448, 2048, 1965000, 3996000, 8192, 126 << 20),
+    ),
+    "L40S": Profile("NVIDIA L40S", (8, 9), 142, 46068 << 20, _graphics(2520000, 9001000, 384, 96 << 20, 24, 64)),
+    "L20": Profile("NVIDIA L20", (8, 9), 92, 46068 << 20, _graphics(2520000, 9001000, 384, 96 << 20, 24, 64)),
+    "A10": Profile("NVIDIA A10", (8, 6), 72, 23028 << 20, _graphics(1695000, 6251000, 384, 6291456, 16, 32)),
+    "T4": Profile(
+        "Tesla T4", (7, 5), 40, 15360 << 20,
+        _architecture(65536, 65536, 1024, 1590000, 5001000, 256, 4194304) | _SMALL,
+    ),
+    "Orin": Profile(
+        "Orin", (8, 7), 16, 62841 << 20,
+        _architecture(167936, 166912, 1536, 1300000, 3200000, 256, 4194304) | _SMALL | {"INTEGRATED": 1},
     ),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Every line of the two logs: event name -> sentences (docs/log-lines.md is generated from this).
 
-The default sentences are those of the MPS documents (4.3, MPS Logging Format); where the documents have none for an
-event, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
+The default sentences are those of the MPS documents (4.3, MPS Logging Format); for an event that is not in
+the documents, those of driver 580 (recorded sessions). A sentence is formatted with the event's fields.
 """
 
 from typing import Final
@@ -52,6 +52,14 @@ CONTROL_LINES: Final = {
         "Client {pid} of user {uid} is being debugged; it is waiting for {count} other clients to exit", None
     ),
     "debugger_let_go": Line("Client {pid} of user {uid} is being debugged; it runs without MPS", None),
+    "client_held": Line("Client {pid} of user {uid} is waiting: {target} is being drained", None),
+    "drain_begun": Line("Draining {target}: {clients} clients are running, {waiting} are held", None),
+    "drain_client_ended": Line("Draining {target}: client {pid} of user {uid}: {how}", None),
+    "drain_expired": Line("Draining {target}: after {seconds:g} s {count} clients are still running", None),
+    "drain_done": Line("Drained {target}: nothing is left", None),
+    "drain_failed": Line("{target} is not drained: {count} clients are left", None),
+    "drain_ended": Line("No longer draining {target}", None),
+    "drain_resumed": Line("Continuing to drain {target}", None),
     "server_starting": same("Starting new server {server} for user {uid}", r580_pid="server"),
     "server_spawn_failed": same("Failed to start a server for user {uid}: {reason}"),
     "server_start_failed": Line("{reason}; trying again in {seconds:g} s", None),
@@ -138,6 +146,7 @@ SERVER_LINES: Final = {
     "server_thread_percentage": same("Active Threads Percentage set to {percentage}"),
     "server_memory_limit": same("Device pinned memory limit for device {device} set to {limit:#x} bytes"),
     "server_priority": same("Server Priority set to {priority}"),
+    "server_static": same("Static partitioning mode enabled"),
     "server_started": same("Server has started"),
     "server_failed": same("MPS server failed to start"),
     "server_failed_reason": same("{reason}"),

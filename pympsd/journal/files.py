@@ -155,7 +155,7 @@ def _open_inside(folder: int, path: str, flags: int) -> int:
         with _close_on_error(fd):
             status, owner = os.fstat(fd), os.fstat(folder).st_uid
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
-                raise OSError(errno.EPERM, f"it is no file of user {owner} with one name", path) from None
+                raise OSError(errno.EPERM, f"it is not a file of user {owner} with a single name", path) from None
         return fd
     with _close_on_error(fd):
         os.fchmod(fd, MODE)

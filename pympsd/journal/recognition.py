@@ -24,8 +24,8 @@ FOLLOWERS: Final = {
 }
 """Events whose sentence is but a field ("0"): known only by the line before."""
 DOCUMENTED_AS: Final = {"server_context_dropped": "server_context_destroyed"}
-"""Two events for our own servers, which drop a context when the documents say in one dialect, and as driver 580 does
-in the other; the vendor's server's line of it has the documents' form."""
+"""Two events for our own servers, which drop a context at the documented time in one dialect, and at driver 580's
+time in the other; the line of the driver's own server has the documented form."""
 
 
 @frozen

@@ -6,8 +6,12 @@ A server refuses an executor of another build. Imports nothing at first, so that
 VERSION = "0.2.0"
 """The release, as in pyproject.toml (which reads it here)."""
 
+CUDA_VERSIONS = {580: 13000, 590: 13010}
+"""The driver branches whose behaviour pympsd has, with the version that the version texts report: 1000 x major + 10 x
+minor (CUDA 13.1). ``--driver`` chooses one, see `pympsd.devices.discovery`."""
+DRIVER = 590
+"""The branch that is taken if none is chosen."""
 CUDA_VERSION = 13000
-"""The version that the version texts report: 1000 x major + 10 x minor (CUDA 13.0)."""
 
 API_VERSION = 13010
 """The version of the driver API that programs have, as cuDriverGetVersion reports it (CUDA 13.1)."""

@@ -25,7 +25,7 @@ from pympsd.state_machine import shares
 from pympsd.takeover.state.entries import KeptFd, connection_name, listener_name
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.shares import CONNECTIONS
-from pympsd.wire.frames import BODY_LIMIT
+from pympsd.wire.frames import MAX_BODY
 
 DRIVERS_WEIGHT: Final = 3
 """One of libcuda's counts as three connections: it takes up to five descriptors, among them both ends of a connection
@@ -213,7 +213,7 @@ class Listener:
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         weight = DRIVERS_WEIGHT if self.greeting else 1
         # If there is no memory for a frame it would be closed later, and the work until then would delay others.
-        reason = self.dispatcher.buffers.problem(peer.uid, BODY_LIMIT) or shares.take(
+        reason = self.dispatcher.buffers.problem(peer.uid, MAX_BODY) or shares.take(
             self.dispatcher.state, CONNECTIONS, peer.uid, weight
         )
         if reason:

@@ -1,6 +1,6 @@
 """The log FIFO: any user may write to it, so what comes is sanitised, rate-limited and marked Other.
 
-Only the records of the driver's own servers, where the daemon runs them, are lines of theirs. The writer of
+Only records of the driver's own servers, if the daemon runs those, become lines of theirs. The writer of
 a FIFO is unknown: as with the vendor's daemon, any user can write a record with a server's PID.
 """
 

@@ -1,4 +1,8 @@
-"""The daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in # EOF)."""
+"""The daemon as OpenMetrics text (OpenMetrics 1.0: names end in their unit, infos in _info, the text in # EOF).
+
+A limit that may differ between devices has one sample without the label ``device`` while it does not, otherwise one
+for each device; what is counted by device has the label always.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -6,15 +10,18 @@ from typing import Final
 
 from pympsd.configuration.in_force import compute_hash
 from pympsd.process.version import CUDA_VERSION, VERSION
-from pympsd.state_machine import shares
+from pympsd.state_machine import drains, shares
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary.limit_table import combine, differing_percentages, percentage_on
+from pympsd.vocabulary.limits import LimitsInForce
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import ServerStatus
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 COUNTERS: Final = (
     (Count.SERVERS, "server_starts", "Servers started; where users take turns, each is one."),
-    (Count.FAULTS, "faults", "Fatal faults that a server went on after; before Volta it ends."),
+    (Count.FAULTS, "faults", "Fatal faults after which the server continued; before Volta it ends."),
     (Count.TERMINATED, "terminated_clients", "Client processes ended by terminate_client."),
     (Count.REFUSED, "refused_clients", "Connections of clients that were refused."),
 )
@@ -47,15 +54,25 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         "Counts the files applied, and in protocol 2 the changes of its defaults.",
         [({}, daemon.configuration.generation)],
     )
-    waiting = Counter(entry.uid for entry in daemon.queue)
+    waiting = Counter(entry.uid for entry in daemon.queue.all_entries)
     yield from _family(
         "pympsd_waiting_clients",
         "gauge",
         "Clients, and requests to start a server, that wait for their user's turn.",
         [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.options.uid}, 0)],
     )
+    yield from _drains(daemon)
     for count, name, help in COUNTERS:
         yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.lifetime.counts[count])])
+
+
+def _drains(daemon: Daemon) -> Iterator[str]:
+    """Yield the drains in force; without one there is no sample."""
+    held = drains.count_held(daemon)
+    running: list[Sample] = [({"target": drain.target}, len(drain.clients)) for drain in daemon.drains]
+    holding: list[Sample] = [({"target": target}, count) for target, count in held.items()]
+    yield from _family("pympsd_drain_clients", "gauge", "Clients that still run of what is drained.", running)
+    yield from _family("pympsd_drain_held_clients", "gauge", "New clients that the drain holds.", holding)
 
 
 def _shares(daemon: Daemon) -> Iterator[str]:
@@ -70,7 +87,7 @@ def _shares(daemon: Daemon) -> Iterator[str]:
     yield from _family(
         "pympsd_user_used",
         "gauge",
-        "What the user has of it.",
+        "The amount of the resource that the user has.",
         [
             ({"uid": uid, "resource": resource.name}, has)
             for uid in users
@@ -95,29 +112,69 @@ def _devices(daemon: Daemon) -> Iterator[str]:
         yield from _family(f"pympsd_device_{name}", "gauge", help, list(zip(labels, values, strict=True)))
 
 
-def _by_device(counts: Mapping[int, int]) -> list[Sample]:
+def _by_device(counts: Mapping[int, float]) -> list[Sample]:
     return [({"device": device}, count) for device, count in sorted(counts.items())]
 
 
-OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Server], list[Sample]]], ...]] = (
+def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
+    """Return the share of the multiprocessors of a server's next client: one, or if they differ that of each device.
+
+    In protocol 3 it is that of a client of namespace ``default``.
+    """
+    named, ordinals = daemon.named_servers.get(server.name), daemon.ordinals_of(server)
+    limits = server.limits if named is None else combine(named.namespace(DEFAULT).limits, named.maximum)
+    differing = differing_percentages(limits, ordinals)
+    if differing:
+        return _by_device({device: percentage / 100 for device, percentage in differing.items()})
+    return [({}, percentage_on(limits, *ordinals[:1]).value / 100)]
+
+
+def _of_clients(read: Callable[[LimitsInForce], list[Sample]]) -> Callable[[Daemon, Server], list[Sample]]:
+    """Return a reader of samples of each client whose limits are known."""
+
+    def read_server(_: Daemon, server: Server) -> list[Sample]:
+        return [
+            ({"pid": client.pid, "client": client.id, **labels}, value)
+            for client in server.clients.values()
+            if client.limits is not None
+            for labels, value in read(client.limits)
+        ]
+
+    return read_server
+
+
+def _ratios_of_client(limits: LimitsInForce) -> list[Sample]:
+    by_device = {device: percentage / 100 for device, percentage in limits.device_percentages.items()}
+    return _by_device(by_device) or [({}, limits.thread_percentage / 100)]
+
+
+OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sample]]], ...]] = (
     (
         "server_status",
         "stateset",
         "The status of the server.",
-        lambda server: [({"pympsd_server_status": each}, server.status == each) for each in ServerStatus],
+        lambda _, server: [({"pympsd_server_status": each}, server.status == each) for each in ServerStatus],
     ),
     (
         "server_active_thread_ratio",
         "gauge",
-        "The share of the multiprocessors that the next client of the server gets at most.",
-        lambda server: [({}, server.thread_percentage.value / 100)],
+        "The share of the multiprocessors that the next client of the server gets at most, by device if they differ.",
+        _ratios,
     ),
-    ("server_clients", "gauge", "Client processes of the server.", lambda server: [({}, len(server.clients))]),
+    ("server_clients", "gauge", "Client processes of the server.", lambda _, server: [({}, len(server.clients))]),
+    (
+        "server_free_clients",
+        "gauge",
+        "How many more clients with one context fit on the server's device.",
+        lambda daemon, server: _by_device(
+            {ordinal: daemon.count_free(server, ordinal) for ordinal in daemon.ordinals_of(server)}
+        ),
+    ),
     (
         "server_contexts",
         "gauge",
         "Client contexts of the server on the device.",
-        lambda server: _by_device(
+        lambda _, server: _by_device(
             Counter(context.device for client in server.clients.values() for context in client.contexts.values())
         ),
     ),
@@ -125,17 +182,41 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Server], list[Sample]]], 
         "server_launches",
         "counter",
         "Kernels that the server has started on the device; the driver's own server does not report it.",
-        lambda server: _by_device(server.launches),
+        lambda _, server: _by_device(server.launches),
     ),
     (
         "client_memory_bytes",
         "gauge",
         "Memory that the client holds on the device; on the driver's own server as NVML reports it.",
-        lambda server: [
+        lambda _, server: [
             ({"pid": client.pid, "client": client.id, **device}, count)
             for client in server.clients.values()
             for device, count in _by_device(client.memory)
         ],
+    ),
+    (
+        "client_active_thread_ratio",
+        "gauge",
+        "The share of the multiprocessors that the client gets at most, by device if they differ.",
+        _of_clients(_ratios_of_client),
+    ),
+    (
+        "client_multiprocessors",
+        "gauge",
+        "Multiprocessors of the device that the client may use.",
+        _of_clients(lambda limits: _by_device(limits.multiprocessors)),
+    ),
+    (
+        "client_memory_limit_bytes",
+        "gauge",
+        "Memory that the client may hold on the device; no sample without a limit.",
+        _of_clients(lambda limits: _by_device(limits.memory)),
+    ),
+    (
+        "client_priority",
+        "gauge",
+        "The priority of the client: 0 is normal, 1 below normal.",
+        _of_clients(lambda limits: [({}, limits.priority)]),
     ),
 )
 """The families of servers and their clients: name, kind, help, and the samples of a server without its labels."""
@@ -147,7 +228,7 @@ def _servers(daemon: Daemon) -> Iterator[str]:
         for server in daemon.running_servers()
     ]
     for name, kind, help, read in OF_SERVERS:
-        samples = [({**of, **labels}, value) for of, server in servers for labels, value in read(server)]
+        samples = [({**of, **labels}, value) for of, server in servers for labels, value in read(daemon, server)]
         yield from _family(f"pympsd_{name}", kind, help, samples)
 
 

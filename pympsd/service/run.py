@@ -78,6 +78,8 @@ class DaemonSetup:
     multiuser: bool = False
     terminate_by_reset: bool = False
     protocol: int = 2
+    static: bool = False
+    """Whether -S or one of its other names was given."""
     flags: frozenset[str] = frozenset()
     configuration: tuple[str, bytes] | None = None
     """The path and the text of the file to apply, which is a valid one."""
@@ -284,6 +286,8 @@ def _dispatcher(
             multiuser=setup.multiuser,
             # In protocol 3 no server ends for another one.
             max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
+            static=setup.static and setup.protocol == 2,
+            driver=setup.machine.driver,
             terminate_by_reset=setup.terminate_by_reset,
             serves_unmapped=settings.unmapped_users == "nobody",
             has_other_backend=setup.machine.instead is not None,

@@ -64,7 +64,7 @@ class Tracing:
         if self._trace is not None:
             return refusal(f"A trace is written to {self._path}: end it with 'trace stop' first.")
         if not os.path.isabs(path):
-            return refusal(f"{path}: the daemon has another working directory: give the whole path.")
+            return refusal(f"{path}: the daemon has another working directory: give an absolute path.")
         try:
             self._trace = TraceFile.make(path)
         except FileExistsError:
@@ -152,7 +152,7 @@ def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int],
             trace.name(client.pid, f"client {client.pid}: {client.process.command}")
             trace.name(client.pid, "MPS", 0)
             yield ("client", client_id), _State(client.pid, 0, f"client of {server.name}")
-    for entry in daemon.queue:
+    for entry in daemon.queue.all_entries:
         if entry.process is not None:
             pid = entry.process.peer.pid
             trace.name(pid, f"client {pid}: {entry.process.command}")

@@ -58,7 +58,7 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
         return answer
     except TimeoutError:
         place = path.decode(errors="replace")
-        warn(f"the daemon at {place} says nothing for {SECONDS:g} s: the machine is what the environment describes")
+        warn(f"the daemon at {place} sent nothing for {SECONDS:g} s; showing the machine of the environment")
         return {}
     except (control_client.DaemonGone, OSError):  # an earlier version, which does not have the question
         return {}

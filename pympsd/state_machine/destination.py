@@ -33,7 +33,7 @@ class Destination:
 
 
 def find(daemon: Daemon, event: ClientConnected) -> Destination:
-    """Return where a client goes."""
+    """Return the server, the namespace and the user that a client connects to."""
     uid = daemon.options.serving_uid(event.process.peer.uid)
     name = event.server or server_of_user(uid)
     named = daemon.named_servers.get(name)
@@ -47,7 +47,7 @@ def make_missing(daemon: Daemon, target: Destination) -> Iterator[Instruction]:
 
 
 def refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
-    """Return why a client cannot go where it is to go, as a CUresult number and a reason; None: it can."""
+    """Return why a client cannot have its destination, as a CUresult number and a reason; None if it can."""
     uid = event.process.peer.uid
     if not daemon.options.policy.has_named_servers:
         is_served = daemon.options.uid in (0, uid)

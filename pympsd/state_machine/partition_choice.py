@@ -1,7 +1,17 @@
 """Which static SM partitions a client gets.
 
-A device is in static use for a server that has partitions on it: its clients get no context outside of them there.
+A client names its partitions in CUDA_MPS_SM_PARTITION: an entry for each device, separated by commas. On a device in
+static use a client without a partition gets no context. Which devices that are depends on the protocol:
+
+    protocol 3   those on which the client's server has partitions: ``<device>/<id or name>`` or ``<name>``
+    protocol 2   with -S all that can have partitions: ``<device>/<id>``
+
+In protocol 2 an entry may also be the line that ``sm_partition add`` prints, because scripts use it whole. A client
+that names a partition at a daemon without -S gets no context: it requests SMs that nobody else has.
 """
+
+import re
+from typing import Final
 
 from attrs import evolve
 
@@ -9,18 +19,20 @@ from pympsd.devices.visible import find_device
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.namespaces import DEFAULT
-from pympsd.vocabulary.partitions import ChosenPartition, SmPartition, partition_id
+from pympsd.vocabulary.partitions import MIN_CAPABILITY, ChosenPartition, SmPartition, partition_id
+
+_CREATED: Final = re.compile("Partition (.*) created")
+"""The line of ``sm_partition add``."""
 
 
 def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:
     """Return what a client gets on each device that is in static use or that its variable names, by ordinal.
 
-    ``namespace``: the one it comes to, which may be bound to a partition; ``text``: for each device one
-    ``<device>/<id or name>`` or ``<name>``, separated by commas.
+    ``namespace``: the one it comes to, which may be bound to a partition; ``text``: the value of the variable.
     """
     named = daemon.named_servers.get(server_name)
     if named is None:
-        return {}
+        return _choose_of_daemon(daemon, text)
     chosen: dict[int, ChosenPartition] = {}
     problems: dict[int, ChosenPartition] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
@@ -36,6 +48,34 @@ def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
         if partition.device not in chosen:
             chosen[partition.device] = ChosenPartition(problem=_problem(daemon, named, partition.device, ""))
     return {device: evolve(partition, has_executor=named.contains_partitions) for device, partition in chosen.items()}
+
+
+def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
+    """Return what a client of protocol 2 gets on each device."""
+    if not daemon.options.static:
+        # The driver's own server of this release does not read the variable, and runs the client on all SMs.
+        if not text or not daemon.options.has_own_servers:
+            return {}
+        problem = f"named SM partition '{text}', and this daemon has none: it was started without -S"
+        return dict.fromkeys(range(len(daemon.devices)), ChosenPartition(problem=problem))
+    chosen: dict[int, ChosenPartition] = {}
+    entries = [_CREATED.sub(r"\1", part.strip()).partition("/") for part in text.split(",")]
+    for device, properties in enumerate(daemon.devices):
+        if properties.compute_capability < MIN_CAPABILITY:
+            continue
+        present = {partition.name: partition for partition in daemon.partitions if partition.device == device}
+        ids = [word for place, _, word in entries if find_device(daemon.devices, place) == device]
+        partition = next((present[word] for word in ids if word in present), None)
+        if partition is not None:
+            chosen[device] = ChosenPartition(partition.name, partition.chunks)
+            continue
+        has = f"it has: {', '.join(present)}" if present else "it has none ('sm_partition add' makes one)"
+        if text:
+            what = f"SM partition '{text}', which device {properties.uuid} does not have"
+        else:
+            what = f"no SM partition of device {properties.uuid}, which is used by partitions only"
+        chosen[device] = ChosenPartition(problem=f"named {what}; {has}")
+    return chosen
 
 
 def _bind(daemon: Daemon, named: NamedServer, namespace: str, chosen: dict[int, ChosenPartition]) -> None:

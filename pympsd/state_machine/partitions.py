@@ -1,9 +1,19 @@
-"""Making and deleting static SM partitions; see `named_servers` for what is not possible.
+"""Making and deleting static SM partitions: those of servers in protocol 3, those of the daemon in protocol 2.
 
-The chunks of a device are of all servers together.
+    protocol 3   sm-partition create     create_partition   belongs to a named server, ends with it
+    protocol 2   sm_partition add        add_partition      belongs to the daemon, outlasts every server
+
+What is the same for both stands once: which chunks a partition gets (any free ones, the first that there are), which
+clients are in it, and that it can be made only if no client of its owner runs outside of partitions there. The
+chunks of a device are those of all owners together.
+
+Clients of a partition that is deleted get no context any more, and its chunks stay occupied until their work has
+ended (`terminations.evict`). In protocol 2 only clients that terminate_client has ended can be in it then.
+
+See `named_servers` for what is not possible.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from pympsd.state_machine import shares, terminations
@@ -19,21 +29,40 @@ from pympsd.state_machine.named_servers import (
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.partitions import (
     MIN_CAPABILITY,
     SmPartition,
     chunk_count,
+    daemon_partition_id,
     free_chunks,
     has_remainder,
     multiprocessors,
     partition_name_problem,
+    protocol_2_chunks,
 )
 
 NO_PARTITIONS: Final = (
     "Static SM partitions are not possible with the driver's own server of this release: "
     "--active-thread-percentage of a namespace limits the SMs of its clients."
 )
+STATIC_SINCE: Final = 590
+"""The branch of the driver since which protocol 2 has static partitions."""
+NO_STATIC_MODE: Final = (
+    "static SM partitions are not possible with the driver's own server of this release: "
+    "set_active_thread_percentage limits the SMs of clients, and PYMPSD_BACKEND=cuda is without that server"
+)
+_OF_DAEMON: Final = ""
+"""The owner of a partition of the daemon, in place of a server's name."""
+
+
+class TooOld(NotPossible):
+    """A device is older than all that have static SM partitions."""
+
+
+class NotReported(NotPossible):
+    """A server that an earlier daemon started has not reported its clients yet."""
 
 
 def create_partition(
@@ -50,38 +79,39 @@ def create_partition(
     """
     named = server(daemon, server_name)
     index = named.ordinals(len(daemon.devices)).index(device)
-    _check_possible(daemon, named, device, index)
+    check_not_deleted(named)
+    if not daemon.options.has_own_servers:
+        raise NotPossible(NO_PARTITIONS)
+    _check_capability(daemon, device, index)
     if problem := partition_name_problem(name):
         raise NotPossible(problem)
     if _find(named, name, device) is not None:
         raise NotPossible(f"SM partition '{name}' exists already on device {index} of server '{server_name}'.")
-    free, remainder = free_of(daemon, device), chunk_count(daemon.devices[device])
-    if include_remainder and not has_remainder(daemon.devices[device]):
-        raise NotPossible(f"The chunks of device {index} leave no SMs over.")
-    if include_remainder and remainder not in free:
-        count = len(multiprocessors(daemon.devices[device], [remainder]))
-        owner, its = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
-        of = "" if owner is named else f" of server '{owner.name}'"
-        raise NotPossible(f"The remaining {count} SMs of device {index} are in partition '{its.name}'{of}.")
-    whole = [chunk for chunk in free if chunk != remainder]
-    if chunks > len(whole):
-        others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
-        shared = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
-        unit = "chunk" if len(whole) == 1 else "chunks"
-        raise NotPossible(f"Device {index} has {len(whole)} {unit} free, not {chunks}{shared}.")
-    _check_clients_known(daemon, server_name)
-    outside = [client for client in clients(daemon, server_name) if device not in client.partitions]
-    if outside:
-        remedy = (
-            "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
-        )
-        raise NotPossible(f"Device {index} has {count_clients(len(outside))} outside partitions; {remedy}.")
+    taken = (
+        *_choose_remainder(daemon, device, index, server_name, include_remainder),
+        *_choose_chunks(daemon, device, index, chunks, server_name),
+    )
+    _check_clients_reported(filter(None, (daemon.server_named(server_name),)))
+    _check_nobody_outside(device, index, clients(daemon, server_name))
     check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named.contains_partitions))))
     check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
-    taken = (*whole[:chunks], *([remainder] if include_remainder else []))
-    named.partitions.append(SmPartition(name, device, taken))
+    named.partitions.append(SmPartition(name, device, tuple(sorted(taken))))
     daemon.named_servers.changes += 1
     yield Log("partition_added", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
+
+
+def add_partition(daemon: Daemon, device: int, chunks: int) -> tuple[SmPartition, Log]:
+    """Make a partition of the daemon on a device, of free chunks; return it, and the line that logs it.
+
+    Raise NotPossible, or one of its kinds `TooOld` and `NotReported`.
+    """
+    _check_capability(daemon, device, device)
+    taken = _choose_chunks(daemon, device, device, chunks, _OF_DAEMON)
+    _check_clients_reported(daemon.servers.values())
+    _check_nobody_outside(device, device, _all_clients(daemon))
+    partition = SmPartition(daemon_partition_id(daemon.devices[device], taken), device, taken)
+    daemon.partitions.append(partition)
+    return partition, Log("partition_added", {"name": partition.name, "device": daemon.devices[device].uuid})
 
 
 def delete_partition(
@@ -93,33 +123,60 @@ def delete_partition(
     if partition is None:
         index = named.ordinals(len(daemon.devices)).index(device)
         raise NotPossible(f"No SM partition named '{name}' on server '{server_name}', device {index}.")
-    _check_clients_known(daemon, server_name)
-    present = clients_in(daemon, named, partition)
+    _check_clients_reported(filter(None, (daemon.server_named(server_name),)))
+    present = clients_in(daemon, server_name, partition)
     if present and not forced:
         them = "it" if len(present) == 1 else "them"
         raise NotPossible(f"SM partition '{name}' has {count_clients(len(present))}; terminate {them} first.")
     named.partitions.remove(partition)
-    for client in present:
-        client.partitions[device] = ""
-        daemon.named_servers.occupied[client.id] = partition
     daemon.named_servers.changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
-    yield from terminations.evict(daemon, session, daemon.server_named(server_name), present, answer)
+    yield from _evict(daemon, server_name, partition, session, answer)
 
 
-def partitions_on(daemon: Daemon, device: int) -> list[tuple[NamedServer, SmPartition]]:
-    """Return the partitions of a device, with their servers; not of servers that end and have no clients."""
+def remove_partition(daemon: Daemon, partition: SmPartition, session: int, answer: Answer) -> Iterator[Instruction]:
+    """Remove a partition of the daemon that has no clients (`clients_in`). Its ``session`` gets the answer when
+    clients that terminate_client has ended get no context in it any more. Raise NotReported.
+    """
+    _check_clients_reported(daemon.servers.values())
+    daemon.partitions.remove(partition)
+    yield Log("partition_removed", {"name": partition.name, "device": daemon.devices[partition.device].uuid})
+    yield from _evict(daemon, _OF_DAEMON, partition, session, answer)
+
+
+def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, SmPartition]]:
+    """Return the partitions of a device, with the names of their servers (empty: the daemon's).
+
+    Those of servers that end and have no clients are left out.
+    """
     occupied = {process.name for process in daemon.servers.values() if not process.is_empty}
-    return [
-        (named, partition)
+    of_servers = [
+        (named.name, partition)
         for named in daemon.named_servers.values()
         for partition in named.partitions
         if partition.device == device and not (named.deleted and named.name not in occupied)
     ]
+    return [*((_OF_DAEMON, partition) for partition in daemon.partitions if partition.device == device), *of_servers]
+
+
+def chunks_of(daemon: Daemon, device: int) -> tuple[tuple[int, ...], ...]:
+    """Return the chunks of a device that partitions are made of, each as the numbers of `SmPartition.chunks` in it.
+
+    In protocol 3 each is one of these; for protocol 2 see `protocol_2_chunks`.
+    """
+    properties = daemon.devices[device]
+    if daemon.options.policy.has_named_servers:
+        return tuple((chunk,) for chunk in range(chunk_count(properties)))
+    return protocol_2_chunks(properties)
+
+
+def count_chunks(daemon: Daemon, device: int, chunks: Collection[int]) -> int:
+    """Return how many whole ones of `chunks_of` a device are among the numbers of `SmPartition.chunks`."""
+    return sum(set(chunks).issuperset(chunk) for chunk in chunks_of(daemon, device))
 
 
 def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
-    """Return the chunks of a device that no server has and nothing runs on, the one that is left over included."""
+    """Return the chunks of a device that no partition has and nothing runs on, the one that is left over included."""
     present = {client_id for server in daemon.servers.values() for client_id in server.clients}
     occupied = [
         partition
@@ -131,29 +188,88 @@ def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
     )
 
 
-def clients_in(daemon: Daemon, named: NamedServer, partition: SmPartition) -> list[Client]:
-    """Return the clients of a partition."""
-    return [
-        client for client in clients(daemon, named.name) if client.partitions.get(partition.device) == partition.name
-    ]
+def clients_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list[Client]:
+    """Return the clients of a partition, of a server's or (empty) the daemon's.
+
+    In protocol 2 those that terminate_client has ended are not in it any more, though their processes live.
+    """
+    present = _all_in(daemon, server_name, partition)
+    return present if server_name else [client for client in present if not client.terminated]
 
 
-def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int) -> None:
-    check_not_deleted(named)
-    if not daemon.options.has_own_servers:
-        raise NotPossible(NO_PARTITIONS)
+def _all_in(daemon: Daemon, server_name: str, partition: SmPartition) -> list[Client]:
+    owned = clients(daemon, server_name) if server_name else _all_clients(daemon)
+    return [client for client in owned if client.partitions.get(partition.device) == partition.name]
+
+
+def _all_clients(daemon: Daemon) -> list[Client]:
+    return [client for process in daemon.servers.values() for client in process.clients.values()]
+
+
+def _evict(
+    daemon: Daemon, server_name: str, partition: SmPartition, session: int, answer: Answer
+) -> Iterator[Instruction]:
+    """Let the clients of a deleted partition have no context any more, and its chunks be occupied until then."""
+    present = _all_in(daemon, server_name, partition)
+    for client in present:
+        client.partitions[partition.device] = ""
+        daemon.named_servers.occupied[client.id] = partition
+    yield from terminations.evict(daemon, session, present, answer)
+
+
+def _choose_chunks(daemon: Daemon, device: int, shown: int, count: int, server_name: str) -> tuple[int, ...]:
+    """Return free chunks of a device; raise NotPossible with the number that there is. ``shown``: its index there."""
+    free = set(free_of(daemon, device))
+    whole = [chunk for chunk in chunks_of(daemon, device) if free.issuperset(chunk)]
+    if count > len(whole):
+        others = sorted({owner for owner, _ in partitions_on(daemon, device) if owner != server_name})
+        shared = f" (next to server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
+        unit = "chunk" if len(whole) == 1 else "chunks"
+        raise NotPossible(f"Device {shown} has {len(whole)} {unit} free, not {count}{shared}.")
+    return tuple(part for chunk in whole[:count] for part in chunk)
+
+
+def _choose_remainder(
+    daemon: Daemon, device: int, shown: int, server_name: str, is_requested: bool
+) -> tuple[int, ...]:
+    """Return the chunk of the SMs that a device's chunks leave over, if it is requested; raise NotPossible."""
+    properties = daemon.devices[device]
+    remainder = chunk_count(properties)
+    if not is_requested:
+        return ()
+    if not has_remainder(properties):
+        raise NotPossible(f"The chunks of device {shown} leave no SMs over.")
+    if remainder not in free_of(daemon, device):
+        count = len(multiprocessors(properties, [remainder]))
+        owner, its = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
+        of = "" if owner == server_name else f" of server '{owner}'"
+        raise NotPossible(f"The remaining {count} SMs of device {shown} are in partition '{its.name}'{of}.")
+    return (remainder,)
+
+
+def _check_capability(daemon: Daemon, device: int, shown: int) -> None:
     properties = daemon.devices[device]
     if properties.compute_capability < MIN_CAPABILITY:
         major, minor = properties.compute_capability
-        raise NotPossible(
+        raise TooOld(
             f"Static partitions need compute capability 8.0; device {shown}, {properties.name}, has {major}.{minor}."
         )
 
 
-def _check_clients_known(daemon: Daemon, name: str) -> None:
-    process = daemon.server_named(name)
-    if process is not None and process.pending:
-        raise NotPossible(f"Server '{name}' has not reported its clients to this daemon yet; try again.")
+def _check_clients_reported(servers: Iterable[Server]) -> None:
+    for process in servers:
+        if process.pending:
+            raise NotReported(f"Server '{process.name}' has not reported its clients to this daemon yet; try again.")
+
+
+def _check_nobody_outside(device: int, shown: int, present: Sequence[Client]) -> None:
+    """Raise NotPossible if some of a partition's future neighbours may run on all SMs of its device."""
+    outside = [client for client in present if device not in client.partitions]
+    if outside:
+        remedy = (
+            "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
+        )
+        raise NotPossible(f"Device {shown} has {count_clients(len(outside))} outside partitions; {remedy}.")
 
 
 def _find(named: NamedServer, name: str, device: int) -> SmPartition | None:

@@ -13,7 +13,7 @@ Invariants:
 
 - A session is answered exactly once; session 0 means that nobody waits for the answer.
 - The answer of another server, or with a token that is not pending, is ignored.
-- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`_OVER`): their chunks are
+- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`OVER`): their chunks are
   given to nobody else while a kernel may still use them.
 """
 
@@ -36,7 +36,7 @@ TERMINATION_TIMEOUT: Final = 15.0
 """Seconds a server has to answer: it gives up earlier unless it is stopped."""
 RESET_TIMEOUT: Final = 30.0
 """The same for a server that does not give up then, but ends processes that have kernels on a device."""
-_CAUSES: Final[dict[int, str]] = {
+CAUSES: Final[dict[int, str]] = {
     Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
     Result.ERROR_LAUNCH_TIMEOUT: (
         "a kernel of it still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it with "
@@ -46,10 +46,10 @@ _CAUSES: Final[dict[int, str]] = {
         "it has made contexts since it was terminated, and keeps the terminated ones; the driver's server would hang "
         "if it was asked again: end the process"
     ),
-    Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
+    Result.ERROR_MPS_RPC_FAILURE: "the server has ended, and the client's work with it",
 }
 """Why the client was not terminated, by the number that is printed; docs/operations.md lists the remedies."""
-_OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
+OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
 """The results after which nothing of the client runs any more."""
 
 
@@ -63,18 +63,20 @@ def begin(
     timeout: float | None = None,
     in_words: bool = False,
     evicted: tuple[int, ...] = (),
+    is_drain: bool = False,
 ) -> Iterator[Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
     ``session`` 0: none is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
     as protocol 3 has it. ``timeout``: seconds to wait, if they are fewer than the server has. ``evicted``: clients
-    that get no context any more.
+    that get no context any more. ``is_drain``: its result is kept in `Terminations.results`.
     """
     token = daemon.terminations.ids.take()
+    contexts = frozenset(number for client in _clients_of(server, pid) for number in client.contexts)
     longest = RESET_TIMEOUT if daemon.options.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
     daemon.terminations.pending[token] = Termination(
-        session, server.id, timeout, answer, pid if in_words else 0, evicted
+        session, server.id, timeout, answer, pid, in_words, evicted, contexts, is_drain
     )
     if session:
         yield Working(session)
@@ -82,22 +84,24 @@ def begin(
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
 
-def evict(
-    daemon: Daemon, session: int, server: Server | None, clients: Sequence[Client], answer: Answer
-) -> Iterator[Instruction]:
+def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answer) -> Iterator[Instruction]:
     """End the contexts of clients whose namespace or SM partition was deleted, process by process.
 
     ``session`` gets the answer with the last process, immediately if there is none; 0: nobody waits for it.
     """
-    pids = list(dict.fromkeys(client.pid for client in clients))
-    if server is None or not pids:
-        if session:
-            yield from reply(session, answer)
-        return
-    for pid in pids:
-        last = pid == pids[-1]
-        evicted = tuple(client.id for client in clients if client.pid == pid)
-        yield from begin(daemon, session if last else 0, server, pid, answer if last else None, evicted=evicted)
+    ids = {client.id for client in clients}
+    processes: dict[tuple[int, int], list[int]] = {}
+    for server in daemon.servers.values():
+        for client in server.clients.values():
+            if client.id in ids:
+                processes.setdefault((server.id, client.pid), []).append(client.id)
+    if not processes and session:
+        yield from reply(session, answer)
+    for place, ((server_id, pid), evicted) in enumerate(processes.items(), start=1):
+        last, server = place == len(processes), daemon.servers[server_id]
+        yield from begin(
+            daemon, session if last else 0, server, pid, answer if last else None, evicted=tuple(evicted)
+        )
 
 
 def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
@@ -122,16 +126,16 @@ def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
     code = Result.ERROR_LAUNCH_TIMEOUT
     why = f"the server did not answer within {termination.timeout:g} s; shutdown_server -f ends it with its clients"
     in_digits = refusal(f"{code}", diagnostic=f"terminate_client: {why}")
-    yield from _end(daemon, token, _in_words(termination, code) if termination.pid else in_digits, code)
+    yield from _end(daemon, token, _in_words(termination, code) if termination.in_words else in_digits, code)
 
 
 def _answer(termination: Termination, code: int) -> Answer:
     """Return the answer for a CUresult number, 0 when the contexts are gone."""
-    if termination.pid:
+    if termination.in_words:
         return _in_words(termination, code)
     if code == 0:
         return lines("0")
-    why = _CAUSES.get(code, "the server could not end it")
+    why = CAUSES.get(code, "the server could not end it")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
@@ -143,15 +147,27 @@ def _in_words(termination: Termination, code: int) -> Answer:
         return refusal(f"No client with PID {termination.pid}.")
     if code == Result.ERROR_LAUNCH_TIMEOUT:
         seconds = min(termination.timeout, SERVER_TIMEOUT)
-        return refusal(f"Client {termination.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])
+        return refusal(f"Client {termination.pid} still runs a kernel after {seconds:g} s.", diagnostic=CAUSES[code])
     return refusal(
-        f"Client {termination.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}")
+        f"Client {termination.pid} could not be terminated.", diagnostic=CAUSES.get(code, f"CUresult {code}")
     )
+
+
+def _clients_of(server: Server, pid: int) -> list[Client]:
+    """Return the connections of a process; none for PID 0, which stands for all processes that are not visible."""
+    return [client for client in server.clients.values() if client.pid == pid != 0]
 
 
 def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
     termination = daemon.terminations.pending.pop(token)
-    if code in _OVER:
+    if termination.is_drain:
+        daemon.terminations.results[token] = code
+    server = daemon.servers.get(termination.server)
+    if code == Result.SUCCESS and server is not None:
+        for record in _clients_of(server, termination.pid):
+            # It may have made a context meanwhile.
+            record.terminated = termination.contexts.issuperset(record.contexts)
+    if code in OVER:
         for client in termination.evicted:
             daemon.named_servers.occupied.pop(client, None)
     elif termination.answer is not None:
@@ -159,5 +175,5 @@ def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Inst
         answer = evolve(termination.answer, diagnostic=answer.diagnostic or answer.printed)
     if termination.session:
         yield from reply(
-            termination.session, termination.answer if termination.answer is not None and code in _OVER else answer
+            termination.session, termination.answer if termination.answer is not None and code in OVER else answer
         )

@@ -139,7 +139,7 @@ def _pid_in(folder: str) -> int:
         with open(path, "rb") as file:
             return int(file.read(32))
     except (OSError, ValueError):
-        raise NoDaemonPid(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
+        raise NoDaemonPid(f"a daemon runs, but {path} does not contain its PID: end it with pympsd quit") from None
 
 
 def _check(folder: str, pid: int) -> None:

@@ -42,6 +42,7 @@ from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, re
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import NO_USER, Ids, Peer
 from pympsd.vocabulary.namespaces import name_problem
+from pympsd.vocabulary.partitions import is_partition_name
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
 from pympsd.wire import link_messages as link
@@ -322,7 +323,9 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
         if context_id < 1 or number < 1 or not 0 <= device < len(dispatcher.state.devices):
             raise RemoteError(f"it cannot have a context {number} on device {device}")
     devices = range(len(dispatcher.state.devices))
-    if any(device not in devices or (name and name_problem(name)) for device, name in report.partitions.items()):
+    if any(
+        device not in devices or (name and not is_partition_name(name)) for device, name in report.partitions.items()
+    ):
         raise RemoteError("it cannot have such SM partitions")
     in_force = report.limits.multiprocessors if report.limits is not None else {}
     if not {*report.groups, *in_force} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:

@@ -105,6 +105,15 @@ def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
     return list(lost(evolve(saved.remembered, servers=running), own))
 
 
+def partitions_left(folder: str) -> list[str]:
+    """Return the SM partitions of its own that a daemon of protocol 2 left, as ``<UUID>/<id>``."""
+    saved = _read_left(folder)
+    if saved is None:
+        return []
+    uuids = [device.partition(" ")[0] for device in saved.devices]
+    return [f"{uuids[partition.device]}/{partition.name}" for partition in saved.remembered.partitions]
+
+
 def directories_left(folder: str) -> set[tuple[str, ...]]:
     """Return the directories of servers and namespaces below a pipe directory, by their names, that this user's
     daemon has there, or left to the next.

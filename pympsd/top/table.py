@@ -17,15 +17,18 @@ from typing import Any, Final, NamedTuple
 from attrs import define, field, frozen
 
 from pympsd.control.records import Device, Machine, Server, Waiting, convert
+from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text
 from pympsd.vocabulary.untrusted import printable
 
 REPORT_SECONDS: Final = 1.5
 """A server that launches reports it once a second; after this long without a change it launches nothing."""
+WAITING: Final = ("WAITING", "HELD")
+"""The status of a client that waits for its turn, and of one that a drain holds."""
 QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
 
 
 class Row(NamedTuple):
-    """A client, a server (``server`` is 0), or a waiting client (status WAITING)."""
+    """A client, a server (``server`` is 0), or a waiting client (status WAITING or HELD)."""
 
     pid: int
     uid: int
@@ -40,6 +43,10 @@ class Row(NamedTuple):
     """Kernels started in a second; of a server."""
     namespace: str = ""
     """The client's namespace (protocol 3 only)."""
+    memory_limits: Mapping[int, int] = MappingProxyType({})
+    """The bytes that a client may hold, by device."""
+    priority: int | None = None
+    """Of a client: 0 normal, 1 below normal."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -69,7 +76,7 @@ COLUMNS: Final = (
         "STATUS",
         8,
         lambda row: row.status,
-        "a client with contexts is ACTIVE; WAITING clients have no server yet",
+        "a client with contexts is ACTIVE; WAITING clients have no server yet; DRAINING and HELD ones are of a drain",
         True,
     ),
     Column("SM %", 5, lambda row: _percentages(row.percentage), "active thread percentage"),
@@ -77,8 +84,20 @@ COLUMNS: Final = (
     Column(
         "MEMORY",
         9,
-        lambda row: "-" if row.memory is None else f"{row.memory / 1048576:.1f}M",
+        lambda row: in_use_text(row.memory),
         "device memory in use, in MiB",
+    ),
+    Column(
+        "LIMIT",
+        6,
+        lambda row: _memory_limits(row.memory_limits),
+        "the most memory that a client may hold on a device, or on each",
+    ),
+    Column(
+        "PRIO",
+        4,
+        lambda row: "-" if row.priority is None else str(row.priority),
+        "a client's priority: 0 normal, 1 below normal",
     ),
     Column(
         "LAUNCH/S",
@@ -93,10 +112,11 @@ COLUMNS: Final = (
 def lines(table_rows: Iterable[Row], counts_launches: bool = True) -> list[str]:
     """Return the heading and a line for each row: a column is as wide as its widest cell.
 
-    Namespaces are there if a row has one.
+    Namespaces and limits of memory are there if a row has one.
     """
     table_rows = list(table_rows)
     absent = set() if any(row.namespace for row in table_rows) else {"NAMESPACE"}
+    absent |= set() if any(row.memory_limits for row in table_rows) else {"LIMIT"}
     absent |= set() if counts_launches else {"LAUNCH/S"}
     columns = [column for column in COLUMNS if column.heading not in absent]
     table = [
@@ -118,7 +138,7 @@ def lines(table_rows: Iterable[Row], counts_launches: bool = True) -> list[str]:
 SORTS: Final[dict[str, Callable[[Row], Any]]] = {
     # Clients that wait come last, in the order of the queue.
     "server": lambda row: (
-        (True, 0, False) if row.status == "WAITING" else (False, row.server or row.pid, row.server > 0)
+        (True, 0, False) if row.status in WAITING else (False, row.server or row.pid, row.server > 0)
     ),
     "memory": lambda row: -(row.memory or 0),
     "contexts": lambda row: -row.contexts,
@@ -179,13 +199,13 @@ class Rates:
 
 
 def rows(
-    answers: Answers, sort: str = "server", wanted: str = "", rates: Mapping[int, float] = MappingProxyType({})
+    answers: Answers, sort: str = "server", text: str = "", rates: Mapping[int, float] = MappingProxyType({})
 ) -> list[Row]:
-    """Return the rows in the order of ``sort``, a key of SORTS; those only whose line has the text ``wanted``.
+    """Return the rows whose line contains ``text``, in any case, in the order of ``sort``, a key of SORTS.
 
     ``rates``: launches a second, by server.
     """
-    matching = [row for row in _rows(answers, rates) if wanted.casefold() in " ".join(row.cells.values()).casefold()]
+    matching = [row for row in _rows(answers, rates) if text.casefold() in " ".join(row.cells.values()).casefold()]
     return sorted(matching, key=SORTS[sort])
 
 
@@ -196,12 +216,14 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
                 client.pid,
                 client.uid,
                 server.pid,
-                "ACTIVE" if client.contexts else "IDLE",
+                "DRAINING" if client.draining else "ACTIVE" if client.contexts else "IDLE",
                 client.active_thread_percentage,
                 len(client.contexts),
                 sum(client.memory_bytes.values()) if client.memory_bytes else None,
                 client.command,
                 namespace=client.namespace or "",
+                memory_limits=client.memory_limits,
+                priority=client.priority,
             )
             for client in server.clients
         ]
@@ -219,7 +241,16 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
         )
         yield from clients
     for client in answers.waiting:
-        yield Row(client.pid, client.uid, 0, "WAITING", None, 0, None, client.command or "start_server")
+        status = WAITING[client.held_by is not None]
+        yield Row(client.pid, client.uid, 0, status, None, 0, None, client.command or "start_server")
+
+
+def _memory_limits(limits: Mapping[int, int]) -> str:
+    """Return one limit if all devices that have one have the same, otherwise one for each."""
+    texts = {device: limit_of_memory_text(limit) for device, limit in sorted(limits.items())}
+    if len(set(texts.values())) > 1:
+        return ",".join(f"{device}={text}" for device, text in texts.items())
+    return next(iter(texts.values()), "-")
 
 
 def _percentages(percentage: float | dict[int, float] | None) -> str:

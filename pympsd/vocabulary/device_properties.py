@@ -2,6 +2,8 @@
 
 from attrs import frozen
 
+from pympsd.process.version import DRIVER
+
 WINDOW_BASE = 0x6000_0000_0000
 WINDOW_BITS = 40
 """Each device owns the addresses from ``WINDOW_BASE + (ordinal << WINDOW_BITS)`` up to the next window (1 TiB)."""
@@ -17,6 +19,10 @@ kernels access the addresses of that window and no others. Between the first off
 addresses and map memory there themselves."""
 MAPPING_GRANULE = 2 << 20
 """Mappings there are multiples of this many bytes, at multiples of it."""
+
+
+MAX_CONTEXTS, MAX_CONTEXTS_BEFORE_VOLTA = 48, 16
+"""The client contexts on one device at a time (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3)."""
 
 
 @frozen
@@ -44,13 +50,24 @@ class DeviceProperties:
     isolates_address_spaces: bool = False
     """True if the clients of one executor cannot reach each other's memory: true on emulated machines
     from Volta on, unless described otherwise."""
+    driver: int = DRIVER
+    """The branch of the driver whose versions, number of client contexts and commands are the device's."""
     sm_chunks: tuple[int, int] | None = None
     """The chunks of SMs for static partitions: their number, and the SMs in each; None: by compute capability."""
+    sm_chunks_2: tuple[int, int] | None = None
+    """The same of protocol 2, where the SMs in each are a multiple."""
 
     @property
     def is_volta_or_newer(self) -> bool:
         """Return whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
         return self.compute_capability >= (7, 0)
+
+    @property
+    def max_contexts(self) -> int:
+        """Return the number of client contexts that a server can have on the device at one time, with clients that
+        leave CUDA_DEVICE_MAX_CONNECTIONS at its default. This is the one place that decides it.
+        """
+        return MAX_CONTEXTS if self.is_volta_or_newer else MAX_CONTEXTS_BEFORE_VOLTA
 
     @property
     def bus_id(self) -> str:

@@ -104,6 +104,8 @@ class ClientLimits:
     """Limits of memory that it shares with other clients, by device index."""
     audited: bool = False
     """True if the memory that the client takes and returns is logged."""
+    static: bool = False
+    """True if no percentage holds on devices in static use, not even the client's own (protocol 2)."""
 
     def combine(self, environment: Limits = NO_LIMITS) -> Limits:
         """Return the limits that hold for the client; see the function of this name."""
@@ -111,7 +113,7 @@ class ClientLimits:
 
 
 def combine(own: Limits, *bounds: Limits, environment: Limits = NO_LIMITS) -> Limits:
-    """Return the limits that hold for a client. This is THE place where a client's limits are decided.
+    """Return the limits that hold for a client. No other function decides a client's limits.
 
     ``own`` are those of its namespace (in protocol 2: of its server), ``bounds`` its server's maxima and those of its
     rule, and ``environment`` what its variables ask for. A row that has no limit in any of them stays None.
@@ -327,7 +329,7 @@ LIMITS: Final = (
         is_by_device=True,
         is_own=True,
         driver_lacks=lambda _: (
-            ": it knows limits of single clients only; the pinned memory limit of a namespace is one of each client"
+            ": it has limits of single clients only; the pinned memory limit of a namespace applies to each client"
         ),
     ),
     LimitRow(

@@ -82,6 +82,9 @@ class Quota:
     """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
     audited: bool = False
     """Whether what the client takes and returns is reported; as for ``memory_bytes``, its first context decides."""
+    counts_sms: bool = False
+    """Whether kernels count the SMs of ``chunks`` from 0 (%smid), as a driver with static partitions has it; only
+    emulated devices can."""
 
 
 def cgroup_group(path: str) -> str:
@@ -102,6 +105,12 @@ class LimitsInForce:
     """The SMs of each device that it sees, by ordinal."""
     device_percentages: dict[int, float] = field(factory=dict)
     """By ordinal, if they differ."""
+    connections: int = 1
+    """The connections of a device that each of its contexts takes; of a client of the driver's own server unknown."""
+
+    def percentage_on(self, ordinal: int) -> float:
+        """Return the percentage on a device."""
+        return self.device_percentages.get(ordinal, self.thread_percentage)
 
     @property
     def percentage_record(self) -> float | dict[int, float]:

@@ -1,5 +1,10 @@
-"""Static SM partitions: the multiprocessors (SMs) of a device in chunks, each of which one partition owns."""
+"""Static SM partitions: the multiprocessors (SMs) of a device in chunks, each of which one partition owns.
 
+In protocol 3 a partition has a name and belongs to a server. In protocol 2 of driver 590 it belongs to the daemon,
+and its name is its id. Programs treat ids as opaque, but several of them accept letters and digits only.
+"""
+
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from hashlib import sha256
@@ -17,14 +22,17 @@ NO_PARTITION: Final = "none"
 MIN_CAPABILITY: Final = (8, 0)
 """The compute capability from which on devices have them."""
 _ID_BYTES: Final = 27
-"""Random bytes in the id of a partition, which are 36 characters in base64."""
+"""Random bytes in the id of a partition of protocol 3, which are 36 characters in base64."""
+_DAEMON_ID: Final = re.compile("D[0-9a-f]{35}")
+"""The form of an id of protocol 2, which has 36 characters too."""
 
 
 @frozen
 class SmPartition:
-    """A partition of a server. The chunk after a device's last one is what the chunks leave over."""
+    """A partition of a server or the daemon. The chunk after a device's last one is what the chunks leave over."""
 
     name: str
+    """In protocol 2 its id (`daemon_partition_id`)."""
     device: int
     """The daemon's ordinal."""
     chunks: tuple[int, ...]
@@ -54,6 +62,22 @@ def chunk_count(device: DeviceProperties) -> int:
     if device.compute_capability < MIN_CAPABILITY:
         return 0
     return device.multiprocessors // chunk_size(device) if device.sm_chunks is None else device.sm_chunks[0]
+
+
+def protocol_2_chunks(device: DeviceProperties) -> tuple[tuple[int, ...], ...]:
+    """Return the chunks of protocol 2, each as the chunks of `chunk_size` in it, which are what servers know.
+
+    Only discrete devices of compute capability 8.x have larger ones in protocol 2: 4 SMs (CUDA's documents, "When to
+    Use MPS"). So an A100 has 27 of two chunks each, ``(0, 1), (2, 3), ...``, an H200 15 of one: ``(0,), (1,), ...``.
+    """
+    size, count = chunk_size(device), chunk_count(device)
+    if device.sm_chunks_2 is not None:
+        most, size_2 = device.sm_chunks_2
+    else:
+        is_discrete_8 = device.compute_capability < (9, 0) and not device.attributes.get("INTEGRATED")
+        most, size_2 = count, 4 if is_discrete_8 else size
+    each = max(1, size_2 // size)
+    return tuple(tuple(range(each * index, each * (index + 1))) for index in range(min(most, count // each)))
 
 
 def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[int, ...]:
@@ -93,6 +117,26 @@ def no_partition_note(server: str, namespace: str, partition: str) -> str:
 
 
 def partition_id(server: str, device: DeviceProperties, name: str) -> str:
-    """Return the id of a partition: the same after every restart. Treat it as opaque."""
+    """Return the id of a partition: the same after every restart. Treat it as opaque.
+
+    ``server``: the name of its server; empty if the partition is the daemon's, because its name is its id.
+    """
+    if not server:
+        return name
     digest = sha256("\0".join((server, device.uuid, name)).encode()).digest()
     return urlsafe_b64encode(digest[:_ID_BYTES]).decode()
+
+
+def daemon_partition_id(device: DeviceProperties, chunks: Sequence[int]) -> str:
+    """Return the id, and the name, of a partition of the daemon: the same for the same chunks of a device.
+
+    The driver's ids are masks of multiprocessors in base64. These have no ``+``, ``/``, ``-`` or ``_``, at which one
+    program or another ends an id.
+    """
+    text = "\0".join((device.uuid, *map(str, sorted(chunks))))
+    return f"D{sha256(text.encode()).hexdigest()[:35]}"
+
+
+def is_partition_name(name: str) -> bool:
+    """Return whether a partition of either protocol can have a name."""
+    return _DAEMON_ID.fullmatch(name) is not None or not partition_name_problem(name)

@@ -1,7 +1,7 @@
 """One phase machine for all tables of phases: a phase may move only to the phases that its table lists for it.
 
 Two tables use it: a server as the daemon sees it (`pympsd.state_machine.state.server`), and the same server as it
-sees itself (`pympsd_server.state_machine.server_phase`). They differ, because the daemon also knows servers that are
+sees itself (`pympsd_server.state_machine.server_phase`). They differ, because the daemon also has servers that are
 not started yet or that belong to a daemon that died, and the server also distinguishes its exit from its end.
 
     phase = move(MOVES, phase, Phase.ACTIVE)    # IllegalMove: `phase` keeps its value

@@ -4,7 +4,6 @@ They are defined here because the daemon does not import cuda-bindings; tests ch
 """
 
 from enum import IntEnum, StrEnum
-from typing import Final
 
 
 class Result(IntEnum):
@@ -73,32 +72,9 @@ class Result(IntEnum):
     ERROR_UNKNOWN = 999
 
 
-STICKY: Final = frozenset(
-    {
-        Result.ERROR_ILLEGAL_ADDRESS,
-        Result.ERROR_LAUNCH_TIMEOUT,
-        Result.ERROR_ASSERT,
-        Result.ERROR_ILLEGAL_INSTRUCTION,
-        Result.ERROR_MISALIGNED_ADDRESS,
-        Result.ERROR_INVALID_PC,
-        Result.ERROR_LAUNCH_FAILED,
-        Result.ERROR_MPS_CLIENT_TERMINATED,
-        Result.ERROR_MPS_RPC_FAILURE,
-    }
-)
-"""Results that poison their context: every later call in it returns the same (CUDA driver API, CUresult)."""
-
-
 class ServerStatus(StrEnum):
     """A server's status, as get_server_status prints it (MPS documents, Provisioning Sequence)."""
 
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"
     FAULT = "FAULT"
-
-
-class ClientStatus(StrEnum):
-    """A client context's status, as server.log prints it."""
-
-    ACTIVE = "ACTIVE"
-    INACTIVE = "INACTIVE"

@@ -45,6 +45,8 @@ class Settings:
     """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
+    driver: int = 0
+    """The branch of the driver that is asked for; 0: the machine's."""
     users: str = variables.USERS[0]
     unmapped_users: str = variables.UNMAPPED_USERS[0]
     user_shares: dict[str, int] = field(factory=dict)
@@ -68,6 +70,7 @@ class Settings:
             thread_percentage=_read_or_none(PERCENTAGE, environment) or ThreadPercentage(),
             client_priority=_read_or_none(PRIORITY, environment) or ClientPriority(),
             log_dialect=read(environment, variables.LOG_DIALECT),
+            driver=int(read(environment, variables.DRIVER_VARIABLE) or 0),
             complaints=_complaints(environment),
             memory_limits=environment.get(MEMORY_LIMITS[0]) or environment.get(MEMORY_LIMITS[1], ""),
             turn_patience=float(read(environment, variables.TURN_PATIENCE)),
@@ -112,7 +115,7 @@ def read_connections(environment: Mapping[str, str]) -> str:
 
 
 def has_strict_bounds(environment: Mapping[str, str]) -> bool:
-    """Return whether an emulated device's memory ends exactly where it was asked to; raise BadSetting."""
+    """Return whether an emulated device's memory ends exactly at the requested size; raise BadSetting."""
     return read(environment, variables.STRICT_BOUNDS) == "1"
 
 

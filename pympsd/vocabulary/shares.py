@@ -214,7 +214,7 @@ def read_share(name: str, value: object) -> int:
         raise BadShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
     if number is None or not resource.minimum <= number <= resource.maximum:
-        form = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"
+        form = "a number of bytes, optionally followed by K, M or G," if resource is BUFFERS else "a number"
         raise BadShare(f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}")
     return number
 

@@ -2,8 +2,8 @@
 
 A percentage and an execution affinity give a multiple of a step, and not less than a minimum. Both figures differ
 between architectures, and NVIDIA documents neither. Each row of the table names where its figures come from; a row
-that nobody has measured says so, and whatever shows a device says so too. The parts of green contexts have documented
-figures of their own.
+that nobody has measured is marked, and so is every display of a device that uses it. The parts of green contexts have
+documented figures of their own.
 
 To add an architecture, add a row here; tests/vocabulary/test_sm_rounding.py checks the table.
 """

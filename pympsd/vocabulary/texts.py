@@ -132,3 +132,13 @@ def memory_text(limit: PinnedMemory | None) -> str:
         if not rest:
             return f"{whole}{unit}"
     return str(limit.value)
+
+
+def in_use_text(count: int | None) -> str:
+    """Return the memory in use, in bytes, as lists show it, in MiB: ``512.0M``; ``-`` if it is unknown."""
+    return "-" if count is None else f"{count / (1 << 20):.1f}M"
+
+
+def limit_of_memory_text(count: int | None) -> str:
+    """Return a limit of memory in bytes as operators write it: ``4G``; ``unlimited`` if there is none."""
+    return memory_text(None if count is None else PinnedMemory(count))

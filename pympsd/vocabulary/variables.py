@@ -2,7 +2,7 @@
 
 There is one table, ``VARIABLES``, because a variable has many readers that must agree. The daemon refuses or reports
 its own wrong values with it (`settings`), a server those of its clients in server.log, a program with PYMPSD_EXPLAIN
-those of its own, and ``python3 -m pympsd_client`` all of them. The manual pages and README's table are made from it.
+those of its own, and ``python3 -m pympsd_client`` all. The manual pages and docs/settings.md are made from it.
 
 A row's ``check`` looks at a text alone. It cannot look at what the machine has: devices, files, entry points and the
 executors' user are checked by whoever uses the setting, and those readers name the variable in their own message.
@@ -19,6 +19,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.errors import InputError
+from pympsd.process.version import CUDA_VERSIONS, DRIVER
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.limits import (
     PER_CONTEXT_PARTITIONING,
@@ -47,6 +48,7 @@ CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 """The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
+DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
 TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
 USERS_VARIABLE: Final = "PYMPSD_USERS"
@@ -86,7 +88,7 @@ class Variable:
     name: str
     readers: Reader
     meaning: str
-    """As the manual page and README have it; names in backquotes."""
+    """As the manual page and docs/settings.md have it; names in backquotes."""
     effect: str = ""
     """The effect of a wrong value."""
     check: Check | None = None
@@ -178,6 +180,7 @@ def _shares(text: str) -> str:
     return ""
 
 
+_DRIVERS: Final = " or ".join(f"`{branch}`" + " (default)" * (branch == DRIVER) for branch in CUDA_VERSIONS)
 _BOTH: Final = Reader.DAEMON | Reader.CLIENT
 _DOES_NOT_START: Final = "the daemon does not start"
 _CUINIT_FAILS: Final = "cuInit fails"
@@ -258,10 +261,11 @@ VARIABLES: Final = (
     Variable(
         "CUDA_MPS_SM_PARTITION",
         Reader.CLIENT,
-        "protocol 3: the client's static SM partitions, `0/large`",
+        "the client's static SM partition, or one for each device, separated by commas: `GPU-74d43ed3/D0f3c...`, as "
+        "`sm_partition add` prints it (protocol 2 with `-S`), `0/large` (protocol 3)",
         "contexts fail with the reason",
         None,
-        "v3.md",
+        "provisioning.md",
     ),
     Variable(
         "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -407,6 +411,14 @@ VARIABLES: Final = (
         default=DIALECTS[0],
     ),
     Variable(
+        DRIVER_VARIABLE,
+        Reader.DAEMON,
+        f"the branch of the driver whose versions, number of client contexts and commands pympsd has: {_DRIVERS}, as "
+        "`--driver`; also `driver = 580` in the file of an emulated machine",
+        _DOES_NOT_START,
+        _one_of(*map(str, CUDA_VERSIONS)),
+    ),
+    Variable(
         STRICT_BOUNDS,
         Reader.DAEMON,
         "`1`: the emulated GPU ends every allocation at its last byte, and not, as a GPU does, at the next 512 bytes",
@@ -451,11 +463,11 @@ def plain(text: str) -> str:
     return text.replace("`", "")
 
 
-def readme_table() -> str:
-    """Return README's table of the settings."""
+def settings_table() -> str:
+    """Return the table of docs/settings.md."""
     rows = ["| variable | read by | meaning | a wrong value |", "| --- | --- | --- | --- |"]
     for variable in VARIABLES:
-        more = f" ([docs/{variable.page}](docs/{variable.page}))" if variable.page else ""
+        more = f" ([{variable.page}]({variable.page}))" if variable.page else ""
         rows.append(f"| `{variable.name}` | {variable.reader_names} | {variable.meaning}{more} | {variable.effect} |")
     return "".join(f"{row}\n" for row in rows)
 

@@ -187,7 +187,7 @@ class MemoryAudited:
 @message(73)
 @frozen
 class ContextFaulted:
-    """A kernel or copy poisoned its context; the error is sticky."""
+    """A kernel or a copy of a context failed, and the error is sticky: later calls in the context return it."""
 
     context: int
     code: int
@@ -258,15 +258,15 @@ class BatchTrace:
     sequence: int
     context: int
     kernel: str
-    """The kernel's name, cut to ``KERNEL_NAME_LIMIT`` characters."""
+    """The kernel's name, cut to ``MAX_KERNEL_NAME`` characters."""
     first_block: int
     blocks: int
     priority: int
     """The client's priority, as in Attach."""
 
 
-BATCH_TRACE_LIMIT: Final = 4096
-KERNEL_NAME_LIMIT: Final = 100
+MAX_BATCH_TRACES: Final = 4096
+MAX_KERNEL_NAME: Final = 100
 """The longest trace fits well in a frame."""
 
 

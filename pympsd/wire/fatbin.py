@@ -37,7 +37,7 @@ try:
     else:
         from backports import zstd
 except ImportError:
-    zstd = None  # type: ignore[assignment] # mypy knows the module's type only
+    zstd = None  # type: ignore[assignment] # mypy has the module's type only
 
 MAGIC: Final = struct.pack("<I", 0xBA55ED50)
 _HEADER: Final = struct.Struct("<IHHQ")

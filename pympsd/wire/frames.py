@@ -7,7 +7,7 @@ descriptors sent with the frame (1), reserved, zero (1).
 from sys import byteorder
 
 HEADER_BYTES = 8
-BODY_LIMIT = 1 << 20
+MAX_BODY = 1 << 20
 """No body is longer than 1 MiB; the connection of a peer that announces more is closed."""
 
 # The operator's conversation: bodies are raw bytes, so that a command is echoed unchanged.

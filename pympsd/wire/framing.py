@@ -29,7 +29,7 @@ class FrameReader:
     sockets). The owner closes what ``take_unclaimed_fds`` returns when the conversation ends.
     """
 
-    body_limit: int = frames.BODY_LIMIT
+    body_limit: int = frames.MAX_BODY
     fds_allowed: int = 0
     _buffer: bytearray = field(factory=bytearray, init=False)
     _fds: deque[int | None] = field(factory=deque, init=False)

@@ -17,16 +17,16 @@ from typing import Final
 from attrs import define, frozen
 
 from pympsd.errors import RemoteError
-from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, pad
+from pympsd.wire.records import HEADER_BYTES, MAX_RECORD, pad
 
 _HEAD: Final = struct.Struct("=IIII")
 _CONDITION: Final = struct.Struct("=QII")
 _LENGTH: Final = struct.Struct("=Q")
-ITEM_LIMIT: Final = 1 << 16
+MAX_ITEMS: Final = 1 << 16
 """Items of one executable graph, those of bodies included."""
-EDGE_LIMIT: Final = 1 << 20
+MAX_EDGES: Final = 1 << 20
 """Dependencies of all of its items together."""
-NESTING_LIMIT: Final = 16
+MAX_NESTING: Final = 16
 """Bodies within each other."""
 
 
@@ -96,8 +96,8 @@ class _Reader:
         """Return the items between two places."""
         items: list[GraphItem] = []
         while at < end:
-            if self.count == ITEM_LIMIT:
-                raise TooLarge(f"at most {ITEM_LIMIT} nodes are allowed")
+            if self.count == MAX_ITEMS:
+                raise TooLarge(f"at most {MAX_ITEMS} nodes are allowed")
             self.count += 1
             item, at = self._item(at, end, len(items), depth)
             items.append(item)
@@ -108,19 +108,19 @@ class _Reader:
             raise RemoteError(f"an item of {end - at} bytes")
         length, count, bodies, kind = _HEAD.unpack_from(self.data, at)
         start = at + _HEAD.size + pad(4 * count)
-        is_record = length % 8 == 0 and HEADER_BYTES <= length <= RECORD_LIMIT
+        is_record = length % 8 == 0 and HEADER_BYTES <= length <= MAX_RECORD
         if not (is_record or length == 0) or end - start < length or (length and bodies):
             raise RemoteError(f"item {index} has a record of {length} bytes, {count} dependencies, {bodies} bodies")
         self.edges += count
-        if self.edges > EDGE_LIMIT:
-            raise TooLarge(f"at most {EDGE_LIMIT} dependencies are allowed")
+        if self.edges > MAX_EDGES:
+            raise TooLarge(f"at most {MAX_EDGES} dependencies are allowed")
         dependencies = struct.unpack_from(f"={count}I", self.data, at + _HEAD.size)
         if any(dependency >= index for dependency in dependencies):
             raise RemoteError(f"item {index} depends on what is not before it")
         if not bodies:
             return GraphItem(self.data[start : start + length], dependencies), start + length
-        if depth == NESTING_LIMIT:
-            raise TooLarge(f"at most {NESTING_LIMIT} bodies of conditional nodes within each other are allowed")
+        if depth == MAX_NESTING:
+            raise TooLarge(f"at most {MAX_NESTING} bodies of conditional nodes within each other are allowed")
         conditional, start = self._conditional(start, end, bodies, kind, depth)
         return GraphItem(b"", dependencies, conditional), start
 

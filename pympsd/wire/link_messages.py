@@ -41,6 +41,8 @@ class ServerSetup:
     """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is next to that file."""
     used: tuple[int, ...] | None = None
     """The ordinals of the devices that its clients may use; None: all."""
+    static: bool = False
+    """Whether its clients run in static SM partitions only (protocol 2 with -S)."""
 
 
 @message(34)
@@ -86,6 +88,8 @@ class AdmitClient:
     own: Limits | None = None
     """See ClientLimits."""
     bounds: tuple[Limits, ...] = ()
+    """See ClientLimits."""
+    static: bool = False
     """See ClientLimits."""
 
 
@@ -277,7 +281,7 @@ class ReturningClient:
     command: str
     namespace: int
     contexts: tuple[tuple[int, int, int], ...]
-    """(serial, number, device) of each, as in ContextReported."""
+    """(id, number, device) of each, as in ContextReported."""
     mps_namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions by device ordinal."""

@@ -42,8 +42,8 @@ def encode(value: object, fds: int = 0) -> bytes:
     if kind is None:
         raise LocalError(f"{type(value).__name__} is not a message")
     body = msgspec.msgpack.encode(value)
-    if len(body) > frames.BODY_LIMIT:
-        raise LocalError(f"{type(value).__name__} of {len(body)} bytes is over the maximum of {frames.BODY_LIMIT}")
+    if len(body) > frames.MAX_BODY:
+        raise LocalError(f"{type(value).__name__} of {len(body)} bytes is over the maximum of {frames.MAX_BODY}")
     return frames.encode(kind, body, fds)
 
 
@@ -131,6 +131,8 @@ class OpenContext:
     """Execution affinity: the number of SMs, rounded up, of those that the context may use."""
     partition: int | None = None
     """The SMs of a green context, exactly."""
+    percentages: str = ""
+    """What that environment has in place of a number: percentages by device, ``0=50,1=25``."""
 
 
 @message(10)

@@ -1,9 +1,10 @@
 """The command stream between a client and an executor: ONE table, from which both sides are made.
 
 A record is a 24-byte header, its operands of 8 bytes each, and for some a tail of bytes, padded to 8 with zeros.
-Header: opcode (u16), flags (u16), length of the whole record in bytes (u32), context (u64), sequence number (u64).
-An answer has its record's opcode with ANSWER set and its sequence number; where a record names its context an
-answer has the result, a CUresult number. An answer with another result than success carries a sentence in its tail.
+Header: opcode (u16), flags (u16), length of the record in bytes, header included (u32), context (u64), sequence
+number (u64). An answer has its record's opcode with ANSWER set and its sequence number; where a record names its
+context an answer has the result, a CUresult number. An answer with another result than success carries a sentence in
+its tail.
 """
 
 import struct
@@ -16,7 +17,7 @@ from pympsd.errors import RemoteError
 
 HEADER: Final = struct.Struct("=HHIQQ")
 HEADER_BYTES: Final = HEADER.size
-RECORD_LIMIT: Final = 1 << 20
+MAX_RECORD: Final = 1 << 20
 """No record is longer than 1 MiB; bulk data goes through the shared memory."""
 ANSWER: Final = 0x8000
 OUTPUT: Final = 0x3FF
@@ -36,18 +37,22 @@ MAX_CLUSTER: Final = 16
 _CLUSTER_SHIFTS: Final = (4, 8, 12)
 MEMORY_SHAREABLE, MEMORY_OF_HOST = 1, 2
 """Flags of CREATE_MEMORY: it can be exported; it is not counted as the device's, and the client maps it too."""
-FLAG_POISONED: Final = 1
-"""In an answer: the result is sticky, the context is poisoned and every later call in it answers the same."""
+FLAG_STICKY: Final = 1
+"""In an answer: the error is sticky; every later call in the context returns it."""
 
 STREAM_LEGACY: Final = 0
 FIRST_HANDLE: Final = 16
-"""Handles below are never minted: 0, 1 and 2 mean streams in CUDA."""
+"""Lower handles are never allocated: 0, 1 and 2 mean streams in CUDA."""
 GENERATION_SHIFT: Final = 40
 """A handle is ``generation << 40 | count``: a respawned executor refuses the old ones."""
 
 
 class Kind(Enum):
-    """The kind of a handle; the client allocates handles."""
+    """The kind of a handle; the client allocates handles.
+
+    A handle is unique in the client's connection to an executor, whatever its kind; the executor checks the kind of
+    each that a record names.
+    """
 
     STREAM = "stream"
     EVENT = "event"
@@ -59,7 +64,10 @@ class Kind(Enum):
 
 
 class Use(Enum):
-    """The effect of an operation on the handle in an operand."""
+    """The effect of an operation on the handle in an operand.
+
+    From it the executor derives which handles of a record must exist before it, and which must not.
+    """
 
     NAMED = "named"
     ANNOUNCED = "announced"
@@ -76,13 +84,16 @@ class Scope(Enum):
 
 
 class Completion(Enum):
-    """The time when an operation is done, and answered if it has an answer."""
+    """The time when an operation is done, and answered if it has an answer.
 
-    AT_ONCE = "at once"
+    It decides when an answer may be sent, and so how long the calling thread of the client waits.
+    """
+
+    IMMEDIATE = "immediate"
     """As soon as its record is executed."""
     QUEUED = "queued"
     """It is put in its stream and not waited for."""
-    AWAITED = "awaited"
+    COMPLETE = "complete"
     """It is answered when the work before it, or its own work, is done."""
 
 
@@ -99,7 +110,10 @@ class Space(IntEnum):
 
 @frozen
 class Operand:
-    """One operand, 8 bytes wide: a number, or a handle of a kind. ``code`` is its struct code."""
+    """One operand, 8 bytes wide: a number, or a handle of a kind. ``code`` is its struct code.
+
+    A handle is checked by the executor before the operation sees it.
+    """
 
     name: str
     code: str = "Q"
@@ -109,12 +123,15 @@ class Operand:
 
 @frozen
 class Operation:
-    """One row of the table. Answers have operands too, all 8 bytes wide."""
+    """One row of the table. Answers have operands too, all 8 bytes wide.
+
+    Both sides find the row by its name; the number is the opcode on the wire.
+    """
 
     opcode: int
     name: str
     operands: tuple[Operand, ...]
-    completion: Completion = Completion.AT_ONCE
+    completion: Completion = Completion.IMMEDIATE
     answered: bool = False
     answers: tuple[Operand, ...] = ()
     tail: str = ""
@@ -170,18 +187,18 @@ _SIDES: Final = (
 # Opcodes by chapter of the driver API, 256 each; a chapter's free numbers are for its later operations.
 _MEMORY: Final = (
     Operation(0x101, "ALLOCATE", _u64("bytes"), answered=True, answers=_u64("address")),
-    Operation(0x102, "FREE", _u64("address"), Completion.AWAITED, answered=True),
+    Operation(0x102, "FREE", _u64("address"), Completion.COMPLETE, answered=True),
     Operation(0x103, "MEMORY_INFO", (), answered=True, answers=_u64("free total")),
     # Bulk copies: the data lies in the shared memory at `offset`; the answer gives the slot back.
-    Operation(0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.AWAITED, True),
-    Operation(0x105, "COPY_FROM_DEVICE", (_STREAM, *_u64("source offset bytes")), Completion.AWAITED, answered=True),
+    Operation(0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.COMPLETE, True),
+    Operation(0x105, "COPY_FROM_DEVICE", (_STREAM, *_u64("source offset bytes")), Completion.COMPLETE, answered=True),
     Operation(0x106, "COPY_ON_DEVICE", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
     # `height` rows of `count` elements of `width` bytes, `pitch` bytes apart.
     Operation(0x107, "FILL", (_STREAM, *_u64("destination value width count pitch height")), Completion.QUEUED),
     # Spaces as in Space, base, bytes between rows, between slices of each side. Like the linear copies: one with
     # a side in the shared memory is COPY_3D_STAGED, whose answer gives the slot back; COPY_3D is not answered.
     Operation(0x108, "COPY_3D", (_STREAM, *_SIDES), Completion.QUEUED),
-    Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.AWAITED, answered=True),
+    Operation(0x109, "COPY_3D_STAGED", (_STREAM, *_SIDES), Completion.COMPLETE, answered=True),
     # Page-locked host memory at one address on both sides: its descriptor comes with the answer. It belongs to the
     # process: to free it no context is named (0), and it stays until the work enqueued before is done.
     Operation(0x110, "ALLOCATE_PINNED", _u64("bytes"), answered=True, answers=_u64("address"), brings_fd=True),
@@ -223,7 +240,7 @@ _EXECUTION: Final = (
     Operation(0x303, "HOST_FUNCTION_DONE", _u64("token")),
     # Answered once at most half of the work that the client may have unfinished is. A client with pending host
     # functions asks in time: past the limit its records wait unread, and HOST_FUNCTION_DONE among them.
-    Operation(0x304, "ROOM", (), Completion.AWAITED, answered=True),
+    Operation(0x304, "ROOM", (), Completion.COMPLETE, answered=True),
     # CU_LIMIT_PRINTF_FIFO_SIZE or CU_LIMIT_MALLOC_HEAP_SIZE of the context, by their numbers.
     Operation(0x305, "SET_LIMIT", _u64("limit bytes"), answered=True),
 )
@@ -236,16 +253,16 @@ _STREAMS: Final = (
     ),
     Operation(0x402, "DESTROY_STREAM", (_handle(Kind.STREAM, Use.DESTROYED),)),
     Operation(0x403, "QUERY_STREAM", (_STREAM,), answered=True, is_native=True),
-    Operation(0x404, "SYNCHRONIZE_STREAM", (_STREAM,), Completion.AWAITED, answered=True, is_native=True),
+    Operation(0x404, "SYNCHRONIZE_STREAM", (_STREAM,), Completion.COMPLETE, answered=True, is_native=True),
     Operation(0x405, "WAIT_EVENT", (_STREAM, _EVENT), Completion.QUEUED),
-    Operation(0x406, "SYNCHRONIZE_CONTEXT", (), Completion.AWAITED, answered=True, is_native=True),
+    Operation(0x406, "SYNCHRONIZE_CONTEXT", (), Completion.COMPLETE, answered=True, is_native=True),
 )
 _EVENTS: Final = (
     Operation(0x501, "CREATE_EVENT", (_handle(Kind.EVENT, Use.CREATED), *_u64("flags"))),
     Operation(0x502, "DESTROY_EVENT", (_handle(Kind.EVENT, Use.DESTROYED),)),
     Operation(0x503, "RECORD_EVENT", (_EVENT, _STREAM), Completion.QUEUED),
     Operation(0x504, "QUERY_EVENT", (_EVENT,), answered=True),
-    Operation(0x505, "SYNCHRONIZE_EVENT", (_EVENT,), Completion.AWAITED, answered=True),
+    Operation(0x505, "SYNCHRONIZE_EVENT", (_EVENT,), Completion.COMPLETE, answered=True),
     Operation(0x506, "ELAPSED_TIME", _START_AND_END, answered=True, answers=(Operand("milliseconds", "d"),)),
     # Between clients of an executor an event is named by a secret.
     Operation(0x507, "SHARE_EVENT", (_EVENT,), answered=True, answers=_SECRET),
@@ -294,7 +311,10 @@ BY_OPCODE: Final = {operation.opcode: operation for operation in OPERATIONS}
 
 @frozen
 class Record:
-    """One record or answer, taken apart. In an answer ``context`` is the result."""
+    """One record or answer, taken apart. In an answer ``context`` is the result.
+
+    In a record ``context`` is the id of a context, 0 for records of the process.
+    """
 
     opcode: int
     flags: int
@@ -305,12 +325,25 @@ class Record:
 
 
 def pad(length: int) -> int:
-    """Return a length rounded up to 8 bytes."""
+    """Return a length rounded up to 8 bytes.
+
+    >>> pad(0), pad(1), pad(16)
+    (0, 8, 16)
+    """
     return (length + 7) & ~7
 
 
 def pack(name: str, context: int, sequence: int, *operands: int, tail: bytes = b"", flags: int = 0) -> bytes:
-    """Return the record of an operation by name (the fast paths keep their layouts instead)."""
+    """Return the record of an operation by name (the fast paths keep their layouts instead).
+
+    Args:
+        name: The operation's name in the table; KeyError for another.
+        context: The context's id; 0 for an operation of the process.
+        sequence: The number by which the answer is recognised.
+        operands: As many as the row has, unsigned 64-bit unless their code is another.
+        tail: Bytes after the operands, padded here.
+        flags: FLAG_QUIET, or flags of the operation.
+    """
     operation = BY_NAME[name]
     layout = operation.layout
     length = pad(layout.size + len(tail))
@@ -334,16 +367,17 @@ class RecordReader:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Record]:
-        """Take received bytes; return each record they complete."""
+        """Take received bytes; return each record they complete.
+
+        ``data`` may end in the middle of a record, which the next call completes.
+        """
         buffer = self._buffer + data if self._buffer else data
         records = []
         start = 0
         while len(buffer) - start >= HEADER_BYTES:
             opcode, flags, length, context, sequence = HEADER.unpack_from(buffer, start)
-            if not HEADER_BYTES <= length <= RECORD_LIMIT:
-                raise RemoteError(
-                    f"a record of {length} bytes: between {HEADER_BYTES} and {RECORD_LIMIT} are allowed"
-                )
+            if not HEADER_BYTES <= length <= MAX_RECORD:
+                raise RemoteError(f"a record of {length} bytes: between {HEADER_BYTES} and {MAX_RECORD} are allowed")
             if len(buffer) - start < length:
                 break
             body = buffer[start + HEADER_BYTES : start + length]
@@ -354,7 +388,11 @@ class RecordReader:
 
 
 def pack_launch_flags(cooperative: bool, cluster: tuple[int, int, int]) -> int:
-    """Return the flags of a LAUNCH; each number of ``cluster`` is 1 to MAX_CLUSTER."""
+    """Return the flags of a LAUNCH; each number of ``cluster`` is 1 to MAX_CLUSTER.
+
+    >>> cluster_of(pack_launch_flags(False, (2, 1, 4)))
+    (2, 1, 4)
+    """
     flags = FLAG_COOPERATIVE if cooperative else 0
     for size, shift in zip(cluster, _CLUSTER_SHIFTS, strict=True):
         flags |= (size - 1) << shift
@@ -362,6 +400,9 @@ def pack_launch_flags(cooperative: bool, cluster: tuple[int, int, int]) -> int:
 
 
 def cluster_of(flags: int) -> tuple[int, int, int]:
-    """Return the blocks of a cluster in x, y and z from the flags of a LAUNCH; NO_CLUSTER if it has none."""
+    """Return the blocks of a cluster in x, y and z from the flags of a LAUNCH; NO_CLUSTER if it has none.
+
+    ``flags`` are not trusted: any 16 bits give numbers from 1 to MAX_CLUSTER.
+    """
     x, y, z = ((flags >> shift) % MAX_CLUSTER + 1 for shift in _CLUSTER_SHIFTS)
     return x, y, z

@@ -2,7 +2,7 @@
 
 Offsets are bytes from the ring's start, words are 64 bits. One side writes each word, and each word that the other
 side watches has a cache line of its own. Positions count bytes and never wrap; a record lies at its position modulo
-RING_BYTES, in two pieces where it meets the end. A client that finds ASLEEP set after it has moved TAIL sends a byte
+RING_BYTES, in two pieces if it reaches the end. A client that finds ASLEEP set after it has moved TAIL sends a byte
 on the stream's socket, whatever the byte: the executor looks at the ring then. Source: DESIGN, "The command stream".
 
 ::

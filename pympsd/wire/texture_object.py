@@ -1,7 +1,7 @@
 """Texture and surface objects, as they lie in device memory: the object's 64-bit handle is the address of one.
 
-The client writes it, and kernels of the emulated device read it where they get the handle. Whatever is in memory can
-be there instead: `unpack` refuses what it cannot be, and addresses are checked when they are used.
+The client writes it, and kernels of the emulated device read it at the address that the handle is. A kernel may pass
+any address instead: `unpack` refuses bytes that are not an object, and addresses are checked when they are used.
 """
 
 import struct
@@ -82,7 +82,10 @@ class Sampling:
 
 @frozen
 class Level:
-    """Elements in memory; ``depth`` are slices, layers, or faces."""
+    """Elements in memory; ``depth`` are slices, layers, or faces.
+
+    ``address`` is in the device's address space; ``pitch`` and ``slice_pitch`` are bytes.
+    """
 
     address: int
     pitch: int
@@ -120,8 +123,8 @@ _MAGIC: Final = b"pympsd texture 1"
 _HEAD: Final = struct.Struct("=16s4I3I3I3f4I")
 _LEVEL: Final = struct.Struct("=6Q")
 BYTES: Final = _HEAD.size + LEVELS * _LEVEL.size
-_SIZE_LIMIT: Final = 1 << 31
-_ADDRESS_LIMIT: Final = 1 << 62
+_MAX_SIZE: Final = (1 << 31) - 1
+_MAX_ADDRESS: Final = (1 << 62) - 1
 
 
 def pack(made: TextureObject) -> bytes:
@@ -141,7 +144,11 @@ def pack(made: TextureObject) -> bytes:
 
 @lru_cache(maxsize=256)
 def unpack(data: bytes) -> TextureObject:
-    """Return the object of BYTES bytes; raise ValueError if they are none."""
+    """Return the object of BYTES bytes; raise ValueError if they are none.
+
+    ``data`` is whatever the memory contains at the handle that a kernel passes; addresses in it are checked when they
+    are used.
+    """
     head = _HEAD.unpack_from(data)
     (magic, kind, format, channels, count), rest = head[:5], head[5:]
     if magic != _MAGIC:
@@ -151,9 +158,9 @@ def unpack(data: bytes) -> TextureObject:
         raise ValueError(f"format {format:#x}, {channels} channels, {count} levels")
     levels = tuple(Level(*_LEVEL.unpack_from(data, _HEAD.size + _LEVEL.size * index)) for index in range(count))
     for level in levels:
-        if not all(0 < size < _SIZE_LIMIT for size in (level.width, level.height, level.depth)):
+        if not all(0 < size <= _MAX_SIZE for size in (level.width, level.height, level.depth)):
             raise ValueError(f"a level of {level.width} x {level.height} x {level.depth} elements")
-        if max(level.address, level.pitch, level.slice_pitch) >= _ADDRESS_LIMIT:
+        if max(level.address, level.pitch, level.slice_pitch) > _MAX_ADDRESS:
             raise ValueError(f"a level at {level.address:#x}, pitches {level.pitch} and {level.slice_pitch}")
     if max(modes) > max(AddressMode):
         raise ValueError(f"address modes {modes}")

@@ -2,7 +2,7 @@
 
 A library is an image that is not bound to a context: PTX, a fat binary, or, on a GPU, machine code. It is loaded
 into a context as a module when one of its kernels is used there first, and errors of the image are reported then,
-unless the caller wants an error log. So every function that takes a function handle also takes a kernel handle.
+unless the caller asks for an error log. So every function that takes a function handle also takes a kernel handle.
 
 A link joins several PTX texts into one image (cuLink*). Names of symbols are bytes, sizes in bytes. INVALID_HANDLE
 for handles that are not those of a library, kernel or link, NOT_FOUND for names that the image does not have.

@@ -121,7 +121,7 @@ def result_name(code: int) -> str:
 
 
 def error_name(code: int) -> bytes:
-    """Return a result's name as bytes; INVALID_VALUE for an unknown number. The core of cuGetErrorName."""
+    """Return a result's name as bytes; INVALID_VALUE for an unknown number."""
     return str(_member(code).name).encode()
 
 

@@ -1,6 +1,6 @@
 """Messages from an executor: answers, faults of contexts, the output of kernels, file descriptors.
 
-An answer is (flags, result, body). Three things may come with it. FLAG_POISONED means that a fault has ended the
+An answer is (flags, result, body). Three things may come with it. FLAG_STICKY means that a fault has ended the
 context; `report_fault` passes the fault to it. OUTPUT records carry what kernels printed before an answer;
 `DeviceOutput` keeps the text for the thread that waits for that answer. An answer whose operation brings a
 descriptor is received with recvmsg; `ReceivedFds` keeps the descriptor until the caller takes it.
@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from pympsd.channel.descriptors import FD_BYTES, descriptors_in, whole
-from pympsd.wire.records import ANSWER, FLAG_POISONED, OPERATIONS
+from pympsd.wire.records import ANSWER, FLAG_STICKY, OPERATIONS
 
 Answer = tuple[int, int, bytes]
 """Flags, result (a CUresult number), operands and tail."""
@@ -36,7 +36,7 @@ class Faultable(Protocol):
 def report_fault(context: Faultable, context_id: int, answer: Answer) -> None:
     """Report a fault to a context if an answer of its executor carries one."""
     flags, result, body = answer
-    if flags & FLAG_POISONED:
+    if flags & FLAG_STICKY:
         context.fault(context_id, result, body.decode("utf-8", "replace"))
 
 

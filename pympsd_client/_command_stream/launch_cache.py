@@ -55,7 +55,7 @@ def _choose() -> Any:
         from pympsd_client.native import _launches
     except ImportError as error:
         if choice == "native":
-            reason = "install pympsd where a C compiler and Python's headers are"
+            reason = "install pympsd on a machine with a C compiler and Python's headers"
             reason = f"{LAUNCHES} is native and launches are Python's here ({error}): {reason}"
             raise not_supported(reason) from None
         return None

@@ -41,7 +41,7 @@ from itertools import count
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Final
 
-from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, OUTPUT, RECORD_LIMIT
+from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, MAX_RECORD, OUTPUT
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.answers import (
     BRINGS_FD,
@@ -351,7 +351,7 @@ class Transport:
         handled = False
         while len(received) >= HEADER_BYTES:
             opcode, flags, length, result, sequence = HEADER.unpack_from(received)
-            if not (opcode & ANSWER and HEADER_BYTES <= length <= RECORD_LIMIT):
+            if not (opcode & ANSWER and HEADER_BYTES <= length <= MAX_RECORD):
                 self._end("the executor sent something that is not an answer")
                 return handled
             if len(received) < length:

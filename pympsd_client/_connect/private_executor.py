@@ -47,7 +47,10 @@ _LEAVE_TIMEOUT_S: Final = 5.0
 
 
 class PrivateExecutorWarning(RuntimeWarning):
-    """The program runs on a private executor, without MPS: nothing is shared with other processes."""
+    """The program runs on a private executor, without MPS: nothing is shared with other processes.
+
+    cuInit warns once if it finds neither a daemon nor a GPU. PYMPSD_REQUIRE_MPS=1 makes it fail instead.
+    """
 
 
 def native_driver() -> bool:

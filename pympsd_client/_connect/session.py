@@ -101,11 +101,12 @@ class Session:
         if device.ordinal not in self._transports:
             # If this process may not open more descriptors, they would be lost in transit.
             require_room(_STREAM_FDS)
-        percentage = _percentage_now() if self.per_context else None
+        percentage, by_device = _percentage_now() if self.per_context else (None, "")
         with self._requesting:
             number = self._number()
             self._requested[number] = device
-            answer = self._ask(OpenContext(number, device.number, flags, percentage, affinity, partition), number)
+            request = OpenContext(number, device.number, flags, percentage, affinity, partition, by_device)
+            answer = self._ask(request, number)
             if not isinstance(answer, ContextOpened):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
             transport = self._transports.get(device.ordinal)
@@ -218,11 +219,16 @@ class Session:
         self._conversation.close()
 
 
-def _percentage_now() -> float | None:
-    """Return the percentage for a context made now; None if the environment has no valid one."""
+def _percentage_now() -> tuple[float | None, str]:
+    """Return the percentage for a context made now, and the text of percentages by device, which the server reads.
+
+    None and an empty text if the environment has no valid one.
+    """
     text = os.environ.get(PERCENTAGE, "")
     report_settings({PERCENTAGE: text})
+    if "=" in text:
+        return None, text
     try:
-        return ThreadPercentage.parse(text).value
+        return ThreadPercentage.parse(text).value, ""
     except BadLimit:
-        return None
+        return None, ""

@@ -5,7 +5,7 @@ handle, as primary contexts are; ``id`` is the executor's id of the context that
 context and are dropped with it: modules that keep such objects append a function to `when_closed`.
 
 **Sticky errors.** After a fault every call in the context returns the same error. The fault arrives in one of three
-ways: an answer carries FLAG_POISONED; an answer to another thread's record does; or a *pulse* detects it. A program
+ways: an answer carries FLAG_STICKY; an answer to another thread's record does; or a *pulse* detects it. A program
 that only makes asynchronous calls never waits for an answer. So after _PULSE_RECORDS records, and not more often
 than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a later pulse looks for without waiting.
 
@@ -34,7 +34,7 @@ from time import monotonic
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, FLAG_QUIET, GENERATION_SHIFT
+from pympsd.wire.records import FIRST_HANDLE, FLAG_QUIET, FLAG_STICKY, GENERATION_SHIFT
 from pympsd_client._arguments.errors import CudaError, invalid_context, not_supported
 from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._command_stream import operations
@@ -268,7 +268,7 @@ class Context:
         if answer is not None:
             self._watched_record = None
             transport.discard(watched[1])
-            if answer[0] & FLAG_POISONED:
+            if answer[0] & FLAG_STICKY:
                 self.judge(opened, answer)
 
     def call(self, operation: Operation, *operands: int) -> bytes:
@@ -291,7 +291,7 @@ class Context:
         if result == Result.SUCCESS:
             return body
         reason = body.decode("utf-8", "replace")
-        if flags & FLAG_POISONED:
+        if flags & FLAG_STICKY:
             self.fault(opened.context_id, result, reason)
         raise CudaError(result, reason)
 

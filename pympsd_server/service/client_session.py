@@ -16,7 +16,7 @@ and a number of its process, from 1, which names it in the log. It takes its con
 executor creates it and returns them if that fails, so two clients can never be promised the same last connection.
 
 The session ends when the socket does, or when the client's process does, whatever comes first: a forked child may
-hold copies of the sockets, so the end of the process is awaited by its pidfd. Then everything that the client had is
+hold copies of the sockets, so the server watches the process by its pidfd. Then everything that the client had is
 freed, in a shielded scope, at most FREE_SECONDS for each executor: executors drop it concurrently; the log, the
 daemon and the observers are notified; executors that nobody uses any more, but whose kernels still run, are ended.
 
@@ -42,6 +42,7 @@ from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
 from pympsd.errors import RemoteError
 from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.limit_table import ClientLimits
+from pympsd.vocabulary.limits import BadLimit
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
@@ -55,9 +56,11 @@ from pympsd_server.state_machine.client_limits import (
     as_seen,
     combine_with_environment,
     in_force,
+    is_lenient,
     limits_of,
     multiprocessors,
     partition_on,
+    problem_of_entries,
     quota_on,
 )
 from pympsd_server.state_machine.client_table import Client, Context, NoSuchContext
@@ -181,7 +184,7 @@ class ClientSession:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
         seen = tuple(as_seen(self.limits, ordinal, devices[ordinal]) for ordinal in self.ordinals)
-        self.server.client_joined(self.client, *in_force(self.limits, self.ordinals, seen))
+        self.server.client_joined(self.client, *in_force(self.limits, self.ordinals, seen, self.client.environment))
         self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
         return True
 
@@ -190,16 +193,10 @@ class ClientSession:
         visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
         known = self.client.environment, self.ordinals, visible
         self.limits, bad = combine_with_environment(self.limits, *known)
-        lenient = self.client.environment.get("PYMPSD_LENIENT_LIMITS") == "1"
+        lenient = is_lenient(self.client.environment)
         for entry in bad[:LOGGED_LIMITS]:
             self.server.limit_rejected(self.client, entry, lenient)
-        if lenient or not bad:
-            return ""
-        others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-        return (
-            f"{bad[0].variable}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
-            "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
-        )
+        return "" if lenient or not bad else problem_of_entries(bad)
 
     async def _answer(self, request: int, work: Any) -> None:
         try:
@@ -262,15 +259,17 @@ class ClientSession:
             raise ExecutorError(*refusal)
 
     def _multiprocessors(self, device: int, message: messages.OpenContext) -> int:
-        environment, properties = self.client.environment, self.server.devices[device]
+        visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
         try:
-            return multiprocessors(self.limits, device, properties, environment, message)
+            return multiprocessors(self.limits, device, visible, self.client.environment, message)
         except PartitionRefused as error:
             self.server.log.info("partition_refused", pid=self.client.pid, reason=str(error))
             reason = f"this process {error}"
             raise ExecutorError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, reason) from None
         except AffinityRefused as error:
             raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
+        except BadLimit as error:
+            raise ExecutorError(Result.ERROR_INVALID_VALUE, str(error)) from None
 
     def _number(self, executor: Executor) -> Context:
         """Give a new context its number and its connections, before the executor makes it."""
@@ -282,6 +281,7 @@ class ClientSession:
             return self.server.client_table.open_context(*numbered)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
+            self.server.log.info("context_refused_reason", reason=f"Client {self.client.pid}: {error}")
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
 
     async def _attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:

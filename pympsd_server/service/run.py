@@ -163,6 +163,8 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
     for ordinal, limit in setup.memory_limits.items():
         log.info("server_memory_limit", device=ordinal, limit=limit)
     log.info("server_priority", priority=setup.client_priority)
+    if setup.static:
+        log.info("server_static")
     server.start_serving()
     log.info("server_started")
     return containment

@@ -21,24 +21,42 @@ from pympsd.vocabulary.limit_table import (
     differing_percentages,
     in_bytes,
     lowest,
+    on_device,
     percentage_on,
 )
-from pympsd.vocabulary.limits import BadLimit, ClientPriority, LimitsInForce, PinnedMemory, Quota
+from pympsd.vocabulary.limits import (
+    PER_CONTEXT_PARTITIONING,
+    BadLimit,
+    ClientPriority,
+    LimitsInForce,
+    PinnedMemory,
+    Quota,
+    ThreadPercentage,
+)
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
-from pympsd.vocabulary.variables import PRIORITY
+from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import OpenContext
 from pympsd_server.state_machine.client_table import Client
+from pympsd_server.state_machine.connections import connection_slots
 from pympsd_server.state_machine.quotas import context_multiprocessors, process_multiprocessors
 
 
 class PartitionRefused(InputError, ValueError):
-    """A client gets no context on a device, which is in static use; the message has the reason."""
+    """A client gets no context on a device, which is in static use; the message has the reason.
+
+    Opening a context on that device fails with it; the client's other devices are not affected.
+    """
 
 
 def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
-    """Return the limits of a client that the daemon hands over; in protocol 2 its own are those of its server."""
+    """Return the limits of a client that the daemon hands over; in protocol 2 its own are those of its server.
+
+    Args:
+        admitted: The daemon's message. ``own`` is None in protocol 2.
+        of_server: The server's limits of later clients, which the daemon sent with UpdateServerLimits.
+    """
     own = admitted.own
     if own is None:
         own = evolve(of_server, client_priority=ClientPriority(admitted.priority))
@@ -50,6 +68,7 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
         admitted.partitions,
         admitted.groups,
         admitted.audited,
+        admitted.static,
     )
 
 
@@ -71,7 +90,16 @@ def combine_with_environment(
 def read_environment(
     environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[Limits, list[BadEntry]]:
-    """Return the limits that a client's variables ask for, by the server's device index, and the invalid entries."""
+    """Return the limits that a client's variables ask for, by the server's device index, and the invalid entries.
+
+    Args:
+        environment: The client's variables as it sent them with its hello.
+        ordinals: The server's indices of the devices that the client sees.
+        visible: Those devices, in the same order; a number or UUID in a variable names one of them.
+
+    Returns:
+        The limits, and the entries of the variables that are invalid; the client is served without these.
+    """
     memory, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
     bad = [evolve(each, variable=memory_limits.variable_of(environment)) for each in bad]
     of_all, bad_of_all = memory_limits.of_container(environment)
@@ -90,7 +118,10 @@ def read_environment(
 
 
 def own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
-    """Return the priority that a client's variable asks for; None: none, or an invalid one."""
+    """Return the priority that a client's variable asks for; None: none, or an invalid one.
+
+    The variable is CUDA_MPS_CLIENT_PRIORITY: 0 is normal, 1 below normal.
+    """
     try:
         return ClientPriority.parse(environment.get(PRIORITY, ""))
     except BadLimit:
@@ -106,12 +137,22 @@ def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
 
 
 def memory_on(limits: ClientLimits, ordinal: int) -> int:
-    """Return the bytes that a client may hold on a device; 0: it has no limit there."""
+    """Return the bytes that a client may hold on a device; 0: it has no limit there.
+
+    ``ordinal`` is the server's index of the device. The limit holds for all contexts of the client on it together.
+    """
     return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
 
 def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: Client) -> Quota:
-    """Return the quota of a client's context on a device, with a number of SMs; raise PartitionRefused."""
+    """Return the quota of a client's context on a device, with a number of SMs; raise PartitionRefused.
+
+    Args:
+        limits: The client's, already combined with its environment.
+        ordinal: The server's index of the device.
+        multiprocessors: The SMs of this context, as `multiprocessors` returns them.
+        client: Whose priority, memory groups and audit the quota carries to the executor.
+    """
     return Quota(
         multiprocessors,
         memory_on(limits, ordinal),
@@ -119,6 +160,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
         partition_on(limits, ordinal).chunks,
         client.groups.get(ordinal, ()),
         client.audited,
+        _is_static(limits, ordinal),
     )
 
 
@@ -126,36 +168,85 @@ def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> Dev
     """Return a device as a client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most those of
     its partition.
     """
-    count = process_multiprocessors(percentage_on(limits.own, ordinal), device, _most(limits, ordinal, device))
+    count = process_multiprocessors(_percentage(limits, ordinal), device, _most(limits, ordinal, device))
     return with_attributes(device, MULTIPROCESSOR_COUNT=count)
 
 
 def in_force(
-    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceProperties]
+    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceProperties], environment: Mapping[str, str]
 ) -> tuple[LimitsInForce, dict[int, str]]:
-    """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees."""
+    """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees.
+
+    ``environment``: the client's, which decides how many connections each of its contexts takes.
+    """
     counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
     memory = in_bytes(limits.own.pinned_memory)
     partitions = {ordinal: one.name for ordinal, one in limits.partitions.items() if one.name}
     found = LimitsInForce(
-        max(percentage_on(limits.own, ordinal) for ordinal in ordinals).value,
+        max(_percentage(limits, ordinal) for ordinal in ordinals).value,
         (limits.own.client_priority or ClientPriority()).level,
         {ordinal: memory[ordinal] for ordinal in ordinals if ordinal in memory},
         dict(zip(ordinals, counts, strict=True)),
         differing_percentages(limits.own, ordinals),
+        connection_slots(environment),
     )
     return found, partitions
 
 
 def multiprocessors(
-    limits: ClientLimits, ordinal: int, device: DeviceProperties, environment: Mapping[str, str], asked: OpenContext
+    limits: ClientLimits,
+    ordinal: int,
+    visible: Sequence[DeviceProperties],
+    environment: Mapping[str, str],
+    asked: OpenContext,
 ) -> int:
     """Return the SMs of a requested context: the client can only lower those of its process. Raise
-    PartitionRefused or AffinityRefused.
+    PartitionRefused, AffinityRefused, or BadLimit for an invalid percentage of a device.
+
+    ``visible``: the devices that the client sees; ``environment``: the client's when it connected.
     """
     partition_on(limits, ordinal)
-    requested = asked.thread_percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
-    return context_multiprocessors(percentage_on(limits.own, ordinal), environment, device, *requested)
+    device, percentage = visible[asked.device], asked.thread_percentage
+    if _is_static(limits, ordinal):
+        environment = {}  # which enables percentages of contexts
+    elif asked.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
+        percentage = _percentage_by_device(asked, visible, is_lenient=is_lenient(environment))
+    requested = percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
+    return context_multiprocessors(_percentage(limits, ordinal), environment, device, *requested)
+
+
+def _percentage(limits: ClientLimits, ordinal: int) -> ThreadPercentage:
+    return ThreadPercentage() if _is_static(limits, ordinal) else percentage_on(limits.own, ordinal)
+
+
+def _is_static(limits: ClientLimits, ordinal: int) -> bool:
+    """Return whether a client's partition alone decides how many SMs it has on a device."""
+    return limits.static and ordinal in limits.partitions
+
+
+def _percentage_by_device(
+    asked: OpenContext, visible: Sequence[DeviceProperties], *, is_lenient: bool
+) -> float | None:
+    """Return the percentage that a context's environment has for its device; None: none. Raise BadLimit."""
+    entries, bad = memory_limits.read_percentages({PERCENTAGE: asked.percentages}, visible)
+    if bad and not is_lenient:
+        raise BadLimit(problem_of_entries(bad))
+    entry = on_device(entries, asked.device)
+    return None if entry is None else entry.value
+
+
+def is_lenient(environment: Mapping[str, str]) -> bool:
+    """Return whether a client asks to have invalid entries of its limits ignored."""
+    return environment.get("PYMPSD_LENIENT_LIMITS") == "1"
+
+
+def problem_of_entries(bad: Sequence[BadEntry]) -> str:
+    """Return the sentence that refuses invalid entries of a client's limits."""
+    others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return (
+        f"{bad[0].variable}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
+        "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
+    )
 
 
 def _most(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> int | None:

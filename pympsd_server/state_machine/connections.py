@@ -1,7 +1,4 @@
-"""The pool of connections of a device, which limits the contexts on it at one time.
-
-48 contexts on Volta and newer, 16 before (MPS documents, 2.3.2 and 5.2; recorded: multiuser-and-limits, G3).
-"""
+"""The pool of connections of a device: its size, `DeviceProperties.max_contexts`, limits the contexts on it."""
 
 from __future__ import annotations
 
@@ -11,22 +8,30 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.device_properties import MAX_CONTEXTS, DeviceProperties
 
-VOLTA_SLOTS: Final = 48
-PRE_VOLTA_SLOTS: Final = 16
 DEFAULT_CONNECTIONS: Final = 2
 """The default of a client (MPS documents, 4.2.4): one slot."""
 MAX_CONNECTIONS: Final = 32
 
 
 class PoolExhausted(DeviceError):
-    """A device has too few free connections for another context; ``size``: the number of its slots."""
+    """A device has too few free connections for another context; ``size``: the number of its slots.
+
+    Args:
+        size: Slots of the device.
+        slots: Slots that the context takes.
+        free: Slots that no context holds.
+    """
 
     def __init__(self, size: int, slots: int, free: int) -> None:
+        room = (
+            f"{free} more fit of clients that leave CUDA_DEVICE_MAX_CONNECTIONS at its default of 2"
+            if free
+            else "no more clients fit until contexts of others end"
+        )
         super().__init__(
-            f"a context of this process takes {slots} of the device's {size} connections, and {free} are free: end "
-            "other contexts first, or leave CUDA_DEVICE_MAX_CONNECTIONS at its default of 2"
+            f"a context of this process takes {slots} of the device's {size} connections, and {free} are free: {room}"
         )
         self.size = size
 
@@ -46,16 +51,25 @@ def connection_slots(environment: Mapping[str, str]) -> int:
 
 @define
 class Pool:
-    """The connections of a device and the slots that each context holds."""
+    """The connections of a device and the slots that each context holds.
 
-    size: int = VOLTA_SLOTS
+    A slot is one of the 48 (before Volta 16) contexts that the documents allow on a device; a client that asks for
+    more connections than the default takes several slots with each context.
+
+    >>> pool = Pool(size=2)
+    >>> pool.take(7, 1)
+    >>> pool.free
+    1
+    """
+
+    size: int = MAX_CONTEXTS
     _held: dict[int, int] = field(factory=dict, init=False)
     """Slots by context id."""
 
     @classmethod
     def of(cls, device: DeviceProperties) -> Pool:
         """Return the empty pool of a device."""
-        return cls(VOLTA_SLOTS if device.is_volta_or_newer else PRE_VOLTA_SLOTS)
+        return cls(device.max_contexts)
 
     @property
     def free(self) -> int:
@@ -68,7 +82,10 @@ class Pool:
             raise PoolExhausted(self.size, slots, self.free)
 
     def take(self, context_id: int, slots: int) -> None:
-        """Give a context its slots; raise PoolExhausted."""
+        """Give a context its slots; raise PoolExhausted.
+
+        ``context_id`` has no slots yet. PoolExhausted is raised before anything has changed.
+        """
         self.check(slots)
         self._held[context_id] = slots
 

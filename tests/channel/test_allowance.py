@@ -21,7 +21,7 @@ from pympsd.wire import frames
 USER, OTHER = 10001, 10002
 FULL = "the user has all"
 MIB = 1 << 20
-HALF_FRAME = frames.encode(20, bytes(frames.BODY_LIMIT))[:-1]
+HALF_FRAME = frames.encode(20, bytes(frames.MAX_BODY))[:-1]
 
 
 def budget() -> BufferBudget:

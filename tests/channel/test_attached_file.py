@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from pympsd.channel.attached_file import text_of
+from pympsd.channel.attached_file import text_of, with_hash_of_file
 from pympsd.wire import frames
 
 ROOT = os.geteuid() == 0
@@ -25,8 +26,8 @@ def test_the_first_word_that_is_no_option_names_it(tmp_path: Path) -> None:
     file.write_bytes(b"x")
     assert text_of(["--check", str(file), "y"]) == b"x"
     assert text_of(["--check"]) == b""
-    file.write_bytes(b"x" * (frames.BODY_LIMIT + 1))
-    assert _problem(file) == f"{file}: a configuration file has at most {frames.BODY_LIMIT} bytes"
+    file.write_bytes(b"x" * (frames.MAX_BODY + 1))
+    assert _problem(file) == f"{file}: a configuration file has at most {frames.MAX_BODY} bytes"
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
@@ -64,3 +65,21 @@ def test_root_reads_no_file_that_another_user_has_put_where_everybody_can(tmp_pa
         )
     public.chmod(0o755)
     assert text_of([str(file)]) == b""
+
+
+def test_an_expected_file_is_replaced_by_its_hash(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_bytes(b"x")
+    option = f"--expect={sha256(b'x').hexdigest()}"
+    assert with_hash_of_file(["config", "status", f"--expect={file}", "--json"]) == [
+        "config",
+        "status",
+        option,
+        "--json",
+    ]
+    assert with_hash_of_file(["config", "status", "--expect", str(file)]) == ["config", "status", option]
+    for words in (["--expect"], ["--expect=3"], ["--expect", "abcdef012345"], ["/a"]):
+        assert with_hash_of_file(words) == (words if len(words) == 1 else [f"--expect={words[1]}"])
+    file.unlink()
+    with pytest.raises(LookupError, match="No such file or directory"):
+        with_hash_of_file([f"--expect={file}"])

@@ -202,7 +202,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_without_blocking(
 ) -> None:
     raw, channel = stranger
     reader, writer = os.pipe()
-    body = frames.encode(20, bytes(frames.BODY_LIMIT))
+    body = frames.encode(20, bytes(frames.MAX_BODY))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run_sender)
         await trio.testing.wait_all_tasks_blocked()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -78,14 +79,20 @@ def crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[st
     needs = {daemon: DAEMON_NEEDS, server: SERVER_NEEDS + SERVER_NEEDS_EACH * len(executors)}
     needs |= dict.fromkeys(executors, EXECUTOR_NEEDS)
     for pid, most in needs.items():
-        if pid and alive(pid) and (has := _descriptors_of(pid)) > most:
-            yield f"process {pid} ({_command(pid)}) has {has} descriptors and no client: {most} would do"
+        if pid and alive(pid) and len(has := _descriptors_of(pid)) > most:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(has).items()))
+            name = f"process {pid} ({_command(pid)})"
+            yield f"{name} has {len(has)} descriptors and no client, {most} would do: {kinds}"
 
 
-def _descriptors_of(pid: int) -> int:
-    with suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/fd"))
-    return 0  # it has ended meanwhile
+def _descriptors_of(pid: int) -> list[str]:
+    """Return what each descriptor of a process refers to, without inode numbers."""
+    targets = []
+    with suppress(OSError):  # the process, or the descriptor, may have ended meanwhile
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                targets.append(os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")[0])
+    return targets
 
 
 def _processes(uids: Collection[int]) -> Iterator[int]:
@@ -105,7 +112,7 @@ def _descendants(pid: int) -> set[int]:
         try:
             found += children_of(one)
         except OSError:
-            continue  # gone meanwhile
+            continue  # it is gone
     return set(found) - {pid}
 
 
@@ -141,4 +148,4 @@ def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
-        return "gone meanwhile"
+        return "gone"

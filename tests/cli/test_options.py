@@ -131,7 +131,7 @@ def test_the_name_it_was_started_under(launcher: list[str], name: str) -> None:
     assert (options.name, options.shown, options.start) == (name, [name, "-d"], "background")
 
 
-@pytest.mark.parametrize("word", ["-x", "-D", "--no-such", "-", "-dq", "--deamon", *STATIC])
+@pytest.mark.parametrize("word", ["-x", "-D", "--no-such", "-", "-dq", "--deamon"])
 def test_an_unknown_option_is_refused_as_unknown(word: str) -> None:
     with pytest.raises(BadOption, match=f"there is no option {word}") as caught:
         Options([word])
@@ -191,11 +191,45 @@ def test_a_file_in_every_spelling(words: list[str]) -> None:
             Options([*start, *words, "-a", "G"])
 
 
+@pytest.mark.parametrize("words", [["--driver", "580"], ["--driver=580"]])
+def test_a_branch_of_the_driver_is_chosen_at_the_start(words: list[str]) -> None:
+    assert Options(["-d", *words]).driver == 580
+    assert Options(["-d"]).driver == 0
+    with pytest.raises(BadOption, match="--driver goes with -d or -f"):
+        Options([*words, "ps"])
+    for value in ("", "600", "-d", "580.1"):
+        with pytest.raises(BadOption, match="--driver is one of 580, 590, not"):
+            Options(["-d", f"--driver={value}"])
+
+
+@pytest.mark.parametrize("word", STATIC)
+@pytest.mark.parametrize("start", [["-d"], ["-f"], ["-d", "-q"], ["-d", "-p", "3"]])
+def test_static_partitions_are_chosen_at_the_start(word: str, start: list[str]) -> None:
+    for words in ([*start, word], [word, *start]):
+        options = Options(words)
+        assert (options.static, options.shown[1:]) == (word, words)
+        options.check_start(options.choose_protocol(""))
+
+
+@pytest.mark.parametrize("word", STATIC)
+@pytest.mark.parametrize("launcher", [[], ["--argv0=nvidia-cuda-mps-control"]])
+def test_static_partitions_are_not_chosen_later(
+    word: str, launcher: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words in ([word], [word, "lspart"]):
+        assert main([*launcher, *words]) == BAD_USAGE
+        shown = capfd.readouterr()
+        assert (shown.out, shown.err) == (
+            "",
+            f"{word} goes with -d or -f: a daemon has static SM partitions from its start\n",
+        )
+
+
 @pytest.mark.parametrize(
     ("words", "protocol", "said"),
     [
         (["-d", "-q"], "3", "-q quits a daemon in protocol 3; it does not go with -d or -f"),
-        (["-d", "-S"], "2", "there is no option -S"),
+        (["-d", "--open-queries"], "2", "--open-queries needs protocol 3"),
     ],
 )
 def test_what_a_protocol_cannot_be_started_with(words: list[str], protocol: str, said: str) -> None:
@@ -238,7 +272,6 @@ def test_a_dialect_is_one_of_three(words: list[str]) -> None:
         (["--trust-demon", "ps"], "there is no option --trust-demon; did you mean --trust-daemon?\n"),
         (["-d", "--users", "together", "-x"], "there is no option -x; "),
         (["--json", "ps"], "there is no option --json; --help lists them, and those of a command stand after it\n"),
-        (["-S"], "there is no option -S without -d or -f\n"),
     ],
 )
 def test_an_unknown_option_is_bad_usage_and_the_likely_one_is_suggested(

@@ -15,7 +15,7 @@ import pytest
 from attrs import define, evolve, field
 from processes import wait_until
 
-from pympsd.wire.records import FLAG_POISONED, Record
+from pympsd.wire.records import FLAG_STICKY, Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
@@ -430,7 +430,7 @@ def test_an_announcement_with_the_flag_poisons_the_context(fake: tuple[FakeExecu
     ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
     context.synchronize()
     (record,) = records_of(executor, "HOST_FUNCTION")
-    executor.send(executor.answer(record, result=700, reason="gone wrong", flags=FLAG_POISONED))
+    executor.send(executor.answer(record, result=700, reason="gone wrong", flags=FLAG_STICKY))
     assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_ILLEGAL_ADDRESS
     assert context.sticky_error is not None
     assert records_of(executor, "HOST_FUNCTION_DONE") == []

@@ -11,7 +11,7 @@ from attrs import evolve
 from processes import wait_until
 
 from pympsd.vocabulary.device_properties import window_of
-from pympsd.wire.records import FLAG_POISONED, HEADER, Record
+from pympsd.wire.records import FLAG_STICKY, HEADER, Record
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
@@ -105,7 +105,7 @@ def test_a_waiting_thread_does_not_hold_up_others(make_executor: MakeExecutor) -
 def test_calls_in_a_poisoned_context_fail_without_a_record(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.reply = lambda record: executor.answer(
-        record, result=ILLEGAL_ADDRESS, reason="kernel add read 0x10", flags=FLAG_POISONED
+        record, result=ILLEGAL_ADDRESS, reason="kernel add read 0x10", flags=FLAG_STICKY
     )
     context = executor.context()
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_a_quiet_answer_poisons_its_context_too(make_executor: MakeExecutor) -> 
 
     def reply(record: Record) -> bytes:
         if record.opcode == OPCODES["COPY_TO_DEVICE"]:
-            return executor.answer(record, result=ILLEGAL_ADDRESS, reason="gone wrong", flags=FLAG_POISONED)
+            return executor.answer(record, result=ILLEGAL_ADDRESS, reason="gone wrong", flags=FLAG_STICKY)
         return executor.succeed(record)
 
     executor.reply = reply

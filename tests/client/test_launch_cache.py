@@ -72,7 +72,7 @@ def test_cuinit_fails_without_the_extension_that_was_asked_for() -> None:
     done = run_python(WITHOUT + INIT, PYMPSD_LAUNCHES="native")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("CUDA_ERROR_NOT_SUPPORTED PYMPSD_LAUNCHES is native and launches are Python's here")
-    assert "install pympsd where a C compiler and Python's headers are" in done.stdout
+    assert "install pympsd on a machine with a C compiler and Python's headers" in done.stdout
 
 
 @pytest.mark.parametrize("choice", ["Native", "c", "python "])

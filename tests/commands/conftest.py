@@ -14,4 +14,4 @@ RECORDED = (Path(__file__).parent.parent / "conformance" / "one-h200.toml").read
 @pytest.fixture
 def recorded_daemon() -> Daemon:
     """A fresh root daemon with one H200 and no server."""
-    return Daemon(DaemonOptions(0), from_toml(RECORDED))
+    return Daemon(DaemonOptions(0, driver=580), from_toml(RECORDED))

@@ -26,8 +26,8 @@ from pympsd.vocabulary.answers import Answer
 CONFORMANCE: Final = Path(__file__).parent.parent / "conformance"
 RECORDED: Final = (CONFORMANCE / "one-h200.toml").read_text()
 ROOT: Final = Caller(1, 0)
-NAMES: Final = sorted(command.name for command in COMMANDS.values() if 2 in command.protocols and not command.verb)
-"""The commands of one word."""
+NAMES: Final = sorted(command.name for command in COMMANDS.values() if command.is_in(2, 580) and not command.verb)
+"""The commands of one word that driver 580 has, and ours."""
 
 
 def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
@@ -65,7 +65,7 @@ def _answers() -> list[Answer | None]:
 
 
 def _fresh() -> Daemon:
-    return Daemon(DaemonOptions(0), from_toml(RECORDED))
+    return Daemon(DaemonOptions(0, driver=580), from_toml(RECORDED))
 
 
 def _id(index: int) -> str:
@@ -115,8 +115,8 @@ def test_every_refusal_is_one_line_on_stdout_or_stderr() -> None:
         assert answer.refused or is_note or not answer.diagnostic, ROWS[index]["stdin"]
 
 
-def test_the_commands_are_those_of_the_reference_and_one_of_ours() -> None:
-    assert sorted(set(NAMES) - {"get_waiting_list"}) == [
+def test_the_commands_are_those_of_the_reference_and_four_of_ours() -> None:
+    assert sorted(set(NAMES) - {"get_waiting_list", "drain", "undrain", "get_drain_list"}) == [
         "device_query",
         "get_active_thread_percentage",
         "get_client_list",

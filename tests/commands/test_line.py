@@ -74,7 +74,7 @@ def test_servers_are_asked_if_the_answer_depends_on_them(line: str, pids: list[i
 
 def test_a_daemon_of_protocol_3_asks_for_its_own_commands() -> None:
     assert asked_pids("server list", 3) == asked_pids("ps", 3) == [847, 848]
-    assert asked_pids("device list", 3) == []
+    assert asked_pids("namespace list", 3) == []
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_else_a_line_asks() -> None:
 @pytest.mark.parametrize(
     ("name", "usage"),
     [
-        ("ps", "ps [-p PID] [--json]"),
+        ("ps", "ps [-p PID] [--limits] [--json]"),
         ("device_query", "device_query [PID] [--csv] [--json]"),
         ("start_server", "start_server -uid UID"),
         ("shutdown_server", "shutdown_server PID [-f]"),

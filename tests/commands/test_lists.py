@@ -18,7 +18,7 @@ from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import Peer
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limits import LimitsInForce, ThreadPercentage
 
 UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63fd-a74b1b2f9eeb")
 
@@ -30,7 +30,9 @@ def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
 @pytest.fixture
 def daemon() -> Daemon:
     """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
-    daemon = Daemon(DaemonOptions(0), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
+    daemon = Daemon(
+        DaemonOptions(0, static=True), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS))
+    )
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
         1: Client(
@@ -176,7 +178,11 @@ def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
         "command": "python a.py",
         "pid_namespace": 4026531836,
         "namespace": None,
+        "draining": None,
         "active_thread_percentage": None,
+        "multiprocessors": {},
+        "memory_limits": {},
+        "priority": None,
         "memory_bytes": {},
         "contexts": [{"id": 1, "number": 1, "device": 0}, {"id": 3, "number": 2, "device": 0}],
     }
@@ -203,6 +209,57 @@ def test_json_of_ps_says_what_the_table_cuts(daemon: Daemon) -> None:
     assert _printed(daemon, b"ps -p 847 --json").startswith("Server 847 not found\n")
 
 
+def _limit(client: Client) -> None:
+    client.limits = LimitsInForce(50.0, 1, {0: 3 << 29, 1: 4 << 30}, {0: 66, 1: 32}, {0: 50.0, 1: 25.0})
+    client.memory = {0: 96 << 20}
+
+
+def test_ps_shows_limits_if_it_is_asked_to(daemon: Daemon) -> None:
+    plain = _printed(daemon, b"ps")
+    for client in daemon.servers[1].clients.values():
+        _limit(client)
+    assert _printed(daemon, b"ps") == plain, "the recorded columns"
+    heading, first, second = _printed(daemon, b"ps --limits -p 847").splitlines()
+    assert heading.split()[5:] == ["SM", "%", "SMS", "MEMORY", "LIMIT", "PRIORITY", "COMMAND"]
+    assert first.split()[5:] == ["50.0", "66", "96.0M", "1536M", "1", "python", "a.py"]
+    assert second.split()[5:] == ["25.0", "32", "0.0M", "4G", "1", "python", "b.py"]
+    assert {line.index("python") for line in (first, second)} == {heading.index("COMMAND")}
+    assert json.loads(_printed(daemon, b"ps --json"))[0] == {
+        "pid": 907,
+        "id": 1,
+        "server": 847,
+        "device": UUIDS[0],
+        "pid_namespace": 4026531836,
+        "command": "python a.py",
+        "active_thread_percentage": 50.0,
+        "multiprocessors": 66,
+        "memory_limit": 3 << 29,
+        "memory_bytes": 96 << 20,
+        "priority": 1,
+        "draining": None,
+    }
+
+
+def test_ps_shows_what_is_not_known_as_a_dash(daemon: Daemon) -> None:
+    daemon.options = evolve(daemon.options, has_own_servers=False)
+    _, first, _ = _printed(daemon, b"ps --limits").splitlines()
+    assert first.split()[5:-2] == ["-"] * 5
+
+
+def test_json_of_devices_has_how_many_more_clients_fit(daemon: Daemon) -> None:
+    daemon.devices = from_toml("[[device]]\n[[device]]\n[[device]]\ncompute_capability = '6.0'\n")
+    clients = daemon.servers[1].clients
+    clients[2].limits = LimitsInForce(100.0, 0, {}, {}, connections=16)
+    found = json.loads(_printed(daemon, b"get_device_client_list --json"))
+    assert [(row["server"], row["ordinal"], len(row["contexts"])) for row in found] == [
+        (847, 0, 2),
+        (847, 1, 1),
+        (847, 2, 0),
+    ]
+    assert [(row["max_clients"], row["free_clients"]) for row in found] == [(48, 46), (48, 32), (16, 16)]
+    assert _printed(daemon, b"get_device_client_list").count("[") == 2, "the devices in use"
+
+
 def test_who_waits_is_listed(daemon: Daemon) -> None:
     daemon.queue.entries = [
         QueueEntry(1, 1001, 5, ClientProcess(Peer(77, 1001, 1001), "python d.py")),
@@ -210,7 +267,7 @@ def test_who_waits_is_listed(daemon: Daemon) -> None:
     ]
     assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
     waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
-    assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py"}
+    assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py", "held_by": None}
 
 
 def test_every_user_may_query(daemon: Daemon) -> None:

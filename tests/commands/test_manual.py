@@ -10,7 +10,7 @@ import pytest
 
 from pympsd.cli import control_client, options
 from pympsd.commands.manual import man_page, usage
-from pympsd.vocabulary.variables import EXPLAIN, VARIABLES, Reader, readme_table
+from pympsd.vocabulary.variables import EXPLAIN, VARIABLES, Reader, settings_table
 
 NAME = re.compile(r"\b(?:CUDA|NVIDIA|PYMPSD)_[A-Z_]+[A-Z]\b")
 ROOT = Path(__file__).parents[2]
@@ -23,8 +23,8 @@ def test_every_variable_the_daemon_reads_is_there(text: str) -> None:
     assert read - set(NAME.findall(text)) == set()
 
 
-def test_every_variable_is_in_the_readme_and_in_the_manual_pages() -> None:
-    assert readme_table() in (ROOT / "README.md").read_text()
+def test_every_variable_is_in_its_table_and_in_the_manual_pages() -> None:
+    assert settings_table() in (ROOT / "docs/settings.md").read_text()
     assert {each.name for each in VARIABLES} - set(NAME.findall(TEXTS["manual page"])) == set()
     page = (ROOT / "docs/man/pympsd-smi.1").read_text()
     assert {each.name for each in VARIABLES if Reader.SMI in each.readers} - set(NAME.findall(page)) == set()

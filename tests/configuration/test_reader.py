@@ -292,7 +292,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark
     with pytest.raises(BadFile) as caught:
         read_plan(text.encode("latin-1"), HERE)
     (problem,) = caught.value.problems
-    assert problem.render("F") == "F:3: no TOML, for it is not UTF-8: invalid continuation byte"
+    assert problem.render("F") == "F:3: not TOML, because it is not UTF-8: invalid continuation byte"
     assert read_plan(text.encode("utf-8-sig"), HERE) == read_plan(text.encode(), HERE)
 
 
@@ -331,7 +331,7 @@ def test_a_server_whose_name_is_a_number_of_thousands_of_digits() -> None:
 
 def test_a_number_that_python_does_not_read_is_told_in_our_words() -> None:
     text = f'schema_version = "1.0"\n[servers.a]\nuid = {"9" * 5000}\n'
-    assert _errors(text) == ["F:1: no TOML: a number of thousands of digits"]
+    assert _errors(text) == ["F:1: not TOML: a number of thousands of digits"]
 
 
 def test_percentages_by_device() -> None:
@@ -433,8 +433,8 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
             "F:3: features.context-share.enabled: context-share cannot be disabled",
         ),
         ('schema_version = "1.0"\n[servers.Train-1]', "F:2: Bad name 'Train-1': 1 to 64 lowercase"),
-        ('schema_version = "1.0"\nx = [1,\n2', "F:3: no TOML: "),
-        ('schema_version = "1.0"\n[servers\n', "F:2: no TOML: "),
+        ('schema_version = "1.0"\nx = [1,\n2', "F:3: not TOML: "),
+        ('schema_version = "1.0"\n[servers\n', "F:2: not TOML: "),
         ('schema_version = "1.0"\nx = ' + "[" * 9999 + "]" * 9999, "F:1: nested too deeply for a configuration file"),
     ],
 )

@@ -41,7 +41,7 @@ def settings(machine: str, copy: Path) -> dict[str, str]:
             given["CUDA_VISIBLE_DEVICES"] = "0,1"
         return given
     if on_gpu() and machine == "one-h200":
-        return with_machine({})
+        return {**with_machine({}), "PYMPSD_DRIVER": "580"}
     return {"PYMPSD_EMULATED_DEVICES": str(copy)}
 
 

@@ -58,6 +58,31 @@ def test_only_auto_has_another_backend_in_the_drivers_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("backend", "devices", "setting", "driver"),
+    [
+        ("emulated", "2xH200", "", 590),
+        ("emulated", "2xH200", "580", 580),
+        ("cuda", "", "", 590),
+        ("vendor", "", "", 580),
+        ("vendor", "", "590", 590),
+    ],
+)
+def test_one_branch_of_the_driver_is_chosen_for_daemon_and_devices(
+    backend: str, devices: str, setting: str, driver: int
+) -> None:
+    chosen = machine(backend, FOUND, SERVER, PYMPSD_EMULATED_DEVICES=devices, PYMPSD_DRIVER=setting)
+    assert {chosen.driver, *(device.driver for device in chosen.devices)} == {driver}
+
+
+def test_a_machine_is_described_with_a_branch_of_the_driver(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text("driver = 580\n[[device]]\n")
+    described = {"PYMPSD_EMULATED_DEVICES": str(path)}
+    assert machine("auto", FOUND, SERVER, **described).driver == 580
+    assert machine("auto", FOUND, SERVER, **described, PYMPSD_DRIVER="590").driver == 590
+
+
+@pytest.mark.parametrize(
     ("backend", "probed", "server", "said"),
     [
         (
@@ -79,7 +104,7 @@ def test_what_is_asked_for_and_not_there_is_an_error(backend: str, probed: Probe
 
 
 def test_a_server_that_is_named_and_no_program_is_named_in_the_error() -> None:
-    with pytest.raises(NoDriver, match="PYMPSD_VENDOR_SERVER=/nowhere is no program"):
+    with pytest.raises(NoDriver, match="PYMPSD_VENDOR_SERVER=/nowhere is not a program"):
         machine("vendor", FOUND, "", PYMPSD_VENDOR_SERVER="/nowhere")
 
 

@@ -50,7 +50,7 @@ def test_a_machine_is_the_same_each_time_it_is_described() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", ",", "B200", "h200", "0xH200", "65xH200", "-1xH200", "2 xH200", "xH200x", "H200,", "1.5xH200", "²xH200"],
+    ["", ",", "B300", "h200", "0xH200", "65xH200", "-1xH200", "2 xH200", "xH200x", "H200,", "1.5xH200", "²xH200"],
 )
 def test_an_invalid_short_form_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(BadMachine, match=r"none of H200, H100, A100, V100, P100.*count up to 64.*path of a TOML"):
@@ -98,15 +98,16 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        ("nonsense", "no TOML"),
-        ("x = " + "9" * 5000, "no TOML"),
-        ("x = " + "[" * 5000, "no TOML"),
+        ("nonsense", "not TOML"),
+        ("x = " + "9" * 5000, "not TOML"),
+        ("x = " + "[" * 5000, "not TOML"),
+        ("driver = 600\n[[device]]", "driver is one of 580, 590, not 600"),
         ("", r"one \[\[device\]\] table a device"),
         ("device = 5", r"one \[\[device\]\] table a device"),
         ("device = [1]", r"one \[\[device\]\] table a device"),
         ("device = []", "1 to 64 devices, not 0"),
         ("[[device]]\ncolour = 1", "a device has no colour; it has compute_capability, compute_mode, count"),
-        ('[[device]]\nprofile = "B200"', "profile 'B200' is none of H200, H100, A100, V100, P100"),
+        ('[[device]]\nprofile = "B300"', "profile 'B300' is none of H200, H100, A100, V100, P100"),
         ("[[device]]\nprofile = []", "is none of H200, H100, A100, V100, P100"),
         ("[[device]]\ncount = 0", "count is a number from 1 to 64, not 0"),
         ("[[device]]\ncount = 65", "count is a number from 1 to 64, not 65"),
@@ -127,6 +128,15 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         ('[[device]]\ncompute_capability = "9."', 'written like "9.0"'),
         ('[[device]]\ncompute_mode = "OFF"', "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
         ("[[device]]\nunified_addressing = 0", "unified_addressing is true or false, not 0"),
+        ("[[device]]\nsm_chunks = 15", r"sm_chunks is \[CHUNKS, SMS-IN-EACH\], as in \[15, 8\], not 15"),
+        ("[[device]]\nsm_chunks_2 = [0, 8]", r"sm_chunks_2 is \[CHUNKS, SMS-IN-EACH\]"),
+        ("[[device]]\nsm_chunks = [17, 8]", "sm_chunks: 17 chunks of 8 SMs do not fit 132 SMs"),
+        ("[[device]]\nsm_chunks_2 = [10, 12]", "10 chunks of 12 SMs cannot be made of 15 chunks of 8"),
+        ("[[device]]\nsm_chunks_2 = [8, 16]", "8 chunks of 16 SMs cannot be made of 15 chunks of 8"),
+        (
+            '[[device]]\nprofile = "V100"\nsm_chunks = [10, 8]',
+            "sm_chunks: static SM partitions need compute capability 8.0",
+        ),
         ("[[device]]\ncompute_mode = [1]", "compute_mode is one of DEFAULT, PROHIBITED, EXCLUSIVE_PROCESS"),
     ],
 )
@@ -160,7 +170,7 @@ def test_address_spaces_are_always_shared_before_volta() -> None:
 
 
 def test_a_machine_has_no_other_properties() -> None:
-    with pytest.raises(BadMachine, match="a machine has no colour; it has device, fault_containment, stops"):
+    with pytest.raises(BadMachine, match="a machine has no colour; it has device, fault_containment, driver, stops"):
         from_toml("colour = 1\n[[device]]\n")
 
 

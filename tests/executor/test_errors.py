@@ -73,7 +73,7 @@ def test_a_fault_sticks_to_its_context_and_no_other(executor: ExecutorOwner) -> 
     ):
         answer = client.call(name, *operands)
         assert answer.result == Result.ERROR_ILLEGAL_ADDRESS, name
-        assert answer.flags == records.FLAG_POISONED
+        assert answer.flags == records.FLAG_STICKY
         assert "store" in answer.reason
     client.send("DESTROY_STREAM", client.handle())
     assert client.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_ILLEGAL_ADDRESS
@@ -105,7 +105,7 @@ def test_a_call_of_no_functions_address_poisons_the_context(client: RawClient) -
     for _ in range(2):
         answer = client.call("SYNCHRONIZE_CONTEXT")
         assert answer.result == Result.ERROR_INVALID_PC
-        assert answer.flags == records.FLAG_POISONED
+        assert answer.flags == records.FLAG_STICKY
         assert "which is not a function of this shape" in answer.reason
 
 
@@ -114,7 +114,7 @@ def test_a_call_that_waits_returns_the_fault(client: RawClient) -> None:
     client.launch(module, TRAPPED)
     answer = client.call("SYNCHRONIZE_STREAM", 0)
     assert answer.result == Result.ERROR_LAUNCH_FAILED
-    assert answer.flags == records.FLAG_POISONED
+    assert answer.flags == records.FLAG_STICKY
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
-from pympsd.wire.graph_items import EDGE_LIMIT, ITEM_LIMIT, Conditional, ConditionalKind, GraphItem, encode
+from pympsd.wire.graph_items import MAX_EDGES, MAX_ITEMS, Conditional, ConditionalKind, GraphItem, encode
 from pympsd_server.executor.graphs.streams import MAX_CLIENT_STREAMS
 from pympsd_server.executor.requests.backpressure import HALF_OF_MAX
 from tests.executor.executor_owner import ExecutorOwner
@@ -235,8 +235,8 @@ def test_what_a_refused_launch_has_queued_counts_as_unfinished(client: RawClient
 @pytest.mark.parametrize(
     "items",
     [
-        [GraphItem(b"")] * (ITEM_LIMIT + 1),
-        [GraphItem(b""), *[GraphItem(b"", (0,) * 1024)] * (EDGE_LIMIT // 1024 + 1)],
+        [GraphItem(b"")] * (MAX_ITEMS + 1),
+        [GraphItem(b""), *[GraphItem(b"", (0,) * 1024)] * (MAX_EDGES // 1024 + 1)],
     ],
 )
 def test_too_large_a_graph_is_refused(client: RawClient, items: list[GraphItem]) -> None:

@@ -152,10 +152,10 @@ def test_a_fault_tells_those_that_have_not_begun(client: RawClient) -> None:
     second = post(client, stream, 2)
     client.launch(module, TRAPPED, stream=other)
     answer = client.answer(second)
-    assert (answer.result, answer.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_POISONED)
+    assert (answer.result, answer.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_STICKY)
     client.send("HOST_FUNCTION_DONE", 1)
     late = client.answer(post(client, stream, 3))
-    assert (late.result, late.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_POISONED)
+    assert (late.result, late.flags) == (Result.ERROR_LAUNCH_FAILED, records.FLAG_STICKY)
 
 
 def test_terminating_and_detaching_do_not_wait_for_functions(executor: ExecutorOwner) -> None:

@@ -110,7 +110,7 @@ def test_garbage_harms_no_other_client(pair: Pair, garbage: bytes, value: int) -
     pair.check(value + 1)
 
 
-@pytest.mark.parametrize("length", [0, 8, 23, records.RECORD_LIMIT + 1, 2**32 - 1])
+@pytest.mark.parametrize("length", [0, 8, 23, records.MAX_RECORD + 1, 2**32 - 1])
 def test_a_broken_length_ends_that_stream_only(pair: Pair, length: int) -> None:
     with pair.bad_client() as bad:
         bad.stream.sendall(records.HEADER.pack(1, 0, length, 1, 1))

@@ -138,6 +138,31 @@ def test_the_memory_of_clients_is_what_nvml_reports(
         assert "96.0M" in daemon.run(["top", "--once", "--filter", str(first.pid)]).stdout
 
 
+def test_lists_show_what_the_daemon_has_set_for_a_client_and_how_many_more_fit(
+    start_driver_daemon: Callable[..., DaemonProcess], nvml: dict[str, str]
+) -> None:
+    daemon = start_driver_daemon(**nvml, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25")
+    assert daemon.say("set_default_client_priority 1") == ""
+    with DriverClient.start(pipe(daemon)) as first, DriverClient.start(pipe(daemon)) as client:
+        first.connect()  # the devices are known with the first server
+        assert daemon.say(f"set_device_pinned_mem_limit {daemon.servers()[0]} 0 4G") == ""
+        client.connect()
+        Path(nvml["FAKE_NVML_FILE"]).write_text(f"{client.pid} {96 << 20}\n")
+        record = json.loads(daemon.say("ps --json"))[1]
+        assert (record["active_thread_percentage"], record["memory_limit"], record["priority"]) == (25.0, 4 << 30, 1)
+        unlimited, row = (line.split() for line in daemon.say("ps --limits").splitlines()[1:])
+        assert unlimited[5:10] == ["25.0", "-", "-", "unlimited", "1"]
+        assert row[5:10] == ["25.0", "-", "96.0M", "4G", "1"]
+        assert daemon.say("ps").splitlines()[2].split()[5:] == row[10:], "the recorded columns"
+        shown = daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()
+        assert (int(shown[0]), shown[4:9]) == (client.pid, ["25.0", "1", "96.0M", "4G", "1"])
+        (device,) = json.loads(daemon.say("get_device_client_list --json"))
+        assert (device["max_clients"], device["free_clients"]) == (48, 46)
+        assert client.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        (device,) = json.loads(daemon.say("get_device_client_list --json"))
+        assert device["free_clients"] == 45
+
+
 def test_nvml_that_fails_is_logged_and_asked_again_later(
     start_driver_daemon: Callable[..., DaemonProcess], nvml: dict[str, str]
 ) -> None:

@@ -121,7 +121,7 @@ def test_strict_is_refused_by_name(theirs: TheirDaemon, tool: DaemonProcess) -> 
     done = tool.run(["--strict"], "ps\n")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == ("--strict: this is NVIDIA's own daemon, which does not say which commands it refuses\n")
+    assert done.stderr == ("--strict: this is NVIDIA's own daemon, which does not report which commands it refuses\n")
     assert theirs.sessions == 0
 
 
@@ -142,7 +142,10 @@ def test_a_daemon_that_is_silent(theirs: TheirDaemon, tool: DaemonProcess, direc
         began = time.monotonic()
         done = DaemonProcess(directory / "other").run([], "ps\n")
     assert done.returncode == 2
-    assert done.stderr == "The MPS control daemon does not answer: it was reached and said nothing for 10 s\n"
+    assert (
+        done.stderr
+        == "The MPS control daemon does not answer: it accepted the connection, then sent nothing for 10 s\n"
+    )
     assert time.monotonic() - began < 20
 
 

@@ -184,6 +184,21 @@ def test_a_clients_own_percentage_is_by_device(make_daemon: Callable[..., Daemon
     assert sms_of(client) == [("12", "12"), ("66", "66")], "an index counts among the devices that it sees"
 
 
+def test_a_contexts_own_percentage_is_by_device(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
+    daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200")
+    client = begun(start(daemon, CUDA_VISIBLE_DEVICES="1,0", **{PERCENTAGE: "80", EACH: "1"}))
+    client.do(f"env {PERCENTAGE} 0=20,1=50")
+    assert [affinity for _, affinity in sms_of(client)] == ["26", "66"], "as the client counts its devices"
+    client.do(f"env {PERCENTAGE} 1=100")
+    assert [affinity for _, affinity in sms_of(client)] == ["104", "104"], "no limit of its own, nor a higher one"
+    client.do(f"env {PERCENTAGE} 0=20,7=50")
+    assert client.do("newctx 0") == "CUDA_ERROR_INVALID_VALUE"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: '7=50': 7 is no device" in client.do("error")
+    lenient = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{EACH: "1"}))
+    lenient.do(f"env {PERCENTAGE} 0=20,7=50")
+    assert [affinity for _, affinity in sms_of(lenient)] == ["26", "132"]
+
+
 def test_a_percentage_of_a_device_that_is_not_there_is_refused(daemon: DaemonProcess, start: Start) -> None:
     for entry, allowed in {
         "7=50": "7 is no device",
@@ -379,7 +394,9 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
 def test_one_process_may_hold_all_48_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
     client, other = begun(start(daemon)), begun(start(daemon))
     assert client.do("contexts 60") == f"48 {FULL}"
-    assert "1 of the device's 48 connections, and 0 are free" in client.do("error")
+    assert "1 of the device's 48 connections, and 0 are free: no more clients fit" in client.do("error")
+    full = "takes 1 of the device's 48 connections, and 0 are free: no more clients fit until contexts of others end"
+    in_server_log(daemon, f"Client {client.pid}: a context of this process {full}")
     in_server_log(daemon, REACHED.format(48))
     for _ in range(2):
         assert other.do("newctx 0") == FULL

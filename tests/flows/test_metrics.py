@@ -25,11 +25,15 @@ from pympsd.state_machine.state import client as state_client
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Count, Daemon
+from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue, QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import Peer
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES, LimitsInForce, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.shares import Shares
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana/pympsd.json"
@@ -86,8 +90,16 @@ def state() -> Daemon:
     contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
     server.launches = {1: 42}
     daemon.lifetime.counts[Count.FAULTS] = 3
+    limits = LimitsInForce(50.0, 1, {0: 64 * MIB}, {0: 66, 1: 32}, {0: 50.0, 1: 25.0})
     server.clients = {
-        5: Client(5, 7, state_client.ClientProcess(Peer(907, 7, 7), "python", 0), contexts, {0: 3 * MIB, 1: 0})
+        5: Client(
+            5,
+            7,
+            state_client.ClientProcess(Peer(907, 7, 7), "python", 0),
+            contexts,
+            {0: 3 * MIB, 1: 0},
+            limits=limits,
+        )
     }
     daemon.servers = {1: server}
     daemon.usage.shares = Shares({"connections": 50})
@@ -113,6 +125,38 @@ def test_the_text_says_what_there_is(state: Daemon) -> None:
     assert [(labels["device"], value) for labels, value in found["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
 
 
+def test_the_text_has_the_limits_of_clients(state: Daemon) -> None:
+    def values(name: str) -> dict[str, float]:
+        family = samples(metrics_text(state, "vendor"))[f"pympsd_{name}"]
+        return {labels.get("device", ""): value for labels, value in family}
+
+    assert values("client_active_thread_ratio") == {"0": 0.5, "1": 0.25}
+    assert values("client_multiprocessors") == {"0": 66, "1": 32}
+    assert values("client_memory_limit_bytes") == {"0": 64 * MIB}
+    assert values("client_priority") == {"": 1}
+    assert values("server_free_clients") == {"0": 47, "1": 47}
+    state.servers[1].clients[5].limits = LimitsInForce(12.5, 0, {}, {})
+    assert values("client_active_thread_ratio") == {"": 0.125}
+    state.servers[1].clients[5].limits = None
+    assert values("client_priority") == {}, "another server reports it soon"
+
+
+def test_the_share_of_the_next_client_is_by_device_where_devices_differ(state: Daemon) -> None:
+    def ratios() -> list[tuple[str, float]]:
+        found = samples(metrics_text(state, "emulated"))["pympsd_server_active_thread_ratio"]
+        return [(labels.get("device", ""), value) for labels, value in found]
+
+    state.options = evolve(state.options, protocol=3)
+    server = state.servers[1]
+    named = NamedServer(server.name, 7)
+    state.named_servers.add(named)
+    assert ratios() == [("", 1.0)]
+    named.namespaces[DEFAULT].limits = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
+    assert ratios() == [("0", 0.5), ("1", 0.25)]
+    named.maximum = Limits({ALL_DEVICES: ThreadPercentage(20.0)})
+    assert ratios() == [("", 0.2)]
+
+
 def test_the_text_of_a_daemon_without_servers(state: Daemon) -> None:
     state.servers.clear()
     assert samples(metrics_text(state, "emulated"))["pympsd_server_clients"] == []
@@ -133,7 +177,20 @@ def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
     assert (changed == labels) == (protocol == 3)
 
 
+def test_drains_have_samples(state: Daemon) -> None:
+    _drain_user(state)
+    found = samples(metrics_text(state, "emulated"))
+    assert found["pympsd_drain_clients"] == [({"target": "--user=1001"}, 1)]
+    assert found["pympsd_drain_held_clients"] == [({"target": "--user=1001"}, 0)]
+
+
+def _drain_user(state: Daemon) -> None:
+    target = DrainTarget(TargetKind.USER, "1001")
+    state.drains.by_target[target] = Drain(target, clients={1: RunningClient(907)})
+
+
 def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
+    _drain_user(state)
     known = set(re.findall(r"^(\w+)\{", metrics_text(state, "emulated"), re.M))
     asked = [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
     names = {name for each in asked for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", each))}

@@ -336,7 +336,10 @@ def test_a_daemon_that_is_silent(make_daemon: MakeDaemon, words: list[str], back
         done = daemon.run(["--timeout", "0.5", *words], "get_server_list")
         assert 0.4 < time.monotonic() - began < TIMEOUT, "it has its own bound, not the usual one"
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "The MPS control daemon does not answer: it was reached and said nothing for 0.5 s\n"
+    assert (
+        done.stderr
+        == "The MPS control daemon does not answer: it accepted the connection, then sent nothing for 0.5 s\n"
+    )
 
 
 def test_a_daemon_that_is_stopped(daemon: DaemonProcess) -> None:

@@ -23,6 +23,7 @@ MIB = 1 << 20
 def client(pid: int, memory: int, contexts: int = 1, command: str = "python") -> dict[str, Any]:
     made = [{"id": n, "number": n, "device": 0} for n in range(contexts)]
     own = {"active_thread_percentage": 25.0, "namespace": None, "memory_bytes": {"0": memory}, "pid_namespace": 1}
+    own |= {"multiprocessors": {"0": 32}, "memory_limits": {}, "priority": 0}
     return {"pid": pid, "uid": 7, "command": command, "contexts": made, **own}
 
 
@@ -56,15 +57,15 @@ def test_rows_are_in_the_order_that_is_asked_for() -> None:
     assert [row.pid for row in rows(ANSWERS, "pid")] == [50, 60, 61, 62, 70]
     assert [row.pid for row in rows(ANSWERS, "memory")] == [50, 60, 61, 62, 70]
     assert [row.pid for row in rows(ANSWERS, "contexts")] == [50, 61, 60, 62, 70]
-    assert [row.pid for row in rows(ANSWERS, wanted="LATER")] == [70]
+    assert [row.pid for row in rows(ANSWERS, text="LATER")] == [70]
 
 
 def test_a_row_says_what_is_known_of_a_client() -> None:
     server, _, second, idle, waits = rows(ANSWERS)
     assert (server.contexts, server.memory) == (3, 6 * MIB)
     assert lines([second]) == [
-        "     PID     UID    SERVER  STATUS     SM %   CTX     MEMORY  LAUNCH/S  COMMAND",
-        "      60       7        50  ACTIVE     25.0     1       5.0M         -  a?[2Jb",
+        "     PID     UID    SERVER  STATUS     SM %   CTX     MEMORY  PRIO  LAUNCH/S  COMMAND",
+        "      60       7        50  ACTIVE     25.0     1       5.0M     0         -  a?[2Jb",
     ]
     assert [row.percentage for row in (server, idle, waits)] == [30.0, 25.0, None]
     assert (idle.status, waits.status, waits.memory) == ("IDLE", "WAITING", None)
@@ -74,12 +75,24 @@ def test_columns_are_there_that_have_something() -> None:
     in_namespace = {**client(61, MIB), "namespace": "small"}
     found = rows([[{**SERVER, "clients": [in_namespace]}], [WAITING], NO_DEVICES])
     heading, server, row, waits = lines(found, counts_launches=False)
-    assert heading.split() == ["PID", "UID", "SERVER", "NAMESPACE", "STATUS", "SM", "%", "CTX", "MEMORY", "COMMAND"]
+    columns = ["PID", "UID", "SERVER", "NAMESPACE", "STATUS", "SM", "%", "CTX", "MEMORY", "PRIO", "COMMAND"]
+    assert heading.split() == columns
     assert [line.split()[3] for line in (server, row, waits)] == ["-", "small", "-"]
     assert len({line.index(word) for line, word in ((heading, "COMMAND"), (row, "python"), (waits, "later"))}) == 1
-    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], NO_DEVICES], wanted="SMALL")] == [
+    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], NO_DEVICES], text="SMALL")] == [
         61
     ]
+
+
+def test_limits_of_memory_are_there_if_a_client_has_one() -> None:
+    limited = [{**client(61, MIB), "memory_limits": {"0": 4 << 30, "1": 4 << 30}, "priority": 1}, client(62, 0)]
+    limited.append({**client(63, MIB), "memory_limits": {"0": 4 << 30, "1": 512 << 20}})
+    heading, server, *shown = lines(rows([[{**SERVER, "clients": limited}], [], NO_DEVICES]))
+    assert heading.split()[7:10] == ["MEMORY", "LIMIT", "PRIO"]
+    assert [line.split()[7:9] for line in shown] == [["4G", "1"], ["-", "0"], ["0=4G,1=512M", "0"]]
+    assert server.split()[7:9] == ["-", "-"], "clients have limits"
+    older = {key: value for key, value in limited[0].items() if key not in ("memory_limits", "priority")}
+    assert [row.priority for row in rows([[{**SERVER, "clients": [older]}], [], NO_DEVICES])] == [None, None]
 
 
 def test_a_long_uid_widens_its_column_in_every_line() -> None:
@@ -166,7 +179,7 @@ def test_a_daemon_that_is_stopped(daemon: DaemonProcess) -> None:
     suspend(daemon.pid)
     done = daemon.run(["--timeout", "0.5", "top", "--once"])
     os.kill(daemon.pid, signal.SIGCONT)
-    assert (done.returncode, done.stderr) == (2, "the MPS control daemon said nothing for 0.5 s\n")
+    assert (done.returncode, done.stderr) == (2, "the MPS control daemon sent nothing for 0.5 s\n")
 
 
 def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:

@@ -303,7 +303,7 @@ def test_an_answer_without_an_end_is_ended(start: Start, tool: DaemonProcess, wh
     done = tool.run(["--timeout", "2", "ps"])
     assert done.returncode in (1, 2)
     assert len(done.stdout) <= 16 << 20
-    assert reason in done.stderr or "it was reached and said nothing for 2 s" in done.stderr
+    assert reason in done.stderr or "it accepted the connection, then sent nothing for 2 s" in done.stderr
     top = tool.run(["--timeout", "2", "top", "--once"])
     assert top.returncode in (1, 2)
     assert top.stdout == ""
@@ -313,7 +313,7 @@ def test_one_that_says_it_works_is_not_waited_for(start: Start, tool: DaemonProc
     start(None, before=(frames.encode(frames.OPERATOR_WORKING),))
     done = tool.run(["--timeout", "0.3", "ps"])
     assert done.returncode == 2
-    assert "said nothing for 0.3 s" in done.stderr
+    assert "sent nothing for 0.3 s" in done.stderr
 
 
 def test_a_frame_longer_than_any_daemons_is_refused(start: Start, tool: DaemonProcess) -> None:

@@ -66,7 +66,7 @@ def test_an_invalid_length_ends_the_stream(rig: Rig, length: int) -> None:
     _expect_end(rig)
 
 
-@pytest.mark.parametrize("length", [0, 23, records.RECORD_LIMIT + 1, (1 << 32) - 1])
+@pytest.mark.parametrize("length", [0, 23, records.MAX_RECORD + 1, (1 << 32) - 1])
 def test_an_invalid_length_on_the_socket_ends_the_stream(rig: Rig, length: int) -> None:
     rig.client_end.sendall(_header(HEADER_BYTES) + _header(length))
     assert rig.worker.take() == DeclinedRecord(_header(HEADER_BYTES), 0)
@@ -87,7 +87,7 @@ def test_records_arrive_on_the_socket_in_any_pieces(rig: Rig) -> None:
 
 
 def test_the_longest_record_of_the_socket_is_taken_whole(rig: Rig) -> None:
-    record = _header(records.RECORD_LIMIT).ljust(records.RECORD_LIMIT, b"x")
+    record = _header(records.MAX_RECORD).ljust(records.MAX_RECORD, b"x")
     rig.start()
     rig.client_end.sendall(record + record)
     assert [rig.next(), rig.next()] == [DeclinedRecord(record, 0)] * 2

@@ -19,7 +19,7 @@ from tests.native.rig import SECONDS, Rig
 
 FOR_PYTHON = records.BY_NAME["IMAGE_PART"].opcode
 RECORDS = 100_000
-BODY_LIMIT = RECORD_BYTES - records.HEADER_BYTES
+MAX_BODY = RECORD_BYTES - records.HEADER_BYTES
 SIZES: tuple[Callable[[random.Random], int], ...] = (
     lambda source: 0,
     lambda source: 88,
@@ -54,7 +54,7 @@ def test_records_of_all_sizes_arrive_in_order_around_the_ring(rig: Rig) -> None:
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.one_of(st.integers(0, 64), st.integers(0, BODY_LIMIT // 8)), st.integers(0, 4))))
+@given(st.lists(st.tuples(st.one_of(st.integers(0, 64), st.integers(0, MAX_BODY // 8)), st.integers(0, 4))))
 def test_any_sequence_of_sizes_and_takes(rig: Rig, puts: list[tuple[int, int]]) -> None:
     # The ring is kept from one example to the next, so that records meet its end at any position.
     waiting: list[bytes] = []
@@ -115,7 +115,7 @@ def test_a_ring_can_be_filled_to_the_last_byte(rig: Rig) -> None:
 
 def test_a_record_that_can_never_fit_is_refused(rig: Rig) -> None:
     for _ in range(4):
-        assert rig.ring.put(_record(random.Random(5), BODY_LIMIT))
+        assert rig.ring.put(_record(random.Random(5), MAX_BODY))
     with pytest.raises(CudaError, match="are allowed"):
         rig.ring.put(_record(random.Random(5), RING_BYTES))
 

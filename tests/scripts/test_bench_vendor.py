@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "scripts" / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-from beside_vendor import rows, sections  # noqa: E402 - found by the path above
+from beside_vendor import inference, rows, sections  # noqa: E402 - found by the path above
 from gpu import ways  # noqa: E402
 from gpu.figures import Figures  # noqa: E402
 from gpu.kernels import COUNTS, KERNELS  # noqa: E402
@@ -47,6 +47,8 @@ def good_figures() -> Figures:
         figures.put(50.0, sections.TURN, daemon, sections.EXIT_TO_SUCCESS)
         figures.put(0.0, sections.IDLE, daemon, "wake-ups")
         figures.put(16.0, sections.PS, daemon, "echo ps |")
+        for count in map(str, inference.COUNTS):
+            figures.put(rate, inference.SECTION, daemon, inference.RATE, count, "0")
     figures.put(10.0, sections.PS, sections.BARE, "echo ps |")
     return figures
 
@@ -60,23 +62,24 @@ def test_what_just_reaches_the_bounds_meets_them() -> None:
         "at most 20",
         "at most 1.1",
         "at most 0",
-        *["at least 0.97"] * len(KERNELS),
+        *["at least 0.97"] * (len(KERNELS) + 1),
     ]
 
 
 @pytest.mark.parametrize(
     ("value", "figure"),
     [
-        (16.1, f"{sections.PS}|{ways.PYMPSD}|echo ps |"),
-        (1.06, f"{sections.JOIN}|{ways.PYMPSD}|cuInit to first kernel, p50"),
-        (20.1, f"{sections.TURN}|{ways.PYMPSD}|{sections.EXIT_TO_START}"),
-        (1.2, f"{sections.ARRIVAL}|{ways.PYMPSD}|until all have a context"),
-        (1.0, f"{sections.IDLE}|{ways.PYMPSD}|wake-ups"),
+        (16.1, (sections.PS, ways.PYMPSD, "echo ps |")),
+        (1.06, (sections.JOIN, ways.PYMPSD, "cuInit to first kernel, p50")),
+        (20.1, (sections.TURN, ways.PYMPSD, sections.EXIT_TO_START)),
+        (1.2, (sections.ARRIVAL, ways.PYMPSD, "until all have a context")),
+        (1.0, (sections.IDLE, ways.PYMPSD, "wake-ups")),
+        (960.0, (inference.SECTION, ways.PYMPSD, inference.RATE, "8", "0")),
     ],
 )
-def test_what_misses_a_bound_is_short(value: float, figure: str) -> None:
+def test_what_misses_a_bound_is_short(value: float, figure: tuple[str, ...]) -> None:
     figures = good_figures()
-    figures.put(value, *figure.split("|", 2))
+    figures.put(value, *figure)
     missed = [row for row in rows.rows(figures, COUNTS) if row.target and row.verdict != "met"]
     assert [row.verdict.partition(" ")[0] for row in missed] == ["short"]
 

@@ -11,7 +11,7 @@ from processes import SECONDS
 
 from pympsd.control import Daemon
 
-README = Path(__file__).parents[2] / "README.md"
+PROGRAMS = Path(__file__).parents[2] / "docs" / "programs.md"
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
@@ -25,8 +25,8 @@ def test_provisioning_shows_what_its_page_says() -> None:
     assert said.endswith("All was as it should be.\n")
 
 
-def test_readmes_program_runs_anywhere_and_prints_its_data(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def test_the_clients_program_runs_anywhere_and_prints_its_data(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", PROGRAMS.read_text(), re.DOTALL)
     expected = re.findall(r"^print\(numbers\)  # (.*)$", block, re.MULTILINE)
     with Daemon(machine="H200") as daemon:
 

@@ -72,7 +72,7 @@ async def test_an_operator_is_answered_and_logged(daemon: RunningDaemon) -> None
         frames.encode(frames.FIRST_MESSAGE_KIND, b"\x81\xa1x" + b"\x91" * 500_000),
         messages.encode(ShutDown(True)),
         messages.encode(ServerReturn(Versions(), os.getpid(), "ACTIVE", False, 0)),
-        (frames.BODY_LIMIT + 1).to_bytes(4, "little") + bytes(4),
+        (frames.MAX_BODY + 1).to_bytes(4, "little") + bytes(4),
     ],
     ids=[
         "http", "ones", "zeros", "unknown", "no hello", "fds", "no body", "nested", "not for a client",
@@ -291,7 +291,7 @@ async def test_an_operator_that_violates_the_protocol_is_disconnected(daemon: Ru
 @bounded
 async def test_an_operators_line_of_any_length_is_answered(daemon: RunningDaemon) -> None:
     operator = await daemon.operator()
-    answer = await operator.ask(b"x" * frames.BODY_LIMIT)
+    answer = await operator.ask(b"x" * frames.MAX_BODY)
     assert [kind for kind, _ in answer] == [frames.OPERATOR_STDOUT, frames.OPERATOR_STDERR, frames.OPERATOR_DONE]
     assert await daemon.still_answers()
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HOSTILE, HONEST = 10001, 10002
 MIB = 1 << 20
 HELLO = frames.encode(frames.OPERATOR_HELLO)
-HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.BODY_LIMIT))[:-1]
+HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.MAX_BODY))[:-1]
 
 
 @define

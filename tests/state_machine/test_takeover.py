@@ -25,7 +25,6 @@ from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.takeover import TAKEOVER_TIMEOUT, first_id
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import (
-    EMPTY_STATE,
     InitialDefaults,
     PersistentConfiguration,
     PersistentQuit,
@@ -217,7 +216,7 @@ def test_a_debugged_client_waits_for_an_awaited_servers_clients(heir: Story) -> 
 
 def test_only_values_set_by_commands_persist(story: Story) -> None:
     initial = InitialDefaults.of(story.daemon)
-    assert snapshot(story.daemon, initial) == EMPTY_STATE
+    assert snapshot(story.daemon, initial) == PersistentState()
     story.says("set_default_active_thread_percentage 40")
     story.says("set_default_device_pinned_mem_limit 1 2G")
     remembered = snapshot(story.daemon, initial)

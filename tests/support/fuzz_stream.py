@@ -315,7 +315,7 @@ class StreamFuzz:
                 self._send(client, record)
                 sent += 1
             if source.random() < BROKEN_LENGTHS:
-                length = source.choice((0, 7, 23, records.RECORD_LIMIT + 1, 2**32 - 1))
+                length = source.choice((0, 7, 23, records.MAX_RECORD + 1, 2**32 - 1))
                 length = source.choice((length, 28, RECORD_BYTES + 8)) if client.ring is not None else length
                 self._send(client, records.HEADER.pack(1, 0, length, 1, 1))
                 self._read_to_its_end(client)

@@ -25,7 +25,7 @@ from pympsd.wire.driver.tool_lines import encode_line
 PACE_SECONDS = 0.01
 """From one connection of each kind to the next, once all have been tried: no attack by using the processor up."""
 HELLO = frames.encode(frames.OPERATOR_HELLO)
-HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.BODY_LIMIT))[:-1]
+HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.MAX_BODY))[:-1]
 UNREAD = frames.encode(frames.OPERATOR_LINE, b"x" * 60_000) * 20
 """Each line is answered twice as long."""
 
@@ -35,7 +35,7 @@ def _garbage() -> bytes:
 
 
 KINDS: dict[str, Callable[[], list[bytes]]] = {
-    "mute": list,
+    "unresponsive": list,
     "idle": lambda: [HELLO],
     "half_frames": lambda: [HELLO + HALF_LINE],
     "unread": lambda: [HELLO + UNREAD],
@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[[], list[bytes]]] = {
 """What a connection of each kind sends."""
 TOOL = [CREDENTIALS, encode_role(Role.TOOL)]
 OF_DRIVER: dict[str, Callable[[], list[bytes]]] = {
-    "mute": list,
+    "unresponsive": list,
     "idle": lambda: TOOL,
     "half_frames": lambda: [*TOOL, encode_line(b"ps")[0]],
     "unread": lambda: [*TOOL, *200 * encode_line(b"x" * 60_000)],

@@ -19,7 +19,7 @@ from attrs import define, evolve, field
 from pympsd.devices.machine import describe
 from pympsd.service.processes.status import start_time_of
 from pympsd.takeover import state_file
-from pympsd.takeover.state.records import EMPTY_STATE, PersistentNamespace, PersistentServer, PersistentState
+from pympsd.takeover.state.records import PersistentNamespace, PersistentServer, PersistentState
 from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limit_table import Limits, percentages
@@ -84,11 +84,11 @@ def test_it_is_replaced_atomically_and_only_if_it_changes(saved: StateFile) -> N
 
 
 def test_it_exists_even_if_there_is_nothing_to_save(saved: StateFile) -> None:
-    saved.save(EMPTY_STATE)
+    saved.save(PersistentState())
     assert os.listdir(saved.folder) == [files.STATE]
     found = read(saved.folder)
     assert found is not None
-    assert (found.remembered, found.started) == (EMPTY_STATE, {})
+    assert (found.remembered, found.started) == (PersistentState(), {})
 
 
 def test_the_remains_of_an_interrupted_write_are_replaced(saved: StateFile, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_removed_file_is_written_again(saved: StateFile) -> None:
 def test_in_a_folder_taken_by_another_daemon_nothing_is_changed(saved: StateFile, tmp_path: Path) -> None:
     before = (tmp_path / files.STATE).read_bytes()
     first = StateFile(saved.folder, lambda: DEVICES, log := Log(), lambda: True)
-    first.save(EMPTY_STATE)
+    first.save(PersistentState())
     assert (tmp_path / files.STATE).read_bytes() == before
     assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]
 
@@ -152,7 +152,7 @@ def full_disk() -> Iterator[None]:
 
 def test_without_room_a_failed_write_leaves_nothing_behind(saved: StateFile) -> None:
     with full_disk():
-        saved.save(EMPTY_STATE)
+        saved.save(PersistentState())
     assert saved.log.errors == [("state_not_kept", {"reason": "File too large"})]
     assert os.listdir(saved.folder) == [files.STATE]
 

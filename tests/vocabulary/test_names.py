@@ -2,7 +2,7 @@
 
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Ids
-from pympsd.vocabulary.results import ClientStatus, ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 
 def test_the_files_are_the_documented_ones() -> None:
@@ -24,4 +24,3 @@ def test_serials_count_from_1_without_repetition() -> None:
 
 def test_statuses_are_printed_by_name() -> None:
     assert [str(status) for status in ServerStatus] == ["INITIALIZING", "ACTIVE", "FAULT"]
-    assert [str(status) for status in ClientStatus] == ["ACTIVE", "INACTIVE"]

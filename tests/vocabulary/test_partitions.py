@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.devices.machine import describe
+from pympsd.devices.machine import describe, from_toml
+from pympsd.devices.profiles import PROFILES
 from pympsd.vocabulary.partitions import (
     SmPartition,
     chunk_count,
@@ -17,9 +18,10 @@ from pympsd.vocabulary.partitions import (
     has_remainder,
     multiprocessors,
     partition_id,
+    protocol_2_chunks,
 )
 
-EVERY = {name: describe(name)[0] for name in ("H200", "H100", "A100", "V100", "P100")}
+EVERY = {name: describe(name)[0] for name in PROFILES}
 WITH_CHUNKS = st.sampled_from([device for device in EVERY.values() if chunk_count(device)])
 
 
@@ -28,6 +30,29 @@ WITH_CHUNKS = st.sampled_from([device for device in EVERY.values() if chunk_coun
 )
 def test_the_chunks_of_a_device(name: str, size: int, count: int) -> None:
     assert (chunk_size(EVERY[name]), chunk_count(EVERY[name])) == (size, count)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "size"),
+    [
+        ("H200", 15, 8), ("H100", 15, 8), ("B200", 18, 8), ("A100", 27, 4), ("L40S", 35, 4), ("L20", 23, 4),
+        ("A10", 18, 4), ("Orin", 8, 2), ("T4", 0, 0), ("V100", 0, 0), ("P100", 0, 0),
+    ],
+)  # fmt: skip
+def test_the_chunks_of_protocol_2(name: str, count: int, size: int) -> None:
+    chunks = protocol_2_chunks(EVERY[name])
+    assert len(chunks) == count
+    assert {len(multiprocessors(EVERY[name], chunk)) for chunk in chunks} == ({size} if count else set())
+    every = [unit for chunk in chunks for unit in chunk]
+    assert sorted(set(every)) == every
+    assert set(every) <= set(range(chunk_count(EVERY[name])))
+
+
+def test_a_machine_description_sets_the_chunks_of_both_protocols() -> None:
+    (device,) = from_toml('[[device]]\nprofile = "A100"\nsm_chunks = [52, 2]\nsm_chunks_2 = [13, 8]\n')
+    assert (chunk_count(device), chunk_size(device)) == (52, 2)
+    assert protocol_2_chunks(device)[:2] == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert len(protocol_2_chunks(device)) == 13
 
 
 @given(WITH_CHUNKS, st.data())

@@ -42,6 +42,7 @@ def test_every_variable_is_read() -> None:
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
             "CUDA_MPS_CLIENT_PRIORITY": "1",
             "PYMPSD_LOG_DIALECT": "r580",
+            "PYMPSD_DRIVER": "580",
             "PYMPSD_TURN_PATIENCE": "2.5",
             "PYMPSD_USERS": "together",
             "PYMPSD_VENDOR_SERVER": "/usr/bin/server",
@@ -58,6 +59,7 @@ def test_every_variable_is_read() -> None:
         "r580",
         (),
         turn_patience=2.5,
+        driver=580,
         vendor_server="/usr/bin/server",
         users="together",
     )

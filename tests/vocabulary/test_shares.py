@@ -40,7 +40,7 @@ def test_shares_are_read_from_several_texts_of_which_the_last_one_counts() -> No
         ("servers=-1", "the share of servers is a number from 0 to 256, not '-1'"),
         ("servers=1K", "the share of servers is a number from 0 to 256, not '1K'"),
         ("connections=3", "the share of connections is a number from 16 to 1048576, not '3'"),
-        ("buffers=1K", "the share of buffers is a number of bytes, with K, M or G after it if wanted, from "),
+        ("buffers=1K", "the share of buffers is a number of bytes, optionally followed by K, M or G, from "),
         ("", "a user's share is RESOURCE=VALUE, as in servers=16, not ''"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_header_reads_back(kind: int, body: bytes, fds: int) -> None:
 
 
 def test_a_megabyte_in_small_chunks_is_read_quickly() -> None:
-    data = frames.encode(1, os.urandom(frames.BODY_LIMIT))
+    data = frames.encode(1, os.urandom(frames.MAX_BODY))
     reader = FrameReader()
     got = [frame for start in range(0, len(data), 997) for frame in reader.feed(data[start : start + 997])]
-    assert [len(frame.body) for frame in got] == [frames.BODY_LIMIT]
+    assert [len(frame.body) for frame in got] == [frames.MAX_BODY]

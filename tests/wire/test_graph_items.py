@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pympsd.errors import RemoteError
 from pympsd.wire import graph_items, records
-from pympsd.wire.graph_items import NESTING_LIMIT, Conditional, ConditionalKind, GraphItem, TooLarge
+from pympsd.wire.graph_items import MAX_NESTING, Conditional, ConditionalKind, GraphItem, TooLarge
 
 LAUNCH = records.pack("LAUNCH", 1, 2, *range(11), tail=b"12345")
 
@@ -70,9 +70,9 @@ def check_order(items: tuple[GraphItem, ...]) -> None:
 
 
 def test_bodies_nest_up_to_a_limit() -> None:
-    assert graph_items.decode(graph_items.encode([nested(NESTING_LIMIT)])) == (nested(NESTING_LIMIT),)
-    with pytest.raises(TooLarge, match=str(NESTING_LIMIT)):
-        graph_items.decode(graph_items.encode([nested(NESTING_LIMIT + 1)]))
+    assert graph_items.decode(graph_items.encode([nested(MAX_NESTING)])) == (nested(MAX_NESTING),)
+    with pytest.raises(TooLarge, match=str(MAX_NESTING)):
+        graph_items.decode(graph_items.encode([nested(MAX_NESTING + 1)]))
     with pytest.raises(TooLarge):
         graph_items.decode(graph_items.encode([nested(500)]))
 

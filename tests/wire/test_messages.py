@@ -138,4 +138,4 @@ def test_encoding_a_non_message_or_one_too_long_is_a_local_error() -> None:
     with pytest.raises(LocalError, match="int is not a message"):
         messages.encode(5)
     with pytest.raises(LocalError, match="over the maximum"):
-        messages.encode(messages.Refused(1, "x" * (frames.BODY_LIMIT + 1)))
+        messages.encode(messages.Refused(1, "x" * (frames.MAX_BODY + 1)))

@@ -58,12 +58,12 @@ def test_completion_scope_and_handles_fit_each_other(operation: Operation) -> No
     kinds = [operand.kind for operand in operation.operands if operand.kind is not None]
     if operation.completion is Completion.QUEUED:
         assert Kind.STREAM in kinds, "work is queued in a stream"
-    if operation.completion is Completion.AWAITED:
+    if operation.completion is Completion.COMPLETE:
         assert operation.answered, "the answer is what reports that it is done"
         assert not operation.answers
     if operation.scope is Scope.PROCESS:
         assert not kinds, "handles belong to contexts"
-        assert operation.completion is Completion.AT_ONCE
+        assert operation.completion is Completion.IMMEDIATE
     assert operation.answered or not operation.brings_fd
     assert sum(operand.use is Use.CREATED for operand in operation.operands) <= 1
     assert all(operand.code == "Q" for operand in operation.operands if operand.kind is not None)
@@ -116,7 +116,7 @@ def test_records_cut_anywhere_come_out_whole(tails: list[bytes], steps: list[int
     assert [record.body[88 : 88 + len(tail)] for record, tail in zip(got, tails, strict=True)] == tails
 
 
-@given(st.integers(0, (1 << 32) - 1).filter(lambda n: not HEADER_BYTES <= n <= records.RECORD_LIMIT))
+@given(st.integers(0, (1 << 32) - 1).filter(lambda n: not HEADER_BYTES <= n <= records.MAX_RECORD))
 def test_a_length_out_of_range_is_refused_at_once(length: int) -> None:
     with pytest.raises(RemoteError, match=f"a record of {length} bytes: between 24 and 1048576 are allowed"):
         RecordReader().feed(HEADER.pack(1, 0, length, 0, 0))
@@ -134,9 +134,9 @@ def test_garbage_raises_nothing_but_remote_error(chunks: list[bytes]) -> None:
 
 
 def test_the_longest_record_passes() -> None:
-    longest = HEADER.pack(8, 0, records.RECORD_LIMIT, 0, 0) + bytes(records.RECORD_LIMIT - HEADER_BYTES)
+    longest = HEADER.pack(8, 0, records.MAX_RECORD, 0, 0) + bytes(records.MAX_RECORD - HEADER_BYTES)
     (record,) = RecordReader().feed(longest)
-    assert len(record.body) == records.RECORD_LIMIT - HEADER_BYTES
+    assert len(record.body) == records.MAX_RECORD - HEADER_BYTES
 
 
 @given(st.integers(0, 1 << 40))

@@ -35,10 +35,10 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
     for spelling, usual in recorded.spellings.items():
         if tuple(rest[: len(spelling)]) == spelling:
             rest[: len(spelling)] = [usual]
-    arguments = _take_options(syntax, recorded, rest)
     flags = {flag.spelling for flag in syntax.flags}
-    arguments |= {keyword(flag.name): flag.spelling in rest for flag in syntax.flags}
     places = [word for word in rest if word not in flags] if flags_anywhere else rest
+    arguments = _take_options(syntax, recorded, places)
+    arguments |= {keyword(flag.name): flag.spelling in rest for flag in syntax.flags}
     if recorded.missing and len(places) < len(syntax.required):
         raise _missing(syntax, recorded)
     left_over = places[len(syntax.required) + len(syntax.optional) :]

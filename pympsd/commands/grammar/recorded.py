@@ -60,11 +60,8 @@ RECORDED: Final = {
 WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality domains"}
 """Options of later drivers that are accepted without an effect, and why."""
 
-LATER_COMMANDS: Final = {
-    "sm_partition": "sm-partition create P --server=NAME --device=UUID --chunks=N",
-    "sm_partition rm": "sm-partition delete P --server=NAME --device=UUID",
-}
-"""Commands that later drivers have in protocol 2, and what they are called in protocol 3."""
+BY_FIRST_WORD: Final = {"sm_partition rm": "sm-partition delete P --server=NAME --device=UUID"}
+"""Counterparts in protocol 3 of commands with their first word, if that makes another one of them."""
 
 
 # --- numbers as C reads them: the leading digits of a word, without the rest

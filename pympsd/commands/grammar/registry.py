@@ -30,8 +30,9 @@ from attrs import evolve, field, frozen
 
 from pympsd.commands.grammar import loose, strict
 from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, restrict_view
-from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
+from pympsd.commands.grammar.recorded import BY_FIRST_WORD, RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
+from pympsd.process.version import DRIVER
 from pympsd.state_machine.instructions import Instruction, Note
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
@@ -65,14 +66,22 @@ class Command:
     """True if the answer depends on the servers' state: those that report only on request are asked first."""
     asks_process: bool = False
     """True if its caller has the properties that rules examine of the process whose PID is its first argument."""
+    asks_origins: bool = False
+    """True if a line of it that names a cgroup depends on those of clients' processes."""
+    has_strict_words: bool = False
+    """In protocol 2 too, its words are read as those of protocol 3: it is not a command of the driver's daemon."""
     owner_only: bool = False
     """It is refused to other users than root and the one who started the daemon."""
     takes_file: bool = False
     """True if its handler gets the text of the file that the line names, as ``text``."""
     refuses_unknown: bool = False
     """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
+    failure: str = ""
+    """The line that such a refusal prints, for programs that look for one."""
     in_protocol_3: str = ""
     """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
+    driver: int = 580
+    """The branch of the driver since which protocol 2 has it."""
     view: View = restrict_view
     """Returns the part of the state that a query answers from."""
     protocols: tuple[int, ...] = field()
@@ -97,10 +106,19 @@ class Command:
         """The verb of a command of protocol 3; empty for one of protocol 2."""
         return self.name.partition(" ")[2]
 
+    @property
+    def is_strict(self) -> bool:
+        """Return whether its words are read as those of protocol 3."""
+        return bool(self.verb) or self.has_strict_words
+
     @cached_property
     def is_query(self) -> bool:
         """Return whether the command changes nothing."""
         return is_query(self.name)
+
+    def is_in(self, protocol: int, driver: int) -> bool:
+        """Return whether a daemon of a protocol has the command, and behaves as a driver of this branch."""
+        return protocol in self.protocols and (protocol != 2 or driver >= self.driver)
 
     @property
     def names_server(self) -> bool:
@@ -109,7 +127,7 @@ class Command:
             *(argument.name for argument in (*self.syntax.required, *self.syntax.optional)),
             *self.syntax.options,
         )
-        return not self.verb and names[:1] == ("pid",)
+        return not self.is_strict and names[:1] == ("pid",)
 
     @property
     def usage(self) -> str:
@@ -120,7 +138,7 @@ class Command:
     def translate(self, words: Sequence[str]) -> Answer:
         """Return the refusal of a command of protocol 2 at a daemon of protocol 3, with its counterpart there."""
         arguments = (*words, *self.syntax.usage.split(" ")[len(words) + 1 :])
-        text = self.in_protocol_3.format(*arguments)
+        text = BY_FIRST_WORD.get(" ".join((self.name, *words[:1]))) or self.in_protocol_3.format(*arguments)
         for word in words:
             if word in WITHOUT_EFFECT:
                 text += f" ({word} has no counterpart here: {WITHOUT_EFFECT[word]})"
@@ -131,7 +149,7 @@ class Command:
         try:
             if self.is_query:
                 daemon = self.view(daemon, caller)
-            if self.verb:
+            if self.is_strict:
                 return self._run_strict(daemon, caller, words, file)
             return self._query(daemon, caller, words) if self.is_query else self._change(daemon, caller, words)
         except (Refused, NotPossible) as error:
@@ -183,7 +201,8 @@ class Command:
                 raise
             reading = loose.Reading({}, tuple(words))
         if self.refuses_unknown and reading.left_over:
-            raise Refused(loose.complain(self.syntax, words, self.usage))
+            complaint = loose.complain(self.syntax, words, self.usage)
+            raise Refused(answer=refusal(*filter(None, [self.failure]), diagnostic=complaint))
         if self.owner_only:
             check_settings_owner(daemon, caller)
         decision = self.handler(daemon, caller, **reading.arguments)
@@ -248,9 +267,9 @@ def verbs_of(module: str, protocol: int) -> dict[str, Command]:
     return _VERBS.get((module, protocol), {})
 
 
-def first_words(protocol: int) -> list[str]:
-    """Return the words that a line may begin with in a protocol, sorted: modules, and commands of one word."""
-    return sorted({command.module for command in COMMANDS.values() if protocol in command.protocols})
+def first_words(protocol: int, driver: int = DRIVER) -> list[str]:
+    """Return the words that a line may begin with, sorted: modules, and commands of one word; as `Command.is_in`."""
+    return sorted({command.module for command in COMMANDS.values() if command.is_in(protocol, driver)})
 
 
 def load(package: str, path: Iterable[str]) -> None:

@@ -1,1 +1,1 @@
-"""The commands of driver 580 (protocol 2), a module for each topic."""
+"""The commands of protocol 2 (drivers 580 and 590), a module for each topic."""

@@ -3,11 +3,13 @@
 A server's record lists its clients, a client's its contexts.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pympsd.commands.grammar.syntax import Refused
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.limits import PinnedMemory
@@ -34,7 +36,7 @@ def device_record(daemon: Daemon, ordinal: int) -> dict[str, Any]:
     }
 
 
-def server_record(server: Server) -> dict[str, Any]:
+def server_record(daemon: Daemon, server: Server) -> dict[str, Any]:
     """Return a server; its limits are those of its next client."""
     return {
         "pid": server.pid,
@@ -44,21 +46,57 @@ def server_record(server: Server) -> dict[str, Any]:
         "active_thread_percentage": server.thread_percentage.value,
         "pinned_memory_limits": {str(device): limit.value for device, limit in server.memory_limits.items()},
         "launches": {str(device): count for device, count in server.launches.items()},
-        "clients": [client_record(client) for client in server.clients.values()],
+        "clients": [client_record(daemon, client) for client in server.clients.values()],
+        "draining": target_text(find_drain_of_server(daemon, server.name)),
     }
 
 
-def client_record(client: Client) -> dict[str, Any]:
-    """Return a client."""
+def client_record(daemon: Daemon, client: Client) -> dict[str, Any]:
+    """Return a client, with the limits in force for it: its priority is 0 (normal) or 1 (below normal)."""
+    limits = client.limits
     return {
         "pid": client.pid,
         "uid": client.uid,
         "command": client.process.command,
-        "active_thread_percentage": client.limits and client.limits.percentage_record,
+        "active_thread_percentage": None if limits is None else limits.percentage_record,
         "pid_namespace": client.process.pid_namespace,
         "namespace": client.process.namespace or None,
-        "memory_bytes": {str(device): count for device, count in client.memory.items()},
+        "multiprocessors": {} if limits is None else _by_device(limits.multiprocessors),
+        "memory_limits": {} if limits is None else _by_device(limits.memory),
+        "priority": None if limits is None else limits.priority,
+        "memory_bytes": _by_device(client.memory),
         "contexts": [context_record(context) for context in client.contexts.values()],
+        "draining": target_text(daemon.drains.draining(client.id)),
+    }
+
+
+def target_text(drain: Drain | None) -> str | None:
+    """Return the target of a drain as ``undrain`` takes it; None if there is none."""
+    return None if drain is None else str(drain.target)
+
+
+def find_drain_of_server(daemon: Daemon, name: str) -> Drain | None:
+    """Return the drain of a server, by name, or of all."""
+    targets = DrainTarget(TargetKind.SERVER, name), DrainTarget(TargetKind.ALL)
+    return next((drain for drain in daemon.drains if drain.target in targets), None)
+
+
+def _by_device(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(device): count for device, count in counts.items()}
+
+
+def on_device_record(client: Client, device: int, *, memory: int | None) -> dict[str, Any]:
+    """Return the limits in force for a client on a device, and the bytes that it holds there.
+
+    ``memory``: those bytes where nothing is reported; None: unknown.
+    """
+    limits = client.limits
+    return {
+        "active_thread_percentage": None if limits is None else limits.percentage_on(device),
+        "multiprocessors": None if limits is None else limits.multiprocessors.get(device) or None,
+        "memory_limit": None if limits is None else limits.memory.get(device),
+        "memory_bytes": client.memory.get(device, memory),
+        "priority": None if limits is None else limits.priority,
     }
 
 

@@ -1,14 +1,30 @@
-"""The module ``client``."""
+"""The module ``client``: what clients there are, what is in force for each, and their end.
+
+A row is a client on a device that it uses. The table has the vendor's columns, which programs parse; limits and
+memory are in JSON always, and in the table with --limits.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pympsd.commands.grammar.privileges import Caller, check_owner, namespace_of
+from pympsd.commands.grammar.privileges import Caller, check_owner, namespace_of, sees_all
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
+from pympsd.commands.v2.records import target_text
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, find_field, listing, moment
+from pympsd.commands.v3.output import (
+    Cell,
+    Column,
+    Format,
+    Row,
+    Shown,
+    cell_text,
+    data,
+    find_field,
+    listing,
+    moment,
+)
 from pympsd.state_machine import terminations
 from pympsd.state_machine.cgroups import limit_of, total_of
 from pympsd.state_machine.named_servers import clients as clients_of
@@ -16,11 +32,22 @@ from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
+from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text
 
 COLUMNS: Final = tuple(
     Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
+LIMIT_COLUMNS: Final = (
+    Column("SM %", "SM %", "active_thread_percentage"),
+    Column("SMS", "SMS", "sm_count"),
+    Column("MEMORY", "MEMORY", "memory_used"),
+    Column("LIMIT", "LIMIT", "memory_limit"),
+    Column("PRIORITY", "PRIORITY", "priority"),
+    Column("FREE", "FREE", "free_clients"),
+)
+"""The columns of --limits, which stand before the command. JSON has them always."""
 _OF_DEVICES: Final = (
+    "active_thread_percentage",
     "sm_partition",
     "sm_count",
     "memory_limit",
@@ -28,16 +55,27 @@ _OF_DEVICES: Final = (
     "memory_soft_limit",
     "memory_hard_limit",
     "memory_used",
+    "max_clients",
+    "free_clients",
 )
 FIELDS: Final = ("cmd", "device", "linux-ns", "maws-ns", "pci-id", "pid", "server")
 
 
-@command(Syntax("client list", options={"server": SERVER, "format": FORMAT}, flags=("all",)), asks_servers=True)
+@command(
+    Syntax("client list", options={"server": SERVER, "format": FORMAT}, flags=("all", "limits")), asks_servers=True
+)
 def list_clients(
-    daemon: Daemon, caller: Caller, server: str | None = None, all: bool = False, format: Format | None = None
+    daemon: Daemon,
+    caller: Caller,
+    server: str | None = None,
+    all: bool = False,
+    limits: bool = False,
+    format: Format | None = None,
 ) -> Decision:
     """List clients, with a row for each device that a client uses: those of the server --server, with --all those of
-    all servers, otherwise those of the servers that the caller owns (root: all).
+    all servers, otherwise those of the servers that the caller owns (root: all). With --limits also the limits in
+    force for each: the share and the number of its SMs, memory in use and its limit, the priority (0 normal, 1 below
+    normal); and how many more clients with one context fit on the server's device.
     """
     if server is not None:
         servers = [server_named(daemon, server)]
@@ -47,8 +85,26 @@ def list_clients(
         ((client, owner) for owner in servers for client in clients_of(daemon, owner.name)),
         key=lambda pair: pair[0].pid,
     )
-    rows = [row for client, owner in clients for row in _rows(daemon, client, owner)]
-    return listing(COLUMNS, rows, format)
+    rows = [row for client, owner in clients for row in _rows(daemon, caller, client, owner)]
+    if not limits:
+        return listing(COLUMNS, rows, format)
+    *identity, command_line = COLUMNS
+    return listing((*identity, *LIMIT_COLUMNS, command_line), [_with_limits(row) for row in rows], format)
+
+
+def _with_limits(row: Row) -> Row:
+    """Return a row with the cells of LIMIT_COLUMNS before its last one."""
+    extra, (*identity, command_line) = row.extra, row.cells
+    percentage, memory, limit = (extra[name] for name in ("active_thread_percentage", "memory_used", "memory_limit"))
+    cells: tuple[Cell, ...] = (
+        None if percentage is None else Shown(f"{percentage:.2f}", percentage),
+        extra["sm_count"],
+        Shown(in_use_text(memory), memory),
+        None if percentage is None else Shown(limit_of_memory_text(limit), limit),
+        extra["priority"],
+        extra["free_clients"],
+    )
+    return Row((*identity, *cells, command_line), extra)
 
 
 @command(Syntax("client get", required=("pid", "field")), asks_servers=True)
@@ -63,7 +119,7 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
     if name == "pci-id":
         return data("\n".join(daemon.devices[index].pci for index in _devices(daemon, client)) or "-")
     keys = [column.key for column in COLUMNS]
-    values = [cell_text(row.cells[keys.index(name)]) for row in _rows(daemon, client, server)]
+    values = [cell_text(row.cells[keys.index(name)]) for row in _rows(daemon, caller, client, server)]
     return data("\n".join(dict.fromkeys(values)))
 
 
@@ -108,7 +164,7 @@ def _devices(daemon: Daemon, client: Client) -> list[int]:
     return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
 
 
-def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
+def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -> Iterator[Row]:
     limits = client.limits
     extra = {
         "uid": client.uid,
@@ -119,12 +175,15 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
         "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.id for context in client.contexts.values()),
         "since": moment(client.process.since),
+        "draining": target_text(daemon.drains.draining(client.id)),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
         on_device = {"pci-id": pci, **_on_device(daemon, client, server, ordinal)}
+        if not sees_all(daemon, caller):  # a tenant does not see the clients of others
+            on_device["free_clients"] = None
         yield Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
 
 
@@ -135,12 +194,15 @@ def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int
         return dict.fromkeys(_OF_DEVICES)
     of_cgroups = limit_of(process, client, ordinal)
     values = (
+        None if limits is None else limits.percentage_on(ordinal),
         client.partitions.get(ordinal) or None,
-        None if limits is None else limits.multiprocessors.get(ordinal),
+        None if limits is None else limits.multiprocessors.get(ordinal) or None,
         None if limits is None else limits.memory.get(ordinal),
         total_of(process, client, ordinal),
         of_cgroups.soft and of_cgroups.soft.value,
         of_cgroups.hard and of_cgroups.hard.value,
         client.memory.get(ordinal, 0 if daemon.options.has_own_servers else None),
+        daemon.devices[ordinal].max_contexts,
+        daemon.count_free(process, ordinal),
     )
     return dict(zip(_OF_DEVICES, values, strict=True))

@@ -21,10 +21,10 @@ NOT_POSSIBLE: Final = "no-static-partitions no-memacct"
 """The attributes of a device of the driver's own server."""
 
 
-@command(Syntax("device list", options={"server": SERVER, "format": FORMAT}))
+@command(Syntax("device list", options={"server": SERVER, "format": FORMAT}), asks_servers=True)
 def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, format: Format | None = None) -> Decision:
     """List the devices of each server, by the indices that its clients see, and the devices of no server. Chunks are
-    those of static SM partitions.
+    those of static SM partitions. JSON has how many more clients with one context fit on each.
     """
     servers = view.servers(daemon) if server is None else [server_named(daemon, server)]
     used = [(owner.name, owner.ordinals(len(daemon.devices))) for owner in servers]
@@ -56,6 +56,10 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "sm_step": None if row is None else row.step,
             "sm_minimum": None if row is None else row.minimum,
             "sm_rounding": None if row is None else "measured" if row.is_measured else "not measured",
+            "max_clients": device.max_contexts,
+            "free_clients": daemon.count_free(daemon.server_named(name), index)
+            if name and sees_all(daemon, caller)
+            else None,
             "free_chunks": sum(chunk < chunks for chunk in free_of(daemon, index)) if is_known and chunks else None,
         }
         static = any(

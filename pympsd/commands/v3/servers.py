@@ -5,6 +5,7 @@ from typing import Any, Final
 from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.v2.records import find_drain_of_server, target_text
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, MAXIMA, UID
 from pympsd.commands.v3.output import (
@@ -167,5 +168,6 @@ def _row(daemon: Daemon, owner: NamedServer) -> Row:
         "locality_domains": False,
         "created": moment(owner.created),
         "source": str(owner.source),
+        "draining": target_text(find_drain_of_server(daemon, owner.name)),
     }
     return Row(cells, extra)

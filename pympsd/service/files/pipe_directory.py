@@ -1,7 +1,7 @@
 """The pipe directory: lock, PID file, sockets and FIFO, with the modes of the reference.
 
 Files that a killed daemon left are replaced, and nothing else is (``remains``): a daemon does not start in a
-directory where a file of another kind, or a socket of another program, has one of its names.
+directory that has a file of another kind, or a socket of another program, under one of its names.
 """
 
 from __future__ import annotations

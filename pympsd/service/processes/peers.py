@@ -1,6 +1,6 @@
 """The peer of a connection: credentials, groups and a pidfd, taken once, when it connects.
 
-What a peer writes about itself is never believed; what the kernel recorded is (SO_PEERCRED, SO_PEERGROUPS,
+The daemon never believes what a peer writes about itself, only what the kernel recorded (SO_PEERCRED, SO_PEERGROUPS,
 SO_PEERPIDFD, unix(7)). A PID may be reused and a forked child may hold the socket, so the end of a client is the end
 of the process that its pidfd shows, and not the end of its connection.
 
@@ -47,7 +47,10 @@ AnySocket = socket.socket | trio.socket.SocketType
 
 @define
 class KnownPeer:
-    """A peer with its pidfd (-1 if none is available); the owner closes the pidfd."""
+    """A peer with its pidfd (-1 if none is available); the owner closes the pidfd.
+
+    The pidfd keeps naming this process even if its PID is used again (pidfd_open(2)).
+    """
 
     peer: Peer
     pidfd: int
@@ -60,7 +63,10 @@ class KnownPeer:
 
 
 def credentials(sock: AnySocket) -> Peer:
-    """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
+    """Return the peer as the kernel recorded it; raise OSError if that cannot be read.
+
+    Never what the peer itself sends: SO_PEERCRED and SO_PEERGROUPS (unix(7)).
+    """
     pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     is_foreign = not is_one_user(uid) and not _in_our_user_namespace(sock, pid)
     return Peer(pid, uid, gid, _groups(sock, pid), is_foreign)
@@ -188,7 +194,10 @@ def process_of(pidfd: int) -> int:
 
 
 def command_of(pid: int, reported: str) -> str:
-    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read."""
+    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read.
+
+    ``reported`` is what the client itself sent.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
             data = file.read(COMMAND_BYTES)
@@ -198,7 +207,10 @@ def command_of(pid: int, reported: str) -> str:
 
 
 def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
-    """Return CUDA's variables in the environment that a process began with; none if it cannot be read."""
+    """Return CUDA's variables in the environment that a process began with; none if it cannot be read.
+
+    From /proc/PID/environ: changes that the process has made since are not in it.
+    """
     try:
         with open(f"/proc/{known.peer.pid}/environ", "rb", buffering=0) as file:
             data = file.read(ENVIRONMENT_BYTES)
@@ -219,7 +231,10 @@ def namespace_of(known: KnownPeer, reported: int) -> int:
 
 
 def container_pid_of(pid: int) -> int:
-    """Return a process's PID in its own PID namespace; 0 if that is this one's, or cannot be read."""
+    """Return a process's PID in its own PID namespace; 0 if that is this one's, or cannot be read.
+
+    From NSpid in /proc/PID/status (proc(5)).
+    """
     try:
         pids = status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"NSpid")
     except OSError:

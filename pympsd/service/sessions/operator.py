@@ -1,15 +1,17 @@
 """One operator's session: command lines in, answers out, in order."""
 
 import json
-from typing import Final
+from abc import abstractmethod
+from typing import Final, Generic, TypeVar
 
 import trio
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.channel.send_queue import SendQueue
 from pympsd.devices import machine, state_folder
 from pympsd.errors import RemoteError
-from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.dispatcher import ConnectedOperator, Dispatcher
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames
@@ -18,24 +20,63 @@ LEAVING_SECONDS: Final = 10.0
 """Time for a refused operator to read the answer and leave."""
 
 
-@define
-class OperatorSession:
-    """A connected user interface; ``uid`` as the kernel reports it."""
+Channel = TypeVar("Channel", bound=SendQueue)
+
+
+@define(eq=False)
+class LineSession(ConnectedOperator, Generic[Channel]):
+    """An operator who sends lines, in either protocol; ``uid`` as the kernel reports it."""
 
     session: int
     uid: int
-    channel: MessageChannel
+    channel: Channel
     place: tuple[str, str] = ("", "")
     """The server and namespace whose socket it came by."""
     _answered: trio.Event = field(factory=trio.Event, init=False)
+
+    @abstractmethod
+    async def receive_line(self) -> tuple[bytes, bytes | None] | None:
+        """Return the next line, and the text of the file that it names, if any; None at the end.
+
+        Raises RemoteError for data that the protocol does not allow here.
+        """
+
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Answer lines until the operator leaves, or has sent the last one."""
+        if dispatcher.may_log(self.uid):
+            dispatcher.log.info("ui_connected")
+        dispatcher.operators[self.session] = self
+        try:
+            while (received := await self.receive_line()) is not None:
+                line, file = received
+                self._answered = trio.Event()
+                await dispatcher.feed_line(self.session, self.uid, line, file, self.place)
+                # One answer is read before the next line is: a flood stays in the flooder's own socket.
+                if not self._answered.is_set():
+                    await self._answered.wait()
+                await self.channel.drain()
+        finally:
+            del dispatcher.operators[self.session]
+            if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):
+                dispatcher.log.info("ui_closed")
+
+    async def drain(self) -> None:
+        """Wait until what was answered is sent."""
+        await self.channel.drain()
+
+
+@define(eq=False)
+class OperatorSession(LineSession[MessageChannel]):
+    """A connected user interface of pympsd's own."""
 
     def working(self) -> None:
         """Report that the command takes some time."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_WORKING))
 
-    def note(self, text: str) -> None:
-        """Send a line for standard error; the answer follows."""
-        self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{text}\n")))
+    def note(self, text: str, is_output: bool) -> None:
+        """Send a line for standard error, or for standard output; the answer follows."""
+        kind = frames.OPERATOR_STDOUT if is_output else frames.OPERATOR_STDERR
+        self.channel.send_raw(b"".join(_text_frames(kind, f"{text}\n")))
 
     def answer(self, answer: Answer) -> None:
         """Send the answer: stdout, stderr, and whether the command was refused."""
@@ -53,38 +94,20 @@ class OperatorSession:
         """Send which protocol the daemon has."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_PROTOCOL, str(protocol).encode()))
 
-    async def drain(self) -> None:
-        """Wait until what was answered is sent."""
-        await self.channel.drain()
-
-    async def run(self, dispatcher: Dispatcher) -> None:
-        """Answer commands until the operator leaves."""
-        if dispatcher.may_log(self.uid):
-            dispatcher.log.info("ui_connected")
-        dispatcher.operators[self.session] = self
-        try:
-            file: bytes | None = None
-            # Without anybody who reads the answers the rest is not done: it may be thousands of commands.
-            while (
-                not self.channel.overflowed
-                and (frame := await self.channel.receive(continues=file is not None)) is not None
-            ):
-                if frame.kind == frames.OPERATOR_FILE:
-                    file = frame.body
-                    continue
-                if frame.kind != frames.OPERATOR_LINE:
-                    raise RemoteError(f"a frame of kind {frame.kind} in an operator's conversation")
-                self._answered = trio.Event()
-                await dispatcher.feed_line(self.session, self.uid, frame.body, file, self.place)
-                file = None
-                # One answer is read before the next line is: a flood stays in the flooder's own socket.
-                if not self._answered.is_set():
-                    await self._answered.wait()
-                await self.channel.drain()
-        finally:
-            del dispatcher.operators[self.session]
-            if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):
-                dispatcher.log.info("ui_closed")
+    async def receive_line(self) -> tuple[bytes, bytes | None] | None:
+        """Return the next line, and the text of the file that was sent before it, if any; None at the end."""
+        file: bytes | None = None
+        # Without anybody who reads the answers the rest is not done: it may be thousands of commands.
+        while (
+            not self.channel.overflowed
+            and (frame := await self.channel.receive(continues=file is not None)) is not None
+        ):
+            if frame.kind == frames.OPERATOR_LINE:
+                return frame.body, file
+            if frame.kind != frames.OPERATOR_FILE:
+                raise RemoteError(f"a frame of kind {frame.kind} in an operator's conversation")
+            file = frame.body
+        return None
 
 
 @define
@@ -130,5 +153,5 @@ class MachineSession:
 def _text_frames(kind: int, text: str) -> list[bytes]:
     """Return the frames that hold a text; none for an empty one."""
     data = text.encode("utf-8", "surrogateescape")
-    bodies = (data[start : start + frames.BODY_LIMIT] for start in range(0, len(data), frames.BODY_LIMIT))
+    bodies = (data[start : start + frames.MAX_BODY] for start in range(0, len(data), frames.MAX_BODY))
     return [frames.encode(kind, body) for body in bodies]

@@ -1,8 +1,8 @@
 """The daemon's side of a server's link: turns the server's messages into events and its log records into lines.
 
 A server runs as its user and is not trusted: every message is checked before it becomes an event, one that violates
-the protocol ends the server, and its log lines are limited, cleaned and counted. What is sent to a server that does
-not read is queued within bounds; beyond them its clients are refused.
+the protocol ends the server, and its log lines are limited, cleaned and counted. Messages to a server that
+does not read are queued up to a limit; beyond it the server's clients are refused.
 """
 
 import os
@@ -94,6 +94,7 @@ class ServerSession:
                 audited=limits.audited,
                 own=limits.own,
                 bounds=limits.bounds,
+                static=limits.static,
                 **_for_older_servers(limits),
             )
         self.channel.send(message, fds)
@@ -272,6 +273,7 @@ class ServerSession:
             memory_limits={n: limit.value for n, limit in dispatcher.state.servers[self.id].memory_limits.items()},
             machine=dispatcher.settings.emulated_devices,
             used=dispatcher.state.ordinals_of(dispatcher.state.servers[self.id]),
+            static=dispatcher.state.options.static,
         )
         self.channel.send(setup)
         self._send_held()

@@ -76,6 +76,13 @@ class Client:
     """Limits of memory that it came with and shares with other clients, by device ordinal."""
     limits: LimitsInForce | None = None
     """The limits in force for it, as its server reported; of the driver's own server what the daemon has set."""
+    terminated: bool = False
+    """Whether terminate_client has ended its contexts, and it has made none since."""
+
+    def connections_on(self, device: int) -> int:
+        """Return the number of a device's connections that its contexts take there."""
+        count = sum(context.device == device for context in self.contexts.values())
+        return count * (1 if self.limits is None else self.limits.connections)
 
     @property
     def pid(self) -> int:

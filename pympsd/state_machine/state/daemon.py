@@ -10,8 +10,10 @@ devices, defaults   what the next server is started with
 servers             the server processes, by id, with their clients and contexts (`server`, `client`)
 queue, turns        who waits, and which user is next (`queue`, `turns`)
 named_servers       protocol 3's servers with their namespaces, whether or not they have a process (`named_server`)
+partitions          protocol 2's static SM partitions; those of protocol 3 belong to named servers
 process_limits      limits that follow from a client's process: rules, cgroups
 terminations        each terminate_client that is not answered yet
+drains              what is being drained: whose new clients are held, and which of its clients still run (`drains`)
 failed_starts       servers that ended before they had served a client, and the pauses between the tries
 quitting            a pending quit
 compound_commands,  commands with several parts, and the file that was applied last (`compound_commands`)
@@ -30,6 +32,7 @@ from enum import Enum
 from attrs import define, field, frozen
 
 from pympsd.state_machine.state.compound_commands import CompoundCommands, Configuration
+from pympsd.state_machine.state.drains import Drains, TargetKind
 from pympsd.state_machine.state.named_server import NamedServers
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue
@@ -41,6 +44,7 @@ from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import Shares
 
@@ -108,9 +112,15 @@ class Termination:
     answer: Answer | None = None
     """Given when it is over, in place of the number that terminate_client prints."""
     pid: int = 0
-    """The client's PID, if the answer is in words; 0: it is a number."""
+    """The client's PID."""
+    in_words: bool = False
+    """Whether the answer is a sentence, not the number that terminate_client prints."""
     evicted: tuple[int, ...] = ()
-    """Clients whose namespace or SM partition was deleted."""
+    """Clients whose namespace or SM partition was deleted, or that are drained."""
+    contexts: frozenset[int] = frozenset()
+    """The contexts that the client had when the command was given."""
+    is_drain: bool = False
+    """Its result is kept for the drain that began it."""
 
 
 @define
@@ -119,6 +129,8 @@ class Terminations:
 
     pending: dict[int, Termination] = field(factory=dict)
     ids: Ids = field(factory=Ids)
+    results: dict[int, int] = field(factory=dict)
+    """The CUresult numbers of terminations that drains began, until the end of the event."""
 
 
 @define
@@ -173,8 +185,11 @@ class Daemon:
     queue: ClientQueue = field(factory=ClientQueue)
     turns: Turns = field(factory=Turns)
     named_servers: NamedServers = field(factory=NamedServers)
+    partitions: list[SmPartition] = field(factory=list)
+    """In order of creation; only with `DaemonOptions.static`."""
     process_limits: ProcessLimits = field(factory=ProcessLimits)
     terminations: Terminations = field(factory=Terminations)
+    drains: Drains = field(factory=Drains)
     failed_starts: dict[str, FailedStarts] = field(factory=dict)
     """By the server's name, while starts are tried again."""
     quitting: Quit | None = None
@@ -185,8 +200,10 @@ class Daemon:
 
     @property
     def needs_origins(self) -> bool:
-        """Whether rules depend on a client's process, or lists and limits of protocol 3 on its cgroup."""
-        return self.process_limits.rules is not None or self.options.policy.has_named_servers
+        """Whether rules depend on a client's process, or a drain or lists and limits of protocol 3 on its cgroup."""
+        has_rules = self.process_limits.rules is not None
+        drains_cgroup = any(drain.target.kind is TargetKind.CGROUP for drain in self.drains)
+        return has_rules or drains_cgroup or self.options.policy.has_named_servers
 
     def server_by_pid(self, pid: int) -> Server | None:
         """Return the server with a PID, or None."""
@@ -204,6 +221,12 @@ class Daemon:
         """Return the ordinals of the devices that a server's clients may see, in their order."""
         named = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
+
+    def count_free(self, server: Server | None, ordinal: int) -> int:
+        """Return how many more clients with one context fit on a device of a server; None: one without a process."""
+        clients = () if server is None else server.clients.values()
+        in_use = sum(client.connections_on(ordinal) for client in clients)
+        return max(0, self.devices[ordinal].max_contexts - in_use)
 
     def place_of(self, server: str, namespace: str | None = None) -> dict[str, str]:
         """Return the field of a log line that names a server, or a namespace (empty: ``default``).

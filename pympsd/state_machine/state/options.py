@@ -5,6 +5,7 @@ from typing import Final
 
 from attrs import frozen
 
+from pympsd.process.version import DRIVER
 from pympsd.vocabulary.namespaces import DEFAULT, socket_problem
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.shares import SERVERS
@@ -58,6 +59,11 @@ class DaemonOptions:
     """Operators that came by a namespace's socket see everything."""
     trusts_containers: bool = False
     """Operators in other PID and user namespaces are taken for their user."""
+    driver: int = DRIVER
+    """The branch of the driver whose behaviour the daemon has."""
+    static: bool = False
+    """Whether every device is in static use (protocol 2 with -S): a client needs a partition for a context.
+    Protocol 3 has partitions of named servers instead, and no such mode."""
     terminate_by_reset: bool = False
     """Whether terminate_client may reset a device to end a kernel that cannot be stopped."""
     serves_unmapped: bool = False

@@ -15,9 +15,13 @@ from attrs import define, field, frozen
 
 @frozen
 class WaitingUser:
-    """A user that waits for a server."""
+    """A user that waits for a server.
+
+    The input of a turn policy: values only, so a policy cannot change the daemon.
+    """
 
     uid: int
+    """The user's number."""
     waiting: int
     """How many of the user's clients, and operators' requests to start the server, wait."""
     turns: int
@@ -29,13 +33,21 @@ TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
 
 
 def order(argument: str = "") -> TurnPolicy:
-    """Return the default policy: first come, first served."""
+    """Return the default policy: first come, first served. Raises ValueError for an argument.
+
+    >>> order()([WaitingUser(1001, waiting=1, turns=5), WaitingUser(1002, waiting=9, turns=0)]).uid
+    1001
+    """
     _take_no_argument(argument)
     return lambda users: users[0]
 
 
 def fewest_turns(argument: str = "") -> TurnPolicy:
-    """Return a policy: the user with the fewest turns; of several, the one that came first."""
+    """Return a policy: the user with the fewest turns; of several, the one that came first. Raises ValueError.
+
+    >>> fewest_turns()([WaitingUser(1001, waiting=1, turns=5), WaitingUser(1002, waiting=9, turns=0)]).uid
+    1002
+    """
     _take_no_argument(argument)
     return lambda users: min(users, key=lambda user: user.turns)
 
@@ -71,7 +83,10 @@ def _take_no_argument(argument: str) -> None:
 
 @define
 class Turns:
-    """How users take turns, and the turns that they have had."""
+    """How users take turns, and the turns that they have had.
+
+    Only a daemon in which users do not share the device at the same time (``--users=in-turn``) has turns.
+    """
 
     policy: TurnPolicy = field(factory=order)
     """Which of the waiting users is next."""

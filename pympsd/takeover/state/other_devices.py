@@ -8,6 +8,7 @@ from attrs import define, evolve, field, frozen
 from pympsd.takeover.state.records import PersistentNamedServer, PersistentState
 from pympsd.vocabulary.limit_table import BY_DEVICE, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
+from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 
 V = TypeVar("V")
@@ -39,6 +40,7 @@ def move(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState,
         cgroup_soft_limits=moves.of_cgroups(left.cgroup_soft_limits),
         rules=left.rules and tuple(map(moves.rule, left.rules)),
         named_servers=tuple(map(moves.server, left.named_servers)),
+        partitions=moves.partitions(left.partitions, ""),
     )
     return state, moves.lost
 
@@ -79,8 +81,7 @@ class _Move:
         if allowed is not None:
             self._note(who, allowed)
             allowed = tuple(self.places[old] for old in allowed if old in self.places)
-        for partition in server.partitions:
-            self._note(f"SM partition '{partition.name}' of server '{server.name}'", (partition.device,))
+        partitions = self.partitions(server.partitions, f" of server '{server.name}'")
         return evolve(
             server,
             allowed_devices=allowed,
@@ -89,11 +90,16 @@ class _Move:
                 for namespace in server.namespaces
             ),
             maximum=self.limits(server.maximum, who),
-            partitions=tuple(
-                evolve(partition, device=self.places[partition.device])
-                for partition in server.partitions
-                if partition.device in self.places
-            ),
+            partitions=partitions,
+        )
+
+    def partitions(self, partitions: Sequence[SmPartition], of: str) -> tuple[SmPartition, ...]:
+        for partition in partitions:
+            self._note(f"SM partition '{partition.name}'{of}", (partition.device,))
+        return tuple(
+            evolve(partition, device=self.places[partition.device])
+            for partition in partitions
+            if partition.device in self.places
         )
 
     def _note(self, what: str, ordinals: Iterable[int]) -> None:

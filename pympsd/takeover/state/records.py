@@ -12,13 +12,14 @@ their clients and contexts are not, because each server has its own (`pympsd.tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import NO_USER
@@ -32,7 +33,7 @@ from pympsd.vocabulary.limits import (
     ThreadPercentage,
 )
 from pympsd.vocabulary.namespaces import name_problem
-from pympsd.vocabulary.partitions import SmPartition
+from pympsd.vocabulary.partitions import SmPartition, is_partition_name
 from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
 
@@ -100,6 +101,23 @@ class PersistentConfiguration:
 
 
 @frozen
+class PersistentDrain:
+    """As Drain; its time limit begins again, unless it is over."""
+
+    kind: str
+    name: str = ""
+    refuses: bool = False
+    timeout: float | None = None
+    terminates: bool = True
+    releases: bool = False
+    since: float = 0.0
+    clients: dict[int, RunningClient] = field(factory=dict)
+    terminated: tuple[int, ...] = ()
+    is_expired: bool = False
+    is_over: bool = False
+
+
+@frozen
 class PersistentState:
     """A daemon's state. A default is None if no command has set it: then the next daemon's own applies."""
 
@@ -127,9 +145,9 @@ class PersistentState:
     configuration: PersistentConfiguration | None = None
     shares: dict[str, int] = field(factory=dict)
     """Each user's shares, by resource, of the configuration file."""
-
-
-EMPTY_STATE = PersistentState()
+    partitions: tuple[SmPartition, ...] = ()
+    """The daemon's own, of protocol 2."""
+    drains: tuple[PersistentDrain, ...] = ()
 
 
 @define
@@ -175,7 +193,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
         client_priority=None if priority == initial.client_priority else priority.level,
         memory_limits=None if limits == initial.memory_limits else in_bytes(limits),
-        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client)
+        wishes=tuple(entry.uid for entry in daemon.queue.all_entries if not entry.client)
         if daemon.options.policy.keeps_queue
         else (),
         queue_order=_queue_order(daemon),
@@ -194,6 +212,8 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         audits_memory=daemon.process_limits.audits_memory,
         configuration=_persistent_configuration(daemon.configuration),
         shares=dict(daemon.usage.shares.configured),
+        partitions=tuple(daemon.partitions),
+        drains=tuple(map(_persistent_drain, daemon.drains)),
     )
 
 
@@ -201,7 +221,8 @@ def _queue_order(daemon: Daemon) -> tuple[int, ...]:
     """Return the order of the queue, with the clients whose return is still pending; empty if it does not matter."""
     if not daemon.options.policy.keeps_queue:
         return ()
-    entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]
+    all_entries = daemon.queue.all_entries
+    entries = [(entry.ticket, entry.connection) for entry in all_entries if entry.connection or not entry.client]
     places = [(ticket, connection) for connection, ticket in daemon.queue.reserved.items()]
     return tuple(connection for _, connection in sorted((*entries, *places)))
 
@@ -225,8 +246,13 @@ def check(state: PersistentState, devices: int) -> None:
         _check_named(named_server, devices)
     if len({server.name for server in state.named_servers}) < len(state.named_servers):
         raise ValueError("two servers have one name")
+    _check_partitions("the daemon", state.partitions, devices)
     for name, value in state.shares.items():
         read_share(name, value)
+    for drain in state.drains:
+        TargetKind(drain.kind)
+        if drain.timeout is not None and not 0 <= drain.timeout < 1 << 31:
+            raise ValueError(f"there is no drain within {drain.timeout:g} s")
     _check_limits(state.memory_limits or {}, devices)
     for limits in (*state.cgroup_limits.values(), *state.cgroup_soft_limits.values()):
         _check_limits(limits, devices)
@@ -241,7 +267,7 @@ def check(state: PersistentState, devices: int) -> None:
 def _check_server(server: PersistentServer, devices: int) -> None:
     ThreadPercentage(server.thread_percentage)
     if not 0 < server.pid < 1 << 31 or not 0 < server.serial < 1 << 63:
-        raise ValueError(f"there is no process {server.pid} with serial {server.serial}")
+        raise ValueError(f"there is no process {server.pid} with id {server.serial}")
     _check_user(server.uid)
     _check_limits(server.memory_limits, devices)
 
@@ -255,15 +281,16 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
         raise ValueError(" ".join(problems))
     if not all(0 <= ordinal < devices for ordinal in named.allowed_devices or ()):
         raise ValueError(f"server {named.name} has a device that is not there")
-    for partition in named.partitions:
-        if (
-            name_problem(partition.name)
-            or not 0 <= partition.device < devices
-            or min(partition.chunks, default=-1) < 0
-        ):
-            raise ValueError(f"server {named.name} cannot have the SM partition {partition.name}")
+    _check_partitions(f"server {named.name}", named.partitions, devices)
     for limits in (named.maximum, *(namespace.limits for namespace in named.namespaces)):
         _check_stated(limits, devices)
+
+
+def _check_partitions(owner: str, partitions: Sequence[SmPartition], devices: int) -> None:
+    for partition in partitions:
+        is_possible = is_partition_name(partition.name) and min(partition.chunks, default=-1) >= 0
+        if not is_possible or not 0 <= partition.device < devices:
+            raise ValueError(f"{owner} cannot have the SM partition {partition.name}")
 
 
 def _check_user(uid: int) -> None:
@@ -311,6 +338,41 @@ def _persistent_named(named: NamedServer) -> PersistentNamedServer:
         named.contains_partitions,
         named.created,
     )
+
+
+def _persistent_drain(drain: Drain) -> PersistentDrain:
+    return PersistentDrain(
+        drain.target.kind.value,
+        drain.target.name,
+        drain.refuses,
+        drain.timeout,
+        drain.terminates,
+        drain.releases,
+        drain.since,
+        dict(drain.clients),
+        tuple(sorted(drain.terminated)),
+        drain.is_expired,
+        drain.is_over,
+    )
+
+
+def drains_of(state: PersistentState) -> list[Drain]:
+    """Return the drains of a daemon that died."""
+    return [
+        Drain(
+            DrainTarget(TargetKind(kept.kind), kept.name),
+            refuses=kept.refuses,
+            timeout=kept.timeout,
+            terminates=kept.terminates,
+            releases=kept.releases,
+            since=kept.since,
+            clients=dict(kept.clients),
+            terminated=set(kept.terminated),
+            is_expired=kept.is_expired,
+            is_over=kept.is_over,
+        )
+        for kept in state.drains
+    ]
 
 
 def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:

@@ -37,5 +37,5 @@ def encode_line(line: bytes | None) -> tuple[bytes, ...]:
 def decode_printed(packet: bytes) -> bytes:
     """Return the text of a line to print; raise RemoteError for another packet."""
     if packet[: len(_PRINTED)] != _PRINTED:
-        raise RemoteError(f"{packet[:8].hex()} where a line to print was due")
+        raise RemoteError(f"{packet[:8].hex()} in place of a line to print")
     return packet[len(_PRINTED) :]

@@ -14,7 +14,7 @@ from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
 from pympsd_client._objects.context import Context, require_context
-from pympsd_client._objects.memory.allocations import Allocation, allocations, is_shareable
+from pympsd_client._objects.memory.allocations import FreedImmediately, allocations, is_shareable
 from pympsd_client._objects.memory.imports import ImportedRange, import_range
 
 _LAZY_PEER_ACCESS: Final = 1
@@ -24,7 +24,7 @@ _EVENT: Final = "CUipcEventHandle"
 
 
 @define(eq=False)
-class OpenedMemory(Allocation):
+class OpenedMemory(FreedImmediately):
     """Memory of another process, from cuIpcOpenMemHandle: no function of allocations frees it."""
 
     secret: int = field(kw_only=True)
@@ -34,10 +34,6 @@ class OpenedMemory(Allocation):
     def free(self) -> None:
         """Refuse: INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is another process's; call cuIpcCloseMemHandle")
-
-    def free_in_order(self, context: Context, stream: int) -> None:
-        """Refuse: INVALID_VALUE."""
-        self.free()
 
 
 _given: Final[set[int]] = set()

@@ -49,9 +49,9 @@ def _own_device(name: str) -> Device:
     return _require_support(stack[-1].device if stack else process.device(0), name)
 
 
-def _check_granules(size: int, what: str) -> None:
+def _check_granules(size: int) -> None:
     if size == 0 or size % MAPPING_GRANULE:
-        raise invalid_value(f"{what} is a multiple of the granularity, {MAPPING_GRANULE} bytes, not {size}")
+        raise invalid_value(f"size is a multiple of the granularity, {MAPPING_GRANULE} bytes, not {size}")
 
 
 # --- addresses
@@ -64,7 +64,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
     INVALID_VALUE, OUT_OF_MEMORY.
     """
     device = _own_device("cuMemAddressReserve")
-    _check_granules(size, "size")
+    _check_granules(size)
     check_no_flags("cuMemAddressReserve", flags)
     if alignment & (alignment - 1):
         raise invalid_value(f"the alignment is a power of 2, not {alignment}")
@@ -131,7 +131,7 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     """
     device = _check(properties, "cuMemCreate")
     assert properties is not None
-    _check_granules(size, "size")
+    _check_granules(size)
     check_no_flags("cuMemCreate", flags)
     is_host = properties.location.type != _DEVICE
     if size > (_ROOM if is_host else device.properties.memory_bytes):
@@ -169,7 +169,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
     """Map memory at reserved addresses; no kernel reaches it before cuMemSetAccess. INVALID_VALUE."""
     _own_device("cuMemMap")
     physical = virtual_memory.find(handle)
-    _check_granules(size, "size")
+    _check_granules(size)
     if offset or flags:
         raise invalid_value(f"offset and flags of cuMemMap are 0, not {offset} and {flags}")
     virtual_memory.map(physical, address, size)
@@ -178,7 +178,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
 def unmap(address: int, size: int) -> None:
     """Unmap a range of whole mappings; kernels that still use it fault. INVALID_VALUE."""
     _own_device("cuMemUnmap")
-    _check_granules(size, "size")
+    _check_granules(size)
     virtual_memory.unmap(address, size)
 
 
@@ -189,7 +189,7 @@ def set_access(address: int, size: int, argument: Any, count: int) -> None:
     NOT_SUPPORTED for access only to read; OUT_OF_MEMORY if this process has mapped something there.
     """
     _own_device("cuMemSetAccess")
-    _check_granules(size, "size")
+    _check_granules(size)
     descriptions = accesses(argument, count)
     if not descriptions:
         raise invalid_value("count is 0; give at least one description of an access")

@@ -13,7 +13,7 @@ point (cuMemFreeAsync). The executor gets a quiet record for it, or nothing if t
 - An allocation is taken out of the table *before* it is freed. Once it is free another thread may be given the same
   address, and its new entry must not be removed. If freeing fails, the entry is put back.
 - Memory that is managed, of the host or registered has two addresses or is accessed by the CPU: `devices_address`
-  returns where a context's device finds it. ``any_shared`` and ``any_synchronous`` spare the common case, without
+  returns the one that a context's device uses. ``any_shared`` and ``any_synchronous`` spare the common case, without
   such memory, the look-ups.
 - The sorted list of addresses is made when it is needed. An addition replaces ``_version`` last, so that a thread
   that sorts at the same moment notices and sorts again.
@@ -96,6 +96,15 @@ class Allocation:
         if not self._buffer_id:
             self._buffer_id = next_buffer_id()
         return self._buffer_id
+
+
+@define(eq=False)
+class FreedImmediately(Allocation):
+    """An allocation that does not wait in a stream to be freed: `free` frees it when it is called, or refuses."""
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Free it as `free` does."""
+        self.free()
 
 
 def is_shareable(allocation: Allocation) -> bool:

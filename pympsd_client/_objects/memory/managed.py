@@ -21,13 +21,13 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.code.module import Module, decode_layout, when_loaded, when_unloaded
 from pympsd_client._objects.context import Context, when_closed
-from pympsd_client._objects.memory.allocations import Allocation, allocations
+from pympsd_client._objects.memory.allocations import FreedImmediately, allocations
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
 
 @define(eq=False)
-class Managed(Allocation):
-    """An allocation of managed memory."""
+class Managed(FreedImmediately):
+    """An allocation of managed memory, which the program must not reach any more when a call has freed it."""
 
     pages: SharedPages = field(kw_only=True)
 
@@ -36,10 +36,6 @@ class Managed(Allocation):
         self.context.synchronize()
         _managed.pop(self.handle, None)
         self.pages.close()
-
-    def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it as `free` does: the program must not reach it any more when the call returns."""
-        self.free()
 
 
 _managed: Final[dict[int, Managed]] = {}
@@ -64,16 +60,12 @@ when_closed.append(_drop_allocations)
 
 
 @define(eq=False)
-class ManagedVariable(Allocation):
+class ManagedVariable(FreedImmediately):
     """A managed variable, as an allocation that only its module's unloading frees."""
 
     def free(self) -> None:
         """Fail with INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is a variable of a module; cuModuleUnload frees it")
-
-    def free_in_order(self, context: Context, stream: int) -> None:
-        """Fail with INVALID_VALUE."""
-        self.free()
 
 
 _pages: Final[dict[Module, SharedPages]] = {}

@@ -34,7 +34,7 @@ from pympsd_client._arguments.memory_structs import AllocationProperties
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, context_on, contexts, usable_on, when_closed
-from pympsd_client._objects.memory.allocations import Allocation, allocations
+from pympsd_client._objects.memory.allocations import FreedImmediately, allocations
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.memory.shared_pages import map_memory, unmap_memory
 from pympsd_client._objects.process import process
@@ -114,7 +114,7 @@ class Physical:
 
 
 @define(eq=False)
-class Mapping(Allocation):
+class Mapping(FreedImmediately):
     """A mapping of physical memory: an allocation that only cuMemUnmap removes."""
 
     physical: Physical = field(kw_only=True)
@@ -137,10 +137,6 @@ class Mapping(Allocation):
     def free(self) -> None:
         """Refuse: INVALID_VALUE."""
         raise invalid_value(f"{self.handle:#x} is mapped by cuMemMap; cuMemUnmap it")
-
-    def free_in_order(self, context: Context, stream: int) -> None:
-        """Refuse: INVALID_VALUE."""
-        self.free()
 
 
 class VirtualMemory:

@@ -6,11 +6,11 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import ModuleLayout
-from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT
+from pympsd.wire.records import HEADER_BYTES, MAX_RECORD
 from pympsd_server.backends.interface import BackendError, Module
 from pympsd_server.executor.requests.request import Answer, Request
 
-_MAX_LAYOUT_BYTES: Final = RECORD_LIMIT - HEADER_BYTES
+_MAX_LAYOUT_BYTES: Final = MAX_RECORD - HEADER_BYTES
 
 
 def image_part(request: Request, module: int, offset: int, count: int) -> None:

@@ -88,9 +88,9 @@ class Row:
         )
         self._created: Final = next(((index, kind) for index, kind, use in self._handles if use is Use.CREATED), None)
         self.run: Final[Callable[[Request, bytes], None]] = {
-            Completion.AT_ONCE: self._run_at_once,
+            Completion.IMMEDIATE: self._run_immediately,
             Completion.QUEUED: self._run_queued,
-            Completion.AWAITED: self._run_waiting,
+            Completion.COMPLETE: self._run_waiting,
         }[operation.completion]
         """Executes a record's body and answers it, or has it answered later; BackendError."""
 
@@ -117,7 +117,7 @@ class Row:
 
         return act
 
-    def _run_at_once(self, request: Request, body: bytes) -> None:
+    def _run_immediately(self, request: Request, body: bytes) -> None:
         arguments = self._read(body)
         created = arguments[self._created[0]] if self._created is not None else 0
         if self._handles:

@@ -136,7 +136,7 @@ class Request:
             context.defer(status)
         self._send_output()
         if self.answered:
-            flags = records.FLAG_POISONED if is_faulted else 0
+            flags = records.FLAG_STICKY if is_faulted else 0
             reason = status.reason.encode(errors="replace")[:_REASON_BYTES]
             answer = records.pack_answer(self._opcode, self._sequence, status.code, b"", reason, flags)
             self.resources.answers.send(answer)

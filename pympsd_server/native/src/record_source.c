@@ -25,8 +25,8 @@ int record_source_open(struct record_source *source, int socket, uint8_t *area)
     memset(source, 0, sizeof *source);
     source->area = area;
     source->socket = socket;
-    source->record = malloc(RECORD_LIMIT);
-    source->received = malloc(RECORD_LIMIT + RECEIVE_BYTES);
+    source->record = malloc(MAX_RECORD);
+    source->received = malloc(MAX_RECORD + RECEIVE_BYTES);
     return source->record && source->received ? 0 : -1;
 }
 
@@ -91,7 +91,7 @@ static int take_from_socket(struct record_source *source)
         uint32_t there = source->count - source->consumed;
         if (there >= sizeof header) {
             memcpy(&header, source->received + source->consumed, sizeof header);
-            if (header.length < sizeof header || header.length > RECORD_LIMIT)
+            if (header.length < sizeof header || header.length > MAX_RECORD)
                 return SOURCE_END;
             if (header.length <= there) {
                 memcpy(source->record, source->received + source->consumed, header.length);

@@ -20,7 +20,7 @@ struct record_source {
     int socket;
     int ended;           /* the socket has ended, or the client broke the rules */
     uint64_t head;       /* private: the shared word is only a copy of it */
-    uint8_t *record;     /* the record taken last, RECORD_LIMIT bytes */
+    uint8_t *record;     /* the record taken last, MAX_RECORD bytes */
     uint32_t length;     /* of `record` */
     uint8_t *received;   /* bytes from the socket */
     uint32_t count;      /* the number of them */

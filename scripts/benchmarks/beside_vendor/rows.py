@@ -11,7 +11,7 @@ from gpu.figures import Figures
 from gpu.kernels import KERNELS
 from gpu.ratios import AT_LEAST, AT_MOST, Row
 
-from beside_vendor import sections
+from beside_vendor import inference, sections
 
 LAUNCHES_BOUND: Final = 0.97
 JOIN_BOUND: Final = 1.05
@@ -31,6 +31,7 @@ def rows(figures: Figures, counts: tuple[int, ...]) -> list[Row]:
         sections.ARRIVAL: _arrivals,
         sections.IDLE: _idle,
         sections.LAUNCHES: lambda figures: _launches(figures, counts),
+        inference.SECTION: inference.rows,
     }
     return [row for section in made if section in figures.sections for row in made[section](figures)]
 

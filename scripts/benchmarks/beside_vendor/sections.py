@@ -16,6 +16,7 @@ from gpu import throughput
 from gpu.clients import Client, Failure, end_all
 from gpu.figures import Run
 
+from beside_vendor import inference
 from beside_vendor.daemons import Daemon, Programs
 
 PS: Final = "ps"
@@ -207,6 +208,7 @@ SECTIONS: Final[dict[str, Callable[[Run, Daemons, Programs, int], None]]] = {
     ARRIVAL: arrivals,
     IDLE: idle,
     LAUNCHES: launches,
+    inference.SECTION: inference.inference,
 }
 
 

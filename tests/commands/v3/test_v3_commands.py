@@ -35,7 +35,7 @@ from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.vocabulary.limit_table import Limits, percentages
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import ClientPriority, LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
 
@@ -86,6 +86,39 @@ def _printed(daemon: Daemon, line: str, uid: int = 0) -> str:
     answer = _ask(daemon, line, uid)
     assert (answer.refused, answer.diagnostic) == (False, "")
     return answer.printed
+
+
+def test_clients_with_their_limits(daemon: Daemon) -> None:
+    (client,) = daemon.servers[1].clients.values()
+    client.limits = LimitsInForce(50.0, 1, {0: 3 << 29}, {0: 66, 1: 32}, {0: 50.0, 1: 25.0}, connections=2)
+    client.memory = {0: 96 << 20}
+    plain = _printed(daemon, "client list --format=json")
+    heading, *rows = csv.reader(io.StringIO(_printed(daemon, "client list --limits --format=csv")))
+    assert heading[3:] == ["MAWS NS", "SM %", "SMS", "MEMORY", "LIMIT", "PRIORITY", "FREE", "CMD"]
+    assert [row[4:10] for row in rows] == [
+        ["50.00", "66", "96.0M", "1536M", "1", "46"],
+        ["25.00", "32", "0.0M", "unlimited", "1", "46"],
+    ]
+    first, _ = json.loads(plain)
+    assert json.loads(_printed(daemon, "client list --limits --format=json")) == json.loads(plain)
+    assert (first["active_thread_percentage"], first["sm_count"], first["priority"]) == (50.0, 66, 1)
+    assert (first["max_clients"], first["free_clients"]) == (48, 46)
+    client.limits = None
+    client.contexts.clear()
+    (row,) = csv.reader(io.StringIO(_printed(daemon, "client list --limits --format=csv,noheader")))
+    assert row[4:10] == ["-"] * 6, "not known, and on no device"
+
+
+def test_devices_have_how_many_more_clients_fit(daemon: Daemon) -> None:
+    def free(*place: str) -> list[tuple[str, int | None]]:
+        event = OperatorLine(
+            1, 60000 if place else 0, parse(b"device list --format=json", 3), None, None, 0.0, *place
+        )
+        (answer,) = _answers(_handle(daemon, event))
+        return [(row["Server"], row["free_clients"]) for row in json.loads(answer.printed)]
+
+    assert free() == [("a", 47), ("a", 47), ("b", 48), ("b", 48)]
+    assert free("a", "hi") == [("a", None), ("a", None)], "a tenant does not see the clients of others"
 
 
 def test_lists(daemon: Daemon) -> None:
@@ -649,7 +682,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
     assert checked.printed.splitlines() == [
         "SM partition 'a/y': Device 1 has 1 active client outside partitions; end it, or wait until it has gone.",
         "created server 'c'",
-        "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (beside server b).",
+        "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (next to server b).",
     ]
     assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
     begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))
@@ -682,7 +715,7 @@ devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
     (answer,) = _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=b"a = 1\n\xe9")))
     assert (answer.refused, answer.printed) == (True, "")
-    assert answer.diagnostic.startswith("F:2: no TOML, for it is not UTF-8: ")
+    assert answer.diagnostic.startswith("F:2: not TOML, because it is not UTF-8: ")
     answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.C]\nuid = -1\n')
     assert (answer.refused, answer.printed) == (True, "")
     assert [line.partition(": ")[0] for line in answer.diagnostic.splitlines()] == ["F:2", "F:3"]

@@ -33,7 +33,7 @@ ANSWER_CHECKS: Final = 20
 ASLEEP_CHECKS: Final = 4
 """After this many checks in a row a client that sleeps and has not read its server's message is unresponsive.
 
-One that is stopped for a moment, or slow for lack of a processor, has the whole time."""
+A client that is stopped for a moment, or gets little processor time, has FIRST_ANSWER_SECONDS."""
 STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
 
 

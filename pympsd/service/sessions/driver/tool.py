@@ -1,33 +1,28 @@
 """The vendor's nvidia-cuda-mps-control as an operator: lines with their lengths in, printed lines out."""
 
 import trio
-from attrs import define, field
+from attrs import define
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.sessions.operator import LEAVING_SECONDS
+from pympsd.service.sessions.operator import LEAVING_SECONDS, LineSession
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_printed, length_of
 
 
 @define(eq=False)
-class ToolSession:
-    """A connected tool; ``uid`` as the kernel reports it."""
-
-    session: int
-    uid: int
-    channel: PacketChannel
-    place: tuple[str, str] = ("", "")
-    """The server and namespace whose socket it came by."""
-    _answered: trio.Event = field(factory=trio.Event, init=False)
+class ToolSession(LineSession[PacketChannel]):
+    """A connected tool."""
 
     def working(self) -> None:
         """Do nothing: the tool waits without a limit."""
 
-    def note(self, text: str) -> None:
-        """Do nothing: the protocol has no place for diagnostics."""
+    def note(self, text: str, is_output: bool) -> None:
+        """Send a line of output; the protocol has no place for diagnostics."""
+        if is_output:
+            self.channel.send_raw(encode_printed(text))
 
     def answer(self, answer: Answer) -> None:
         """Send the printed lines; the protocol has no place for diagnostics."""
@@ -39,25 +34,17 @@ class ToolSession:
     async def drain(self) -> None:
         """End the answers, and wait until they are sent: the tool would report a connection that just ends."""
         self.channel.send_raw(END_OF_ANSWERS)
-        await self.channel.drain()
+        await super().drain()
+
+    async def receive_line(self) -> tuple[bytes, None] | None:
+        """Return the next line; None when the tool has sent the last one, or leaves."""
+        line = await _next_line(self.channel)
+        return None if line is None else (line, None)
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Answer lines until the tool has sent the last one, or leaves."""
-        if dispatcher.may_log(self.uid):
-            dispatcher.log.info("ui_connected")
-        dispatcher.operators[self.session] = self
-        try:
-            while (line := await _next_line(self.channel)) is not None:
-                self._answered = trio.Event()
-                await dispatcher.feed_line(self.session, self.uid, line, place=self.place)
-                if not self._answered.is_set():
-                    await self._answered.wait()
-                await self.channel.drain()
-            self.channel.send_raw(END_OF_ANSWERS)
-        finally:
-            del dispatcher.operators[self.session]
-            if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):
-                dispatcher.log.info("ui_closed")
+        """Answer lines until the tool has sent the last one, or leaves; then end the answers."""
+        await super().run(dispatcher)
+        self.channel.send_raw(END_OF_ANSWERS)
 
 
 @define(eq=False)

@@ -61,11 +61,6 @@ class FreeRanges:
             low = self._ranges.pop(at)[0]
         self._ranges.insert(at, (low, high))
 
-    @property
-    def free_ranges(self) -> list[tuple[int, int]]:
-        """(start, end) of every free range, lowest first."""
-        return list(self._ranges)
-
 
 @frozen
 class Pages:

@@ -7,8 +7,8 @@ once: by the thread that watches markers when the work is done, or by `fault` an
 
 Two kinds of threads meet here. Workers issue work and hold `lock`, perhaps for long, because a driver call may block.
 The thread that detects a fault must not wait for them: `fault` takes only `_fault_lock`, which is held for an
-instant, sets `closed` for the native worker, and calls the completions. What a worker is just about to issue may
-still reach the driver then; its result is ignored."""
+instant, sets `closed` for the native worker, and calls the completions. A call that a worker has already
+begun may still reach the driver; its result is ignored."""
 
 from __future__ import annotations
 

@@ -22,7 +22,15 @@ _BELOW_NORMAL: Final = 16
 
 
 class Deadlines:
-    """Earliest deadline first; the argument is the period in milliseconds."""
+    """The policy ``deadline:MILLISECONDS``: earliest deadline first.
+
+    Args:
+        argument: The period in milliseconds, above 0 and at most 60,000; default 50.
+        clock: Returns the time in nanoseconds.
+
+    Raises:
+        ValueError: The argument is not such a number.
+    """
 
     def __init__(self, argument: str = "", clock: Callable[[], int] = time.monotonic_ns) -> None:
         try:

@@ -41,7 +41,10 @@ class _Level:
 
 
 class FairQueue:
-    """The policy of fair shares."""
+    """The policy ``fair``: by priority level, then among contexts, then among their streams.
+
+    Takes no argument; raises ValueError for one. The module's description above has the details.
+    """
 
     def __init__(self, argument: str = "") -> None:
         if argument:
@@ -119,7 +122,10 @@ _MIN_BYTES: Final = 1 << 20
 
 
 class MemoryShare(FairQueue):
-    """Fair shares by memory."""
+    """The policy ``memory``: as ``fair``, but a context gets time in proportion to the memory that its client holds.
+
+    A client with less than 1 MiB counts as one with 1 MiB.
+    """
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
         """Account for time: the more memory, the less a nanosecond weighs."""

@@ -23,7 +23,7 @@ from typing import ClassVar, Protocol
 
 from attrs import define, field
 
-from pympsd.wire.executor_messages import BATCH_TRACE_LIMIT, KERNEL_NAME_LIMIT, BatchTrace
+from pympsd.wire.executor_messages import MAX_BATCH_TRACES, MAX_KERNEL_NAME, BatchTrace
 from pympsd_server.backends.budget import Counters
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled
 from pympsd_server.backends.emulated.scheduling.placement import Placement
@@ -36,7 +36,7 @@ class Trace(Counters):
 
     def __init__(self) -> None:
         super().__init__()
-        self._batches: deque[tuple[int, int, str, int, int, int]] = deque(maxlen=BATCH_TRACE_LIMIT)
+        self._batches: deque[tuple[int, int, str, int, int, int]] = deque(maxlen=MAX_BATCH_TRACES)
 
     def raise_to(self, name: str, value: int) -> None:
         """Keep the highest value seen."""
@@ -55,7 +55,7 @@ class Trace(Counters):
         with self._lock:
             kept = tuple(self._batches)
         return tuple(
-            BatchTrace(number, context, kernel[:KERNEL_NAME_LIMIT], first_block, blocks, priority)
+            BatchTrace(number, context, kernel[:MAX_KERNEL_NAME], first_block, blocks, priority)
             for number, context, kernel, first_block, blocks, priority in kept
         )
 

@@ -18,7 +18,6 @@ from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target, Variable
 
 MAX_THREADS = 1024
-MAX_STATIC_SHARED = 48 << 10
 _ELF = b"\x7fELF"
 
 
