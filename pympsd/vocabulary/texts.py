@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from pympsd.errors import InputError
@@ -178,3 +179,8 @@ def in_use_text(count: int | None) -> str:
 def limit_of_memory_text(count: int | None) -> str:
     """Return a limit of memory in bytes as operators write it: ``4G``; ``unlimited`` if there is none."""
     return memory_text(None if count is None else PinnedMemory(count))
+
+
+def moment(seconds: float) -> str | None:
+    """Return a time in seconds since 1970 in ISO 8601 (UTC), as JSON has it; None for 0."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
