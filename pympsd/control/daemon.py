@@ -36,7 +36,11 @@ OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_
 
 
 class CannotStart(StartError):
-    """A daemon did not start; the message is what it printed on standard error."""
+    """A daemon did not start; the message is what it printed on standard error.
+
+    Raised by `Daemon`. If the daemon printed nothing, the message states that it was not ready within START_SECONDS,
+    or which system call on its directories failed.
+    """
 
 
 class RunningDaemon:
@@ -60,19 +64,39 @@ class RunningDaemon:
         self.pipe_directory: Final = pipe_directory or os.fsdecode(control_client.pipe_directory())
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the daemon's devices, in the order of their CUDA ordinals."""
+        """Return the daemon's devices, in the order of their CUDA ordinals.
+
+        These are the devices that the daemon's clients may use, not all of the machine: the daemon's own
+        CUDA_VISIBLE_DEVICES leaves some out.
+
+        >>> with Daemon(machine="2xH200") as daemon:
+        ...     [(device.ordinal, device.multiprocessors) for device in daemon.devices()]
+        [(0, 132), (1, 132)]
+        """
         return convert(Machine, self._query("device_query")).devices
 
     def servers(self) -> tuple[Server, ...]:
-        """Return the servers that run: each with its clients, and each client with its contexts."""
+        """Return the servers that run: each with its clients, and each client with its contexts.
+
+        Each server is asked first, so the answer is up to date; a server that does not respond is listed as it last
+        reported itself. Named servers without a process are not listed.
+        """
         return convert(tuple[Server, ...], self._query("get_server_list"))
 
     def ps(self) -> tuple[Client, ...]:
-        """Return the clients that have a context, of all servers."""
+        """Return the clients that have a context, of all servers.
+
+        The same as the command ``ps``. A client without a context, which has called cuInit only, is in `servers` and
+        not here.
+        """
         return tuple(client for server in self.servers() for client in server.clients if client.contexts)
 
     def waiting(self) -> tuple[Waiting, ...]:
-        """Return the clients and start requests that wait for a server; the first in the queue comes first."""
+        """Return the clients and start requests that wait for a server; the first in the queue comes first.
+
+        Clients wait while their server starts, while another user has the turn, or until a server has ended because
+        the maximum of servers is reached.
+        """
         return convert(tuple[Waiting, ...], self._query("get_waiting_list"))
 
     def listing(self, query: str) -> list[dict[str, Any]]:
@@ -226,11 +250,19 @@ class Daemon(RunningDaemon):
 
     @property
     def pid(self) -> int:
-        """The daemon's PID; 0 if it does not run."""
+        """The daemon's PID; 0 if it does not run.
+
+        It changes when `start` starts another daemon after a crash. A daemon that was killed is noticed immediately;
+        one that is stopped (SIGSTOP) still runs.
+        """
         return 0 if self._process is None or self._process.poll() is not None else self._process.pid
 
     def log(self) -> str:
-        """Return the text of its control.log and of all server.log files, undecodable bytes replaced."""
+        """Return the text of its control.log and of all server.log files, undecodable bytes replaced.
+
+        Lines of named servers (protocol 3) come after those of the shared files, by the server's name. The text is
+        gone after `stop`, which removes the directories; "" if nothing was logged.
+        """
         folder = Path(self.log_directory)
         paths = (folder / "control.log", folder / "server.log", *sorted(folder.glob("*/server.log")))
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())

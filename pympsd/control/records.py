@@ -15,7 +15,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 def convert(kind: type[T], found: Any) -> T:
-    """Return an answer of the daemon as records; raise CannotAsk with an explanation if it is something else."""
+    """Return an answer of the daemon, as json.loads returns it, as records of a type.
+
+    Args:
+        kind: A record of this module, or a tuple of one: ``tuple[Server, ...]``.
+        found: The value. Keys that the record does not have are ignored, so a newer daemon can be asked.
+
+    Raises:
+        CannotAsk: The value does not fit the type, for example because a program of another kind answered. The
+            message names the field.
+    """
     try:
         # Keys of JSON are texts, which stand for ordinals here.
         return msgspec.convert(found, kind, strict=False)
@@ -63,7 +72,7 @@ class Context:
 
 @frozen
 class Client:
-    """A client process of a server."""
+    """A client process of a server; ``contexts`` is empty if it has only called cuInit."""
 
     pid: Count
     """Its PID as the daemon sees it; 0 if it is outside the daemon's PID namespace."""
@@ -165,5 +174,5 @@ class Drained:
     drained: bool
     """Whether nothing is left."""
     ends: tuple[DrainedClient, ...]
-    """The clients that have ended meanwhile, in that order."""
+    """The clients that have ended during it, in that order."""
     left: tuple[DrainedClient, ...]

@@ -23,7 +23,10 @@ from pympsd.control.records import Client, Device, Drain, Drained, Server, Waiti
 
 @frozen
 class TrioDaemon:
-    """A daemon whose calls are coroutines; ``daemon`` has what needs no waiting, such as ``environment``."""
+    """A daemon whose calls are coroutines; ``daemon`` has what needs no waiting, such as ``environment``.
+
+    Use `open_daemon` to start one, or wrap a daemon that runs: ``TrioDaemon(RunningDaemon())``.
+    """
 
     daemon: RunningDaemon
 

@@ -63,7 +63,16 @@ OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Admit a new client, queue it or refuse it; one under a debugger waits for the clients that are there."""
+    """Admit a new client, queue it or refuse it; one under a debugger waits for the clients that are there.
+
+    Args:
+        daemon: The state, which it changes.
+        event: The hello. ``joins``: the process has another connection already, so it gets the same server, and does
+            not queue again.
+
+    A process that may have limits by a rule or a cgroup which the daemon cannot see is refused with
+    ERROR_NOT_PERMITTED; the reasons of other refusals are in `_refusal` and `destination.refusal`.
+    """
     ticket = daemon.queue.reserved.pop(event.connection, 0)
     target = destination.find(daemon, event)
     try:
@@ -92,7 +101,10 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
 
 
 def forget_reservations(daemon: Daemon) -> Iterator[Instruction]:
-    """Give up clients that waited when the previous daemon died and have not returned in time."""
+    """Give up clients that waited when the previous daemon died and have not returned in time.
+
+    Called when the time of clients to connect again is over. Entries behind them are served then.
+    """
     daemon.queue.reserved.clear()
     yield from serve_queue(daemon)
 
@@ -139,7 +151,16 @@ def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Itera
 
 
 def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruction]:
-    """Start a user's server (the one with a name), or queue the request; do nothing if it runs."""
+    """Start a user's server (the one with a name), or queue the request; do nothing if it runs.
+
+    Args:
+        daemon: The state, which it changes.
+        uid: The user; in multi-user mode root takes the place of every user.
+        name: The server in protocol 3; empty: that of the user.
+
+    Used by ``start_server``, and when the sockets of a server that was created are open. A server that is leaving, or
+    expected back from an earlier daemon, does not count as running.
+    """
     uid = daemon.options.serving_uid(uid)
     name = name or server_of_user(uid)
     server = daemon.server_named(name)
@@ -152,13 +173,20 @@ def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruc
 
 
 def drop_start_request(daemon: Daemon, server: Server) -> None:
-    """Drop the start request of a server that an operator shuts down before it is ready."""
+    """Drop the start request of a server that an operator shuts down before it is ready.
+
+    Otherwise `serve_queue` would start the server again as soon as it has ended.
+    """
     if server.phase is Phase.INITIALIZING:
         daemon.queue.take(lambda entry: not entry.client and entry.server == server.name)
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
-    """Serve the queue: admit clients to their users' servers, start servers, or end others so that they can start."""
+    """Serve the queue: admit clients to their users' servers, start servers, or end others so that they can start.
+
+    Call it at the end of every handler that may have changed who can be served. It depends on the state alone and may
+    be called at any time; if nothing can be done, it yields no instruction.
+    """
     for server in _open_servers(daemon):
         yield from _admit(daemon, server)
     yield from _start_servers(daemon)
@@ -226,13 +254,20 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
 
 
 def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
-    """End the time for which new clients of the active user may overtake a queue entry."""
+    """End the time for which new clients of the active user may overtake a queue entry.
+
+    ``ticket`` is that of the entry. The TURN timer calls it after `Turns.overtaking_seconds`.
+    """
     daemon.queue.raise_barrier(ticket)
     yield from serve_queue(daemon)
 
 
 def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
-    """Remove a client from its server, and serve the queue: it may have been the last one."""
+    """Remove a client from its server, and serve the queue: it may have been the last one.
+
+    ``client`` is the daemon's id; unknown ids are ignored. If the server is leaving, its time limits begin again,
+    because it responds.
+    """
     daemon.named_servers.occupied.pop(client, None)
     if server.clients.pop(client, None) is not None:
         failed_starts.has_served(daemon, server)
@@ -246,7 +281,11 @@ def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instr
 
 
 def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> None:
-    """Note which contexts a server's clients have; clients are in its order, those it does not list come last."""
+    """Note which contexts a server's clients have; clients are in its order, those it does not list come last.
+
+    The driver's server reports contexts only on request, by PID. Clients in another PID namespace all have PID 0
+    there, and their contexts cannot be distinguished.
+    """
     order = {pid: place for place, pid in enumerate(event.contexts)}
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))
     remaining = dict(event.contexts)
@@ -271,7 +310,11 @@ def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) ->
 
 
 def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
-    """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck."""
+    """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck.
+
+    The kernel reports the end by the process's pidfd. If somebody waits for the server, it has `SILENCE_TIMEOUT`
+    seconds to report the same.
+    """
     record = server.clients.get(client)
     if record is None:
         return
@@ -281,7 +324,11 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
 
 
 def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Force a server to end that did not report its clients' ends: none of them lives, so no work is lost."""
+    """Force a server to end that did not report its clients' ends: none of them lives, so no work is lost.
+
+    Nothing happens if it has reported them since, if nobody waits for the server any more, or if force is used
+    already.
+    """
     server.silence_timed = False
     if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:
         yield Log("server_silent", {"server": server.pid, "seconds": SILENCE_TIMEOUT})
@@ -289,7 +336,10 @@ def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
 
 
 def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
-    """Kill a server that is not ready in time."""
+    """Kill a server that is not ready in time.
+
+    It had `START_TIMEOUT` seconds. Its clients are refused with that reason once the process has ended.
+    """
     if server.phase is Phase.INITIALIZING:
         server.start_refusal = f"it was not ready within {START_TIMEOUT:.0f} s"
         yield from _kill_overdue(server)

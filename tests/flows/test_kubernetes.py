@@ -6,12 +6,12 @@ cmd/mps-control-daemon/mps/daemon.go); the DRA driver by a shell script (its tem
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from processes import BIN, SECONDS, DaemonProcess, killed_after, wait_until
 
 from pympsd.devices.machine import describe
@@ -81,13 +81,13 @@ def test_the_dra_driver_s_script(make_daemon: Callable[..., DaemonProcess], name
         assert daemon.say("quit") == ""
 
 
-def test_the_pre_stop_command_of_the_documentation_drains(daemon: DaemonProcess) -> None:
-    text = (Path(__file__).parents[2] / "docs/clusters.md").read_text()
-    (listed,) = re.findall(r"preStop:\n +exec: \{command: \[(.*)\]\}", text)
-    (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
-    words = listed.split(", ")
+def test_the_pre_stop_command_of_the_sample_drains(daemon: DaemonProcess) -> None:
+    text = (Path(__file__).parents[2] / "docs/samples/kubernetes.yaml").read_text()
+    pod = next(doc for doc in yaml.safe_load_all(text) if doc["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    words = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    grace = pod["terminationGracePeriodSeconds"]
     (timeout,) = (int(word.removeprefix("--timeout=")) for word in words if word.startswith("--timeout="))
-    assert timeout < int(grace)
+    assert timeout < grace
     client = daemon.client().connect()
     with killed_after(client.process):
         begun = subprocess.Popen(

@@ -34,6 +34,8 @@ EXPECTED = (
     "share/pympsd/samples/pympsd.logrotate",
     "share/pympsd/samples/machine.toml",
     "share/pympsd/samples/Containerfile",
+    "share/pympsd/samples/compose.yaml",
+    "share/pympsd/samples/kubernetes.yaml",
     "share/pympsd/grafana/pympsd.json",
     "share/pympsd/pbs/prologue",
     "share/pympsd/slurm/prolog",

@@ -56,12 +56,15 @@ class QueueEntry:
     connection: int = 0
     """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
     visible_devices: str | None = None
-    """The value of its CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon does not know which."""
+    """The value of its CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon cannot see which."""
 
 
 @define
 class Debugged:
-    """A client under a debugger, which waits until ``others``, the clients before it, have left."""
+    """A client under a debugger, which waits until ``others``, the clients before it, have left.
+
+    ``client`` is its id. It is not an entry of the queue and takes no turn.
+    """
 
     client: int
     pid: int
@@ -71,7 +74,11 @@ class Debugged:
 
 @define
 class ClientQueue:
-    """Those who wait; iterating yields the entries, the first one first."""
+    """Those who wait; iterating yields the entries, the first one first.
+
+    Its own methods are the only ones that change `entries`. A ticket is drawn when a client comes and never again, so
+    an entry's place never changes.
+    """
 
     entries: list[QueueEntry] = field(factory=list)
     tickets: Ids = field(factory=Ids)
@@ -112,7 +119,11 @@ class ClientQueue:
         return taken
 
     def take_admissible(self, server: str) -> list[QueueEntry]:
-        """Remove the entries for a server, except those behind another user's barrier; return them in order."""
+        """Remove the entries for a server, except those behind another user's barrier; return them in order.
+
+        A barrier is the first ticket that was drawn after the time in which others may overtake an entry; of several
+        the lowest holds. Start requests, and the entry whose turn it is, pass it.
+        """
         barrier: float = float("inf")
         admissible = set()
         for entry in self.entries:
@@ -132,7 +143,10 @@ class ClientQueue:
         return clients
 
     def remove(self, client: int) -> None:
-        """Remove a client that disconnected before it was admitted."""
+        """Remove a client that disconnected before it was admitted.
+
+        An unknown id is ignored: the client was admitted, or refused, just before.
+        """
         self.debugged.pop(client, None)
         self.take(lambda entry: entry.client == client)
 
@@ -145,7 +159,11 @@ class ClientQueue:
         return {entry.client for entry in self.all_entries if entry.client and uid in (None, entry.uid)}
 
     def reserve(self, connection: int) -> None:
-        """Reserve the next ticket for a client that is expected to connect again."""
+        """Reserve the next ticket for a client that is expected to connect again.
+
+        ``connection`` is the keeper's id of the client's connection. The ticket is used when the client comes back,
+        and dropped by `admission.forget_reservations`.
+        """
         self.reserved[connection] = self.tickets.take()
 
     def is_behind_a_reservation(self, entry: QueueEntry) -> bool:
@@ -153,7 +171,10 @@ class ClientQueue:
         return any(ticket < entry.ticket for ticket in self.reserved.values())
 
     def raise_barrier(self, ticket: int) -> None:
-        """End the time for which others may overtake an entry: tickets drawn from now on stay behind it."""
+        """End the time for which others may overtake an entry: tickets drawn from now on stay behind it.
+
+        Nothing happens if no entry has this ticket any more.
+        """
         self.timed.discard(ticket)
         for entry in self.entries:
             if entry.ticket == ticket:
@@ -166,7 +187,10 @@ class ClientQueue:
         )
 
     def take_stale_timers(self) -> list[int]:
-        """Return the tickets whose timers are running although their entries have left, and forget them."""
+        """Return the tickets whose timers are running although their entries have left, and forget them.
+
+        The caller cancels these timers.
+        """
         if not self.timed:
             return []
         stale = self.timed - {entry.ticket for entry in self.entries}
