@@ -105,6 +105,7 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
         Role.CONNECTING: frozenset({CONNECTION_FAILED}),
     },
     Kind.START_SERVER: {},
+    Kind.DRAIN: {},
     Kind.SERVER_MISBEHAVES: {},
     Kind.LISTS: {},
     Kind.QUERIES: {},

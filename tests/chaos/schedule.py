@@ -100,6 +100,8 @@ class Kind(StrEnum):
     SHUTDOWN_SERVER = "shutdown_server"
     SHUTDOWN_SERVER_FORCED = "shutdown_server_forced"
     START_SERVER = "start_server"
+    DRAIN = "drain"
+    """Clients are drained, and after a moment undrained: nobody notices more than a wait."""
     SERVER_MISBEHAVES = "server_misbehaves"
     """Servers that start then never register, crash, or answer wrongly."""
     LISTS = "lists"
@@ -136,6 +138,7 @@ WEIGHTS: Final = {
     Kind.SHUTDOWN_SERVER: 2,
     Kind.SHUTDOWN_SERVER_FORCED: 2,
     Kind.START_SERVER: 3,
+    Kind.DRAIN: 3,
     Kind.SERVER_MISBEHAVES: 2,
     Kind.LISTS: 8,
     Kind.QUERIES: 12,

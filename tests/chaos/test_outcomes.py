@@ -58,7 +58,8 @@ def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
     assert unnoticed == [
         Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
         Kind.DAEMON_KILL, Kind.DAEMON_REPLACE, Kind.KEEPER_KILL, Kind.KEEPER_STOP,
-        Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.SERVER_MISBEHAVES, Kind.LISTS, Kind.QUERIES, Kind.LIMITS,
+        Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.DRAIN, Kind.SERVER_MISBEHAVES, Kind.LISTS, Kind.QUERIES,
+        Kind.LIMITS,
     ]  # fmt: skip
 
 
@@ -291,7 +292,8 @@ def by_driver(life: Life, step: Step, *incidents: Incident, others: tuple[Life, 
 def test_what_must_not_be_noticed_with_the_drivers_server() -> None:
     assert KINDS_OF[Backend.VENDOR] - set(VENDOR_TABLE) == {
         Kind.CLIENT_KILL, Kind.SERVER_STOP, Kind.DAEMON_STOP, Kind.DAEMON_KILL, Kind.DAEMON_REPLACE,
-        Kind.KEEPER_KILL, Kind.KEEPER_STOP, Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.LISTS, Kind.QUERIES,
+        Kind.KEEPER_KILL, Kind.KEEPER_STOP, Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.DRAIN, Kind.LISTS,
+        Kind.QUERIES,
         Kind.LIMITS,
     }  # fmt: skip
 
