@@ -69,6 +69,9 @@ def _leads_drivers_server() -> bool:
 
 
 def _replace(command: Sequence[str]) -> int:
+    """Execute a command in place of this process, without the signals that Python ignores."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))
     except OSError as error:

@@ -138,9 +138,9 @@ def test_without_the_drivers_server_the_program_takes_the_place(make_daemon: Cal
     daemon = make_daemon()
     assert daemon.start().returncode == 0
     with subprocess.Popen(
-        [BIN / "pympsd-run", "sh", "-c", "echo $$"],
+        [BIN / "pympsd-run", "sh", "-c", "echo $$; grep SigIgn /proc/$$/status"],
         env={**daemon.environment, **EXPLAINED},
         stdout=subprocess.PIPE,
         text=True,
     ) as running:
-        assert running.communicate(timeout=SECONDS)[0] == f"{running.pid}\n"
+        assert running.communicate(timeout=SECONDS)[0] == f"{running.pid}\nSigIgn:\t{0:016x}\n"
