@@ -47,7 +47,10 @@ print(cuda.cuCtxSynchronize()[0].name)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark."""
+    """Register the mark.
+
+    Without it a suite that runs with ``--strict-markers`` would refuse ``@pytest.mark.mps(protocol=3)``.
+    """
     config.addinivalue_line(
         "markers", f"{MARK}(**arguments): the arguments of pympsd.control.Daemon for this test's mps_daemon"
     )

@@ -1,4 +1,8 @@
-"""The file that a command names, which is read for the daemon: the daemon would read it with its own rights."""
+"""The file that a command names, which is read for the daemon: the daemon would read it with its own rights.
+
+``config apply FILE`` sends the text; ``config status --expect=FILE`` sends the hash of the text, so that a readiness
+probe compares the file that is mounted now with the one that was applied.
+"""
 
 import os
 import stat
@@ -7,6 +11,7 @@ from typing import Final
 
 from pympsd.wire import frames
 
+EXPECT: Final = "--expect"
 _KINDS: Final = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFCHR: "a device",
@@ -18,8 +23,11 @@ _KINDS: Final = {
 def text_of(words: Sequence[str]) -> bytes:
     """Return the text of the first file that words name; raise LookupError with the reason why it cannot be read."""
     path = _find_path(words)
-    if not path:
-        return b""  # the daemon reports what is missing
+    return _read(path) if path else b""  # the daemon reports what is missing
+
+
+def _read(path: str) -> bytes:
+    """Return the text of a file; raise LookupError as ``text_of`` does."""
     if len(path.split()) > 1:
         raise LookupError(
             f"{path}: the path of a configuration file has no blanks, because the daemon splits lines there"
@@ -64,6 +72,29 @@ def with_full_path(words: Sequence[str]) -> list[str]:
     path = _find_path(words)
     full = os.path.abspath(path)
     return [full if word == path and len(full.split()) == 1 else word for word in words]
+
+
+def with_hash_of_file(words: Sequence[str]) -> list[str]:
+    """Return words whose option --expect has the SHA-256 of a file in place of its path, which has a slash.
+
+    >>> with_hash_of_file(["--expect", "./mps.toml", "--json"])
+    ['--expect=94ffb5...', '--json']
+
+    Raise LookupError if the file cannot be read.
+    """
+    from hashlib import sha256
+
+    rest = list(words)
+    hashed = []
+    while rest:
+        word = rest.pop(0)
+        if word == EXPECT and rest:
+            word = f"{EXPECT}={rest.pop(0)}"
+        option, _, value = word.partition("=")
+        if option == EXPECT and "/" in value:
+            word = f"{EXPECT}={sha256(_read(value)).hexdigest()}"
+        hashed.append(word)
+    return hashed
 
 
 def _find_path(words: Sequence[str]) -> str:

@@ -107,6 +107,10 @@ def give_commands(
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
             words = [*words[:2], *attached_file.with_full_path(words[2:])]
+        if words[:2] == ["config", "status"] and "/" in "".join(words):
+            from pympsd.channel import attached_file
+
+            words = attached_file.with_hash_of_file(words)
         groups = _source(words, protocol)
         if daemon.is_foreign:
             groups = (_select_sendable(lines, sendable, withheld) for lines in groups)

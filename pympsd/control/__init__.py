@@ -8,7 +8,7 @@
 
 from pympsd.control.connection import CannotAsk, Control, Silent
 from pympsd.control.daemon import CannotStart, Daemon, RunningDaemon
-from pympsd.control.records import Client, Context, Device, Server, Waiting
+from pympsd.control.records import Client, Context, Device, Drain, Drained, DrainedClient, Server, Waiting
 
 __all__ = [
     "CannotAsk",
@@ -18,6 +18,9 @@ __all__ = [
     "Control",
     "Daemon",
     "Device",
+    "Drain",
+    "Drained",
+    "DrainedClient",
     "RunningDaemon",
     "Server",
     "Silent",

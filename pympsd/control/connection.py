@@ -20,11 +20,27 @@ from pympsd.wire import frames
 
 
 class CannotAsk(DaemonError):
-    """No daemon listens, or it is silent, or it refused; the message explains which."""
+    """No daemon listens, or it is silent, or it refused; the message explains which.
+
+    Raised by `Control` and by every call of `RunningDaemon` that asks the daemon. The text of a refusal begins with
+    the command, and control characters in it are escaped, so it may be shown on a terminal.
+
+    >>> from pympsd.control import Control
+    >>> Control("/nowhere")
+    Traceback (most recent call last):
+    pympsd.control.connection.CannotAsk: /nowhere/control: ...
+    """
+
+    printed = ""
+    """What the daemon printed nevertheless, if it refused a command."""
 
 
 class Silent(CannotAsk):
-    """The daemon does not answer within the timeout."""
+    """The daemon does not answer within the timeout.
+
+    The daemon is stopped, or busy with another command for longer than `Control` waits. Asking again may succeed; for
+    any other CannotAsk it does not, unless somebody starts a daemon or changes the request.
+    """
 
 
 def _warn(text: str) -> None:
@@ -83,7 +99,10 @@ class Control:
         self.close()
 
     def close(self) -> None:
-        """Close the connection. It may be closed more than once."""
+        """Close the connection. It may be closed more than once.
+
+        A command that was sent is carried out nevertheless. After it every other method raises CannotAsk.
+        """
         self._daemon.close()
 
     def query(self, *queries: str) -> list[Any]:
@@ -97,7 +116,15 @@ class Control:
         return [_json(text) for text in self._ask([f"{query} --json" for query in queries])]
 
     def listing(self, query: str) -> list[dict[str, Any]]:
-        """Return the rows of a query of protocol 3, such as ``namespace list``, a dict for each; raise CannotAsk."""
+        """Return the rows of a query of protocol 3, a dict for each with the columns as keys.
+
+        Args:
+            query: ``MODULE list`` or ``MODULE describe`` with its options, such as ``namespace list --server=a``;
+                without ``--format``, which is added.
+
+        Raises:
+            CannotAsk: The query was refused (a daemon of protocol 2 refuses it), or the daemon is gone.
+        """
         rows: list[dict[str, Any]] = _json(self._ask([f"{query} --format=json"])[0])
         return rows
 
@@ -122,6 +149,20 @@ class Control:
             line = " ".join((*words[:2], *with_full_path(words[2:])))
         return self._ask([line])[0]
 
+    def report(self, line: str) -> list[dict[str, Any]]:
+        """Give the daemon a command with --json and return the records that it prints, even if it has failed.
+
+        Raises:
+            CannotAsk: The daemon refused the command, or it was not sent because the daemon is another user's.
+        """
+        try:
+            printed = self.command(f"{line} --json")
+        except CannotAsk as refusal:
+            if not refusal.printed:
+                raise
+            printed = refusal.printed
+        return [_json(text) for text in printed.splitlines()]
+
     def _ask(self, lines: list[str]) -> list[str]:
         try:
             self._daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line.encode()) for line in lines))
@@ -132,7 +173,9 @@ class Control:
         for line, (printed, complaint, refused) in zip(lines, answers, strict=True):
             if refused:
                 # It may be shown on a terminal.
-                raise CannotAsk(f"{line}: {complaint or printed}".strip().translate(ESCAPED))
+                refusal = CannotAsk(f"{line}: {complaint or printed}".strip().translate(ESCAPED))
+                refusal.printed = printed
+                raise refusal
         return [printed for printed, _, _ in answers]
 
     def _answer(self) -> tuple[str, str, bool]:

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 
 from pympsd.cli import control_client
 from pympsd.control.connection import CannotAsk, Control
-from pympsd.control.records import Client, Device, Machine, Server, Waiting, convert
+from pympsd.control.records import Client, Device, Drain, Drained, Machine, Server, Waiting, convert
 from pympsd.errors import StartError
 from pympsd.vocabulary import files
 
@@ -36,7 +36,11 @@ OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_
 
 
 class CannotStart(StartError):
-    """A daemon did not start; the message is what it printed on standard error."""
+    """A daemon did not start; the message is what it printed on standard error.
+
+    Raised by `Daemon`. If the daemon printed nothing, the message states that it was not ready within START_SECONDS,
+    or which system call on its directories failed.
+    """
 
 
 class RunningDaemon:
@@ -60,19 +64,39 @@ class RunningDaemon:
         self.pipe_directory: Final = pipe_directory or os.fsdecode(control_client.pipe_directory())
 
     def devices(self) -> tuple[Device, ...]:
-        """Return the daemon's devices, in the order of their CUDA ordinals."""
+        """Return the daemon's devices, in the order of their CUDA ordinals.
+
+        These are the devices that the daemon's clients may use, not all of the machine: the daemon's own
+        CUDA_VISIBLE_DEVICES leaves some out.
+
+        >>> with Daemon(machine="2xH200") as daemon:
+        ...     [(device.ordinal, device.multiprocessors) for device in daemon.devices()]
+        [(0, 132), (1, 132)]
+        """
         return convert(Machine, self._query("device_query")).devices
 
     def servers(self) -> tuple[Server, ...]:
-        """Return the servers that run: each with its clients, and each client with its contexts."""
+        """Return the servers that run: each with its clients, and each client with its contexts.
+
+        Each server is asked first, so the answer is up to date; a server that does not respond is listed as it last
+        reported itself. Named servers without a process are not listed.
+        """
         return convert(tuple[Server, ...], self._query("get_server_list"))
 
     def ps(self) -> tuple[Client, ...]:
-        """Return the clients that have a context, of all servers."""
+        """Return the clients that have a context, of all servers.
+
+        The same as the command ``ps``. A client without a context, which has called cuInit only, is in `servers` and
+        not here.
+        """
         return tuple(client for server in self.servers() for client in server.clients if client.contexts)
 
     def waiting(self) -> tuple[Waiting, ...]:
-        """Return the clients and start requests that wait for a server; the first in the queue comes first."""
+        """Return the clients and start requests that wait for a server; the first in the queue comes first.
+
+        Clients wait while their server starts, while another user has the turn, or until a server has ended because
+        the maximum of servers is reached.
+        """
         return convert(tuple[Waiting, ...], self._query("get_waiting_list"))
 
     def listing(self, query: str) -> list[dict[str, Any]]:
@@ -105,6 +129,72 @@ class RunningDaemon:
         """
         with Control(self.pipe_directory, trust_daemon=self._trust_daemon) as control:
             return control.command(line)
+
+    def drains(self) -> tuple[Drain, ...]:
+        """Return the drains in force, the oldest first."""
+        return convert(tuple[Drain, ...], self._query("get_drain_list"))
+
+    def drain(
+        self,
+        client: int | None = None,
+        *,
+        server: str = "",
+        namespace: str = "",
+        cgroup: str = "",
+        user: int | None = None,
+        device: str = "",
+        everything: bool = False,
+        timeout: float | None = None,
+        then: str = "terminate",
+        new_clients: str = "wait",
+        release: bool = False,
+    ) -> Drained:
+        """Let the running clients of one target finish, hold its new clients, and return who has ended and is left.
+
+        Args:
+            client: The PID of a client process; or one of ``server`` (its name), ``namespace``
+                (``server/namespace``), ``cgroup`` (its path), ``user`` (a uid), ``device`` (index or UUID),
+                ``everything``.
+            timeout: Seconds until the clients that are left are terminated. None: they are waited for.
+            then: ``terminate``, or ``fail``: nothing is terminated.
+            new_clients: ``wait`` until undrain, or ``refuse``.
+            release: End all servers too, so that the driver can be replaced (with ``everything``).
+
+        Raises:
+            CannotAsk: The daemon refused; the drain is not in force.
+
+        >>> with Daemon(machine="H200") as daemon:
+        ...     daemon.drain(everything=True, timeout=5).drained, daemon.drains()[0].target
+        ...     daemon.undrain(everything=True)
+        (True, '--all')
+        """
+        words = ["drain", *_target(client, server, namespace, cgroup, user, device, everything)]
+        words.append(f"--new-clients={new_clients}")
+        if timeout is not None:
+            words += [f"--timeout={timeout:f}", f"--then={then}"]
+        words += ["--release"] * release
+        with Control(self.pipe_directory, trust_daemon=self._trust_daemon) as control:
+            records = control.report(" ".join(words))
+        ends = [record for record in records if record["event"] == "ended"]
+        return convert(Drained, {**records[-1], "ends": ends})
+
+    def undrain(
+        self,
+        client: int | None = None,
+        *,
+        server: str = "",
+        namespace: str = "",
+        cgroup: str = "",
+        user: int | None = None,
+        device: str = "",
+        everything: bool = False,
+    ) -> None:
+        """End the drain of one target, as `drain` takes it; without a target, end all. Held clients are served.
+
+        Raises:
+            CannotAsk: The target is not being drained, or is another user's.
+        """
+        self.command(" ".join(("undrain", *_target(client, server, namespace, cgroup, user, device, everything))))
 
     def environment(self, server: str = "", namespace: str = "") -> dict[str, str]:
         """Return the environment variables that make a program a client of this daemon.
@@ -160,11 +250,19 @@ class Daemon(RunningDaemon):
 
     @property
     def pid(self) -> int:
-        """The daemon's PID; 0 if it does not run."""
+        """The daemon's PID; 0 if it does not run.
+
+        It changes when `start` starts another daemon after a crash. A daemon that was killed is noticed immediately;
+        one that is stopped (SIGSTOP) still runs.
+        """
         return 0 if self._process is None or self._process.poll() is not None else self._process.pid
 
     def log(self) -> str:
-        """Return the text of its control.log and of all server.log files, undecodable bytes replaced."""
+        """Return the text of its control.log and of all server.log files, undecodable bytes replaced.
+
+        Lines of named servers (protocol 3) come after those of the shared files, by the server's name. The text is
+        gone after `stop`, which removes the directories; "" if nothing was logged.
+        """
         folder = Path(self.log_directory)
         paths = (folder / "control.log", folder / "server.log", *sorted(folder.glob("*/server.log")))
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
@@ -270,6 +368,17 @@ class Daemon(RunningDaemon):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _target(
+    client: int | None, server: str, namespace: str, cgroup: str, user: int | None, device: str, everything: bool
+) -> list[str]:
+    """Return the words that name the target of a drain."""
+    named = {"server": server, "namespace": namespace, "cgroup": cgroup, "device": device}
+    words = [] if client is None else [str(client)]
+    words += [f"--{name}={value}" for name, value in named.items() if value]
+    words += [] if user is None else [f"--user={user}"]
+    return [*words, *["--all"] * everything]
 
 
 def _is_ready(ready: socket.socket, process: subprocess.Popen[bytes]) -> bool:

@@ -15,7 +15,16 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 def convert(kind: type[T], found: Any) -> T:
-    """Return an answer of the daemon as records; raise CannotAsk with an explanation if it is something else."""
+    """Return an answer of the daemon, as json.loads returns it, as records of a type.
+
+    Args:
+        kind: A record of this module, or a tuple of one: ``tuple[Server, ...]``.
+        found: The value. Keys that the record does not have are ignored, so a newer daemon can be asked.
+
+    Raises:
+        CannotAsk: The value does not fit the type, for example because a program of another kind answered. The
+            message names the field.
+    """
     try:
         # Keys of JSON are texts, which stand for ordinals here.
         return msgspec.convert(found, kind, strict=False)
@@ -63,7 +72,7 @@ class Context:
 
 @frozen
 class Client:
-    """A client process of a server."""
+    """A client process of a server; ``contexts`` is empty if it has only called cuInit."""
 
     pid: Count
     """Its PID as the daemon sees it; 0 if it is outside the daemon's PID namespace."""
@@ -89,6 +98,8 @@ class Client:
     """The bytes that it may hold at most, by the daemon's ordinal; a device that is absent has no limit."""
     priority: int | None = None
     """0: normal, 1: below normal."""
+    draining: str | None = None
+    """The target of the drain that waits for its end, as ``undrain`` takes it; None: there is none."""
 
 
 @frozen
@@ -111,6 +122,8 @@ class Server:
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
     """Its clients, those without a context too."""
+    draining: str | None = None
+    """The target of a drain of this server, or of all; None: there is none."""
 
 
 @frozen
@@ -125,3 +138,41 @@ class Waiting:
     """The name of that server."""
     command: str
     """The client's command line."""
+    held_by: str | None = None
+    """The target of the drain that holds it; None: it waits for its turn."""
+
+
+@frozen
+class Drain:
+    """A drain in force."""
+
+    target: str
+    """The target, as ``undrain`` takes it."""
+    state: str
+    """``draining``, ``terminating``, ``drained`` or ``not drained``."""
+    clients: tuple[Count, ...]
+    """The PIDs of the clients that still run."""
+    held: Count
+    """The number of new clients that it holds."""
+
+
+@frozen
+class DrainedClient:
+    """A client that a drain has waited for, or that is left."""
+
+    pid: Count
+    uid: Count
+    server: str
+    how: str = ""
+    """``finished``, ``terminated`` or ``server ended``; empty: it is left."""
+
+
+@frozen
+class Drained:
+    """The result of a drain."""
+
+    drained: bool
+    """Whether nothing is left."""
+    ends: tuple[DrainedClient, ...]
+    """The clients that have ended during it, in that order."""
+    left: tuple[DrainedClient, ...]

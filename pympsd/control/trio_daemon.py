@@ -11,18 +11,22 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import trio
 from attrs import frozen
 
 from pympsd.control.daemon import Daemon, RunningDaemon
-from pympsd.control.records import Client, Device, Server, Waiting
+from pympsd.control.records import Client, Device, Drain, Drained, Server, Waiting
 
 
 @frozen
 class TrioDaemon:
-    """A daemon whose calls are coroutines; ``daemon`` has what needs no waiting, such as ``environment``."""
+    """A daemon whose calls are coroutines; ``daemon`` has what needs no waiting, such as ``environment``.
+
+    Use `open_daemon` to start one, or wrap a daemon that runs: ``TrioDaemon(RunningDaemon())``.
+    """
 
     daemon: RunningDaemon
 
@@ -41,6 +45,21 @@ class TrioDaemon:
     async def waiting(self) -> tuple[Waiting, ...]:
         """Return what `RunningDaemon.waiting` returns, or raise what it raises."""
         return await trio.to_thread.run_sync(self.daemon.waiting)
+
+    async def drains(self) -> tuple[Drain, ...]:
+        """Return what `RunningDaemon.drains` returns, or raise what it raises."""
+        return await trio.to_thread.run_sync(self.daemon.drains)
+
+    async def drain(self, client: int | None = None, **options: Any) -> Drained:
+        """Return what `RunningDaemon.drain` returns with the same arguments, or raise what it raises.
+
+        A cancelled call leaves the drain in force.
+        """
+        return await trio.to_thread.run_sync(partial(self.daemon.drain, client, **options), abandon_on_cancel=True)
+
+    async def undrain(self, client: int | None = None, **target: Any) -> None:
+        """Do what `RunningDaemon.undrain` does with the same arguments, or raise what it raises."""
+        await trio.to_thread.run_sync(partial(self.daemon.undrain, client, **target))
 
     async def listing(self, query: str) -> list[dict[str, Any]]:
         """Return what `RunningDaemon.listing` returns, or raise what it raises."""

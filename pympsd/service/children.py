@@ -62,7 +62,10 @@ INSTALL_FOR_ALL: Final = (
 
 
 class CannotSpawn(StartError):
-    """The server's process cannot be started; the message contains the reason and a remedy."""
+    """The server's process cannot be started; the message contains the reason and a remedy.
+
+    `spawn_failed` makes the event of it.
+    """
 
 
 START_ERRORS: Final = (OSError, CannotSpawn, ValueError, OverflowError)
@@ -184,7 +187,10 @@ def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
 
 
 async def reap(process: trio.Process) -> int:
-    """Reap a process whose link has ended; kill it, and its process group, if it does not end in time."""
+    """Reap a process whose link has ended; kill it, and its process group, if it does not end in time.
+
+    Returns the exit status, negative for a signal.
+    """
     with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
         await wait_for_end(process.pid)
     # Not reaped yet, so the group ID is still its own. A stopped executor would not notice the end.

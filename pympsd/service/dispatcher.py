@@ -47,6 +47,7 @@ from pympsd.state_machine.events import (
 )
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.refusals import MAX_REASON, RefusedClient
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.packets import NOTE_BYTES
@@ -64,7 +65,10 @@ if TYPE_CHECKING:
 
 
 class RunningServer(Protocol):
-    """A server's session (sessions.server, sessions.driver.server)."""
+    """A server's session (sessions.server, sessions.driver.server).
+
+    ``refresh`` asks for its tables and returns whether it answered in time.
+    """
 
     uid: int
     pid: int
@@ -88,26 +92,38 @@ class RunningServer(Protocol):
 
 
 class WaitingClient(Protocol):
-    """The session of a client that is not admitted yet (sessions.client, sessions.driver.client)."""
+    """The session of a client that is not admitted yet (sessions.client, sessions.driver.client).
+
+    Exactly one of ``grant``, ``refuse`` and ``go_without_mps`` is called, once; ``grant`` raises OSError if no
+    connection can be made.
+    """
 
     @property
     def peer(self) -> Peer: ...
+    @property
+    def run_id(self) -> str: ...
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None: ...
     def refuse(self, code: int, reason: str) -> None: ...
     def go_without_mps(self, reason: str) -> None: ...
 
 
 class ConnectedOperator(Protocol):
-    """An operator's session (sessions.operator, sessions.driver.tool)."""
+    """An operator's session (sessions.operator, sessions.driver.tool).
+
+    ``answer`` is called once for each line; ``note`` and ``working`` only before it.
+    """
 
     def working(self) -> None: ...
-    def note(self, text: str) -> None: ...
+    def note(self, text: str, is_output: bool) -> None: ...
     def answer(self, answer: Answer) -> None: ...
     async def drain(self) -> None: ...
 
 
 class Sockets(Protocol):
-    """The sockets of servers and namespaces (namespace_sockets)."""
+    """The sockets of servers and namespaces (namespace_sockets).
+
+    ``open`` returns why a socket cannot be made, or an empty text.
+    """
 
     def open(self, server: str, namespace: str, uid: int) -> str: ...
     def close(self, server: str, namespace: str) -> None: ...
@@ -178,7 +194,13 @@ class Dispatcher:
     """Makes users wait whose connections and commands take too much of this process's time."""
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Let the keeper hold a descriptor, which stays the caller's; release it if its note is too long."""
+        """Let the keeper hold a descriptor, which stays the caller's; release it if its note is too long.
+
+        Args:
+            name: By which the next daemon recognises it; a descriptor of that name is replaced.
+            fd: Copied by the keeper.
+            note: What the next daemon needs to continue, such as a hello; at most NOTE_BYTES.
+        """
         if self.keeper is None:
             return
         if len(note) <= NOTE_BYTES:
@@ -283,7 +305,17 @@ class Dispatcher:
         process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
         cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
-        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, time.time(), *place, process, cgroups))
+        origins = self._unknown_origins() if parsed.asks_origins else {}
+        at = time.time()
+        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, at, *place, process, cgroups, origins))
+
+    def _unknown_origins(self) -> dict[int, Origin]:
+        """Return the properties of clients' processes of which none are known, by PID."""
+        servers = self.state.servers.values()
+        processes = [client.process for server in servers for client in server.clients.values()]
+        processes += [entry.process for entry in self.state.queue.all_entries if entry.process is not None]
+        pids = {process.peer.pid for process in processes if process.origin is None}
+        return {pid: origin for pid in pids if pid and (origin := self.origin_of_pid(pid)) is not None}
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
@@ -300,8 +332,8 @@ class Dispatcher:
                 self.operators[session].answer(answer)
             case do.Working(session) if session in self.operators:
                 self.operators[session].working()
-            case do.Note(session, text) if session in self.operators:
-                self.operators[session].note(text)
+            case do.Note(session, text, is_output) if session in self.operators:
+                self.operators[session].note(text, is_output)
             case do.SpawnServer():
                 self.nursery.start_soon(self.spawn, self, instruction)
             case do.AdmitClient():
@@ -334,6 +366,8 @@ class Dispatcher:
             case do.ReopenLogs(session):
                 failed = self.journal.reopen()
                 self._reply(session, refusal(*failed) if failed else Answer())
+            case do.ReleaseDriver(answers):
+                self.nursery.start_soon(self._release_driver, answers)
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
@@ -350,6 +384,12 @@ class Dispatcher:
     async def _stop_trace(self, session: int) -> None:
         self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
         self.save()
+
+    async def _release_driver(self, answers: tuple[do.Reply, ...]) -> None:
+        if self.client_memory is not None:
+            await self.client_memory.close()
+        for reply in answers:
+            self._reply(reply.session, reply.answer)
 
     def _reply(self, session: int, answer: Answer) -> None:
         for instruction in do.reply(session, answer):
@@ -373,7 +413,10 @@ class Dispatcher:
         return may_watch(server, self.servers.values(), exempt_users(self.state))
 
     def not_admitted(self, client: int, server: int, error: OSError) -> None:
-        """Refuse a client that can have no session with the server it was admitted to."""
+        """Refuse a client that can have no session with the server it was admitted to.
+
+        ``error`` is the OSError of the socket pair or of its transfer; the client leaves the server's table again.
+        """
         reason = f"no session can be made: {explain(error)}"
         self._refuse(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
         self.feed(ClientGonePushed(server, client))
@@ -382,7 +425,15 @@ class Dispatcher:
         session = self.clients.get(client)
         if session is not None:
             self.log_refused(session.peer, reason)
+            # The driver's wire has one answer for all refusals: the end of the connection.
+            seen = code if self.state.options.has_own_servers else Result.ERROR_MPS_CONNECTION_FAILED
+            self.note_refusal(session.peer, seen, reason, session.run_id)
             session.refuse(code, reason)
+
+    def note_refusal(self, peer: Peer, code: int, reason: str, run_id: str = "", call: str = "cuInit") -> None:
+        """Keep a refusal for its user's query: ``code`` is the result of the program's call, see `RefusedClient`."""
+        noted = RefusedClient(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
+        self.state.refusals.add(noted)
 
     def log_refused(self, peer: Peer, reason: str) -> None:
         """Log that a client is refused."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from pympsd.configuration.in_force import compute_hash
 from pympsd.process.version import CUDA_VERSIONS, VERSION
-from pympsd.state_machine import shares
+from pympsd.state_machine import drains, shares
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limit_table import combine, differing_percentages, percentage_on
@@ -54,15 +54,25 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         "Counts the files applied, and in protocol 2 the changes of its defaults.",
         [({}, daemon.configuration.generation)],
     )
-    waiting = Counter(entry.uid for entry in daemon.queue)
+    waiting = Counter(entry.uid for entry in daemon.queue.all_entries)
     yield from _family(
         "pympsd_waiting_clients",
         "gauge",
         "Clients, and requests to start a server, that wait for their user's turn.",
         [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.options.uid}, 0)],
     )
+    yield from _drains(daemon)
     for count, name, help in COUNTERS:
         yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.lifetime.counts[count])])
+
+
+def _drains(daemon: Daemon) -> Iterator[str]:
+    """Yield the drains in force; without one there is no sample."""
+    held = drains.count_held(daemon)
+    running: list[Sample] = [({"target": drain.target}, len(drain.clients)) for drain in daemon.drains]
+    holding: list[Sample] = [({"target": target}, count) for target, count in held.items()]
+    yield from _family("pympsd_drain_clients", "gauge", "Clients that still run of what is drained.", running)
+    yield from _family("pympsd_drain_held_clients", "gauge", "New clients that the drain holds.", holding)
 
 
 def _shares(daemon: Daemon) -> Iterator[str]:

@@ -16,7 +16,7 @@ LINE_BYTES: Final = 200
 _COMMAND_LINES: Final = frozenset({"command", "answer"})
 """Log lines that any user may cause with a command."""
 CONNECT_LINES: Final = frozenset(
-    {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
+    {"client_server_exists", "client_pending", "turn_awaited", "client_held", "debugger_waits", "debugger_let_go"}
 )
 """Log lines that any user may cause by connecting as a client."""
 _SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
@@ -43,7 +43,12 @@ def cost_of(texts: Sequence[str]) -> int:
 
 @define
 class RateLimit:
-    """Grants up to ``per_second`` units in each second of the caller's clock."""
+    """Grants up to ``per_second`` units in each second of the caller's clock.
+
+    >>> limit = RateLimit(2)
+    >>> limit.take(5, now=10.0), limit.take(1, now=10.5), limit.take(1, now=11.0)
+    (2, 0, 1)
+    """
 
     per_second: int
     _second: float = 0.0
@@ -71,7 +76,10 @@ class UserRateLimits:
     _dropped: Counter[int] = field(factory=Counter, init=False)
 
     def take(self, uid: int, texts: Sequence[str], now: float) -> bool:
-        """Return whether lines of these texts may be logged for a user; count those that may not."""
+        """Return whether lines of these texts may be logged for a user; count those that may not.
+
+        ``now`` is in seconds of any clock that does not go back. Either all lines are granted or none.
+        """
         if uid in self.trusted:
             return True
         limit = self._limits.setdefault(uid, RateLimit(LINES_PER_SECOND))

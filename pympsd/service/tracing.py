@@ -152,7 +152,7 @@ def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int],
             trace.name(client.pid, f"client {client.pid}: {client.process.command}")
             trace.name(client.pid, "MPS", 0)
             yield ("client", client_id), _State(client.pid, 0, f"client of {server.name}")
-    for entry in daemon.queue:
+    for entry in daemon.queue.all_entries:
         if entry.process is not None:
             pid = entry.process.peer.pid
             trace.name(pid, f"client {pid}: {entry.process.command}")

@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pympsd.state_machine import debuggers, destination, failed_starts, queueing
+from pympsd.state_machine import debuggers, destination, failed_starts, holding, queueing
 from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.events import ClientConnected, ServerReported
 from pympsd.state_machine.instructions import (
@@ -57,12 +57,22 @@ from pympsd.vocabulary.rules import Unknown
 
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
 
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Admit a new client, queue it or refuse it; one under a debugger waits for the clients that are there."""
+    """Admit a new client, queue it or refuse it; one under a debugger waits for the clients that are there.
+
+    Args:
+        daemon: The state, which it changes.
+        event: The hello. ``joins``: the process has another connection already, so it gets the same server, and does
+            not queue again.
+
+    A process that may have limits by a rule or a cgroup which the daemon cannot see is refused with
+    ERROR_NOT_PERMITTED; the reasons of other refusals are in `_refusal` and `destination.refusal`.
+    """
     ticket = daemon.queue.reserved.pop(event.connection, 0)
     target = destination.find(daemon, event)
     try:
@@ -73,22 +83,28 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
         server = _server_of_client(daemon, event.process, target) if event.joins else None
+        entry = _queue_entry(event, target, ticket, rule)
         if server is not None:
             yield from _join(daemon, server, event, target, rule)
         elif (refusal := _refusal(daemon, event, target)) is not None:
             yield RefuseClient(event.client, *refusal)
         elif event.traced:
             yield from debuggers.wait_for_others(daemon, event)
+        elif (drain := holding.find_drain(daemon, entry)) is not None and drain.refuses:
+            yield holding.refuse(drain, event.client)
         else:
             yield from destination.make_missing(daemon, target)
-            entry = _queue_entry(event, target, ticket or daemon.queue.tickets.take(), rule)
+            entry.ticket = ticket or daemon.queue.tickets.take()
             yield from _enqueue(daemon, entry, event.process)
     if ticket:
         yield from serve_queue(daemon)  # others may have waited only until this one returned
 
 
 def forget_reservations(daemon: Daemon) -> Iterator[Instruction]:
-    """Give up clients that waited when the previous daemon died and have not returned in time."""
+    """Give up clients that waited when the previous daemon died and have not returned in time.
+
+    Called when the time of clients to connect again is over. Entries behind them are served then.
+    """
     daemon.queue.reserved.clear()
     yield from serve_queue(daemon)
 
@@ -115,13 +131,15 @@ def _queue_entry(event: ClientConnected, target: Destination, ticket: int, rule:
         rule=rule,
         sm_partition=event.environment.get(VARIABLE, ""),
         connection=event.connection,
+        visible_devices=event.environment.get(VISIBLE),
     )
 
 
 def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[Instruction]:
     """Let a client wait for its server; if the server is ready, it is admitted in the same event."""
     server = daemon.server_named(entry.server)
-    is_ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
+    is_open = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
+    is_ready = is_open and holding.find_drain(daemon, entry) is None
     where = daemon.place_of(entry.server, process.namespace)
     line = "client_server_exists" if is_ready else "client_pending"
     yield Log(line, {"pid": process.peer.pid, "uid": entry.uid, **where})
@@ -133,26 +151,42 @@ def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Itera
 
 
 def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruction]:
-    """Start a user's server (the one with a name), or queue the request; do nothing if it runs."""
+    """Start a user's server (the one with a name), or queue the request; do nothing if it runs.
+
+    Args:
+        daemon: The state, which it changes.
+        uid: The user; in multi-user mode root takes the place of every user.
+        name: The server in protocol 3; empty: that of the user.
+
+    Used by ``start_server``, and when the sockets of a server that was created are open. A server that is leaving, or
+    expected back from an earlier daemon, does not count as running.
+    """
     uid = daemon.options.serving_uid(uid)
     name = name or server_of_user(uid)
     server = daemon.server_named(name)
     # A server that is expected back may not come back.
     if server is not None and server.phase not in (Phase.LEAVING, Phase.RETURNING):
         return
-    if not any(entry.server == name and not entry.client for entry in daemon.queue):
+    if not any(entry.server == name and not entry.client for entry in daemon.queue.all_entries):
         yield from queueing.join(daemon, QueueEntry(daemon.queue.tickets.take(), uid, server=name))
     yield from serve_queue(daemon)
 
 
 def drop_start_request(daemon: Daemon, server: Server) -> None:
-    """Drop the start request of a server that an operator shuts down before it is ready."""
+    """Drop the start request of a server that an operator shuts down before it is ready.
+
+    Otherwise `serve_queue` would start the server again as soon as it has ended.
+    """
     if server.phase is Phase.INITIALIZING:
         daemon.queue.take(lambda entry: not entry.client and entry.server == server.name)
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
-    """Serve the queue: admit clients to their users' servers, start servers, or end others so that they can start."""
+    """Serve the queue: admit clients to their users' servers, start servers, or end others so that they can start.
+
+    Call it at the end of every handler that may have changed who can be served. It depends on the state alone and may
+    be called at any time; if nothing can be done, it yields no instruction.
+    """
     for server in _open_servers(daemon):
         yield from _admit(daemon, server)
     yield from _start_servers(daemon)
@@ -220,13 +254,20 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
 
 
 def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
-    """End the time for which new clients of the active user may overtake a queue entry."""
+    """End the time for which new clients of the active user may overtake a queue entry.
+
+    ``ticket`` is that of the entry. The TURN timer calls it after `Turns.overtaking_seconds`.
+    """
     daemon.queue.raise_barrier(ticket)
     yield from serve_queue(daemon)
 
 
 def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
-    """Remove a client from its server, and serve the queue: it may have been the last one."""
+    """Remove a client from its server, and serve the queue: it may have been the last one.
+
+    ``client`` is the daemon's id; unknown ids are ignored. If the server is leaving, its time limits begin again,
+    because it responds.
+    """
     daemon.named_servers.occupied.pop(client, None)
     if server.clients.pop(client, None) is not None:
         failed_starts.has_served(daemon, server)
@@ -240,7 +281,11 @@ def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instr
 
 
 def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> None:
-    """Note which contexts a server's clients have; clients are in its order, those it does not list come last."""
+    """Note which contexts a server's clients have; clients are in its order, those it does not list come last.
+
+    The driver's server reports contexts only on request, by PID. Clients in another PID namespace all have PID 0
+    there, and their contexts cannot be distinguished.
+    """
     order = {pid: place for place, pid in enumerate(event.contexts)}
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))
     remaining = dict(event.contexts)
@@ -265,7 +310,11 @@ def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) ->
 
 
 def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
-    """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck."""
+    """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck.
+
+    The kernel reports the end by the process's pidfd. If somebody waits for the server, it has `SILENCE_TIMEOUT`
+    seconds to report the same.
+    """
     record = server.clients.get(client)
     if record is None:
         return
@@ -275,7 +324,11 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
 
 
 def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Force a server to end that did not report its clients' ends: none of them lives, so no work is lost."""
+    """Force a server to end that did not report its clients' ends: none of them lives, so no work is lost.
+
+    Nothing happens if it has reported them since, if nobody waits for the server any more, or if force is used
+    already.
+    """
     server.silence_timed = False
     if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:
         yield Log("server_silent", {"server": server.pid, "seconds": SILENCE_TIMEOUT})
@@ -283,7 +336,10 @@ def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
 
 
 def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
-    """Kill a server that is not ready in time."""
+    """Kill a server that is not ready in time.
+
+    It had `START_TIMEOUT` seconds. Its clients are refused with that reason once the process has ended.
+    """
     if server.phase is Phase.INITIALIZING:
         server.start_refusal = f"it was not ready within {START_TIMEOUT:.0f} s"
         yield from _kill_overdue(server)
@@ -324,7 +380,7 @@ def _server_of_client(daemon: Daemon, process: ClientProcess, target: Destinatio
         # Of another user's client with this PID the end has not been seen yet.
         is_open = server.phase in (*OPEN, Phase.LEAVING) and not server.forced
         if server.name == target.server and is_open and _has_client(server, process):
-            return server
+            return None if holding.has_terminated(daemon, server, process) else server
     return None
 
 

@@ -11,9 +11,10 @@ from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limits import MAX_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
-from pympsd.vocabulary.rules import at_or_above
+from pympsd.vocabulary.rules import Origin, at_or_above
 
 MAX_CGROUPS: Final = 4096
 NO_CGROUPS: Final = (
@@ -24,7 +25,14 @@ _OF_PATTERNS: Final = frozenset("*?[")
 
 
 def cgroup_path(text: str) -> str:
-    """Return the path of a cgroup below the mount point, which may stand in front; raise NotPossible."""
+    """Return the path of a cgroup below the mount point, which may stand in front; raise NotPossible.
+
+    >>> cgroup_path("/sys/fs/cgroup/batch"), cgroup_path("/batch")
+    ('/batch', '/batch')
+
+    A relative path, one with "..", "//" or a trailing "/", and one with a character of file name patterns are
+    refused.
+    """
     path = text if text.startswith("/") else ""
     if path == MOUNT or path.startswith(f"{MOUNT}/"):
         path = path.removeprefix(MOUNT) or "/"
@@ -63,14 +71,33 @@ def set_limits(
 
 
 def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction]:
-    """Set the limits of all cgroups; for clients that come later."""
+    """Set the limits of all cgroups; for clients that come later.
+
+    Used when a configuration file is applied: ``limits`` are those of the file, by path and device ordinal. Limits
+    that commands have set are gone.
+    """
     daemon.process_limits.cgroups = {path: by_device for path, by_device in limits.items() if by_device}
     daemon.process_limits.transient_cgroups.clear()
     yield Log("cgroup_limits_set", {"count": len(daemon.process_limits.cgroups)})
 
 
+def note_origins(daemon: Daemon, origins: Mapping[int, Origin]) -> None:
+    """Note the properties, by PID, of clients' processes of which none were known."""
+    if not origins:
+        return
+    waiting: list[Client | QueueEntry] = [*daemon.queue.all_entries]
+    for owner in (*waiting, *(client for server in daemon.servers.values() for client in server.clients.values())):
+        process = owner.process
+        if process is not None and process.origin is None and (origin := origins.get(process.peer.pid)) is not None:
+            owner.process = evolve(process, origin=origin)
+
+
 def note_client(daemon: Daemon, event: ClientConnected) -> None:
-    """Note that the cgroups of a client that connects have been seen."""
+    """Note that the cgroups of a client that connects have been seen.
+
+    The limits of such a cgroup are dropped when it is gone (`drop_gone`); those of a cgroup that nobody has seen yet
+    stay, so that an administrator can set them in advance.
+    """
     if daemon.process_limits.transient_cgroups:
         above = at_or_above(event.process.cgroups)
         daemon.process_limits.transient_cgroups |= {
@@ -101,7 +128,10 @@ def note_context(server: Server, client: Client, ordinal: int) -> None:
 
 
 def drop_groups(server: Server, gone: Client) -> None:
-    """Drop the limits of groups whose last client has gone."""
+    """Drop the limits of groups whose last client has gone.
+
+    ``gone`` is the client that left; it is not in ``server.clients`` any more.
+    """
     there = {key for client in server.clients.values() for key in _keys(client)}
     for key in _keys(gone) - there:
         server.groups.pop(key, None)
@@ -112,7 +142,11 @@ def _keys(client: Client) -> set[tuple[int, str]]:
 
 
 def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
-    """Return the least limits that hold for a client by its cgroups on a device."""
+    """Return the least limits that hold for a client by its cgroups on a device.
+
+    Hard and soft limit are chosen independently, each the lowest of all cgroups that the client is in or below;
+    bytes. None stands for no limit.
+    """
     limits = [group for group in _in_force(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
     hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MAX_MEMORY)
     soft = (PinnedMemory(limit.soft) for limit in limits if limit.soft)
@@ -131,7 +165,11 @@ def _in_force(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]
 
 
 def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
-    """Set whether limits of cgroups hold for clients that come later."""
+    """Set whether limits of cgroups hold for clients that come later.
+
+    Raises NotPossible with the driver's own server, which has no such limits. Clients that are connected keep what
+    they came with.
+    """
     if on and not daemon.options.has_own_servers:
         raise NotPossible(NO_CGROUPS)
     daemon.process_limits.accounts_cgroups = on
@@ -139,7 +177,10 @@ def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 
 def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
-    """Set whether servers log what clients that come later take and return."""
+    """Set whether servers log what clients that come later take and return.
+
+    Raises NotPossible with the driver's own server, which does not report allocations.
+    """
     if on and not daemon.options.has_own_servers:
         raise NotPossible("A log of allocations is not possible with the driver's own server: it reports none.")
     daemon.process_limits.audits_memory = on
@@ -147,7 +188,10 @@ def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 
 def clients_by_cgroup(daemon: Daemon) -> dict[str, list[Client]]:
-    """Return the clients in each cgroup and those below, as far as their cgroups are known."""
+    """Return the clients in each cgroup and those below, as far as their cgroups are known.
+
+    A client is listed under its own cgroup and under every one above it, up to the root "/".
+    """
     by_path: dict[str, list[Client]] = {}
     for server in daemon.servers.values():
         for client in server.clients.values():

@@ -28,7 +28,8 @@ def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruct
 
 def release(daemon: Daemon) -> Iterator[Instruction]:
     """Release the debugged clients whose others have all left."""
-    if not daemon.queue.debugged:
+    # Without MPS it would use the driver, which is being released.
+    if not daemon.queue.debugged or daemon.drains.releasing is not None:
         return
     present = _present(daemon)
     for debugged in tuple(daemon.queue.debugged.values()):

@@ -19,9 +19,9 @@ Rules that hold for every event:
   handlers in `OF_SERVERS` are not called without their server. An impossible move of a server's phase raises
   IllegalMove, and the server that caused it is killed.
 - Instructions are carried out in their order, without waiting in between. What takes time comes back as an event.
-- After each handler, whatever it was: timers of entries that left the queue are cancelled, clients under a debugger
-  whose others have left are released, refusals and starts are counted, log lines get the server's name (protocol 3),
-  and answers of parts are combined to those of compound commands.
+- After each handler, whatever it was: drains continue, timers of entries that left the queue are cancelled, clients
+  under a debugger whose others have left are released, refusals and starts are counted, log lines get the server's
+  name (protocol 3), and answers of parts are combined to those of compound commands.
 
 Example: a client of user 500 connects, and no server is running. ClientConnected gives a Log line and SpawnServer;
 the dispatcher forks, and ServerSpawned gives a START timer. The server reports that it is active (StatusPushed):
@@ -40,6 +40,7 @@ from pympsd.state_machine import (
     admission,
     cgroups,
     debuggers,
+    drains,
     events,
     failed_starts,
     named_servers,
@@ -86,9 +87,11 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     if isinstance(event, events.OperatorLine):
         daemon.lifetime.now = event.at
         gone_cgroups = () if event.cgroups is None else cgroups.drop_gone(daemon, event.cgroups)
+        cgroups.note_origins(daemon, event.origins)
         decided = [*gone_cgroups, *answer_line(daemon, event)]
     else:
         decided = list(_decide(daemon, event) or ())
+    decided += drains.advance(daemon)
     decided += [*queueing.cancel_stale_timers(daemon), *debuggers.release(daemon)]
     daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(instruction, RefuseClient) for instruction in decided)
     daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(instruction, SpawnServer) for instruction in decided)
@@ -329,6 +332,7 @@ TIMED_OUT: Final[dict[TimerKind, Callable[[Daemon, int], Decision]]] = {
     TimerKind.FAILURE_EXPIRY: failed_starts.expire_failure,
     TimerKind.TURN: admission.close_to_new_clients,
     TimerKind.TERMINATION: terminations.end_with_timeout,
+    TimerKind.DRAIN: drains.expire,
     TimerKind.FORCE: lambda daemon, _: shutdown.force(daemon),
 }
 """The handlers of all other timers, by their keys."""

@@ -24,7 +24,10 @@ class Event:
 
 @frozen
 class OperatorLine(Event):
-    """An operator gave a command."""
+    """An operator gave a command.
+
+    It is answered with one Reply to ``session``. ``uid`` is the operator's, as the kernel reports it.
+    """
 
     session: int
     uid: int
@@ -42,11 +45,17 @@ class OperatorLine(Event):
     """The process that the line names, if there is one."""
     cgroups: frozenset[str] | None = None
     """The existing cgroups among those whose limits end with them; None: not checked."""
+    origins: dict[int, Origin] = field(factory=dict)
+    """The properties, by PID, of clients' processes of which they were not known; none if the line needs none."""
 
 
 @frozen
 class ClientConnected(Event):
-    """A client connected."""
+    """A client connected.
+
+    ``client`` is the daemon's id, which no other client of this daemon has had; ``environment`` are its CUDA
+    variables. It is answered with AdmitClient, RefuseClient or ContinueWithoutMps, perhaps much later.
+    """
 
     client: int
     process: ClientProcess
@@ -63,14 +72,20 @@ class ClientConnected(Event):
 
 @frozen
 class WaitingClientLeft(Event):
-    """A client disconnected before it was admitted."""
+    """A client disconnected before it was admitted.
+
+    ``client`` is its id. After AdmitClient the server reports its end instead.
+    """
 
     client: int
 
 
 @frozen
 class ServerSpawned(Event):
-    """The server's process has started."""
+    """The server's process has started.
+
+    ``server`` is the id of the SpawnServer. The server is not ready yet: StatusPushed reports that.
+    """
 
     server: int
     pid: int
@@ -78,7 +93,10 @@ class ServerSpawned(Event):
 
 @frozen
 class SpawnFailed(Event):
-    """The server's process could not be started."""
+    """The server's process could not be started.
+
+    The process could not be created at all, for example for lack of memory or because its user cannot be assumed.
+    """
 
     server: int
     reason: str
@@ -86,7 +104,10 @@ class SpawnFailed(Event):
 
 @frozen
 class StatusPushed(Event):
-    """A server reported its status."""
+    """A server reported its status.
+
+    ``status`` is a text of `pympsd.vocabulary.results.ServerStatus`.
+    """
 
     server: int
     status: str
@@ -103,7 +124,11 @@ class ClientJoined(Event):
 
 @frozen
 class ContextPushed(Event):
-    """A server reported that a client made a context."""
+    """A server reported that a client made a context.
+
+    ``context`` is unique on the server, ``number`` counts those of the process from 1, ``device`` is the daemon's
+    ordinal.
+    """
 
     server: int
     client: int
@@ -123,7 +148,10 @@ class ContextGonePushed(Event):
 
 @frozen
 class MemoryPushed(Event):
-    """A server reported the bytes that clients hold on a device; those that it leaves out hold none."""
+    """A server reported the bytes that clients hold on a device; those that it leaves out hold none.
+
+    ``clients`` are bytes by the daemon's id of a client, ``device`` is the daemon's ordinal.
+    """
 
     server: int
     device: int
@@ -142,7 +170,10 @@ class ClientMemoryRead(Event):
 
 @frozen
 class ClientGonePushed(Event):
-    """A server reported that a client process is gone."""
+    """A server reported that a client process is gone.
+
+    Its contexts are gone too. The process may live: it has closed its connection.
+    """
 
     server: int
     client: int
@@ -150,7 +181,10 @@ class ClientGonePushed(Event):
 
 @frozen
 class ClientEnded(Event):
-    """The kernel reported that an admitted client's process has ended; its server has yet to report it."""
+    """The kernel reported that an admitted client's process has ended; its server has yet to report it.
+
+    A healthy server reports the same soon (ClientGonePushed). One that does not is stopped or stuck, see `admission`.
+    """
 
     server: int
     client: int
@@ -158,7 +192,10 @@ class ClientEnded(Event):
 
 @frozen
 class TerminationAnswered(Event):
-    """A server answered the TerminateClient of this token with a CUresult number."""
+    """A server answered the TerminateClient of this token with a CUresult number.
+
+    ``code`` is 0 for success. A token that is not pending any more is ignored.
+    """
 
     server: int
     token: int
@@ -180,7 +217,11 @@ class ServerExited(Event):
 
 @frozen
 class StartRefused(Event):
-    """A server stated why it cannot start; its end follows."""
+    """A server stated why it cannot start; its end follows.
+
+    ``reason`` is a sentence for clients and operators, such as that a device is in use. The server is not tried again
+    for it.
+    """
 
     server: int
     reason: str
@@ -199,7 +240,10 @@ class PredecessorDied(Event):
 
 @frozen
 class ServerTakenOver(Event):
-    """A server of the previous daemon is back; ``leaving``: it was asked to end before."""
+    """A server of the previous daemon is back; ``leaving``: it was asked to end before.
+
+    ``server`` is the id under which the earlier daemon remembered it; ``clients`` are those that it still has.
+    """
 
     server: int
     status: str
@@ -209,7 +253,10 @@ class ServerTakenOver(Event):
 
 @frozen
 class ServerNotTakenOver(Event):
-    """A server of the previous daemon cannot be adopted: it ends with its last client, without this daemon."""
+    """A server of the previous daemon cannot be adopted: it ends with its last client, without this daemon.
+
+    ``reason`` is logged.
+    """
 
     server: int
     reason: str
@@ -217,14 +264,20 @@ class ServerNotTakenOver(Event):
 
 @frozen
 class DevicesReported(Event):
-    """A server reported the devices, which this daemon could not find out."""
+    """A server reported the devices, which this daemon could not find out.
+
+    ``devices`` are all that the daemon's clients may use, in the order of their ordinals.
+    """
 
     devices: tuple[DeviceProperties, ...]
 
 
 @frozen
 class ServerReported(Event):
-    """The answer of a server that reports only on request: its status, and contexts by PID in its order."""
+    """The answer of a server that reports only on request: its status, and contexts by PID in its order.
+
+    Sent by the session of the driver's server, in answer to the questions of a refresh.
+    """
 
     server: int
     status: str
@@ -249,7 +302,10 @@ class ServerUnknown(Event):
 
 @frozen
 class NamespaceOpened(Event):
-    """The socket of a namespace, or (``namespace`` empty) of a server is open, or it could not be: ``problem``."""
+    """The socket of a namespace, or (``namespace`` empty) of a server is open, or it could not be: ``problem``.
+
+    Follows each OpenNamespace. ``problem`` is a sentence for the operator; empty: the socket is open.
+    """
 
     server: str
     namespace: str
@@ -268,11 +324,17 @@ class NamespaceLost(Event):
 
 @frozen
 class TimerEnded(Event):
-    """A timer that was set has run out."""
+    """A timer that was set has run out.
+
+    Follows a SetTimer after its seconds, unless the timer was cancelled.
+    """
 
     timer: Timer
 
 
 @frozen
 class StopSignal(Event):
-    """SIGTERM or SIGINT came: shut down within a short time limit."""
+    """SIGTERM or SIGINT came: shut down within a short time limit.
+
+    The limit is `shutdown.SIGNAL_TIMEOUT` seconds, after which servers are forced to end.
+    """

@@ -45,14 +45,22 @@ REFUSED_FOR: Final = 5.0
 
 @frozen
 class Death:
-    """How a server's process ended, and the last line it wrote to its standard error."""
+    """How a server's process ended, and the last line it wrote to its standard error.
+
+    ``status`` is the exit status, negative for a signal as in subprocess; None if the process was not this daemon's
+    child, so nobody has its status.
+    """
 
     status: int | None
     last_stderr_line: str = ""
 
 
 def handle_death_in_start(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
-    """Pause before the next try, or give up, after a server ended before it was ready."""
+    """Pause before the next try, or give up, after a server ended before it was ready.
+
+    If the server stated a reason (StartRefused), its clients are refused immediately: the next try would end the same
+    way. If nobody waits for it any more, nothing happens.
+    """
     count = _take_count(daemon, server)
     reason = _reason(server, death)
     if server.start_refusal:
@@ -67,7 +75,10 @@ def handle_death_in_start(daemon: Daemon, server: Server, death: Death) -> Itera
 
 
 def begin_trial(server: Server) -> Iterator[Instruction]:
-    """Start the time after which a server that is ready counts as working."""
+    """Start the time after which a server that is ready counts as working.
+
+    `end_trial` is called after TRIAL seconds, unless the server has ended.
+    """
     yield SetTimer(Timer(TimerKind.TRIAL, server.id), TRIAL)
 
 
@@ -78,13 +89,21 @@ def end_trial(daemon: Daemon, server: Server) -> None:
 
 
 def has_served(daemon: Daemon, server: Server) -> None:
-    """Count a server as working: earlier failures are void."""
+    """Count a server as working: earlier failures are void.
+
+    Called when a client has made a context or left in order. From then on no server unknown to pympsd makes the
+    daemon change its backend (`shutdown.server_unknown`).
+    """
     server.verified = daemon.lifetime.backend_works = True
     daemon.failed_starts.pop(server.name, None)
 
 
 def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
-    """Pause before the next try, or give up, after a server ended soon after it was ready, with unserved clients."""
+    """Pause before the next try, or give up, after a server ended soon after it was ready, with unserved clients.
+
+    Its clients got an error when it died, and usually connect again without their users' doing. Therefore the fourth
+    such death also refuses new clients, for REFUSED_FOR seconds.
+    """
     if server.verified or not server.clients or server.phase not in (Phase.ACTIVE, Phase.FAULT):
         daemon.failed_starts.pop(server.name, None)
         return
@@ -101,7 +120,10 @@ def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Itera
 
 
 def refusal_of(daemon: Daemon, server: str) -> str:
-    """Return why clients of a server, by name, are refused at the moment; empty: they are not."""
+    """Return why clients of a server, by name, are refused at the moment; empty: they are not.
+
+    The text names the last death, and the seconds after which a client may try again.
+    """
     failed = daemon.failed_starts.get(server)
     return failed.refusal if failed is not None else ""
 
@@ -113,7 +135,11 @@ def is_pausing(daemon: Daemon, server: str) -> bool:
 
 
 def end_pause(daemon: Daemon, server_id: int) -> None:
-    """End the pause after the death of a server."""
+    """End the pause after the death of a server.
+
+    ``server_id`` is the id of the process that died, by which the RETRY timer is known. The caller serves the queue
+    then. The count of failures stays if somebody waits for the server, or if its clients may connect again.
+    """
     for name, failed in tuple(daemon.failed_starts.items()):
         if failed.pausing_after != server_id:
             continue
@@ -125,7 +151,10 @@ def end_pause(daemon: Daemon, server_id: int) -> None:
 
 
 def expire_failure(daemon: Daemon, server_id: int) -> None:
-    """Drop the failure of a server that ended with its clients: no other has failed for a while."""
+    """Drop the failure of a server that ended with its clients: no other has failed for a while.
+
+    ``server_id`` is the id of the process that died, by which the FAILURE_EXPIRY timer is known.
+    """
     for name, failed in tuple(daemon.failed_starts.items()):
         if failed.unserved != server_id or failed.refusal:
             continue
@@ -136,7 +165,14 @@ def expire_failure(daemon: Daemon, server_id: int) -> None:
 
 
 def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") -> Iterator[Instruction]:
-    """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts."""
+    """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts.
+
+    Args:
+        daemon: The state, which it changes.
+        server: The name of the server.
+        reason: For the clients, and for ``server list``.
+        cause: The reason as it continues "Server 'a' could not be started: ", if that is another one.
+    """
     daemon.failed_starts.pop(server, None)
     yield from queueing.refuse(daemon, server, daemon.options.policy.failed_start_code, reason)
     yield from registration.could_not_start(daemon, server, reason, cause)

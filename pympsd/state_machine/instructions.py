@@ -17,7 +17,11 @@ from pympsd.vocabulary.limit_table import ClientLimits
 
 @frozen
 class Log:
-    """Write the line of an event to control.log."""
+    """Write the line of an event to control.log.
+
+    ``event`` is a name of `pympsd.journal.catalogue`, which words the line; ``fields`` are the values that its
+    sentence needs.
+    """
 
     event: str
     fields: dict[str, str | int | float] = field(factory=dict)
@@ -25,7 +29,11 @@ class Log:
 
 @frozen
 class SpawnServer:
-    """Start a server process for a user; ``peer`` gives the gid and groups if a client's are known."""
+    """Start a server process for a user; ``peer`` gives the gid and groups if a client's are known.
+
+    ServerSpawned or SpawnFailed follows with the same id ``server``, and ServerExited when a process that was started
+    has ended.
+    """
 
     server: int
     uid: int
@@ -36,7 +44,11 @@ class SpawnServer:
 
 @frozen
 class AdmitClient:
-    """Make a session between a waiting client and a server."""
+    """Make a session between a waiting client and a server.
+
+    ``client`` and ``server`` are the daemon's ids; ``priority`` is 0 (normal) or 1 (below normal), and a variable of
+    the client may lower it.
+    """
 
     client: int
     server: int
@@ -48,7 +60,10 @@ class AdmitClient:
 
 @frozen
 class WatchClient:
-    """Watch the process of a client that an earlier daemon admitted; ClientEnded follows when it ends."""
+    """Watch the process of a client that an earlier daemon admitted; ClientEnded follows when it ends.
+
+    Used with servers that an earlier daemon started: its watches ended with it.
+    """
 
     client: int
     server: int
@@ -57,7 +72,10 @@ class WatchClient:
 
 @frozen
 class RefuseClient:
-    """Refuse a waiting client, with a CUresult number and a reason."""
+    """Refuse a waiting client, with a CUresult number and a reason.
+
+    The client's cuInit returns ``code``, such as ERROR_MPS_CONNECTION_FAILED; ``reason`` is for the user.
+    """
 
     client: int
     code: int
@@ -74,7 +92,10 @@ class ContinueWithoutMps:
 
 @frozen
 class ShutDownServer:
-    """Ask a server to end when its last client has gone, or (forced) immediately."""
+    """Ask a server to end when its last client has gone, or (forced) immediately.
+
+    ServerExited follows. A server is sent the request twice at most: once without force, and once with it.
+    """
 
     server: int
     forced: bool
@@ -84,7 +105,12 @@ class ShutDownServer:
 
 @frozen
 class UpdateServerLimits:
-    """Send a server the limits of its later clients: a percentage, and bytes by device ordinal."""
+    """Send a server the limits of its later clients: a percentage, and bytes by device ordinal.
+
+    Protocol 2 only; in protocol 3 the limits of a client travel in AdmitClient. ``thread_percentage`` is above 0 and
+    at most 100; ``memory_limits`` are bytes by the daemon's device ordinal, and a device without an entry has no
+    limit.
+    """
 
     server: int
     thread_percentage: float
@@ -93,7 +119,10 @@ class UpdateServerLimits:
 
 @frozen
 class TerminateClient:
-    """Have a server end the contexts of a client process; TerminationAnswered follows, with its token."""
+    """Have a server end the contexts of a client process; TerminationAnswered follows, with its token.
+
+    ``token`` names the termination, so that a late answer is not taken for that of another one.
+    """
 
     server: int
     token: int
@@ -106,14 +135,20 @@ class TerminateClient:
 
 @frozen
 class KillServer:
-    """Kill a server that did not end when asked to."""
+    """Kill a server that did not end when asked to.
+
+    SIGKILL; ServerExited follows.
+    """
 
     server: int
 
 
 @frozen
 class Reply:
-    """Answer an operator's command."""
+    """Answer an operator's command.
+
+    There is exactly one for each OperatorLine, in the same event or a later one. A session that has left gets none.
+    """
 
     session: int
     answer: Answer
@@ -121,22 +156,29 @@ class Reply:
 
 @frozen
 class Working:
-    """Notify an operator that the command is accepted and takes some time."""
+    """Notify an operator that the command is accepted and takes some time.
+
+    The operator's program then waits without a time limit.
+    """
 
     session: int
 
 
 @frozen
 class Note:
-    """Send an operator a line for standard error, before the answer."""
+    """Send an operator a line for standard error, or (``is_output``) for standard output, before the answer."""
 
     session: int
     text: str
+    is_output: bool = False
 
 
 @frozen
 class SetTimer:
-    """Start a timer; TimerEnded follows after this number of seconds."""
+    """Start a timer; TimerEnded follows after this number of seconds.
+
+    ``seconds`` count from the moment at which the instruction is carried out.
+    """
 
     timer: Timer
     seconds: float
@@ -144,7 +186,10 @@ class SetTimer:
 
 @frozen
 class CancelTimer:
-    """Cancel a timer that was started."""
+    """Cancel a timer that was started.
+
+    TimerEnded does not follow any more. A timer that is not running is ignored.
+    """
 
     timer: Timer
 
@@ -163,7 +208,11 @@ class OpenNamespace:
 
 @frozen
 class StartTrace:
-    """Begin a trace in a file, and answer the session that asked for it."""
+    """Begin a trace in a file, and answer the session that asked for it.
+
+    ``file`` is the path as the operator gave it; one that is relative, exists or cannot be created is refused in the
+    answer.
+    """
 
     session: int
     file: str
@@ -171,7 +220,10 @@ class StartTrace:
 
 @frozen
 class StopTrace:
-    """Complete the trace, and answer the session that asked for that."""
+    """Complete the trace, and answer the session that asked for that.
+
+    The answer comes when every server has sent the rest of its trace.
+    """
 
     session: int
 
@@ -184,8 +236,18 @@ class ReopenLogs:
 
 
 @frozen
+class ReleaseDriver:
+    """End what else than servers keeps the driver in use, then send operators their answers."""
+
+    answers: tuple[Reply, ...]
+
+
+@frozen
 class CloseNamespace:
-    """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server."""
+    """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server.
+
+    Connections that were made by the socket stay open. A socket that is not there is ignored.
+    """
 
     server: str
     namespace: str
@@ -193,14 +255,20 @@ class CloseNamespace:
 
 @frozen
 class Exit:
-    """End the daemon."""
+    """End the daemon.
+
+    ``status`` is the daemon's exit status. It is the last instruction that is carried out.
+    """
 
     status: int
 
 
 @frozen
 class ChangeBackend:
-    """Start again with the other backend."""
+    """Start again with the other backend.
+
+    It is the last instruction that is carried out; see `shutdown.server_unknown`.
+    """
 
 
 Instruction = (
@@ -224,13 +292,17 @@ Instruction = (
     | StartTrace
     | StopTrace
     | ReopenLogs
+    | ReleaseDriver
     | Exit
     | ChangeBackend
 )
 
 
 def reply(session: int, answer: Answer) -> Iterator[Instruction]:
-    """Log the answer of an operator's command, and send it."""
+    """Log the answer of an operator's command, and send it.
+
+    A part of an answer may be printed, logged, or both: the vendor logs some refusals and prints others (recorded).
+    """
     for part in answer.parts:
         if part.logged:
             yield Log("answer", {"text": part.text})

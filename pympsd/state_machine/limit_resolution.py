@@ -35,7 +35,10 @@ _UNLIMITED: Final = PinnedMemory(MAX_MEMORY)
 
 
 class UnknownDevice(InputError, ValueError):
-    """A word names no device of this machine; ``well_formed``: it could name one of another machine."""
+    """A word names no device of this machine; ``well_formed``: it could name one of another machine.
+
+    ``word`` is the word. The message names it and lists the devices that there are.
+    """
 
     def __init__(self, word: str, well_formed: bool, reason: str) -> None:
         super().__init__(reason)
@@ -44,7 +47,10 @@ class UnknownDevice(InputError, ValueError):
 
 
 def limits_update(server: Server) -> UpdateServerLimits:
-    """Return the instruction that sends a server its current limits."""
+    """Return the instruction that sends a server its current limits.
+
+    Protocol 2 only: the percentage, and the bytes by the daemon's device ordinal, of clients that come later.
+    """
     return UpdateServerLimits(server.id, server.thread_percentage.value, in_bytes(server.memory_limits))
 
 
@@ -59,7 +65,10 @@ def default_limits(devices: Sequence[DeviceProperties], text: str) -> tuple[dict
 
 
 def device_named(devices: Sequence[DeviceProperties], word: str) -> int:
-    """Return the ordinal of the device that a word names by ordinal, UUID or unique prefix; raise UnknownDevice."""
+    """Return the ordinal of the device that a word names by ordinal, UUID or unique prefix; raise UnknownDevice.
+
+    ``word`` is 0, 1, ..., a UUID, or the beginning of a UUID that only one device has.
+    """
     ordinal = find_device(devices, word)
     if ordinal is not None:
         return ordinal
@@ -68,7 +77,12 @@ def device_named(devices: Sequence[DeviceProperties], word: str) -> int:
 
 
 def limits_by_rule(daemon: Daemon, process: ClientProcess, target: Destination) -> Limits | None:
-    """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown."""
+    """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown.
+
+    The first rule that fits the client's process and destination counts, and no other; if none fits, the limits are
+    empty. Unknown is raised for a client that connected before there were rules, because its cgroup and executable
+    were not read then.
+    """
     if daemon.process_limits.rules is None:
         return None
     if process.origin is None:  # it came before there were rules
@@ -108,7 +122,10 @@ def client_limits(
 
 
 def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | None) -> AdmitClient:
-    """Return the admission of a client with its limits and the priority that it has if it sets none itself."""
+    """Return the admission of a client with its limits and the priority that it has if it sets none itself.
+
+    ``limits`` None: the client has those of its server (protocol 2). A priority that nobody set is 0, normal.
+    """
     stated = daemon.defaults.client_priority if limits is None else limits.combine().client_priority
     return AdmitClient(client, server.id, server.pid, (stated or ClientPriority()).level, limits)
 
@@ -154,7 +171,10 @@ def _memory_groups(
 
 
 def check_cgroups(daemon: Daemon, process: ClientProcess) -> None:
-    """Raise Unknown if limits of cgroups hold, and the daemon cannot see which ones a client is in."""
+    """Raise Unknown if limits of cgroups hold, and the daemon cannot see which ones a client is in.
+
+    Otherwise a client whose cgroup is hidden would have no limit.
+    """
     if (
         daemon.process_limits.cgroups
         and daemon.process_limits.accounts_cgroups

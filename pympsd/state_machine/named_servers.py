@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 
 from pympsd.errors import InputError
 from pympsd.state_machine import queueing, registration, shares
+from pympsd.state_machine.holding import find_releasing
 from pympsd.state_machine.instructions import Instruction, Log, Working, reply
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.state.client import Client
@@ -46,11 +47,18 @@ _STATUS = {
 
 
 class NotPossible(InputError, ValueError):
-    """An operator's request is not possible; the message is the sentence for the operator."""
+    """An operator's request is not possible; the message is the sentence for the operator.
+
+    Raised before the state has changed. The message begins with a capital letter, names what was given and what is
+    allowed, and is printed as the answer (exit status 1).
+    """
 
 
 def server(daemon: Daemon, name: str) -> NamedServer:
-    """Return the server with a name; raise NotPossible."""
+    """Return the server with a name; raise NotPossible.
+
+    Use it for a name that an operator gave. `NamedServers.get` returns None instead.
+    """
     named = daemon.named_servers.get(name)
     if named is None:
         raise NotPossible(f"No server named '{name}'.")
@@ -58,7 +66,11 @@ def server(daemon: Daemon, name: str) -> NamedServer:
 
 
 def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
-    """Return the status of a server."""
+    """Return the status of a server.
+
+    The status that ``server list`` shows: STOPPING if it is being deleted, FAILED if it has no socket or could not be
+    started, else that of its process; CONFIGURED without one.
+    """
     process = daemon.server_named(named.name)
     if named.deleted:
         return NamedStatus.STOPPING
@@ -72,7 +84,10 @@ def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
 
 
 def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Client]:
-    """Return the clients of a server, or of one of its namespaces."""
+    """Return the clients of a server, or of one of its namespaces.
+
+    ``namespace`` None means all. Clients that only wait are not among them.
+    """
     process = daemon.server_named(name)
     all_clients = process.clients.values() if process is not None else ()
     return [client for client in all_clients if namespace in (None, client.process.namespace or DEFAULT)]
@@ -96,6 +111,8 @@ def create_server(
         raise NotPossible(problem)
     if daemon.quitting is not None:
         raise NotPossible("The daemon is quitting.")
+    if problem := find_releasing(daemon):
+        raise NotPossible(problem)
     if name in daemon.named_servers:
         raise NotPossible(f"Server '{name}' exists already.")
     _check_user(daemon, name, uid)
@@ -136,7 +153,16 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
 def set_server(
     daemon: Daemon, name: str, maximum: Limits, contains_partitions: bool | None = None
 ) -> Iterator[Instruction]:
-    """Set what no later client of a server is above, and whether its faults stay in its SM partition."""
+    """Set what no later client of a server is above, and whether its faults stay in its SM partition.
+
+    Args:
+        daemon: The state, which it changes.
+        name: The server.
+        maximum: New maxima; a limit that is None here stays as it is.
+        contains_partitions: True: a fault stays in the client's SM partition; None: unchanged.
+
+    Connected clients keep their limits. Raises NotPossible for an unknown server.
+    """
     named = server(daemon, name)
     changed = named.maximum.overlay(maximum)
     if changed != named.maximum:
@@ -151,7 +177,11 @@ def set_server(
 
 
 def change_limits(daemon: Daemon, named: NamedServer, namespace: str, limits: Limits) -> Iterator[Instruction]:
-    """Change the limits of a namespace; its clients keep theirs."""
+    """Change the limits of a namespace; its clients keep theirs.
+
+    A limit that is None in ``limits`` stays as it is. Nothing is logged if nothing changes. KeyError for an unknown
+    ``namespace``.
+    """
     target = named.namespaces[namespace]
     ordinals = named.ordinals(len(daemon.devices))
     changed, before = target.limits.overlay(limits), _render_all(target.limits, ordinals)
@@ -163,7 +193,11 @@ def change_limits(daemon: Daemon, named: NamedServer, namespace: str, limits: Li
 
 
 def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
-    """Delete a server; its ``session`` is answered when its process has ended and the name is free."""
+    """Delete a server; its ``session`` is answered when its process has ended and the name is free.
+
+    ``forced`` terminates its clients first; without it NotPossible is raised if there are any. Its sockets are
+    removed and clients that wait are refused immediately. A second delete waits for the same end.
+    """
     named = server(daemon, name)
     present = len(clients(daemon, name))
     if present and not forced and not named.deleted:
@@ -187,24 +221,38 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
 
 
 def check_not_deleted(named: NamedServer) -> None:
-    """Raise NotPossible if a server is being deleted."""
+    """Raise NotPossible if a server is being deleted.
+
+    Until its process has ended it is listed, and refuses every change.
+    """
     if named.deleted:
         raise NotPossible(f"Server '{named.name}' is being deleted.")
 
 
 def check_share(problem: str) -> None:
-    """Raise NotPossible with the sentence of a refusal, if there is one."""
+    """Raise NotPossible with the sentence of a refusal, if there is one.
+
+    ``problem`` is a text of `shares`, which begins in lower case and has no full stop; empty: the share suffices.
+    """
     if problem:
         raise NotPossible(f"{problem[0].upper()}{problem[1:]}.")
 
 
 def count_clients(count: int) -> str:
-    """Return a number of clients in words."""
+    """Return a number of clients in words.
+
+    >>> count_clients(1), count_clients(2)
+    ('1 active client', '2 active clients')
+    """
     return "1 active client" if count == 1 else f"{count} active clients"
 
 
 def end_of_refusal(count: int) -> str:
-    """Return the end of the sentence that refuses to delete what has clients."""
+    """Return the end of the sentence that refuses to delete what has clients.
+
+    >>> end_of_refusal(2)
+    '2 active clients; --force terminates them first.'
+    """
     return f"{count_clients(count)}; --force terminates {'it' if count == 1 else 'them'} first."
 
 
@@ -228,7 +276,11 @@ def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
 
 
 def refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
-    """Refuse the commands that wait for a server or its namespaces."""
+    """Refuse the commands that wait for a server or its namespaces.
+
+    ``why`` continues "Server 'a' " or "Namespace 'b' ". Operators whose commands wait for its sockets or its start
+    get the sentence.
+    """
     for session in named.creators:
         yield from reply(session, refusal(f"Server '{named.name}' {why}"))
     named.creators.clear()

@@ -30,7 +30,21 @@ def create_namespace(
     clients_only: bool = False,
     asker: int = 0,
 ) -> Iterator[Instruction]:
-    """Make a namespace; its ``session`` is answered when its socket is open. ``asker``: as in `create_server`."""
+    """Make a namespace; its ``session`` is answered when its socket is open. ``asker``: as in `create_server`.
+
+    Args:
+        daemon: The state, which it changes.
+        server_name: The server.
+        name: 1 to 64 lowercase letters, digits and underscores, and not a reserved name.
+        limits: Limits of its clients; None: none of its own.
+        session: An operator's session to answer; 0: none.
+        clients_only: Whether operators are refused at its socket.
+        asker: The user who asks for it, whose share of namespaces it counts in.
+
+    Raises:
+        NotPossible: The server does not exist or is being deleted, the name is invalid or in use, the socket's path
+            would be too long, or the server or the user has as many namespaces as are allowed.
+    """
     named = _server(daemon, server_name)
     if problem := name_problem(name) or daemon.options.socket_problem(server_name, name):
         raise NotPossible(problem)
@@ -46,7 +60,10 @@ def create_namespace(
 
 
 def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -> Iterator[Instruction]:
-    """Set limits of a namespace, for clients that come later."""
+    """Set limits of a namespace, for clients that come later.
+
+    A limit that is None in ``limits`` stays as it is. Raises NotPossible for an unknown server or namespace.
+    """
     named = _server(daemon, server_name, name)
     yield from change_limits(daemon, named, name, limits)
 
@@ -54,7 +71,11 @@ def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -
 def delete_namespace(
     daemon: Daemon, server_name: str, name: str, forced: bool, session: int = 0
 ) -> Iterator[Instruction]:
-    """Delete a namespace; its ``session`` is answered when its clients have been terminated."""
+    """Delete a namespace; its ``session`` is answered when its clients have been terminated.
+
+    ``forced`` terminates its clients first; without it NotPossible is raised if there are any. Clients that wait for
+    it are refused. The namespace ``default`` cannot be deleted.
+    """
     named = _server(daemon, server_name, name)
     if name == DEFAULT:
         raise NotPossible("Namespace 'default' belongs to its server.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
+from pympsd.state_machine import holding
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, RefuseClient, SetTimer
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
@@ -18,7 +19,14 @@ from pympsd.vocabulary.namespaces import server_of_user
 
 
 def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
-    """Insert an entry that cannot be served immediately into the queue."""
+    """Insert an entry that cannot be served immediately into the queue, unless a drain holds it.
+
+    If other users are before it, that is logged; and if users take turns, the time begins in which new clients of the
+    active user may overtake it (`Turns.overtaking_seconds`).
+    """
+    if (drain := holding.find_drain(daemon, entry)) is not None:
+        yield from holding.hold(daemon, drain, entry)
+        return
     uids = {server.uid for server in daemon.servers.values()} | {other.uid for other in daemon.queue}
     before = _before(daemon, entry)
     daemon.queue.insert(entry)
@@ -34,7 +42,11 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
 def refuse(
     daemon: Daemon, server: str, code: int, reason: str, namespace: str | None = None
 ) -> Iterator[Instruction]:
-    """Refuse the clients that wait for a server, by name, or for one of its namespaces; drop its start requests."""
+    """Refuse the clients that wait for a server, by name, or for one of its namespaces; drop its start requests.
+
+    ``code`` is a CUresult number. ``namespace`` limits it to clients of that namespace; start requests belong to
+    none. Operators who asked for the start are answered by the caller.
+    """
 
     def is_refused(entry: QueueEntry) -> bool:
         own = entry.process.namespace if entry.process is not None else ""
@@ -80,7 +92,11 @@ def _limit_overtaking(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction
 
 
 def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
-    """Return whose server is to start next, of the first entries of the users that wait."""
+    """Return whose server is to start next, of the first entries of the users that wait.
+
+    ``first`` has one entry for each server and at least one. The turn policy chooses; if it returns a user who does
+    not wait, the first entry is next.
+    """
     waiting = Counter(entry.server for entry in daemon.queue)
     turns = daemon.turns
     users = {WaitingUser(entry.uid, waiting[entry.server], turns.counts[entry.server]): entry for entry in first}
@@ -88,7 +104,10 @@ def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
 
 
 def begin_turn(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
-    """Note that the server which an entry waits for starts: the entry is admitted before all others."""
+    """Note that the server which an entry waits for starts: the entry is admitted before all others.
+
+    Entries of other users that came earlier get their time limit for being overtaken now, if they have none.
+    """
     entry.has_turn = True
     daemon.turns.counts[entry.server] += 1
     for other in daemon.queue:
@@ -103,7 +122,10 @@ def cancel_stale_timers(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Log, once, that a server admits no more new clients of its user, and for which waiting user."""
+    """Log, once, that a server admits no more new clients of its user, and for which waiting user.
+
+    It may be called after every event; a line is logged only when ``server.closed`` changes to True.
+    """
     first = daemon.queue.barrier_for(server.uid)
     if first is not None and not server.closed:
         seconds = daemon.turns.overtaking_seconds

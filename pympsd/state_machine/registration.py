@@ -23,13 +23,24 @@ NO_DEVICES: Final = "none of its devices is there any more: delete it, and creat
 
 
 def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
-    """Set whether clients that name no server are served."""
+    """Set whether clients that name no server are served.
+
+    While they are not, a client that connects to the daemon's own socket is refused with the reason, unless it names
+    a server by its pipe directory.
+    """
     daemon.named_servers.default_socket = on
     yield Log("default_socket_set", {"state": "on" if on else "off"})
 
 
 def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, session: int = 0) -> Iterator[Instruction]:
-    """Add a server; ``limits``: those of its namespace ``default`` that differ from the daemon's own."""
+    """Add a server; ``limits``: those of its namespace ``default`` that differ from the daemon's own.
+
+    Args:
+        daemon: The state, which it changes.
+        named: The server, which replaces one of the same name.
+        limits: Limits of ``default`` in place of the daemon's defaults.
+        session: An operator's session that is answered when the server is ready, or could not be started; 0: none.
+    """
     own = daemon.defaults.limits
     named.namespaces[DEFAULT] = Namespace(DEFAULT, own.overlay(limits or Limits()))
     named.created = daemon.lifetime.now
@@ -41,14 +52,20 @@ def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, sessio
 
 
 def open_sockets(named: NamedServer) -> Iterator[Instruction]:
-    """Open the sockets of a server and its namespaces; that of ``default`` last, after which it may start."""
+    """Open the sockets of a server and its namespaces; that of ``default`` last, after which it may start.
+
+    NamespaceOpened follows for each. The order matters: when the socket of ``default`` is open, all others are.
+    """
     yield OpenNamespace(named.name, "", named.uid)
     for namespace in (*(name for name in named.namespaces if name != DEFAULT), DEFAULT):
         yield OpenNamespace(named.name, namespace, named.uid)
 
 
 def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
-    """Close the sockets of a server and open them again for another user."""
+    """Close the sockets of a server and open them again for another user.
+
+    `named_servers.set_user` has checked that it has no clients, and ends its process.
+    """
     named.uid, named.opening, named.failed = uid, True, ""
     daemon.named_servers.changes += 1
     yield Log("server_user_set", {"name": named.name, "uid": uid})
@@ -57,7 +74,11 @@ def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instru
 
 
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
-    """Whether operators are refused at a socket."""
+    """Whether operators are refused at a socket.
+
+    ``server`` and ``namespace`` name the socket; an empty server means the daemon's own, for which ``--clients-only``
+    decides.
+    """
     if not server:
         return daemon.options.clients_only
     named = daemon.named_servers.get(server)
@@ -73,7 +94,10 @@ def close_sockets(named: NamedServer) -> Iterator[Instruction]:
 
 
 def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
-    """Note that a server is ready, and answer the command that made it."""
+    """Note that a server is ready, and answer the command that made it.
+
+    A reason why its last process could not start is void then. Names that are not registered are ignored.
+    """
     named = daemon.named_servers.get(name)
     if named is None:
         return

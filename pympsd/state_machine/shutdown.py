@@ -47,7 +47,11 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
 
 
 def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[Instruction]:
-    """Continue an operator's quit of an earlier daemon; its time limit begins again."""
+    """Continue an operator's quit of an earlier daemon; its time limit begins again.
+
+    ``timeout`` is in seconds; None: it waits for the clients. The operators who asked for it were connected to the
+    earlier daemon and get no answer.
+    """
     daemon.quitting = Quit(by_operator=True, timeout=timeout)
     yield Log("quit_resumed")
     if timeout is not None:
@@ -55,7 +59,11 @@ def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[Instruction]:
 
 
 def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
-    """Quit within a short time limit, on SIGTERM or SIGINT."""
+    """Quit within a short time limit, on SIGTERM or SIGINT.
+
+    Clients that wait are refused; servers have SIGNAL_TIMEOUT seconds before force. A quit of an operator that is
+    pending is shortened to that.
+    """
     if daemon.quitting is None:
         daemon.quitting = Quit()
         yield from _empty_queue(daemon)
@@ -65,7 +73,10 @@ def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[Instruction]:
-    """Change to the other backend, if there is one and no server of this one has served a client."""
+    """Change to the other backend, if there is one and no server of this one has served a client.
+
+    Clients that wait are refused, with the event's reason; they have to be started again.
+    """
     server = daemon.servers.get(event.server)
     if server is not None:
         server.violation = event.reason
@@ -78,7 +89,10 @@ def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[Instruction
 
 
 def force(daemon: Daemon) -> Iterator[Instruction]:
-    """Use force: the time limit of a quit is over."""
+    """Use force: the time limit of a quit is over.
+
+    Servers are asked once more, and those that have not ended FORCED_TIMEOUT seconds later are killed.
+    """
     if daemon.quitting is None:
         return
     daemon.quitting.forced = True
@@ -86,7 +100,11 @@ def force(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def advance(daemon: Daemon) -> Iterator[Instruction]:
-    """Continue a pending quit: shut servers down, or exit when none is left."""
+    """Continue a pending quit: shut servers down, or exit when none is left.
+
+    Call it after every event that may have ended a server. It does nothing if no quit is pending, or the daemon's
+    Exit was yielded already.
+    """
     if daemon.quitting is None or daemon.quitting.over:
         return
     for server in daemon.servers.values():
@@ -127,7 +145,10 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
 
 
 def time_leaving(server: Server) -> Iterator[Instruction]:
-    """Bound the end of a leaving server without clients; a forced one has a shorter bound already."""
+    """Bound the end of a leaving server without clients; a forced one has a shorter bound already.
+
+    After LEAVE_TIMEOUT seconds the server is killed; the time begins again with each call.
+    """
     if not server.forced:
         yield from _time_leaving(server, LEAVE_TIMEOUT)
 
@@ -142,7 +163,10 @@ def _time_leaving(server: Server, seconds: float) -> Iterator[Instruction]:
 
 
 def time_silence(server: Server) -> Iterator[Instruction]:
-    """Bound the time in which a server has to report that its clients, all of which have ended, are gone."""
+    """Bound the time in which a server has to report that its clients, all of which have ended, are gone.
+
+    After SILENCE_TIMEOUT seconds force is used. Nothing happens while one of its clients lives.
+    """
     if server.is_abandoned and not (server.silence_timed or server.forced):
         server.silence_timed = True
         yield SetTimer(Timer(TimerKind.SILENCE, server.id), SILENCE_TIMEOUT)

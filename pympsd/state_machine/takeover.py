@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine import debuggers, queueing, registration, shutdown
+from pympsd.state_machine import debuggers, drains, queueing, registration, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.cgroups import note_context
 from pympsd.state_machine.events import PredecessorDied, ServerTakenOver
@@ -25,6 +25,7 @@ from pympsd.takeover.state.records import (
     PersistentNamedServer,
     PersistentServer,
     PersistentState,
+    drains_of,
     in_memory,
     limits_of_cgroups,
 )
@@ -63,6 +64,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     if saved.quit is not None and saved.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, saved.quit.timeout)
+    yield from drains.restore(daemon, drains_of(saved))
     yield from queueing.restore(daemon, saved.wishes, saved.queue_order, event.connections)
     if daemon.queue.reserved:
         yield SetTimer(Timer(TimerKind.PLACES), TAKEOVER_TIMEOUT)

@@ -13,7 +13,7 @@ Invariants:
 
 - A session is answered exactly once; session 0 means that nobody waits for the answer.
 - The answer of another server, or with a token that is not pending, is ignored.
-- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`_OVER`): their chunks are
+- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`OVER`): their chunks are
   given to nobody else while a kernel may still use them.
 """
 
@@ -36,7 +36,7 @@ TERMINATION_TIMEOUT: Final = 15.0
 """Seconds a server has to answer: it gives up earlier unless it is stopped."""
 RESET_TIMEOUT: Final = 30.0
 """The same for a server that does not give up then, but ends processes that have kernels on a device."""
-_CAUSES: Final[dict[int, str]] = {
+CAUSES: Final[dict[int, str]] = {
     Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
     Result.ERROR_LAUNCH_TIMEOUT: (
         "a kernel of it still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it with "
@@ -49,7 +49,7 @@ _CAUSES: Final[dict[int, str]] = {
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended, and the client's work with it",
 }
 """Why the client was not terminated, by the number that is printed; docs/operations.md lists the remedies."""
-_OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
+OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
 """The results after which nothing of the client runs any more."""
 
 
@@ -63,19 +63,20 @@ def begin(
     timeout: float | None = None,
     in_words: bool = False,
     evicted: tuple[int, ...] = (),
+    is_drain: bool = False,
 ) -> Iterator[Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
     ``session`` 0: none is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
     as protocol 3 has it. ``timeout``: seconds to wait, if they are fewer than the server has. ``evicted``: clients
-    that get no context any more.
+    that get no context any more. ``is_drain``: its result is kept in `Terminations.results`.
     """
     token = daemon.terminations.ids.take()
     contexts = frozenset(number for client in _clients_of(server, pid) for number in client.contexts)
     longest = RESET_TIMEOUT if daemon.options.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
     daemon.terminations.pending[token] = Termination(
-        session, server.id, timeout, answer, pid, in_words, evicted, contexts
+        session, server.id, timeout, answer, pid, in_words, evicted, contexts, is_drain
     )
     if session:
         yield Working(session)
@@ -134,7 +135,7 @@ def _answer(termination: Termination, code: int) -> Answer:
         return _in_words(termination, code)
     if code == 0:
         return lines("0")
-    why = _CAUSES.get(code, "the server could not end it")
+    why = CAUSES.get(code, "the server could not end it")
     return refusal(f"{code}", diagnostic=f"terminate_client: {why}")
 
 
@@ -146,9 +147,9 @@ def _in_words(termination: Termination, code: int) -> Answer:
         return refusal(f"No client with PID {termination.pid}.")
     if code == Result.ERROR_LAUNCH_TIMEOUT:
         seconds = min(termination.timeout, SERVER_TIMEOUT)
-        return refusal(f"Client {termination.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])
+        return refusal(f"Client {termination.pid} still runs a kernel after {seconds:g} s.", diagnostic=CAUSES[code])
     return refusal(
-        f"Client {termination.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}")
+        f"Client {termination.pid} could not be terminated.", diagnostic=CAUSES.get(code, f"CUresult {code}")
     )
 
 
@@ -159,12 +160,14 @@ def _clients_of(server: Server, pid: int) -> list[Client]:
 
 def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
     termination = daemon.terminations.pending.pop(token)
+    if termination.is_drain:
+        daemon.terminations.results[token] = code
     server = daemon.servers.get(termination.server)
     if code == Result.SUCCESS and server is not None:
         for record in _clients_of(server, termination.pid):
-            # It may have made a context meanwhile.
+            # It may have made a context since.
             record.terminated = termination.contexts.issuperset(record.contexts)
-    if code in _OVER:
+    if code in OVER:
         for client in termination.evicted:
             daemon.named_servers.occupied.pop(client, None)
     elif termination.answer is not None:
@@ -172,5 +175,5 @@ def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Inst
         answer = evolve(termination.answer, diagnostic=answer.diagnostic or answer.printed)
     if termination.session:
         yield from reply(
-            termination.session, termination.answer if termination.answer is not None and code in _OVER else answer
+            termination.session, termination.answer if termination.answer is not None and code in OVER else answer
         )

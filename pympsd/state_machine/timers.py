@@ -32,6 +32,8 @@ class TimerKind(Enum):
     """The time for which others may overtake a queue entry; the key is its ticket."""
     TERMINATION = auto()
     """A server's answer to terminate_client; the key is the termination's id."""
+    DRAIN = auto()
+    """The time limit of a drain; the key is the drain's id."""
     FORCE = auto()
     """A quit without force; no key."""
 

@@ -22,11 +22,13 @@ from pympsd.vocabulary.untrusted import printable
 
 REPORT_SECONDS: Final = 1.5
 """A server that launches reports it once a second; after this long without a change it launches nothing."""
+WAITING: Final = ("WAITING", "HELD")
+"""The status of a client that waits for its turn, and of one that a drain holds."""
 QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
 
 
 class Row(NamedTuple):
-    """A client, a server (``server`` is 0), or a waiting client (status WAITING)."""
+    """A client, a server (``server`` is 0), or a waiting client (status WAITING or HELD)."""
 
     pid: int
     uid: int
@@ -74,7 +76,7 @@ COLUMNS: Final = (
         "STATUS",
         8,
         lambda row: row.status,
-        "a client with contexts is ACTIVE; WAITING clients have no server yet",
+        "a client with contexts is ACTIVE; WAITING clients have no server yet; DRAINING and HELD ones are of a drain",
         True,
     ),
     Column("SM %", 5, lambda row: _percentages(row.percentage), "active thread percentage"),
@@ -136,7 +138,7 @@ def lines(table_rows: Iterable[Row], counts_launches: bool = True) -> list[str]:
 SORTS: Final[dict[str, Callable[[Row], Any]]] = {
     # Clients that wait come last, in the order of the queue.
     "server": lambda row: (
-        (True, 0, False) if row.status == "WAITING" else (False, row.server or row.pid, row.server > 0)
+        (True, 0, False) if row.status in WAITING else (False, row.server or row.pid, row.server > 0)
     ),
     "memory": lambda row: -(row.memory or 0),
     "contexts": lambda row: -row.contexts,
@@ -214,7 +216,7 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
                 client.pid,
                 client.uid,
                 server.pid,
-                "ACTIVE" if client.contexts else "IDLE",
+                "DRAINING" if client.draining else "ACTIVE" if client.contexts else "IDLE",
                 client.active_thread_percentage,
                 len(client.contexts),
                 sum(client.memory_bytes.values()) if client.memory_bytes else None,
@@ -239,7 +241,8 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
         )
         yield from clients
     for client in answers.waiting:
-        yield Row(client.pid, client.uid, 0, "WAITING", None, 0, None, client.command or "start_server")
+        status = WAITING[client.held_by is not None]
+        yield Row(client.pid, client.uid, 0, status, None, 0, None, client.command or "start_server")
 
 
 def _memory_limits(limits: Mapping[int, int]) -> str:

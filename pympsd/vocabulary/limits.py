@@ -82,6 +82,9 @@ class Quota:
     """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
     audited: bool = False
     """Whether what the client takes and returns is reported; as for ``memory_bytes``, its first context decides."""
+    counts_sms: bool = False
+    """Whether kernels count the SMs of ``chunks`` from 0 (%smid), as a driver with static partitions has it; only
+    emulated devices can."""
 
 
 def cgroup_group(path: str) -> str:

@@ -1,7 +1,7 @@
 """An operator's command line after it was split into words and its command was looked up.
 
 The line is parsed once, when it arrives (pympsd.commands.grammar.line), and carried by the event `OperatorLine`. Its
-fields state what the daemon has to find out before it carries the line out, so the I/O layer needs to know no
+fields state what the daemon has to find out before it carries the line out, so the I/O layer depends on no
 command:
 
     ParsedLine(text="get_client_list 847", words=("get_client_list", "847"), command="get_client_list", protocol=2,
@@ -38,3 +38,5 @@ class ParsedLine:
     """The line is a query with --json, which is not logged."""
     is_whole: bool = True
     """False: the line was longer than a command may be. It is cut, and not a command."""
+    asks_origins: bool = False
+    """The command depends on the cgroups of clients' processes, which may be unknown."""

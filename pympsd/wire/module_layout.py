@@ -45,7 +45,10 @@ class ModuleLayout:
 
     @classmethod
     def decode(cls, data: bytes) -> ModuleLayout:
-        """Read it; raise RemoteError when it does not fit."""
+        """Read it; raise RemoteError when it does not fit.
+
+        ``data`` is not trusted: it comes from another process.
+        """
         try:
             return msgspec.json.decode(data, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -2,8 +2,8 @@
 
 A record is a 24-byte header, its operands of 8 bytes each, and for some a tail of bytes, padded to 8 with zeros.
 Header: opcode (u16), flags (u16), length of the record in bytes, header included (u32), context (u64), sequence
-number (u64). An answer has its record's opcode with ANSWER set and its sequence number; where a record names its
-context an answer has the result, a CUresult number. An answer with another result than success carries a sentence in
+number (u64). An answer has its record's opcode with ANSWER set and its sequence number; in the place of the
+context it has the result, a CUresult number. An answer with another result than success carries a sentence in
 its tail.
 """
 
@@ -48,7 +48,11 @@ GENERATION_SHIFT: Final = 40
 
 
 class Kind(Enum):
-    """The kind of a handle; the client allocates handles."""
+    """The kind of a handle; the client allocates handles.
+
+    A handle is unique in the client's connection to an executor, whatever its kind; the executor checks the kind of
+    each that a record names.
+    """
 
     STREAM = "stream"
     EVENT = "event"
@@ -60,7 +64,10 @@ class Kind(Enum):
 
 
 class Use(Enum):
-    """The effect of an operation on the handle in an operand."""
+    """The effect of an operation on the handle in an operand.
+
+    From it the executor derives which handles of a record must exist before it, and which must not.
+    """
 
     NAMED = "named"
     ANNOUNCED = "announced"
@@ -77,7 +84,10 @@ class Scope(Enum):
 
 
 class Completion(Enum):
-    """The time when an operation is done, and answered if it has an answer."""
+    """The time when an operation is done, and answered if it has an answer.
+
+    It decides when an answer may be sent, and so how long the calling thread of the client waits.
+    """
 
     IMMEDIATE = "immediate"
     """As soon as its record is executed."""
@@ -100,7 +110,10 @@ class Space(IntEnum):
 
 @frozen
 class Operand:
-    """One operand, 8 bytes wide: a number, or a handle of a kind. ``code`` is its struct code."""
+    """One operand, 8 bytes wide: a number, or a handle of a kind. ``code`` is its struct code.
+
+    A handle is checked by the executor before the operation sees it.
+    """
 
     name: str
     code: str = "Q"
@@ -110,7 +123,10 @@ class Operand:
 
 @frozen
 class Operation:
-    """One row of the table. Answers have operands too, all 8 bytes wide."""
+    """One row of the table. Answers have operands too, all 8 bytes wide.
+
+    Both sides find the row by its name; the number is the opcode on the wire.
+    """
 
     opcode: int
     name: str
@@ -295,7 +311,10 @@ BY_OPCODE: Final = {operation.opcode: operation for operation in OPERATIONS}
 
 @frozen
 class Record:
-    """One record or answer, taken apart. In an answer ``context`` is the result."""
+    """One record or answer, taken apart. In an answer ``context`` is the result.
+
+    In a record ``context`` is the id of a context, 0 for records of the process.
+    """
 
     opcode: int
     flags: int
@@ -306,12 +325,25 @@ class Record:
 
 
 def pad(length: int) -> int:
-    """Return a length rounded up to 8 bytes."""
+    """Return a length rounded up to 8 bytes.
+
+    >>> pad(0), pad(1), pad(16)
+    (0, 8, 16)
+    """
     return (length + 7) & ~7
 
 
 def pack(name: str, context: int, sequence: int, *operands: int, tail: bytes = b"", flags: int = 0) -> bytes:
-    """Return the record of an operation by name (the fast paths keep their layouts instead)."""
+    """Return the record of an operation by name (the fast paths keep their layouts instead).
+
+    Args:
+        name: The operation's name in the table; KeyError for another.
+        context: The context's id; 0 for an operation of the process.
+        sequence: The number by which the answer is recognised.
+        operands: As many as the row has, unsigned 64-bit unless their code is another.
+        tail: Bytes after the operands, padded here.
+        flags: FLAG_QUIET, or flags of the operation.
+    """
     operation = BY_NAME[name]
     layout = operation.layout
     length = pad(layout.size + len(tail))
@@ -335,7 +367,10 @@ class RecordReader:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Record]:
-        """Take received bytes; return each record they complete."""
+        """Take received bytes; return each record they complete.
+
+        ``data`` may end in the middle of a record, which the next call completes.
+        """
         buffer = self._buffer + data if self._buffer else data
         records = []
         start = 0
@@ -353,7 +388,11 @@ class RecordReader:
 
 
 def pack_launch_flags(cooperative: bool, cluster: tuple[int, int, int]) -> int:
-    """Return the flags of a LAUNCH; each number of ``cluster`` is 1 to MAX_CLUSTER."""
+    """Return the flags of a LAUNCH; each number of ``cluster`` is 1 to MAX_CLUSTER.
+
+    >>> cluster_of(pack_launch_flags(False, (2, 1, 4)))
+    (2, 1, 4)
+    """
     flags = FLAG_COOPERATIVE if cooperative else 0
     for size, shift in zip(cluster, _CLUSTER_SHIFTS, strict=True):
         flags |= (size - 1) << shift
@@ -361,6 +400,9 @@ def pack_launch_flags(cooperative: bool, cluster: tuple[int, int, int]) -> int:
 
 
 def cluster_of(flags: int) -> tuple[int, int, int]:
-    """Return the blocks of a cluster in x, y and z from the flags of a LAUNCH; NO_CLUSTER if it has none."""
+    """Return the blocks of a cluster in x, y and z from the flags of a LAUNCH; NO_CLUSTER if it has none.
+
+    ``flags`` are not trusted: any 16 bits give numbers from 1 to MAX_CLUSTER.
+    """
     x, y, z = ((flags >> shift) % MAX_CLUSTER + 1 for shift in _CLUSTER_SHIFTS)
     return x, y, z

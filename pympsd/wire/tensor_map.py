@@ -20,7 +20,10 @@ GREATEST_RANK: Final = 5
 
 
 class DataType(IntEnum):
-    """CUtensorMapDataType, less the packed types of 4 and 6 bits, which need compute capability 10.0."""
+    """CUtensorMapDataType, less the packed types of 4 and 6 bits, which need compute capability 10.0.
+
+    The numbers are the driver's.
+    """
 
     UINT8 = 0
     UINT16 = 1
@@ -156,7 +159,10 @@ def _check_modes(of: TensorMap) -> None:
 
 
 def check_rank(rank: int, least: int) -> None:
-    """Raise ValueError unless a tensor may have this number of dimensions."""
+    """Raise ValueError unless a tensor may have this number of dimensions.
+
+    A tensor has ``least`` to 5 dimensions: im2col maps and interleaved layouts have at least 3.
+    """
     if not least <= rank <= GREATEST_RANK:
         raise ValueError(f"tensorRank is {rank}; {least} to {GREATEST_RANK} are allowed")
 
@@ -214,7 +220,10 @@ def _five(values: Sequence[int], count: int = GREATEST_RANK) -> list[int]:
 
 
 def pack(of: TensorMap) -> bytes:
-    """Return the bytes of a map that `check` accepts. The first element stride is not used, so any may be given."""
+    """Return the bytes of a map that `check` accepts. The first element stride is not used, so any may be given.
+
+    The 128 bytes are pympsd's own and not those of a GPU: only the emulated device reads them.
+    """
     modes = (of.im2col is not None, of.data_type, of.rank - 1, of.interleave, of.swizzle, of.l2_promotion, of.fill, 0)
     column = of.im2col or Im2col((), (), 0, 0)
     return _LAYOUT.pack(
@@ -227,7 +236,10 @@ def pack(of: TensorMap) -> bytes:
 
 @lru_cache(maxsize=256)
 def unpack(data: bytes) -> TensorMap:
-    """Return the map of 128 bytes; raise ValueError if they are none, or one that breaks the rules."""
+    """Return the map of 128 bytes; raise ValueError if they are none, or one that breaks the rules.
+
+    ``data`` is whatever the memory contains that a kernel passes as a map.
+    """
     magic, kind, data_type, last, interleave, swizzle, promotion, fill, _, address, *rest = _LAYOUT.unpack(data)
     if magic != _MAGIC:
         raise ValueError("no tensor map")

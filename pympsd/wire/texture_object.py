@@ -82,7 +82,10 @@ class Sampling:
 
 @frozen
 class Level:
-    """Elements in memory; ``depth`` are slices, layers, or faces."""
+    """Elements in memory; ``depth`` are slices, layers, or faces.
+
+    ``address`` is in the device's address space; ``pitch`` and ``slice_pitch`` are bytes.
+    """
 
     address: int
     pitch: int
@@ -141,7 +144,11 @@ def pack(made: TextureObject) -> bytes:
 
 @lru_cache(maxsize=256)
 def unpack(data: bytes) -> TextureObject:
-    """Return the object of BYTES bytes; raise ValueError if they are none."""
+    """Return the object of BYTES bytes; raise ValueError if they are none.
+
+    ``data`` is whatever the memory contains at the handle that a kernel passes; addresses in it are checked when they
+    are used.
+    """
     head = _HEAD.unpack_from(data)
     (magic, kind, format, channels, count), rest = head[:5], head[5:]
     if magic != _MAGIC:

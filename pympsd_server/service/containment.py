@@ -168,7 +168,7 @@ class Containment:
         if client.id in self.clients or client.id in self.clients_in_partitions:
             return self._sticky_of(client), "a fatal GPU fault has reached this process: end it"
         if client.id in self.evicted:
-            reason = "the namespace or SM partition that this process came to was deleted with its clients: end it"
+            reason = "an operator drained this process, or deleted its namespace or SM partition: end it"
             return Result.ERROR_MPS_CLIENT_TERMINATED, reason
         if self.server.slot_of(client, device) in self.slots:
             reason = f"device {device} is being reset after a fatal GPU fault: try again"

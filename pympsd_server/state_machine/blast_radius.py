@@ -34,7 +34,10 @@ OTHER_DEVICES_ERROR: Final = Result.ERROR_LAUNCH_FAILED
 
 @frozen
 class OnDevice:
-    """A context is torn down because of its device."""
+    """A context is torn down because of its device.
+
+    One step for each context of a domain, in the order of the clients and of the contexts' numbers.
+    """
 
     client: Client
     context: Context
@@ -42,7 +45,11 @@ class OnDevice:
 
 @frozen
 class WholeProcess:
-    """All contexts of a process are torn down, in the order in which they were made."""
+    """All contexts of a process are torn down, in the order in which they were made.
+
+    One step for each process, after the OnDevice steps of the domain in which it was found: a process that loses one
+    context loses all (MPS documents, 2.3.3.2).
+    """
 
     client: Client
     contexts: tuple[Context, ...]
@@ -62,12 +69,24 @@ class Blast:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The ordinals of the reached devices."""
+        """The ordinals of the reached devices.
+
+        Without those whose fault stayed in an SM partition: their executors are not replaced.
+        """
         return tuple(slot.device for slot in self.slots)
 
 
 def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
-    """Return what a fatal fault in some domains reaches, given all clients of the server as they connected."""
+    """Return what a fatal fault in some domains reaches, given all clients of the server as they connected.
+
+    Args:
+        faulty: The domains in which the fault was detected, the first one first; driver 580 logs the steps in this
+            order.
+        clients: All clients of the server. Those without contexts are never reached.
+
+    A fault of client 1 on device 0 reaches client 2 there, and through client 2's context on device 1 also client 3,
+    which uses device 1 only.
+    """
     present = tuple(clients)
     steps: list[OnDevice | WholeProcess] = []
     domains, affected = [*faulty], []
@@ -89,7 +108,13 @@ def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
 
 
 def sticky_error(fault_on: int, code: int, context: Context) -> int:
-    """Return the result of every later call in a context that is torn down."""
+    """Return the result of every later call in a context that is torn down.
+
+    Args:
+        fault_on: The server's ordinal of the faulty device.
+        code: The CUresult of the fault, such as ERROR_ILLEGAL_ADDRESS.
+        context: The context. On another device it gets OTHER_DEVICES_ERROR instead (recorded: several-gpus).
+    """
     return code if context.device == fault_on else OTHER_DEVICES_ERROR
 
 

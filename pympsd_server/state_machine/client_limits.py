@@ -44,11 +44,19 @@ from pympsd_server.state_machine.quotas import context_multiprocessors, process_
 
 
 class PartitionRefused(InputError, ValueError):
-    """A client gets no context on a device, which is in static use; the message has the reason."""
+    """A client gets no context on a device, which is in static use; the message has the reason.
+
+    Opening a context on that device fails with it; the client's other devices are not affected.
+    """
 
 
 def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
-    """Return the limits of a client that the daemon hands over; in protocol 2 its own are those of its server."""
+    """Return the limits of a client that the daemon hands over; in protocol 2 its own are those of its server.
+
+    Args:
+        admitted: The daemon's message. ``own`` is None in protocol 2.
+        of_server: The server's limits of later clients, which the daemon sent with UpdateServerLimits.
+    """
     own = admitted.own
     if own is None:
         own = evolve(of_server, client_priority=ClientPriority(admitted.priority))
@@ -82,7 +90,16 @@ def combine_with_environment(
 def read_environment(
     environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceProperties]
 ) -> tuple[Limits, list[BadEntry]]:
-    """Return the limits that a client's variables ask for, by the server's device index, and the invalid entries."""
+    """Return the limits that a client's variables ask for, by the server's device index, and the invalid entries.
+
+    Args:
+        environment: The client's variables as it sent them with its hello.
+        ordinals: The server's indices of the devices that the client sees.
+        visible: Those devices, in the same order; a number or UUID in a variable names one of them.
+
+    Returns:
+        The limits, and the entries of the variables that are invalid; the client is served without these.
+    """
     memory, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
     bad = [evolve(each, variable=memory_limits.variable_of(environment)) for each in bad]
     of_all, bad_of_all = memory_limits.of_container(environment)
@@ -101,7 +118,10 @@ def read_environment(
 
 
 def own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
-    """Return the priority that a client's variable asks for; None: none, or an invalid one."""
+    """Return the priority that a client's variable asks for; None: none, or an invalid one.
+
+    The variable is CUDA_MPS_CLIENT_PRIORITY: 0 is normal, 1 below normal.
+    """
     try:
         return ClientPriority.parse(environment.get(PRIORITY, ""))
     except BadLimit:
@@ -117,12 +137,22 @@ def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
 
 
 def memory_on(limits: ClientLimits, ordinal: int) -> int:
-    """Return the bytes that a client may hold on a device; 0: it has no limit there."""
+    """Return the bytes that a client may hold on a device; 0: it has no limit there.
+
+    ``ordinal`` is the server's index of the device. The limit holds for all contexts of the client on it together.
+    """
     return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
 
 def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: Client) -> Quota:
-    """Return the quota of a client's context on a device, with a number of SMs; raise PartitionRefused."""
+    """Return the quota of a client's context on a device, with a number of SMs; raise PartitionRefused.
+
+    Args:
+        limits: The client's, already combined with its environment.
+        ordinal: The server's index of the device.
+        multiprocessors: The SMs of this context, as `multiprocessors` returns them.
+        client: Whose priority, memory groups and audit the quota carries to the executor.
+    """
     return Quota(
         multiprocessors,
         memory_on(limits, ordinal),
@@ -130,6 +160,7 @@ def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: C
         partition_on(limits, ordinal).chunks,
         client.groups.get(ordinal, ()),
         client.audited,
+        _is_static(limits, ordinal),
     )
 
 

@@ -13,12 +13,19 @@ from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, 
 
 
 class NoSuchContext(InternalError, KeyError):
-    """The client has no such context."""
+    """The client has no such context.
+
+    Its argument is the context's id: unknown, closed already, or of another client.
+    """
 
 
 @frozen
 class Context:
-    """A client context; ``id`` counts the server's contexts, ``number`` those of the process, from 1."""
+    """A client context; ``id`` counts the server's contexts, ``number`` those of the process, from 1.
+
+    ``device`` is the server's ordinal, ``client`` the id of its client. Logs show ``number``; messages and records
+    carry ``id``, which is never used again.
+    """
 
     id: int
     number: int
@@ -35,7 +42,10 @@ class Context:
 
     @property
     def fault_domain(self) -> FaultDomain:
-        """The domain that its faults reach first."""
+        """The domain that its faults reach first.
+
+        If its partition has an executor of its own, the slot is that executor, and there is nothing smaller in it.
+        """
         return FaultDomain(self.slot, "" if self.has_executor else self.partition)
 
     @property
@@ -73,7 +83,11 @@ class Client:
 
 @define
 class ClientTable:
-    """All clients of a server, by id, and the connections of its devices, by ordinal."""
+    """All clients of a server, by id, and the connections of its devices, by ordinal.
+
+    Sans-I/O: sessions change it when clients connect, open contexts and leave. A device gets its pool of connections
+    with its first context, or from `of`.
+    """
 
     clients: dict[int, Client] = field(factory=dict)
     pools: dict[int, Pool] = field(factory=dict)
@@ -87,7 +101,15 @@ class ClientTable:
     def add_client(
         self, client_id: int, pid: int, priority: int, environment: dict[str, str], uid: int = 0
     ) -> Client:
-        """Add a client."""
+        """Add a client.
+
+        Args:
+            client_id: The daemon's id of the client.
+            pid: 0 if the process cannot be seen from the server.
+            priority: 0 (normal) or 1 (below normal).
+            environment: Its CUDA variables, which later contexts are opened by.
+            uid: The user of the process.
+        """
         client = Client(client_id, pid, priority, environment, uid)
         self.clients[client_id] = client
         return client
@@ -102,7 +124,20 @@ class ClientTable:
         partition: str = "",
         has_executor: bool = False,
     ) -> Context:
-        """Number a new context and give it connection slots; a PoolExhausted takes no number."""
+        """Number a new context and give it connection slots; a PoolExhausted takes no number.
+
+        Args:
+            client: The client that opens it.
+            device: The server's ordinal.
+            generation: That of the executor which runs it; a later executor of the slot has a higher one.
+            slots: Connection slots, as `connection_slots` returns them.
+            user: The user whose executor runs it; ALL_USERS if users share executors.
+            partition: The SM partition; empty for none.
+            has_executor: Whether that partition has an executor of its own.
+
+        Raises:
+            PoolExhausted: The device has too few free slots (48 on Volta and newer, 16 before); nothing has changed.
+        """
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
         client.contexts_made += 1
@@ -130,7 +165,10 @@ class ClientTable:
         return client.contexts.pop(context_id)
 
     def remove_client(self, client_id: int) -> Client:
-        """Remove and return a client, still with its contexts, whose connections are freed."""
+        """Remove and return a client, still with its contexts, whose connections are freed.
+
+        Raises KeyError for an unknown id. The caller drops the contexts at their executors.
+        """
         client = self.clients.pop(client_id)
         for context in client.contexts.values():
             self.pools[context.device].release(context.id)

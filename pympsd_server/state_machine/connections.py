@@ -17,7 +17,13 @@ MAX_CONNECTIONS: Final = 32
 
 
 class PoolExhausted(DeviceError):
-    """A device has too few free connections for another context; ``size``: the number of its slots."""
+    """A device has too few free connections for another context; ``size``: the number of its slots.
+
+    Args:
+        size: Slots of the device.
+        slots: Slots that the context takes.
+        free: Slots that no context holds.
+    """
 
     def __init__(self, size: int, slots: int, free: int) -> None:
         room = (
@@ -46,7 +52,16 @@ def connection_slots(environment: Mapping[str, str]) -> int:
 
 @define
 class Pool:
-    """The connections of a device and the slots that each context holds."""
+    """The connections of a device and the slots that each context holds.
+
+    A slot is one of the 48 (before Volta 16) contexts that the documents allow on a device; a client that asks for
+    more connections than the default takes several slots with each context.
+
+    >>> pool = Pool(size=2)
+    >>> pool.take(7, 1)
+    >>> pool.free
+    1
+    """
 
     size: int = CLIENT_CONTEXTS[DRIVER]
     _held: dict[int, int] = field(factory=dict, init=False)
@@ -68,7 +83,10 @@ class Pool:
             raise PoolExhausted(self.size, slots, self.free)
 
     def take(self, context_id: int, slots: int) -> None:
-        """Give a context its slots; raise PoolExhausted."""
+        """Give a context its slots; raise PoolExhausted.
+
+        ``context_id`` has no slots yet. PoolExhausted is raised before anything has changed.
+        """
         self.check(slots)
         self._held[context_id] = slots
 

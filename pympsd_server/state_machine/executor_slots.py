@@ -36,5 +36,12 @@ class FaultDomain:
 
 
 def slot_of(uid: int, device: int, properties: DeviceProperties, partition: str = "") -> ExecutorSlot:
-    """Return the slot of a user's contexts on a device; ``partition``: one that has a separate executor."""
+    """Return the slot of a user's contexts on a device; ``partition``: one that has a separate executor.
+
+    Args:
+        uid: The client's user; ignored on a device whose users share executors.
+        device: The server's ordinal.
+        properties: Those of the device, which decide whether users share an executor.
+        partition: An SM partition with an executor of its own; empty for none.
+    """
     return ExecutorSlot(device) if properties.isolates_address_spaces else ExecutorSlot(device, uid, partition)

@@ -65,7 +65,14 @@ def context_multiprocessors(
 def context_percentage(
     process: ThreadPercentage, environment: Mapping[str, str], requested: float | None
 ) -> ThreadPercentage:
-    """Return a context's percentage: the requested one if partitioning is enabled and it is lower."""
+    """Return a context's percentage: the requested one if partitioning is enabled and it is lower.
+
+    Args:
+        process: The percentage of the client process.
+        environment: The client's; CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING=1 enables the request.
+        requested: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE as it was when the context was created, above 0 to 100; None: not
+            set. A number outside that range is ignored.
+    """
     if requested is None or environment.get(PER_CONTEXT_PARTITIONING) != "1":
         return process
     try:

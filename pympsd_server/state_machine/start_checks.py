@@ -42,13 +42,20 @@ def platform_is_supported(system: str, pointer_bits: int) -> bool:
 
 
 def is_exclusive(device: DeviceProperties) -> bool:
-    """Return whether only one process may use the device."""
+    """Return whether only one process may use the device.
+
+    The compute mode EXCLUSIVE_PROCESS, in which MPS is recommended: the server is then the only process of the
+    device.
+    """
     return device.attributes.get("COMPUTE_MODE") == EXCLUSIVE_PROCESS
 
 
 @frozen
 class DeviceHolder:
-    """A process that uses an exclusive device, as far as this one may look at it."""
+    """A process that uses an exclusive device, as far as this one may look at it.
+
+    What another user's /proc hides stays empty, so the sentence about the holder gets shorter.
+    """
 
     pid: int
     name: str = ""
@@ -71,7 +78,10 @@ class DeviceHolder:
 
 
 def in_use(ordinal: int, device: DeviceProperties, holder: DeviceHolder) -> str:
-    """Return the sentence for an exclusive device that another process uses."""
+    """Return the sentence for an exclusive device that another process uses.
+
+    One of the reasons of a server that does not start; it is logged, and clients are refused with it.
+    """
     return (
         f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process "
         f"{holder.pid} uses it{holder.description}. Start again when that has ended."

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import daemon
@@ -16,6 +19,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"
 
 from operators import Operator, ask_all_at_once
 
+from pympsd.wire.messages import ClientHello, Versions, encode
+
+DRAINED = 48
+"""Clients that wait for a drain's decision: as many as a device of driver 580 has contexts for."""
 PIPELINED = 500
 """Commands sent at once in the long session, so that it measures the daemon and not the round trips."""
 
@@ -32,6 +39,8 @@ def measure(report: Report) -> None:
         _many_commands(report, env)
     with daemon.running() as (env, _):
         _many_connections(report, env)
+    with daemon.running() as (env, _):
+        _drain(report, env)
     with daemon.running() as (env, _):
         _memory(report, env)
     readies = [_server_start() for _ in range(5)]
@@ -66,6 +75,31 @@ def _many_commands(report: Report, env: dict[str, str]) -> None:
 def _many_connections(report: Report, env: dict[str, str]) -> None:
     slowest = statistics.median(max(ask_all_at_once(_control(env), 1000, "ps")) for _ in range(3))
     report.add("1,000 connections at once, the slowest answer (median of 3)", slowest, 2, "s")
+
+
+def _drain(report: Report, env: dict[str, str]) -> None:
+    """Measure from a drain's command to the refusal of the last of the clients that wait."""
+    taken = []
+    for _ in range(5):
+        with ExitStack() as ends, Operator.at(_control(env)) as operator:
+            operator.ask("drain --all")
+            waiting = [ends.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(DRAINED)]
+            for client in waiting:
+                client.settimeout(30.0)
+                client.connect(_control(env))
+                client.sendall(encode(ClientHello(Versions(), os.getpid(), "bench", 0, {})))
+            while len(operator.ask("get_waiting_list").splitlines()) < DRAINED:
+                pass
+            began = time.perf_counter()
+            operator.begin("drain --all --new-clients=refuse")
+            for client in waiting:
+                client.recv(1 << 16)
+            taken.append((time.perf_counter() - began) * 1000)
+            operator.answer()
+            operator.ask("undrain")
+    report.add(
+        f"a drain's decision, until {DRAINED} clients have it (median of 5)", statistics.median(taken), 100, "ms"
+    )
 
 
 def _memory(report: Report, env: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ CONNECTS, ASKED = 100, 10
 """How often each is measured in a window."""
 CONNECTIONS = 500
 """Those of each kind that the hostile users try to keep."""
-KINDS = {10001: ("servers", "namespaces"), 10002: ("mute", "idle", "half_frames", "unread", "garbage")}
+KINDS = {10001: ("servers", "namespaces"), 10002: ("unresponsive", "idle", "half_frames", "unread", "garbage")}
 SETTLE_SECONDS = 5.0
 """Until the servers that one of them makes have started: how long that takes the machine is not measured."""
 

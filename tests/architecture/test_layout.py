@@ -35,7 +35,8 @@ SAME_NAMES = {
         "AdmitClient ClientJoined ClientLimits StartRefused StartTrace StopTrace TerminateClient"
     ),
     "one thing as its owner has it, as a peer has it, and as a tool shows it": (
-        "Client ClientContext ClientProcess ClientSession ClientSpace Context Conversation Daemon Device Event "
+        "Client ClientContext ClientProcess ClientSession ClientSpace Context Conversation Daemon Device Drain "
+        "Event "
         "Executor HandleTable HostMemory Kernel Library Link LogRecord Machine Module Phase Process Region Server "
         "Stream Tracing Terminations Waiting"
     ),

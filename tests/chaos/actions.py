@@ -22,6 +22,8 @@ KILLED_AFTER: Final = 4.0
 END_SECONDS: Final = 30.0
 """The time in which a daemon that is asked to end has ended."""
 NOTICE_SECONDS: Final = 15.0
+MAX_DRAIN_SECONDS: Final = 1.5
+"""Of a drain's time limit: clients that wait for longer would be taken for hanging ones."""
 NO_UID: Final = -2
 START_SECONDS: Final = 1.0
 """The time from a server's start to its line in the log."""
@@ -187,7 +189,7 @@ async def _kept(testbed: Testbed, before: ProcessKey | None) -> None:
 
 def _has_entries(keeper: ProcessKey) -> bool:
     """Whether the daemon has sent it what there is to hold, the log FIFO among that: all goes in one burst."""
-    with suppress(OSError):  # it has ended meanwhile
+    with suppress(OSError):  # it has ended
         folder = f"/proc/{keeper.pid}/fd"
         return any(os.readlink(f"{folder}/{fd}").endswith("/pipe/log") for fd in os.listdir(folder))
     return False
@@ -208,7 +210,7 @@ async def _both_kill(testbed: Testbed, action: Action) -> None:
 
 
 async def _adopted(testbed: Testbed) -> None:
-    """The server that was there is the new daemon's, unless it has ended meanwhile."""
+    """The server that was there is the new daemon's, unless it has ended."""
     server = testbed.server()
     with trio.move_on_after(NOTICE_SECONDS):
         while server is not None and there(server.process):
@@ -236,6 +238,19 @@ async def _quit(testbed: Testbed, action: Action) -> None:
             testbed.blame(f"quit ended with {status}: {said}")
         await _over(testbed, "quit -t", everything, known)
         await testbed.start_daemon()
+
+
+async def _drain(testbed: Testbed, action: Action) -> None:
+    """Operators drain everything or a user, give up, and undrain at whichever daemon there is then."""
+    server = testbed.server()
+    target = "--all" if server is None or action.pick < 0.5 else f"--user={server.uid}"
+    with testbed.incident(action.kind, action.number):
+        await say(testbed, f"drain {target} --timeout={action.extent * MAX_DRAIN_SECONDS:.2f} --then=fail")
+        with trio.move_on_after(END_SECONDS):
+            while (await testbed.tool("undrain\n"))[0] != 0:
+                await trio.sleep(0.2)
+            return
+        testbed.blame(f"{target} could not be undrained within {END_SECONDS:.0f} s")
 
 
 async def _over(testbed: Testbed, what: str, everything: set[ProcessKey], known: int) -> None:
@@ -351,6 +366,7 @@ ACTIONS: Final[dict[Kind, Act]] = {
     Kind.SHUTDOWN_SERVER: _shutdown_server,
     Kind.SHUTDOWN_SERVER_FORCED: _shutdown_server,
     Kind.START_SERVER: _start_server,
+    Kind.DRAIN: _drain,
     Kind.SERVER_MISBEHAVES: _server_misbehaves,
     Kind.LISTS: lists,
     Kind.QUERIES: queries,

@@ -26,7 +26,7 @@ VOLTA: Final = 7
 
 
 def check(call: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Make a driver call; return what it returns besides its result, or raise Failed."""
+    """Make a driver call; return what it returns except its result, or raise Failed."""
     result, *values = call(*arguments)
     if int(result):
         raise Failed(call.__name__, int(result), last_error())

@@ -39,7 +39,7 @@ CODES: Final = {
     "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED": 808,
     "CUDA_ERROR_MPS_CLIENT_TERMINATED": 810,
 }
-"""Results by name. (libcuda goes on without MPS where there is no daemon: here that is no device.)"""
+"""Results by name. (libcuda continues without MPS if there is no daemon: here that means no device.)"""
 ALLOCATION: Final = 1 << 20
 CHAIN_STEPS: Final = 20
 MULTIPROCESSORS: Final = range(2, 134, 2)
@@ -110,7 +110,7 @@ class Bench:
         return check(what, lambda: ask(context, ask=what, **more))
 
 
-def be_mute(seconds: float) -> None:
+def be_unresponsive(seconds: float) -> None:
     """Get a connection to a server, and say nothing there."""
     held = []
 
@@ -125,15 +125,15 @@ def be_mute(seconds: float) -> None:
             raise Failed("connect", CODES[NO_DAEMON], str(error)) from None
         return 0
 
-    if not step("mute", -1, -1, connect):
+    if not step("unresponsive", -1, -1, connect):
         asked(seconds)
 
 
 def main(text: str) -> None:
     """Run the plan."""
     plan = json.loads(text)
-    if plan["work"] == "mute":
-        be_mute(plan["seconds"])
+    if plan["work"] == "unresponsive":
+        be_unresponsive(plan["seconds"])
     else:
         program = Program()
         client = Client(

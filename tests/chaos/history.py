@@ -14,7 +14,7 @@ HORIZON = 120.0
 """Seconds after which nothing that was over has a consequence any more: clients live for some ten."""
 
 
-CONNECTING_STEPS = ("init", "mute", "open")
+CONNECTING_STEPS = ("init", "unresponsive", "open")
 """Steps in which a client of the driver's talks with the daemon."""
 
 
@@ -91,7 +91,7 @@ class Life:
         """Take in a line of the client's."""
         self.heard = said["t"]
         self.doing = said["doing"]
-        if said["doing"] in ("init", "mute"):
+        if said["doing"] in ("init", "unresponsive"):
             self.init_began = said["t"]
         if said["doing"] == "open":
             self.contexts[said["context"]] = Span(said["context"], said["device"], said["t"])

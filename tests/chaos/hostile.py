@@ -1,8 +1,8 @@
-"""Two hostile users beside the honest ones of a soak, and what they may cost the daemon.
+"""Two hostile users next to the honest ones of a soak, and what they may cost the daemon.
 
-One makes servers and namespaces (in protocol 3), the other keeps all the connections that it can get: mute ones, idle
-ones, half frames, answers that it does not read, garbage. The honest users' clients and commands are judged as in
-every round, by the same times.
+One makes servers and namespaces (in protocol 3), the other keeps all the connections that it can get: unresponsive
+ones, idle ones, half frames, answers that it does not read, garbage. The honest users' clients and commands are
+judged as in every round, by the same times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PROGRAM: Final = str(ROOT / "tests" / "support" / "hostile_program.py")
 CONNECTIONS: Final = 80
 """Of each kind: together more than the share that a user has in a soak."""
-KINDS: Final = (("servers", "namespaces"), ("mute", "idle", "half_frames", "unread", "garbage"))
+KINDS: Final = (("servers", "namespaces"), ("unresponsive", "idle", "half_frames", "unread", "garbage"))
 """What each of the two does."""
 MAX_MEMORY: Final = 112 << 20
 """Of the daemon: 64 MiB without them; for each of them three times 4 MiB of buffers, and 300 connections of 40 KiB
@@ -78,9 +78,9 @@ def excess(pid: int) -> Iterator[str]:
     try:
         descriptors = len(os.listdir(f"/proc/{pid}/fd"))
         resident = int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) << 10
-    except (OSError, IndexError):  # it has ended meanwhile
+    except (OSError, IndexError):  # it has ended
         return
     if descriptors > MAX_DESCRIPTORS:
-        yield f"the daemon has {descriptors} descriptors beside hostile users: {MAX_DESCRIPTORS} would do"
+        yield f"the daemon has {descriptors} descriptors with hostile users: {MAX_DESCRIPTORS} would do"
     if resident > MAX_MEMORY:
-        yield f"the daemon has {resident >> 20} MiB of memory beside hostile users: {MAX_MEMORY >> 20} would do"
+        yield f"the daemon has {resident >> 20} MiB of memory with hostile users: {MAX_MEMORY >> 20} would do"

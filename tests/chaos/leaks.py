@@ -112,7 +112,7 @@ def _descendants(pid: int) -> set[int]:
         try:
             found += children_of(one)
         except OSError:
-            continue  # gone meanwhile
+            continue  # it is gone
     return set(found) - {pid}
 
 
@@ -148,4 +148,4 @@ def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
-        return "gone meanwhile"
+        return "gone"

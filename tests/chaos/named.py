@@ -88,16 +88,16 @@ class NamedSoak(Soak):
             place = source.choice(
                 [(server, namespace) for server in SERVERS for namespace in NAMESPACES] + [("", "")]
             )
-            stranger = source.random() < 0.05
-            plan = self._plan(at, number, place, stranger, source)
+            other_user = source.random() < 0.05
+            plan = self._plan(at, number, place, other_user, source)
             if len(self.testbed.living()) < AT_ONCE * self.pace:
                 cast.start_soon(self._live, plan)
 
     def _plan(
-        self, at: float, number: int, place: tuple[str, str], stranger: bool, source: random.Random
+        self, at: float, number: int, place: tuple[str, str], other_user: bool, source: random.Random
     ) -> ClientPlan:
         server, namespace = place
-        user = (SERVERS.index(server) + stranger) % len(SERVERS) if server else 0
+        user = (SERVERS.index(server) + other_user) % len(SERVERS) if server else 0
         # Namespace default is also reached by its server's own socket.
         short = namespace == "default" and source.random() < 0.5
         folder = "/".join(filter(None, (str(self.testbed.directory / "pipe"), server, "" if short else namespace)))
@@ -228,7 +228,7 @@ class NamedSoak(Soak):
             return
         name, _, pid, *_ = rows[int(action.pick * len(rows))]
         began = now()
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has ended
             with self.testbed.incident(action.kind, action.number, pid=int(pid), note=name):
                 strike(key_of(int(pid)), signal.SIGKILL)
             touched = frozenset((name, namespace) for namespace in NAMESPACES) if name in SERVERS else {("", "")}
@@ -256,9 +256,9 @@ class NamedSoak(Soak):
             if not step.code and step.name != "close" and self._is_absent(place, step):
                 yield f"{name}: {at} succeeds, and the namespace was not there"
 
-    def _allowed(self, life: Life, step: Step, place: tuple[str, str], stranger: bool) -> frozenset[int]:
+    def _allowed(self, life: Life, step: Step, place: tuple[str, str], other_user: bool) -> frozenset[int]:
         """Return the errors that something explains which was done to a client's place since it began."""
-        codes: frozenset[int] = frozenset({NOT_PERMITTED} if stranger else ())
+        codes: frozenset[int] = frozenset({NOT_PERMITTED} if other_user else ())
         touched = any(
             place in one.touched and life.started <= one.ended for one in self.changes if one.began <= step.ended
         )

@@ -51,8 +51,8 @@ class Role(Enum):
     SAME_DEVICE = "in a context on the very device"
     CONNECTED = "on a device that shared clients connect with it"
     SERVED = "served by the server it was done to"
-    CONNECTING = "in cuInit meanwhile"
-    OPENING = "asking for a context on an affected device meanwhile"
+    CONNECTING = "in cuInit during it"
+    OPENING = "asking for a context on an affected device during it"
 
 
 CULPRITS: Final = -1
@@ -82,7 +82,7 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
     },
     Kind.SERVER_STOP: {},
     Kind.DAEMON_STOP: {},
-    # However long there is no daemon: the keeper has its sockets, servers go on, and clients that connect wait.
+    # However long there is no daemon: the keeper has its sockets, servers keep running, new clients wait.
     Kind.DAEMON_KILL: {},
     Kind.DAEMON_REPLACE: {},
     Kind.KEEPER_KILL: {},
@@ -105,6 +105,7 @@ TABLE: Final[dict[Kind, dict[Role, frozenset[int]]]] = {
         Role.CONNECTING: frozenset({CONNECTION_FAILED}),
     },
     Kind.START_SERVER: {},
+    Kind.DRAIN: {},
     Kind.SERVER_MISBEHAVES: {},
     Kind.LISTS: {},
     Kind.QUERIES: {},
@@ -169,7 +170,7 @@ def problems(history: History, life: Life) -> Iterator[str]:
         if step.code and not explanation(history, found, life, step):
             yield f"{name}: {step.code} of {step.call} in {step.name!r} at {step.ended:.3f} has no cause ({step.why})"
         elif not step.code and (why := ended_before(history, life, step)) is not None:
-            yield f"{name}: {step.name!r} at {step.began:.3f} goes on in {why}"
+            yield f"{name}: {step.name!r} at {step.began:.3f} continues in {why}"
 
 
 def explanation(history: History, found: list[Recovery], life: Life, step: Step) -> Incident | None:
@@ -186,7 +187,7 @@ def explanation(history: History, found: list[Recovery], life: Life, step: Step)
 
 
 def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int]]:
-    """Return the CUresults that an incident allows by role, on this machine and with what else was done meanwhile."""
+    """Return the CUresults that an incident allows by role, on this machine and with what else was done then."""
     if history.backend is Backend.VENDOR:
         return VENDOR_TABLE.get(incident.kind, {})
     if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, ADOPTION, history):
@@ -212,7 +213,7 @@ def _lasts_over(stop: Incident, seconds: float, kinds: Collection[Kind], history
 
 
 def _roles(history: History, incident: Incident, found: list[Recovery], life: Life, step: Step) -> Iterator[Role]:
-    is_init = step.name in ("init", "mute")
+    is_init = step.name in ("init", "unresponsive")
     if incident.kind in FAULTS:
         if incident.uid == life.uid:
             yield from _roles_in_fault(history, incident, found, life, step)
@@ -232,7 +233,7 @@ def _roles_in_fault(
     history: History, incident: Incident, found: list[Recovery], life: Life, step: Step
 ) -> Iterator[Role]:
     recovery = next(each for each in found if incident in each.faults)
-    if step.name in ("init", "mute"):
+    if step.name in ("init", "unresponsive"):
         if step.began <= recovery.ended and step.ended >= incident.began:
             yield Role.CONNECTING
         return

@@ -59,7 +59,7 @@ def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[s
 
 
 def settled(incidents: Iterable[Incident], since: float, seconds: float) -> float:
-    """Return when every process has had that many seconds since a time: later if one was stopped meanwhile."""
+    """Return when every process has had that many seconds since a time: later if one was stopped."""
     until = since + seconds
     for stop in sorted((one for one in incidents if one.kind in STOPS), key=lambda one: one.began):
         if stop.began <= until and stop.ended >= since:
@@ -79,7 +79,7 @@ def _recovery(history: History, lives: list[Life], incident: Incident) -> Recove
     until = _noticed(history, lives, incident)
     devices, clients = _reached(history, lives, incident, until)
     ended = max((life.ended for life in clients), default=until)
-    # Then the executors are made anew, or the server.
+    # Then the executors are started again, or the server.
     over = FOR_EVER
     if ended != FOR_EVER:
         over = settled(history.incidents, max(ended, until), SLACK + NOTICED)

@@ -1,6 +1,6 @@
 """Soaks pympsd (scripts/soak): clients of several users at work, and everything killable killed at random.
 
-The summary goes to --json (default: standard output), a journal of what was done and when beside it. Exit status 1
+The summary goes to --json (default: standard output), a journal of what was done and when next to it. Exit status 1
 when anything was not as it must be.
 """
 

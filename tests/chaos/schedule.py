@@ -100,8 +100,10 @@ class Kind(StrEnum):
     SHUTDOWN_SERVER = "shutdown_server"
     SHUTDOWN_SERVER_FORCED = "shutdown_server_forced"
     START_SERVER = "start_server"
+    DRAIN = "drain"
+    """Clients are drained, and after a moment undrained: nobody notices more than a wait."""
     SERVER_MISBEHAVES = "server_misbehaves"
-    """Servers that start meanwhile never register, crash, or answer wrongly."""
+    """Servers that start then never register, crash, or answer wrongly."""
     LISTS = "lists"
     """What the lists show is compared with what clients say."""
     QUERIES = "queries"
@@ -136,6 +138,7 @@ WEIGHTS: Final = {
     Kind.SHUTDOWN_SERVER: 2,
     Kind.SHUTDOWN_SERVER_FORCED: 2,
     Kind.START_SERVER: 3,
+    Kind.DRAIN: 3,
     Kind.SERVER_MISBEHAVES: 2,
     Kind.LISTS: 8,
     Kind.QUERIES: 12,
@@ -151,7 +154,7 @@ WORKS: Final = {
     Backend.EMULATED: {
         "copies": 3, "kernels": 3, "contexts": 2, "streams": 3, "memory": 2, "callbacks": 2, "mixed": 4, "endless": 1,
     },
-    Backend.VENDOR: {"chain": 4, "contexts": 4, "memory": 2, "mute": 1},
+    Backend.VENDOR: {"chain": 4, "contexts": 4, "memory": 2, "unresponsive": 1},
 }  # fmt: skip
 """Kind of work -> how often it is chosen."""
 

@@ -23,7 +23,7 @@ from tests.chaos.schedule import DEVICES, KINDS_OF, Action, Backend, ClientPlan,
 from tests.chaos.testbed import NEEDS_ITS_DAEMON, ON_THE_DAEMON, Testbed, now
 
 AT_ONCE: Final = 6
-"""More clients than this do not run at once, at pace 1."""
+"""More clients than this do not run at the same time, at pace 1."""
 LISTEN_SECONDS: Final = 0.1
 PROBE_SECONDS: Final = 2.0
 SETTLE_SECONDS: Final = 15.0
@@ -81,7 +81,7 @@ class Soak:
             if len(self.testbed.living()) < AT_ONCE * self.pace:
                 cast.start_soon(self._live, plan)
             else:
-                self.testbed.counts["left out: clients, too many at once"] += 1
+                self.testbed.counts["left out: clients, too many at the same time"] += 1
 
     async def _live(self, plan: ClientPlan) -> None:
         life, process = await self.testbed.start_client(plan)
@@ -129,7 +129,7 @@ class Soak:
         await trio.sleep(life.plan.seconds)
         if Kind.CLIENT_TERMINATE in self.kinds and life.plan.seed % 3:
             await terminate(self.testbed, life, 0)
-            # What comes of that is judged; it goes on with another one.
+            # What comes of that is judged; it continues with another one.
             await trio.sleep(life.plan.seconds)
         life.killed = True
         strike(life.process, signal.SIGKILL)
@@ -211,7 +211,7 @@ class Soak:
     def _crowded(self) -> list[str]:
         server = self.testbed.server()
         executors: list[int] = []
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has ended
             executors = children_of(server.pid) if server else []
         return list(crowded(_pid(self.testbed.daemon), _pid(server.process if server else None), executors))
 

@@ -58,7 +58,8 @@ def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
     assert unnoticed == [
         Kind.CLIENT_KILL, Kind.CLIENT_STOP, Kind.EXECUTOR_STOP, Kind.SERVER_STOP, Kind.DAEMON_STOP,
         Kind.DAEMON_KILL, Kind.DAEMON_REPLACE, Kind.KEEPER_KILL, Kind.KEEPER_STOP,
-        Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.SERVER_MISBEHAVES, Kind.LISTS, Kind.QUERIES, Kind.LIMITS,
+        Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.DRAIN, Kind.SERVER_MISBEHAVES, Kind.LISTS, Kind.QUERIES,
+        Kind.LIMITS,
     ]  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
     incidents = {806: (killed,), 810: (terminated,)}.get(code, (cause,))
     found = judged(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
     assert len(found) == 1
-    assert f"goes on in a context that answered with {code}" in found[0]
+    assert f"continues in a context that answered with {code}" in found[0]
 
 
 @pytest.mark.parametrize("name", ["add", "close"])
@@ -214,9 +215,9 @@ def test_a_neighbour_that_a_fault_must_reach_does_not_go_on(
     found = judged(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
     assert [("must have reached" in each) for each in found] == [True] * ends
     # One that came later has nothing to do with it.
-    newcomer = a_life(3, devices=(device,))
-    newcomer.contexts[1].opened = 5.1
-    assert judged(newcomer, late, others=(culprit,), incidents=(incident,), containment=containment) == []
+    new_client = a_life(3, devices=(device,))
+    new_client.contexts[1].opened = 5.1
+    assert judged(new_client, late, others=(culprit,), incidents=(incident,), containment=containment) == []
     # No notification arrives while a process is stopped.
     stop = Incident(Kind.SERVER_STOP, 2, 5.0, 15.0, uid=ALICE)
     third = a_life(4, devices=(device,))
@@ -291,7 +292,8 @@ def by_driver(life: Life, step: Step, *incidents: Incident, others: tuple[Life, 
 def test_what_must_not_be_noticed_with_the_drivers_server() -> None:
     assert KINDS_OF[Backend.VENDOR] - set(VENDOR_TABLE) == {
         Kind.CLIENT_KILL, Kind.SERVER_STOP, Kind.DAEMON_STOP, Kind.DAEMON_KILL, Kind.DAEMON_REPLACE,
-        Kind.KEEPER_KILL, Kind.KEEPER_STOP, Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.LISTS, Kind.QUERIES,
+        Kind.KEEPER_KILL, Kind.KEEPER_STOP, Kind.SHUTDOWN_SERVER, Kind.START_SERVER, Kind.DRAIN, Kind.LISTS,
+        Kind.QUERIES,
         Kind.LIMITS,
     }  # fmt: skip
 
@@ -299,7 +301,7 @@ def test_what_must_not_be_noticed_with_the_drivers_server() -> None:
 @given(
     kind=st.sampled_from(sorted(KINDS_OF[Backend.VENDOR] - set(VENDOR_TABLE))),
     code=st.sampled_from([100, 700, 805, 806, 807, 810]),
-    name=st.sampled_from(["init", "mute", "open", "chain"]),
+    name=st.sampled_from(["init", "unresponsive", "open", "chain"]),
 )
 def test_no_error_comes_of_those_with_the_drivers_server(kind: Kind, code: int, name: str) -> None:
     incident = Incident(kind, 1, 5.0, 6.0, uid=ALICE)

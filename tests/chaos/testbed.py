@@ -36,7 +36,7 @@ multiprocessors = 8
 memory_mib = 8192
 """
 TOOL_SECONDS: Final = 30.0
-"""The longest time to an operator command's answer, whatever goes on; the tool itself gives up after 10 s."""
+"""The longest time to an operator command's answer, whatever happens; the tool itself gives up after 10 s."""
 CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
 """What executes and what packs records: set by the soak's own environment, if anything."""
 KEEPER: Final = "pympsd-keeper"
@@ -100,7 +100,7 @@ class Testbed:
     killed: set[ProcessKey] = field(factory=set)
     """Daemons, servers and executors that this tool killed, or gave the daemon cause to kill."""
     forced: set[ProcessKey] = field(factory=set)
-    """Servers that were ordered to end at once."""
+    """Servers that were ordered to end immediately."""
     misbehaving: set[ProcessKey] = field(factory=set)
     """Servers of the driver's that were to do something wrong."""
     is_misbehaving: bool = False
@@ -174,7 +174,7 @@ class Testbed:
     def has_silent_newcomer(self) -> bool:
         """Whether the driver's server may be waiting for a client's first words, which may not come."""
         return self.setup.backend is Backend.VENDOR and any(
-            life.silent_until > now() or (life.plan.work == "mute" and life.ended + SILENT_SECONDS > now())
+            life.silent_until > now() or (life.plan.work == "unresponsive" and life.ended + SILENT_SECONDS > now())
             for life in self.history.lives
         )
 
@@ -321,7 +321,7 @@ def _command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     except OSError:
-        return ""  # it has ended meanwhile
+        return ""  # it has ended
 
 
 def machine(containment: Containment) -> str:

@@ -14,7 +14,6 @@ from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError, fail
 from pympsd_client._command_stream import host_callbacks
-from pympsd_client._command_stream import host_callbacks as callback_threads
 from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
@@ -58,11 +57,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("private", kinds, indirect=True, scope="session")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def threads_leave_soon() -> Iterator[None]:
     """Let the threads for host functions end soon after a test, which is checked for leaked threads."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callback_threads, "IDLE_S", 0.02)
         patch.setattr(host_callbacks, "IDLE_S", 0.02)
         yield
 

@@ -30,8 +30,6 @@ from tests.client.fake_executor import FACTS, OPCODES, FakeExecutor
 from tests.client.test_client_process import _run
 from tests.client.test_client_streams import Kernels
 
-pytestmark = pytest.mark.usefixtures("threads_leave_soon")
-
 R = cuda.CUresult
 SECONDS = 30.0
 """The absolute limit of every wait."""

@@ -17,8 +17,6 @@ from pympsd_client._graphs.capture import captures
 from tests.client.conftest import ok
 from tests.client.test_client_streams import Kernels
 
-pytestmark = pytest.mark.usefixtures("threads_leave_soon")
-
 R = cuda.CUresult
 GLOBAL, THREAD_LOCAL, RELAXED = (
     getattr(cuda.CUstreamCaptureMode, f"CU_STREAM_CAPTURE_MODE_{name}")

@@ -19,8 +19,6 @@ from pympsd_client._arguments.values import InMemory
 from tests.client.conftest import ok
 from tests.client.test_client_streams import STORE, Kernels
 
-pytestmark = pytest.mark.usefixtures("threads_leave_soon")
-
 R = cuda.CUresult
 INVALID = (R.CUDA_ERROR_INVALID_VALUE,)
 HOST_FN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -257,7 +257,6 @@ def memory_of(kind: str) -> tuple[int, int]:
     return address, address
 
 
-@pytest.mark.usefixtures("threads_leave_soon")
 @pytest.mark.parametrize("has_rows", [False, True])
 @pytest.mark.parametrize("kind", ["managed", "pool", "mapped", "registered"])
 def test_a_copy_from_it_comes_after_the_streams_earlier_work(context: Any, kind: str, has_rows: bool) -> None:

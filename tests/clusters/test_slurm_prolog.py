@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import SECONDS
+from processes import SECONDS, ClientProcess, killed_after
 
 from pympsd.cli import extras
 from pympsd.devices.machine import describe
@@ -99,6 +99,38 @@ def test_a_task_gets_what_the_prolog_has_recorded(installed: Path, tmp_path: Pat
     assert exports(run(installed / "task-prolog", SLURM_JOB_ID="8", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="9")) == {}
     assert run(installed / "epilog").returncode == 0
     assert exports(run(installed / "task-prolog", **part)) == {}
+
+
+@pytest.fixture
+def job_cgroup() -> Iterator[Path]:
+    """Make the cgroup of job 7 as Slurm does, with a hierarchy of version 1 or with version 2."""
+    root = Path("/sys/fs/cgroup")
+    mount = root if (root / "cgroup.controllers").exists() else root / "pids"
+    folder = Path(mount, f"slurm_test{os.getpid()}", "uid_0", "job_7")
+    folder.mkdir(parents=True)
+    yield folder
+    for each in (folder, folder.parent, folder.parent.parent):
+        each.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a job's cgroup")
+@pytest.mark.usefixtures("daemon_ends")
+def test_the_epilog_drains_what_the_job_has_left(installed: Path, tmp_path: Path, job_cgroup: Path) -> None:
+    assert run(installed / "prolog").returncode == 0
+    with (tmp_path / "etc/slurm.env").open("a") as settings:
+        settings.write("MPS_DRAIN_SECONDS=0.1\n")
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/pipe", "PYMPSD_REQUIRE_MPS": "1"}
+    of_job, other = (ClientProcess.start(environment, 0).connect() for _ in range(2))
+    with killed_after(of_job.process), killed_after(other.process):
+        (job_cgroup / "cgroup.procs").write_text(str(of_job.pid))
+        done = run(installed / "epilog")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert of_job.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert other.do("sync") == "CUDA_SUCCESS"
+        listed = subprocess.run(
+            [BIN / "pympsd", "get_drain_list"], env=environment, capture_output=True, timeout=SECONDS
+        )
+        assert (listed.returncode, listed.stdout) == (0, b""), "the next job is served"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another user's file")

@@ -178,6 +178,7 @@ def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
         "command": "python a.py",
         "pid_namespace": 4026531836,
         "namespace": None,
+        "draining": None,
         "active_thread_percentage": None,
         "multiprocessors": {},
         "memory_limits": {},
@@ -235,6 +236,7 @@ def test_ps_shows_limits_if_it_is_asked_to(daemon: Daemon) -> None:
         "memory_limit": 3 << 29,
         "memory_bytes": 96 << 20,
         "priority": 1,
+        "draining": None,
     }
 
 
@@ -265,7 +267,7 @@ def test_who_waits_is_listed(daemon: Daemon) -> None:
     ]
     assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
     waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
-    assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py"}
+    assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py", "held_by": None}
 
 
 def test_every_user_may_query(daemon: Daemon) -> None:

@@ -1,4 +1,8 @@
-"""Fixtures: a real executor process, ready, on an emulated device; the process is gone when the test ends."""
+"""Fixtures: a real executor process, ready, on an emulated device.
+
+The tests of a module share an executor, which has no clients when a test begins. `start` starts executors of a test's
+own, for tests about processes, numbers of descriptors and the trace since the start.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,22 @@ WITH_NATIVE_WORKERS: Final = frozenset(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Both kinds of workers pass the most telling tests."""
-    if "start" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in WITH_NATIVE_WORKERS:
-        metafunc.parametrize("workers", WORKERS, indirect=True)
+    if "workers" in metafunc.fixturenames and metafunc.module.__name__.rpartition(".")[2] in WITH_NATIVE_WORKERS:
+        metafunc.parametrize("workers", WORKERS, indirect=True, scope="module")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers(request: pytest.FixtureRequest) -> str:
     """Which workers the executors have: python, native, or empty: what they choose."""
     return able(str(getattr(request, "param", "")))
+
+
+def _start(workers: str, *options: str, **popen: Any) -> ExecutorOwner:
+    if workers:
+        popen["env"] = {**popen.get("env", os.environ), "PYMPSD_WORKER": workers}
+    owner = ExecutorOwner.start(*options, **popen)
+    owner.by_ring = workers == "native"
+    return owner
 
 
 @pytest.fixture
@@ -36,22 +48,27 @@ def start(workers: str) -> Iterator[Callable[..., ExecutorOwner]]:
     owners: list[ExecutorOwner] = []
 
     def begin(*options: str, **popen: Any) -> ExecutorOwner:
-        if workers:
-            popen["env"] = {**popen.get("env", os.environ), "PYMPSD_WORKER": workers}
-        owner = ExecutorOwner.start(*options, **popen)
-        owner.by_ring = workers == "native"
-        owners.append(owner)
-        return owner
+        owners.append(_start(workers, *options, **popen))
+        return owners[-1]
 
     yield begin
     for owner in owners:
         owner.close()
 
 
+@pytest.fixture(scope="module")
+def module_executor(workers: str) -> Iterator[ExecutorOwner]:
+    """The executor of the module."""
+    owner = _start(workers).ready()
+    yield owner
+    owner.close()
+
+
 @pytest.fixture
-def executor(start: Callable[..., ExecutorOwner]) -> ExecutorOwner:
-    """An executor that is ready."""
-    return start().ready()
+def executor(module_executor: ExecutorOwner) -> Iterator[ExecutorOwner]:
+    """An executor that is ready, and has no clients."""
+    yield module_executor
+    module_executor.drop_all()
 
 
 @pytest.fixture

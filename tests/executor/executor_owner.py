@@ -55,6 +55,8 @@ class ExecutorOwner:
     _reader: FrameReader = field(factory=lambda: FrameReader(fds_allowed=2))
     _waiting: list[tuple[Any, tuple[int, ...]]] = field(factory=list)
     _clients: list[RawClient] = field(factory=list)
+    _ids: set[int] = field(factory=set)
+    """Of the clients that were attached."""
     _request: int = 0
 
     @classmethod
@@ -117,6 +119,8 @@ class ExecutorOwner:
     def ask(self, kind: type, **fields: Any) -> tuple[Any, tuple[int, ...]]:
         """Send a request and return its answer; a fault may be reported at any time, so before it too."""
         self._request += 1
+        if kind is Attach:
+            self._ids.add(fields["client"])
         self.send(kind(request=self._request, **fields))
         faults = []
         while isinstance((received := self.receive())[0], ContextFaulted):
@@ -152,6 +156,15 @@ class ExecutorOwner:
     def drop(self, client: int) -> Any:
         """Drop a client process."""
         return self.ask(DropClient, client=client)[0]
+
+    def drop_all(self) -> None:
+        """Drop all client processes, and forget what was reported of them."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        while self._ids:
+            self.drop(self._ids.pop())
+        self._waiting.clear()
 
     def trace(self) -> Trace:
         """Ask what the device did."""

@@ -28,6 +28,12 @@ from tests.executor.raw_client import ENDLESS
 Start = Callable[..., ExecutorOwner]
 
 
+@pytest.fixture
+def executor(start: Callable[..., ExecutorOwner]) -> ExecutorOwner:
+    """An executor of each test's own: these tests are about its process."""
+    return start().ready()
+
+
 def test_ready_names_the_process(start: Start) -> None:
     owner = start()
     assert owner.set_up() == ExecutorReady(owner.process.pid)

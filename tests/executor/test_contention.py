@@ -23,6 +23,12 @@ ROUNDS = 150
 """Of the kernel's loop: with these a batch lasts some slices of the scheduler."""
 
 
+@pytest.fixture
+def executor(start: Callable[..., ExecutorOwner]) -> ExecutorOwner:
+    """An executor of each test's own: its trace begins with the test."""
+    return start().ready()
+
+
 @define
 class ContenderProcess:
     """A process that plays the client of a context."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from processes import BIN, SECONDS, DaemonProcess, killed_after, wait_until
 
 from pympsd.devices.machine import describe
@@ -78,3 +79,31 @@ def test_the_dra_driver_s_script(make_daemon: Callable[..., DaemonProcess], name
         assert int(client.do("mem").split()[1]) == SHARE
         client.end()
         assert daemon.say("quit") == ""
+
+
+def test_the_pre_stop_command_of_the_sample_drains(daemon: DaemonProcess) -> None:
+    text = (Path(__file__).parents[2] / "docs/samples/kubernetes.yaml").read_text()
+    pod = next(doc for doc in yaml.safe_load_all(text) if doc["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+    words = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    grace = pod["terminationGracePeriodSeconds"]
+    (timeout,) = (int(word.removeprefix("--timeout=")) for word in words if word.startswith("--timeout="))
+    assert timeout < grace
+    client = daemon.client().connect()
+    with killed_after(client.process):
+        begun = subprocess.Popen(
+            [BIN / words[0], *words[1:]], env=daemon.environment, stdout=subprocess.PIPE, text=True
+        )
+        with killed_after(begun):
+            assert begun.stdout is not None
+            assert begun.stdout.readline().startswith("Draining --all: 1 client is running")
+            client.end()
+            assert begun.communicate(timeout=SECONDS)[0].endswith("Drained --all: nothing is left.\n")
+            assert begun.returncode == 0
+
+
+def test_the_vendors_command_drains_too(daemon: DaemonProcess, names: Path) -> None:
+    daemon.command = str(names / "nvidia-cuda-mps-control")
+    for words, end in (("drain --all", "Drained --all: nothing is left."), ("undrain", "No longer draining --all.")):
+        done = daemon.run(words.split())
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines()[-1] == end

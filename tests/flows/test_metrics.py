@@ -25,6 +25,7 @@ from pympsd.state_machine.state import client as state_client
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Count, Daemon
+from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue, QueueEntry
@@ -176,7 +177,20 @@ def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
     assert (changed == labels) == (protocol == 3)
 
 
+def test_drains_have_samples(state: Daemon) -> None:
+    _drain_user(state)
+    found = samples(metrics_text(state, "emulated"))
+    assert found["pympsd_drain_clients"] == [({"target": "--user=1001"}, 1)]
+    assert found["pympsd_drain_held_clients"] == [({"target": "--user=1001"}, 0)]
+
+
+def _drain_user(state: Daemon) -> None:
+    target = DrainTarget(TargetKind.USER, "1001")
+    state.drains.by_target[target] = Drain(target, clients={1: RunningClient(907)})
+
+
 def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
+    _drain_user(state)
     known = set(re.findall(r"^(\w+)\{", metrics_text(state, "emulated"), re.M))
     asked = [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
     names = {name for each in asked for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", each))}

@@ -113,6 +113,8 @@ def test_which_configuration_is_in_force_outlives_the_daemon(
     start(daemon)
     assert ctl(daemon, "config status") == in_force
     assert ctl(daemon, f"config status --expect {sha256(file.read_bytes()).hexdigest()}") == in_force
+    assert ctl(daemon, "config status --expect ./mps.toml") == in_force
+    assert ctl(daemon, "config status --expect ./none.toml", 1) == ""
     ctl(daemon, "namespace delete lo --server=a")
     assert ctl(daemon, "config status", 1).endswith(" pending=0 failed=1")
     daemon.kill()

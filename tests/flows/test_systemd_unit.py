@@ -15,6 +15,7 @@ import pytest
 from processes import PYMPSD, SECONDS, DaemonProcess, alive, wait_until
 
 UNIT = Path(__file__).parents[2] / "docs" / "systemd" / "pympsd.service"
+DRAIN_UNIT = UNIT.with_name("pympsd-drain.service")
 MOST_EXPOSED = 50
 """Of systemd-analyze security, in tenths."""
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -71,6 +72,20 @@ def test_a_restart_keeps_the_servers(daemon: DaemonProcess, stop: Callable[[str]
     assert alive(server)
     assert daemon.start().returncode == 0
     assert daemon.servers() == [server]
+
+
+def test_the_drain_units_commands_drain_and_serve_again(daemon: DaemonProcess) -> None:
+    server = server_of(daemon)
+
+    def command(key: str) -> list[str]:
+        (line,) = re.findall(rf"^{key}=-?(.*)$", DRAIN_UNIT.read_text(), re.MULTILINE)
+        return shlex.split(line.replace("/usr/local/bin/pympsd", PYMPSD))
+
+    subprocess.run(command("ExecStart"), env=daemon.environment, check=True, timeout=SECONDS)
+    assert not alive(server)
+    assert daemon.say("get_drain_list") == "--all drained: 0 running, 0 held\n"
+    subprocess.run(command("ExecStop"), env=daemon.environment, check=True, timeout=SECONDS)
+    assert daemon.say("get_drain_list") == ""
 
 
 @needs_systemd

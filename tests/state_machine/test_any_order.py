@@ -14,6 +14,7 @@ from daemon_machine import (
     TogetherMachine,
 )
 from hypothesis import settings
+from static_machine import CrowdedStaticMachine, StaticMachine
 
 DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
@@ -22,6 +23,8 @@ NoOvertakingMachine.TestCase.settings = settings(max_examples=60, stateful_step_
 MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TogetherMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 CrowdedMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+StaticMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+CrowdedStaticMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
 TestFewestTurnsDaemon = FewestTurnsMachine.TestCase
@@ -29,6 +32,8 @@ TestNoOvertakingDaemon = NoOvertakingMachine.TestCase
 TestMultiuserDaemon = MultiuserMachine.TestCase
 TestDaemonOfUsersTogether = TogetherMachine.TestCase
 TestCrowdedDaemonOfUsersTogether = CrowdedMachine.TestCase
+TestStaticDaemon = StaticMachine.TestCase
+TestCrowdedStaticDaemon = CrowdedStaticMachine.TestCase
 
 
 class Drawn:

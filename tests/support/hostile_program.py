@@ -35,7 +35,7 @@ def _garbage() -> bytes:
 
 
 KINDS: dict[str, Callable[[], list[bytes]]] = {
-    "mute": list,
+    "unresponsive": list,
     "idle": lambda: [HELLO],
     "half_frames": lambda: [HELLO + HALF_LINE],
     "unread": lambda: [HELLO + UNREAD],
@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[[], list[bytes]]] = {
 """What a connection of each kind sends."""
 TOOL = [CREDENTIALS, encode_role(Role.TOOL)]
 OF_DRIVER: dict[str, Callable[[], list[bytes]]] = {
-    "mute": list,
+    "unresponsive": list,
     "idle": lambda: TOOL,
     "half_frames": lambda: [*TOOL, encode_line(b"ps")[0]],
     "unread": lambda: [*TOOL, *200 * encode_line(b"x" * 60_000)],

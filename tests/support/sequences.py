@@ -2,8 +2,8 @@
 
 In texts {P} is the pipe directory, {L} the log directory, {ME} the user; {U0}, {U1} are the devices' UUIDs, {u0},
 {u1} their first 12 characters, {PCI0} their PCI addresses, {MODEL0} their names; {NAME} is the PID of the client
-NAME, or the id of the partition that a step with ``id = "NAME"`` has made. What else there is stands at the head of
-each file.
+NAME, or the id of the partition that a step with ``id = "NAME"`` has made; {SERVER} is the PID of the only server.
+What else there is stands at the head of each file.
 
 Steps: ``ctl`` is a command line, ``in`` its standard input, or alone what the tool is given there. ``out`` and
 ``err`` are what it prints, exactly, with ``out_like`` and ``err_like`` as regular expressions, with ``words`` line
@@ -43,7 +43,7 @@ MACHINE = "2xH200"
 VENDOR = "vendor"
 MARKS = {"doc", "field", "ours"}
 _ANSWER = {"out", "out_like", "words", "err", "err_like", "exit", "as", "keep", "same", "wait", "id"}
-KEYS = {
+KEYS: dict[str, set[str]] = {
     "ctl": {"env", "in", *_ANSWER},
     "in": {"env", *_ANSWER},
     "client": {"at", "env", "as", "fails", "cgroup"},
@@ -146,6 +146,8 @@ class Replay:
             }
         known |= {"C": self.cgroups.path, "ME": os.geteuid(), "PARTITION": self.partition}
         known |= self.ids | {name: client.pid for name, client in self.clients.items()}
+        if "{SERVER}" in text:
+            (known["SERVER"],) = self.daemon.servers()
         for name, value in known.items():
             text = text.replace("{" + name + "}", str(value))
         return text

@@ -7,9 +7,9 @@ function __pympsd_at
     string match -q -- $argv[1] (__pympsd_given)
 end
 function __pympsd_first
-    not string match -qr -- ' (client|config|context-share|device|device_query|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_server_list|get_server_status|get_waiting_list|log|lspart|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|sm_partition|start_server|terminate_client|top|trace)( |$)' (__pympsd_given)
+    not string match -qr -- ' (client|config|context-share|device|device_query|drain|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_drain_list|get_refusal_list|get_server_list|get_server_status|get_waiting_list|log|lspart|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|sm_partition|start_server|terminate_client|top|trace|undrain)( |$)' (__pympsd_given)
 end
-complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace'
+complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
 complete -c pympsd -n __pympsd_first -o d -x -a ''
 complete -c pympsd -n __pympsd_first -l daemon -x -a ''
 complete -c pympsd -n __pympsd_first -o f -x -a ''
@@ -80,6 +80,18 @@ complete -c pympsd -n "__pympsd_at '* device list*'" -l format -x -a 'table csv 
 complete -c pympsd -n "__pympsd_at '* device_query*'" -f -a '(pympsd get_server_list 2>/dev/null)'
 complete -c pympsd -n "__pympsd_at '* device_query*'" -l csv
 complete -c pympsd -n "__pympsd_at '* device_query*'" -l json
+complete -c pympsd -n "__pympsd_at '* drain*'" -f
+complete -c pympsd -n "__pympsd_at '* drain*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c pympsd -n "__pympsd_at '* drain*'" -l namespace -x
+complete -c pympsd -n "__pympsd_at '* drain*'" -l cgroup -x
+complete -c pympsd -n "__pympsd_at '* drain*'" -l user -x
+complete -c pympsd -n "__pympsd_at '* drain*'" -l device -x
+complete -c pympsd -n "__pympsd_at '* drain*'" -l timeout -x
+complete -c pympsd -n "__pympsd_at '* drain*'" -l then -x -a 'terminate fail'
+complete -c pympsd -n "__pympsd_at '* drain*'" -l new-clients -x -a 'wait refuse'
+complete -c pympsd -n "__pympsd_at '* drain*'" -l all
+complete -c pympsd -n "__pympsd_at '* drain*'" -l release
+complete -c pympsd -n "__pympsd_at '* drain*'" -l json
 complete -c pympsd -n "__pympsd_at '* feature'" -f -a 'describe disable enable'
 complete -c pympsd -n "__pympsd_at '* feature describe*'" -f
 complete -c pympsd -n "__pympsd_at '* feature describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -99,6 +111,10 @@ complete -c pympsd -n "__pympsd_at '* get_device_client_list*'" -f -a '(pympsd g
 complete -c pympsd -n "__pympsd_at '* get_device_client_list*'" -l json
 complete -c pympsd -n "__pympsd_at '* get_device_pinned_mem_limit*'" -f -a '(pympsd get_server_list 2>/dev/null)'
 complete -c pympsd -n "__pympsd_at '* get_device_pinned_mem_limit*'" -l json
+complete -c pympsd -n "__pympsd_at '* get_drain_list*'" -f
+complete -c pympsd -n "__pympsd_at '* get_drain_list*'" -l json
+complete -c pympsd -n "__pympsd_at '* get_refusal_list*'" -f
+complete -c pympsd -n "__pympsd_at '* get_refusal_list*'" -l json
 complete -c pympsd -n "__pympsd_at '* get_server_list*'" -f
 complete -c pympsd -n "__pympsd_at '* get_server_list*'" -l json
 complete -c pympsd -n "__pympsd_at '* get_server_status*'" -f -a '(pympsd get_server_list 2>/dev/null)'
@@ -221,7 +237,14 @@ complete -c pympsd -n "__pympsd_at '* top*'" -l filter
 complete -c pympsd -n "__pympsd_at '* top*'" -l interval
 complete -c pympsd -n "__pympsd_at '* trace'" -f -a 'start stop'
 complete -c pympsd -n "__pympsd_at '* trace stop*'" -f
-complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace'
+complete -c pympsd -n "__pympsd_at '* undrain*'" -f
+complete -c pympsd -n "__pympsd_at '* undrain*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c pympsd -n "__pympsd_at '* undrain*'" -l namespace -x
+complete -c pympsd -n "__pympsd_at '* undrain*'" -l cgroup -x
+complete -c pympsd -n "__pympsd_at '* undrain*'" -l user -x
+complete -c pympsd -n "__pympsd_at '* undrain*'" -l device -x
+complete -c pympsd -n "__pympsd_at '* undrain*'" -l all
+complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o d -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l daemon -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o f -x -a ''
@@ -292,6 +315,18 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* device list*'" -l format 
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* device_query*'" -f -a '(pympsd get_server_list 2>/dev/null)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* device_query*'" -l csv
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* device_query*'" -l json
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l namespace -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l cgroup -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l user -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l device -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l timeout -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l then -x -a 'terminate fail'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l new-clients -x -a 'wait refuse'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l all
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l release
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* drain*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* feature'" -f -a 'describe disable enable'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* feature describe*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* feature describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -311,6 +346,10 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_device_client_list*'"
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_device_client_list*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_device_pinned_mem_limit*'" -f -a '(pympsd get_server_list 2>/dev/null)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_device_pinned_mem_limit*'" -l json
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_drain_list*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_drain_list*'" -l json
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_refusal_list*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_refusal_list*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_server_list*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_server_list*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_server_status*'" -f -a '(pympsd get_server_list 2>/dev/null)'
@@ -433,3 +472,10 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* top*'" -l filter
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* top*'" -l interval
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* trace'" -f -a 'start stop'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* trace stop*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* undrain*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* undrain*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* undrain*'" -l namespace -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* undrain*'" -l cgroup -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* undrain*'" -l user -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* undrain*'" -l device -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* undrain*'" -l all

@@ -35,6 +35,8 @@ _TO_BLANKS: Final = str.maketrans("\t\r\n", "   ")
 _USES_CGROUPS: Final = frozenset({"memacct", "config"})
 """The modules whose answers depend on which cgroups exist."""
 _MAX_PID_DIGITS: Final = 10
+_CGROUP: Final = "cgroup"
+"""In a line that names a cgroup."""
 
 
 def parse(line: bytes, protocol: int) -> ParsedLine:
@@ -57,11 +59,12 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
         command.name if command else "",
         protocol,
         asks_servers,
-        _server_pid(command, words) if command and asks_servers and not command.verb else None,
+        _server_pid(command, words) if command and asks_servers and not command.is_strict else None,
         _process(words) if command and command.asks_process else None,
         bool(words) and words[0] in _USES_CGROUPS,
         is_json_query,
         len(line) <= MAX_LINE_BYTES,
+        command is not None and command.asks_origins and _CGROUP in text,
     )
 
 

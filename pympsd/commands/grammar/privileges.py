@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from pympsd.commands.grammar.syntax import Refused
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
+from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.identities import NO_USER
@@ -97,6 +98,7 @@ def restrict_view(daemon: Daemon, caller: Caller) -> Daemon:
         "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
         "usage": Usage(daemon.usage.shares),
         "configuration": evolve(daemon.configuration, text=None, plan=None),
+        "drains": evolve(daemon.drains, by_target=_drains_of(daemon, caller)),
     }
     if server is None:
         return evolve(daemon, named_servers=evolve(daemon.named_servers, by_name={}), servers={}, **hidden)
@@ -109,6 +111,16 @@ def restrict_view(daemon: Daemon, caller: Caller) -> Daemon:
         processes[process.id] = evolve(process, clients=clients)
     servers = evolve(daemon.named_servers, by_name={server.name: evolve(server, namespaces=own)})
     return evolve(daemon, named_servers=servers, servers=processes, **hidden)
+
+
+def _drains_of(daemon: Daemon, caller: Caller) -> dict[DrainTarget, Drain]:
+    """Return the drains of everything, and of the server and the namespace whose socket a caller came by."""
+    own = {
+        DrainTarget(TargetKind.ALL),
+        DrainTarget(TargetKind.SERVER, caller.server),
+        DrainTarget(TargetKind.NAMESPACE, f"{caller.server}/{caller.namespace or DEFAULT}"),
+    }
+    return {drain.target: evolve(drain, clients={}) for drain in daemon.drains if drain.target in own}
 
 
 def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:

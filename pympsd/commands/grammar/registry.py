@@ -66,6 +66,10 @@ class Command:
     """True if the answer depends on the servers' state: those that report only on request are asked first."""
     asks_process: bool = False
     """True if its caller has the properties that rules examine of the process whose PID is its first argument."""
+    asks_origins: bool = False
+    """True if a line of it that names a cgroup depends on those of clients' processes."""
+    has_strict_words: bool = False
+    """In protocol 2 too, its words are read as those of protocol 3: it is not a command of the driver's daemon."""
     owner_only: bool = False
     """It is refused to other users than root and the one who started the daemon."""
     takes_file: bool = False
@@ -102,6 +106,11 @@ class Command:
         """The verb of a command of protocol 3; empty for one of protocol 2."""
         return self.name.partition(" ")[2]
 
+    @property
+    def is_strict(self) -> bool:
+        """Return whether its words are read as those of protocol 3."""
+        return bool(self.verb) or self.has_strict_words
+
     @cached_property
     def is_query(self) -> bool:
         """Return whether the command changes nothing."""
@@ -118,7 +127,7 @@ class Command:
             *(argument.name for argument in (*self.syntax.required, *self.syntax.optional)),
             *self.syntax.options,
         )
-        return not self.verb and names[:1] == ("pid",)
+        return not self.is_strict and names[:1] == ("pid",)
 
     @property
     def usage(self) -> str:
@@ -140,7 +149,7 @@ class Command:
         try:
             if self.is_query:
                 daemon = self.view(daemon, caller)
-            if self.verb:
+            if self.is_strict:
                 return self._run_strict(daemon, caller, words, file)
             return self._query(daemon, caller, words) if self.is_query else self._change(daemon, caller, words)
         except (Refused, NotPossible) as error:

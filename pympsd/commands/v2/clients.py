@@ -13,6 +13,7 @@ from pympsd.commands.v2.records import (
     device_record,
     find_server,
     on_device_record,
+    target_text,
 )
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
@@ -36,7 +37,7 @@ def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """List the PIDs of the client processes of the server PID, one to a line."""
     clients = find_server(daemon, pid).clients.values()
     return Decision(
-        lines(*(str(client.pid) for client in clients)), data=[client_record(client) for client in clients]
+        lines(*(str(client.pid) for client in clients)), data=[client_record(daemon, client) for client in clients]
     )
 
 
@@ -129,6 +130,7 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
         "pid_namespace": client.process.pid_namespace,
         "command": client.process.command,
         **on_device_record(client, first.device, memory=0 if daemon.options.has_own_servers else None),
+        "draining": target_text(daemon.drains.draining(client.id)),
     }
 
 

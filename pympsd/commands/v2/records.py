@@ -9,6 +9,7 @@ from typing import Any
 from pympsd.commands.grammar.syntax import Refused
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.limits import PinnedMemory
@@ -35,7 +36,7 @@ def device_record(daemon: Daemon, ordinal: int) -> dict[str, Any]:
     }
 
 
-def server_record(server: Server) -> dict[str, Any]:
+def server_record(daemon: Daemon, server: Server) -> dict[str, Any]:
     """Return a server; its limits are those of its next client."""
     return {
         "pid": server.pid,
@@ -45,11 +46,12 @@ def server_record(server: Server) -> dict[str, Any]:
         "active_thread_percentage": server.thread_percentage.value,
         "pinned_memory_limits": {str(device): limit.value for device, limit in server.memory_limits.items()},
         "launches": {str(device): count for device, count in server.launches.items()},
-        "clients": [client_record(client) for client in server.clients.values()],
+        "clients": [client_record(daemon, client) for client in server.clients.values()],
+        "draining": target_text(find_drain_of_server(daemon, server.name)),
     }
 
 
-def client_record(client: Client) -> dict[str, Any]:
+def client_record(daemon: Daemon, client: Client) -> dict[str, Any]:
     """Return a client, with the limits in force for it: its priority is 0 (normal) or 1 (below normal)."""
     limits = client.limits
     return {
@@ -64,7 +66,19 @@ def client_record(client: Client) -> dict[str, Any]:
         "priority": None if limits is None else limits.priority,
         "memory_bytes": _by_device(client.memory),
         "contexts": [context_record(context) for context in client.contexts.values()],
+        "draining": target_text(daemon.drains.draining(client.id)),
     }
+
+
+def target_text(drain: Drain | None) -> str | None:
+    """Return the target of a drain as ``undrain`` takes it; None if there is none."""
+    return None if drain is None else str(drain.target)
+
+
+def find_drain_of_server(daemon: Daemon, name: str) -> Drain | None:
+    """Return the drain of a server, by name, or of all."""
+    targets = DrainTarget(TargetKind.SERVER, name), DrainTarget(TargetKind.ALL)
+    return next((drain for drain in daemon.drains if drain.target in targets), None)
 
 
 def _by_device(counts: Mapping[int, int]) -> dict[str, int]:

@@ -1,17 +1,23 @@
 """Commands that list, start and stop servers, end the work of their clients, and end the daemon."""
 
+from typing import Any
+
 from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Syntax
-from pympsd.commands.v2.records import find_server, server_record
+from pympsd.commands.v2.records import find_server, server_record, target_text
 from pympsd.state_machine import terminations
 from pympsd.state_machine.admission import drop_start_request, request_server
+from pympsd.state_machine.holding import find_drain, find_releasing
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.shutdown import begin_quit, shut_down_server
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.refusals import RefusedClient
 from pympsd.vocabulary.answers import lines, refusal
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.texts import moment
 
 
 @command(Syntax("get_server_list"))
@@ -19,7 +25,7 @@ def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
     """List the PIDs of all servers, one to a line."""
     servers = daemon.running_servers()
     return Decision(
-        lines(*(str(server.pid) for server in servers)), data=[server_record(server) for server in servers]
+        lines(*(str(server.pid) for server in servers)), data=[server_record(daemon, server) for server in servers]
     )
 
 
@@ -27,7 +33,7 @@ def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
 def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
     server = find_server(daemon, pid)
-    return Decision(lines(server.status), data=server_record(server))
+    return Decision(lines(server.status), data=server_record(daemon, server))
 
 
 @command(Syntax("get_waiting_list"))
@@ -35,17 +41,47 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
     """List who waits for a server, first come first: the PID and the user of a client, or 0 and the user whose server
     an operator requested.
     """
-    waiting = [] if caller.server else daemon.queue.entries
+    waiting = [] if caller.server else daemon.queue.all_entries
+    holding = {entry.ticket: find_drain(daemon, entry) for entry in daemon.queue.held}
     data = [
         {
             "pid": entry.process.peer.pid if entry.process else 0,
             "uid": entry.uid,
             "server": entry.server,
             "command": entry.process.command if entry.process else "",
+            "held_by": target_text(holding.get(entry.ticket)),
         }
         for entry in waiting
     ]
     return Decision(lines(*(f"{entry['pid']} {entry['uid']}" for entry in data)), data=data)
+
+
+@command(Syntax("get_refusal_list", optional=(Argument("run", placeholder="RUN"),)))
+def get_refusal_list(daemon: Daemon, caller: Caller, run: str) -> Decision:
+    """List the last refusals of the caller's clients (root: of all), the oldest first: PID, user, the driver function
+    that failed, its result and the reason. With RUN, an id that pympsd-run gives its programs, those of its programs.
+    """
+
+    def is_seen(refusal: RefusedClient) -> bool:
+        # In a container the caller's user is not known; the id of its run is known to its user only.
+        is_own = is_owner(daemon, caller) or caller.uid == refusal.uid or (caller.uid == NO_USER and bool(run))
+        return is_own and run in ("", refusal.run)
+
+    data = [_refusal_record(refusal) for refusal in daemon.refusals if is_seen(refusal)]
+    texts = ("{pid} {uid} {call}: {result}: {reason}".format(**record) for record in data)
+    return Decision(lines(*texts), data=data)
+
+
+def _refusal_record(refusal: RefusedClient) -> dict[str, Any]:
+    return {
+        "pid": refusal.pid,
+        "uid": refusal.uid,
+        "time": moment(refusal.at),
+        "call": refusal.call,
+        "result": f"CUDA_{Result(refusal.code).name}",
+        "code": refusal.code,
+        "reason": refusal.reason,
+    }
 
 
 @command(
@@ -62,6 +98,8 @@ def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
         raise Refused(answer=refusal(*texts, diagnostic=reason))
     if daemon.quitting is not None:
         raise Refused("start_server: the daemon is quitting")
+    if problem := find_releasing(daemon):
+        raise Refused(problem)
     instructions = tuple(request_server(daemon, uid))
     server_ids = [instruction.server for instruction in instructions if isinstance(instruction, SpawnServer)]
     if not server_ids:

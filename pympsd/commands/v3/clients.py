@@ -10,6 +10,7 @@ from typing import Any, Final
 from pympsd.commands.grammar.privileges import Caller, check_owner, namespace_of, sees_all
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
+from pympsd.commands.v2.records import target_text
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
 from pympsd.commands.v3.output import (
@@ -22,7 +23,6 @@ from pympsd.commands.v3.output import (
     data,
     find_field,
     listing,
-    moment,
 )
 from pympsd.state_machine import terminations
 from pympsd.state_machine.cgroups import limit_of, total_of
@@ -31,7 +31,7 @@ from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text
+from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text, moment
 
 COLUMNS: Final = tuple(
     Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
@@ -174,6 +174,7 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
         "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.id for context in client.contexts.values()),
         "since": moment(client.process.since),
+        "draining": target_text(daemon.drains.draining(client.id)),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):

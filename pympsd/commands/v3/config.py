@@ -20,7 +20,7 @@ from attrs import evolve
 from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
-from pympsd.commands.v3.output import ABSENT, data, moment
+from pympsd.commands.v3.output import ABSENT, data
 from pympsd.configuration.changes import (
     Change,
     CreateNamespace,
@@ -55,7 +55,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
-from pympsd.vocabulary.texts import BadText
+from pympsd.vocabulary.texts import BadText, moment
 
 NO_CHANGE = "no change"
 MAX_LISTED: Final = 20
@@ -122,12 +122,15 @@ def show(daemon: Daemon, caller: Caller) -> Decision:
     return data(render(daemon))
 
 
-@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), protocols=BOTH)
+@command(
+    Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>|<file>")}), protocols=BOTH
+)
 def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> Decision:
     """Print which configuration is in force. The exit status is 0 if all of it is, so that it can serve as a
     readiness probe; settings that were changed since count as failed, and standard error lists them. With --expect
     the exit status is 0 only if the configuration has this generation, or a hash that begins with these 12 to 64
-    digits: the hash of the file (sha256sum FILE), or in protocol 2 that of what config show prints.
+    digits: the hash of the file (sha256sum FILE), or in protocol 2 also that of what config show prints. The path of
+    a file, with a slash (/etc/mps.toml, ./mps.toml), means the hash of what it contains now.
     """
     configuration, digest = daemon.configuration, compute_hash(daemon)
     pending = configuration.starts + (len(configuration.command.pending) if configuration.command else 0)

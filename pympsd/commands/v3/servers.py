@@ -5,6 +5,7 @@ from typing import Any, Final
 from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.v2.records import find_drain_of_server, target_text
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, MAXIMA, UID
 from pympsd.commands.v3.output import (
@@ -17,7 +18,6 @@ from pympsd.commands.v3.output import (
     find_field,
     in_words,
     listing,
-    moment,
 )
 from pympsd.state_machine import shares
 from pympsd.state_machine.named_servers import (
@@ -36,7 +36,7 @@ from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limit_table import VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
-from pympsd.vocabulary.texts import CONTAINMENTS, read_boolean, read_containment
+from pympsd.vocabulary.texts import CONTAINMENTS, moment, read_boolean, read_containment
 
 COLUMNS: Final = columns(
     *("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"), heading=in_words
@@ -167,5 +167,6 @@ def _row(daemon: Daemon, owner: NamedServer) -> Row:
         "locality_domains": False,
         "created": moment(owner.created),
         "source": str(owner.source),
+        "draining": target_text(find_drain_of_server(daemon, owner.name)),
     }
     return Row(cells, extra)

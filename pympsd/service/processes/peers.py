@@ -31,6 +31,7 @@ from pympsd.journal.line_format import sanitise
 from pympsd.service.processes.status import has_ended, status_numbers
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.identities import NO_USER, Peer
+from pympsd.vocabulary.variables import RUN
 from pympsd.wire import frames
 
 _SO_PEERGROUPS = 59
@@ -47,7 +48,10 @@ AnySocket = socket.socket | trio.socket.SocketType
 
 @define
 class KnownPeer:
-    """A peer with its pidfd (-1 if none is available); the owner closes the pidfd."""
+    """A peer with its pidfd (-1 if none is available); the owner closes the pidfd.
+
+    The pidfd keeps naming this process even if its PID is used again (pidfd_open(2)).
+    """
 
     peer: Peer
     pidfd: int
@@ -60,7 +64,10 @@ class KnownPeer:
 
 
 def credentials(sock: AnySocket) -> Peer:
-    """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
+    """Return the peer as the kernel recorded it; raise OSError if that cannot be read.
+
+    Never what the peer itself sends: SO_PEERCRED and SO_PEERGROUPS (unix(7)).
+    """
     pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
     is_foreign = not is_one_user(uid) and not _in_our_user_namespace(sock, pid)
     return Peer(pid, uid, gid, _groups(sock, pid), is_foreign)
@@ -188,7 +195,10 @@ def process_of(pidfd: int) -> int:
 
 
 def command_of(pid: int, reported: str) -> str:
-    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read."""
+    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read.
+
+    ``reported`` is what the client itself sent.
+    """
     try:
         with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
             data = file.read(COMMAND_BYTES)
@@ -198,7 +208,10 @@ def command_of(pid: int, reported: str) -> str:
 
 
 def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
-    """Return CUDA's variables in the environment that a process began with; none if it cannot be read."""
+    """Return CUDA's variables, and RUN, in the environment that a process began with; none if it cannot be read.
+
+    From /proc/PID/environ: changes that the process has made since are not in it.
+    """
     try:
         with open(f"/proc/{known.peer.pid}/environ", "rb", buffering=0) as file:
             data = file.read(ENVIRONMENT_BYTES)
@@ -207,7 +220,7 @@ def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
     if known.pidfd < 0 or has_ended(known.pidfd):  # another process may have the PID by now
         return {}
     entries = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0"))
-    return {name: text for name, _, text in entries if name.startswith("CUDA_")}
+    return {name: text for name, _, text in entries if name.startswith("CUDA_") or name == RUN}
 
 
 def namespace_of(known: KnownPeer, reported: int) -> int:
@@ -219,7 +232,10 @@ def namespace_of(known: KnownPeer, reported: int) -> int:
 
 
 def container_pid_of(pid: int) -> int:
-    """Return a process's PID in its own PID namespace; 0 if that is this one's, or cannot be read."""
+    """Return a process's PID in its own PID namespace; 0 if that is this one's, or cannot be read.
+
+    From NSpid in /proc/PID/status (proc(5)).
+    """
     try:
         pids = status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"NSpid")
     except OSError:

@@ -16,7 +16,10 @@ STARTED: Final = 19
 
 
 def stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat (proc(5)) from the third on; none if the process does not exist."""
+    """Return the fields of /proc/PID/stat (proc(5)) from the third on; none if the process does not exist.
+
+    The command, which may contain spaces and parentheses, is skipped, so the fields can be split at spaces.
+    """
     return stat_of(str(pid))
 
 
@@ -35,13 +38,19 @@ def status_numbers(status: bytes, name: bytes) -> tuple[int, ...]:
 
 
 def start_time_of(pid: int) -> int:
-    """Return a process's start time in clock ticks since boot; -1 if it does not exist."""
+    """Return a process's start time in clock ticks since boot; -1 if it does not exist.
+
+    PID and start time together name a process for as long as the machine runs, also after the PID was used again.
+    """
     fields = stat(pid)
     return int(fields[STARTED]) if len(fields) > STARTED else -1
 
 
 def has_ended(pidfd: int, seconds: float = 0) -> bool:
-    """Return whether a process has ended or ends within ``seconds``."""
+    """Return whether a process has ended or ends within ``seconds``.
+
+    ``seconds`` 0 does not wait. The process need not be a child, and is not reaped.
+    """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
@@ -73,6 +82,9 @@ def is_asleep(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, by a signal or a debugger."""
+    """Return whether a process is stopped, by a signal or a debugger.
+
+    State T or t in /proc/PID/stat (proc(5)).
+    """
     fields = stat(pid)
     return bool(fields) and fields[STATE] in (b"T", b"t")

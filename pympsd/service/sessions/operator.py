@@ -74,9 +74,10 @@ class OperatorSession(LineSession[MessageChannel]):
         """Report that the command takes some time."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_WORKING))
 
-    def note(self, text: str) -> None:
-        """Send a line for standard error; the answer follows."""
-        self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{text}\n")))
+    def note(self, text: str, is_output: bool) -> None:
+        """Send a line for standard error, or for standard output; the answer follows."""
+        kind = frames.OPERATOR_STDOUT if is_output else frames.OPERATOR_STDERR
+        self.channel.send_raw(b"".join(_text_frames(kind, f"{text}\n")))
 
     def answer(self, answer: Answer) -> None:
         """Send the answer: stdout, stderr, and whether the command was refused."""

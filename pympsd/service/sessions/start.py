@@ -21,7 +21,7 @@ class _StartingOperator:
     def working(self) -> None:
         """Do nothing: no operator waits."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, is_output: bool) -> None:
         """Do nothing: a configuration file has no words that are left out."""
 
     def answer(self, answer: Answer) -> None:

@@ -13,10 +13,12 @@ named_servers       protocol 3's servers with their namespaces, whether or not t
 partitions          protocol 2's static SM partitions; those of protocol 3 belong to named servers
 process_limits      limits that follow from a client's process: rules, cgroups
 terminations        each terminate_client that is not answered yet
+drains              what is being drained: whose new clients are held, and which of its clients still run (`drains`)
 failed_starts       servers that ended before they had served a client, and the pauses between the tries
 quitting            a pending quit
 compound_commands,  commands with several parts, and the file that was applied last (`compound_commands`)
 configuration
+refusals            the last refusals of clients, by user
 usage               what each user may have and has of the daemon
 lifetime            which of the daemons of this directory it is, the ids that it gives, what it has counted
 =================== ================================================================================================
@@ -31,9 +33,11 @@ from enum import Enum
 from attrs import define, field, frozen
 
 from pympsd.state_machine.state.compound_commands import CompoundCommands, Configuration
+from pympsd.state_machine.state.drains import Drains, TargetKind
 from pympsd.state_machine.state.named_server import NamedServers
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue
+from pympsd.state_machine.state.refusals import Refusals
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import Turns
 from pympsd.vocabulary.answers import Answer
@@ -114,9 +118,11 @@ class Termination:
     in_words: bool = False
     """Whether the answer is a sentence, not the number that terminate_client prints."""
     evicted: tuple[int, ...] = ()
-    """Clients whose namespace or SM partition was deleted."""
+    """Clients whose namespace or SM partition was deleted, or that are drained."""
     contexts: frozenset[int] = frozenset()
     """The contexts that the client had when the command was given."""
+    is_drain: bool = False
+    """Its result is kept for the drain that began it."""
 
 
 @define
@@ -125,6 +131,8 @@ class Terminations:
 
     pending: dict[int, Termination] = field(factory=dict)
     ids: Ids = field(factory=Ids)
+    results: dict[int, int] = field(factory=dict)
+    """The CUresult numbers of terminations that drains began, until the end of the event."""
 
 
 @define
@@ -183,18 +191,22 @@ class Daemon:
     """In order of creation; only with `DaemonOptions.static`."""
     process_limits: ProcessLimits = field(factory=ProcessLimits)
     terminations: Terminations = field(factory=Terminations)
+    drains: Drains = field(factory=Drains)
     failed_starts: dict[str, FailedStarts] = field(factory=dict)
     """By the server's name, while starts are tried again."""
     quitting: Quit | None = None
     compound_commands: CompoundCommands = field(factory=CompoundCommands)
     configuration: Configuration = field(factory=Configuration)
     usage: Usage = field(factory=Usage)
+    refusals: Refusals = field(factory=Refusals)
     lifetime: Lifetime = field(factory=Lifetime)
 
     @property
     def needs_origins(self) -> bool:
-        """Whether rules depend on a client's process, or lists and limits of protocol 3 on its cgroup."""
-        return self.process_limits.rules is not None or self.options.policy.has_named_servers
+        """Whether rules depend on a client's process, or a drain or lists and limits of protocol 3 on its cgroup."""
+        has_rules = self.process_limits.rules is not None
+        drains_cgroup = any(drain.target.kind is TargetKind.CGROUP for drain in self.drains)
+        return has_rules or drains_cgroup or self.options.policy.has_named_servers
 
     def server_by_pid(self, pid: int) -> Server | None:
         """Return the server with a PID, or None."""

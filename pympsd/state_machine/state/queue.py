@@ -16,10 +16,11 @@ waits until user 2 has had its turn.
 Invariants:
 
 - `entries` is in the order of its tickets; a ticket is given out once.
-- An entry is in the queue from its arrival until it is admitted, refused or gone, and in it once only.
+- An entry is in the queue, or held, from its arrival until it is admitted, refused or gone, and there once only.
 - `timed` contains only tickets whose TURN timers are running; the timers of entries that have left are cancelled at
   the end of each event, because thousands may come and go before one ends.
 - A client under a debugger (`debugged`) never takes a turn: no server is started or kept for it.
+- Nor does an entry that a drain holds (`held`): nobody waits behind it. It keeps its ticket, and so its place.
 """
 
 from bisect import insort
@@ -54,11 +55,16 @@ class QueueEntry:
     """The value of its CUDA_MPS_SM_PARTITION."""
     connection: int = 0
     """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
+    visible_devices: str | None = None
+    """The value of its CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon cannot see which."""
 
 
 @define
 class Debugged:
-    """A client under a debugger, which waits until ``others``, the clients before it, have left."""
+    """A client under a debugger, which waits until ``others``, the clients before it, have left.
+
+    ``client`` is its id. It is not an entry of the queue and takes no turn.
+    """
 
     client: int
     pid: int
@@ -68,7 +74,11 @@ class Debugged:
 
 @define
 class ClientQueue:
-    """Those who wait; iterating yields the entries, the first one first."""
+    """Those who wait; iterating yields the entries, the first one first.
+
+    Its own methods are the only ones that change `entries`. A ticket is drawn when a client comes and never again, so
+    an entry's place never changes.
+    """
 
     entries: list[QueueEntry] = field(factory=list)
     tickets: Ids = field(factory=Ids)
@@ -78,6 +88,8 @@ class ClientQueue:
     """The tickets whose TURN timers are running."""
     debugged: dict[int, Debugged] = field(factory=dict)
     """Clients under a debugger, which take no turn."""
+    held: list[QueueEntry] = field(factory=list)
+    """The entries that a drain holds, in the order of their tickets: they take no turn either."""
 
     def __iter__(self) -> Iterator[QueueEntry]:
         return iter(self.entries)
@@ -89,15 +101,29 @@ class ClientQueue:
         """Insert an entry at the place of its ticket: the last one, unless the ticket was reserved."""
         insort(self.entries, entry, key=lambda other: other.ticket)
 
+    def hold(self, entry: QueueEntry) -> None:
+        """Keep an entry out of the queue, with its ticket, until no drain holds it."""
+        insort(self.held, entry, key=lambda other: other.ticket)
+
+    @property
+    def all_entries(self) -> list[QueueEntry]:
+        """All entries, those that a drain holds included, in the order of their tickets."""
+        return sorted((*self.entries, *self.held), key=lambda entry: entry.ticket) if self.held else self.entries
+
     def take(self, is_taken: Callable[[QueueEntry], bool]) -> list[QueueEntry]:
-        """Remove the entries for which a predicate is true, and return them in order."""
-        taken = [entry for entry in self.entries if is_taken(entry)]
+        """Remove the entries, held ones included, for which a predicate is true, and return them in order."""
+        taken = [entry for entry in self.all_entries if is_taken(entry)]
         if taken:
             self.entries = [entry for entry in self.entries if not is_taken(entry)]
+            self.held = [entry for entry in self.held if not is_taken(entry)]
         return taken
 
     def take_admissible(self, server: str) -> list[QueueEntry]:
-        """Remove the entries for a server, except those behind another user's barrier; return them in order."""
+        """Remove the entries for a server, except those behind another user's barrier; return them in order.
+
+        A barrier is the first ticket that was drawn after the time in which others may overtake an entry; of several
+        the lowest holds. Start requests, and the entry whose turn it is, pass it.
+        """
         barrier: float = float("inf")
         admissible = set()
         for entry in self.entries:
@@ -110,13 +136,17 @@ class ClientQueue:
 
     def take_all(self) -> list[int]:
         """Empty the queue; return the clients that waited, those under a debugger last."""
-        clients = [*(entry.client for entry in self.entries if entry.client), *self.debugged]
+        clients = [*(entry.client for entry in self.all_entries if entry.client), *self.debugged]
         self.entries.clear()
+        self.held.clear()
         self.debugged.clear()
         return clients
 
     def remove(self, client: int) -> None:
-        """Remove a client that disconnected before it was admitted."""
+        """Remove a client that disconnected before it was admitted.
+
+        An unknown id is ignored: the client was admitted, or refused, just before.
+        """
         self.debugged.pop(client, None)
         self.take(lambda entry: entry.client == client)
 
@@ -126,10 +156,14 @@ class ClientQueue:
 
     def clients(self, uid: int | None = None) -> set[int]:
         """Return the clients that wait: all, or one user's."""
-        return {entry.client for entry in self.entries if entry.client and uid in (None, entry.uid)}
+        return {entry.client for entry in self.all_entries if entry.client and uid in (None, entry.uid)}
 
     def reserve(self, connection: int) -> None:
-        """Reserve the next ticket for a client that is expected to connect again."""
+        """Reserve the next ticket for a client that is expected to connect again.
+
+        ``connection`` is the keeper's id of the client's connection. The ticket is used when the client comes back,
+        and dropped by `admission.forget_reservations`.
+        """
         self.reserved[connection] = self.tickets.take()
 
     def is_behind_a_reservation(self, entry: QueueEntry) -> bool:
@@ -137,7 +171,10 @@ class ClientQueue:
         return any(ticket < entry.ticket for ticket in self.reserved.values())
 
     def raise_barrier(self, ticket: int) -> None:
-        """End the time for which others may overtake an entry: tickets drawn from now on stay behind it."""
+        """End the time for which others may overtake an entry: tickets drawn from now on stay behind it.
+
+        Nothing happens if no entry has this ticket any more.
+        """
         self.timed.discard(ticket)
         for entry in self.entries:
             if entry.ticket == ticket:
@@ -150,7 +187,10 @@ class ClientQueue:
         )
 
     def take_stale_timers(self) -> list[int]:
-        """Return the tickets whose timers are running although their entries have left, and forget them."""
+        """Return the tickets whose timers are running although their entries have left, and forget them.
+
+        The caller cancels these timers.
+        """
         if not self.timed:
             return []
         stale = self.timed - {entry.ticket for entry in self.entries}

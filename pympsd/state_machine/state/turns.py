@@ -15,7 +15,10 @@ from attrs import define, field, frozen
 
 @frozen
 class WaitingUser:
-    """A user that waits for a server."""
+    """A user that waits for a server.
+
+    The input of a turn policy: values only, so a policy cannot change the daemon.
+    """
 
     uid: int
     """The user's number."""
@@ -80,7 +83,10 @@ def _take_no_argument(argument: str) -> None:
 
 @define
 class Turns:
-    """How users take turns, and the turns that they have had."""
+    """How users take turns, and the turns that they have had.
+
+    Only a daemon in which users do not share the device at the same time (``--users=in-turn``) has turns.
+    """
 
     policy: TurnPolicy = field(factory=order)
     """Which of the waiting users is next."""

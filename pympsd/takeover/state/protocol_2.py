@@ -78,6 +78,7 @@ def _of_daemon(left: PersistentState) -> Iterator[str]:
         yield "default_socket=off of context-share"
     if not left.accounts_cgroups:
         yield "disabled feature memacct"
+    yield from (f"drain of namespace {drain.name}" for drain in left.drains if drain.kind == "namespace")
     if left.audits_memory:
         yield "audit-log of memacct"
     yield from (f"memacct limit of cgroup {path}" for path in {**left.cgroup_limits, **left.cgroup_soft_limits})

@@ -19,6 +19,7 @@ from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import NO_USER
@@ -100,6 +101,23 @@ class PersistentConfiguration:
 
 
 @frozen
+class PersistentDrain:
+    """As Drain; its time limit begins again, unless it is over."""
+
+    kind: str
+    name: str = ""
+    refuses: bool = False
+    timeout: float | None = None
+    terminates: bool = True
+    releases: bool = False
+    since: float = 0.0
+    clients: dict[int, RunningClient] = field(factory=dict)
+    terminated: tuple[int, ...] = ()
+    is_expired: bool = False
+    is_over: bool = False
+
+
+@frozen
 class PersistentState:
     """A daemon's state. A default is None if no command has set it: then the next daemon's own applies."""
 
@@ -129,6 +147,7 @@ class PersistentState:
     """Each user's shares, by resource, of the configuration file."""
     partitions: tuple[SmPartition, ...] = ()
     """The daemon's own, of protocol 2."""
+    drains: tuple[PersistentDrain, ...] = ()
 
 
 @define
@@ -174,7 +193,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
         client_priority=None if priority == initial.client_priority else priority.level,
         memory_limits=None if limits == initial.memory_limits else in_bytes(limits),
-        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client)
+        wishes=tuple(entry.uid for entry in daemon.queue.all_entries if not entry.client)
         if daemon.options.policy.keeps_queue
         else (),
         queue_order=_queue_order(daemon),
@@ -194,6 +213,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         configuration=_persistent_configuration(daemon.configuration),
         shares=dict(daemon.usage.shares.configured),
         partitions=tuple(daemon.partitions),
+        drains=tuple(map(_persistent_drain, daemon.drains)),
     )
 
 
@@ -201,7 +221,8 @@ def _queue_order(daemon: Daemon) -> tuple[int, ...]:
     """Return the order of the queue, with the clients whose return is still pending; empty if it does not matter."""
     if not daemon.options.policy.keeps_queue:
         return ()
-    entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]
+    all_entries = daemon.queue.all_entries
+    entries = [(entry.ticket, entry.connection) for entry in all_entries if entry.connection or not entry.client]
     places = [(ticket, connection) for connection, ticket in daemon.queue.reserved.items()]
     return tuple(connection for _, connection in sorted((*entries, *places)))
 
@@ -228,6 +249,10 @@ def check(state: PersistentState, devices: int) -> None:
     _check_partitions("the daemon", state.partitions, devices)
     for name, value in state.shares.items():
         read_share(name, value)
+    for drain in state.drains:
+        TargetKind(drain.kind)
+        if drain.timeout is not None and not 0 <= drain.timeout < 1 << 31:
+            raise ValueError(f"there is no drain within {drain.timeout:g} s")
     _check_limits(state.memory_limits or {}, devices)
     for limits in (*state.cgroup_limits.values(), *state.cgroup_soft_limits.values()):
         _check_limits(limits, devices)
@@ -313,6 +338,41 @@ def _persistent_named(named: NamedServer) -> PersistentNamedServer:
         named.contains_partitions,
         named.created,
     )
+
+
+def _persistent_drain(drain: Drain) -> PersistentDrain:
+    return PersistentDrain(
+        drain.target.kind.value,
+        drain.target.name,
+        drain.refuses,
+        drain.timeout,
+        drain.terminates,
+        drain.releases,
+        drain.since,
+        dict(drain.clients),
+        tuple(sorted(drain.terminated)),
+        drain.is_expired,
+        drain.is_over,
+    )
+
+
+def drains_of(state: PersistentState) -> list[Drain]:
+    """Return the drains of a daemon that died."""
+    return [
+        Drain(
+            DrainTarget(TargetKind(kept.kind), kept.name),
+            refuses=kept.refuses,
+            timeout=kept.timeout,
+            terminates=kept.terminates,
+            releases=kept.releases,
+            since=kept.since,
+            clients=dict(kept.clients),
+            terminated=set(kept.terminated),
+            is_expired=kept.is_expired,
+            is_over=kept.is_over,
+        )
+        for kept in state.drains
+    ]
 
 
 def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:

@@ -19,8 +19,10 @@ class ToolSession(LineSession[PacketChannel]):
     def working(self) -> None:
         """Do nothing: the tool waits without a limit."""
 
-    def note(self, text: str) -> None:
-        """Do nothing: the protocol has no place for diagnostics."""
+    def note(self, text: str, is_output: bool) -> None:
+        """Send a line of output; the protocol has no place for diagnostics."""
+        if is_output:
+            self.channel.send_raw(encode_printed(text))
 
     def answer(self, answer: Answer) -> None:
         """Send the printed lines; the protocol has no place for diagnostics."""

@@ -142,13 +142,15 @@ class EmulatedDevice(AccountedDevice):
         context_id: int,
     ) -> EmulatedContext:
         client = self._spaces.of(address_space, quota)
+        among = sms_of(self._properties, quota.chunks)
+        shown = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None
         overhead = context_overhead(self._properties, len(multiprocessors))
         memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
         context = EmulatedContext(
             self._properties,
             self._scheduler,
             memory,
-            Placement(multiprocessors, self._properties.attributes),
+            Placement(multiprocessors, self._properties.attributes, shown),
             context_id,
             self._trace,
             on_fault,

@@ -81,7 +81,7 @@ class BlockSize:
 
 @frozen
 class ResidentBlocks:
-    """Blocks that became resident together: for each the id of its multiprocessor."""
+    """Blocks that became resident together: for each the id of its multiprocessor, as its kernel reads it."""
 
     sm_of_block: Integers32
     rows: Integers
@@ -102,12 +102,15 @@ class Placement:
     Only the compute thread uses it, except ``capacity``, which any thread may call.
     """
 
-    def __init__(self, sm_ids: tuple[int, ...], attributes: Mapping[str, int]) -> None:
+    def __init__(
+        self, sm_ids: tuple[int, ...], attributes: Mapping[str, int], shown: tuple[int, ...] | None = None
+    ) -> None:
+        """``shown``: what kernels read as the id of each of ``sm_ids``; None: the same."""
         self.sm_ids = sm_ids
         self._attributes = attributes
         self._capacities: dict[tuple[int, int], int] = {}
         """Earlier results: launches come in few shapes."""
-        self._ids = np.array(sm_ids, np.int32)
+        self._ids = np.array(sm_ids if shown is None else shown, np.int32)
         room = multiprocessor_room(attributes)
         self.slots = room[0] * len(sm_ids)
         """The number of blocks that can be resident together, however small they are."""

@@ -33,13 +33,16 @@ class TimeShare:
     """The time of the compute thread that a context or stream has used."""
 
     weight: int = 1
-    """What a nanosecond counts: the greater, the less time it gets."""
+    """The weight of a nanosecond: the greater, the less time it gets."""
     used: int = 0
     """Nanoseconds times weight."""
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The lowest goes first; on a tie the higher priority."""
+        """The lowest goes first; on a tie the higher priority.
+
+        The key of `min` when the next stream is chosen: time used, in nanoseconds times weight, then the weight.
+        """
         return self.used, self.weight
 
 
@@ -75,7 +78,11 @@ class ContextQueue:
     """The time used by the stream that ran last, when it began."""
 
     def first(self) -> Runnable | None:
-        """Return the work that runs next in this context."""
+        """Return the work that runs next in this context.
+
+        Of the work that is not blocked it is that of the stream with the lowest `TimeShare.rank`; None if all is
+        blocked, or nothing is ready.
+        """
         if len(self.ready) == 1:
             only = self.ready[0]
             return None if only.blocked else only
@@ -90,13 +97,23 @@ class Policy(Protocol):
     """
 
     def add(self, work: Runnable) -> None:
-        """Add work that became ready."""
+        """Add work that became ready.
+
+        ``work.queue.ready`` does not contain it yet; the policy puts it there.
+        """
 
     def remove(self, work: Runnable) -> None:
-        """Remove work that has finished."""
+        """Remove work that has finished.
+
+        The policy takes it out of ``work.queue.ready``.
+        """
 
     def drop(self, queue: ContextQueue) -> None:
-        """Remove all work of a context."""
+        """Remove all work of a context.
+
+        The context has faulted or was destroyed: the policy empties ``queue.ready`` and never returns that work
+        again.
+        """
 
     def next(self) -> Runnable | None:
         """Return the work that runs now, for a slice of about 1 ms; None if none can. It stays ready until removed.
@@ -105,11 +122,21 @@ class Policy(Protocol):
         """
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
-        """Account for the time that the work last returned by ``next`` has used."""
+        """Account for the time that the work last returned by ``next`` has used.
+
+        ``nanoseconds`` is time of the compute thread. It is called once for each work that ``next`` has returned.
+        """
 
 
 def policy_of(environment: Mapping[str, str]) -> Policy | None:
-    """Return a new policy of the kind that PYMPSD_SCHEDULING_POLICY names; None if it names none."""
+    """Return a new policy of the kind that PYMPSD_SCHEDULING_POLICY names; None if it names none.
+
+    Args:
+        environment: The executor's environment variables.
+
+    Raises:
+        BadSetting: The entry point is missing or cannot be loaded, or it refuses its argument.
+    """
     text = environment.get(SCHEDULING_POLICY, "")
     if not text:
         return None

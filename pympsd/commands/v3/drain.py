@@ -1,0 +1,250 @@
+"""The commands ``drain``, ``undrain`` and ``get_drain_list``, in both protocols: pympsd's own, not the driver's.
+
+The theory is in `pympsd.state_machine.drains`. This module reads targets and checks privileges: everything, devices
+and cgroups are for root and the user who started the daemon; a server and its namespaces also for the server's user;
+a user, and the client processes of that user, also for that user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pympsd.commands.grammar.privileges import Caller, insufficient, is_owner
+from pympsd.commands.grammar.registry import BOTH, Decision, command
+from pympsd.commands.grammar.syntax import Argument, Option, Refused, Syntax
+from pympsd.commands.v3 import view
+from pympsd.commands.v3.options import MAX_SECONDS, UID
+from pympsd.state_machine import drains
+from pympsd.state_machine.cgroups import cgroup_path
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind, Waiter
+from pympsd.vocabulary.answers import lines
+from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.texts import BadText, moment
+
+ACTIONS: Final = ("terminate", "fail")
+TREATMENTS: Final = ("wait", "refuse")
+CLIENT: Final = Argument("client", placeholder="PID")
+TARGETS: Final = {
+    "server": Option(str, "<server>"),
+    "namespace": Option(str, "<server>/<namespace>"),
+    "cgroup": Option(str, "<cgroup>"),
+    "user": UID,
+    "device": Option(str, "<device>"),
+}
+"""The options that name a target; --all is a flag, and a client is named by its PID alone."""
+_OWN_SERVER: Final = re.compile("uid_(0|[1-9][0-9]{0,9})", re.ASCII)
+
+
+def _read_seconds(text: str) -> float:
+    digits = text.replace(".", "", 1)
+    seconds = float(text) if digits.isascii() and digits.isdecimal() and len(text) < 16 else -1.0
+    if not 0.0 <= seconds <= MAX_SECONDS:
+        raise BadText(f"a number of seconds from 0 to {MAX_SECONDS},", text)
+    return seconds
+
+
+def _read_action(text: str) -> bool:
+    if text not in ACTIONS:
+        raise BadText("terminate or fail,", text)
+    return text == "terminate"
+
+
+def _read_treatment(text: str) -> bool:
+    if text not in TREATMENTS:
+        raise BadText("wait or refuse,", text)
+    return text == "refuse"
+
+
+@command(
+    Syntax(
+        "drain",
+        optional=(CLIENT,),
+        options={
+            **TARGETS,
+            "timeout": Option(_read_seconds, "<seconds>"),
+            "then": Option(_read_action, "|".join(ACTIONS)),
+            "new-clients": Option(_read_treatment, "|".join(TREATMENTS)),
+        },
+        flags=("all", "release", "json"),
+    ),
+    protocols=BOTH,
+    asks_servers=True,
+    asks_origins=True,
+    has_strict_words=True,
+)
+def drain(
+    daemon: Daemon,
+    caller: Caller,
+    timeout: float | None = None,
+    then: bool | None = None,
+    new_clients: bool = False,
+    release: bool = False,
+    json: bool = False,
+    **named: Any,
+) -> Decision:
+    """Let the running clients of a target finish, and hold its new clients until undrain: they wait, or are refused
+    with --new-clients=refuse. The target is a client process (its PID), --server, --namespace, --cgroup (with those
+    below it), --user, --device, or --all. After --timeout seconds the clients that are left are terminated, one after
+    the other; with --then=fail the command fails, and nothing is terminated. --all --release ends all servers too and
+    starts none, so that the driver can be replaced. Each client's end is reported, with --json as a line of JSON. The
+    exit status is 0 if nothing is left. If the command is interrupted, the drain continues.
+    """
+    target, clients = _find_target(daemon, caller, "drain", named)
+    if then is not None and timeout is None:
+        raise Refused("'drain' needs --timeout=<seconds> with --then.")
+    if release and target.kind is not TargetKind.ALL:
+        raise Refused("'drain' needs --all with --release: the driver is released when every server has ended.")
+    begun = drains.begin(
+        daemon,
+        Waiter(caller.session, json),
+        target,
+        at=caller.at,
+        refuses=new_clients,
+        timeout=timeout,
+        terminates=then is not False,
+        releases=release,
+        clients=[client.id for client in clients],
+    )
+    return Decision(None, tuple(begun))
+
+
+@command(
+    Syntax("undrain", optional=(CLIENT,), options=TARGETS, flags=("all",)), protocols=BOTH, has_strict_words=True
+)
+def undrain(daemon: Daemon, caller: Caller, **named: Any) -> Decision:
+    """End the drain of a target, as drain names it: the clients that it holds are served. Without a target, end all
+    drains. What a drain has terminated stays so. A part of a target that is being drained cannot be undrained.
+    """
+    if not named:
+        ended = list(daemon.drains)
+        for existing in ended:
+            _check_may_drain(daemon, caller, "undrain", existing.target, [])
+        return _end(daemon, ended)
+    target = _find_target(daemon, caller, "undrain", named)[0]
+    found = daemon.drains.by_target.get(target)
+    if found is None:
+        listed = ", ".join(str(other.target) for other in daemon.drains) or "none"
+        raise Refused(f"{target} is not being drained. Drains: {listed}.")
+    return _end(daemon, [found])
+
+
+def _end(daemon: Daemon, ended: list[Drain]) -> Decision:
+    before = len(daemon.queue.held)
+    instructions = tuple(drains.end(daemon, ended))
+    served = before - len(daemon.queue.held)
+    texts = [f"No longer draining {existing.target}." for existing in ended] or ["Nothing is being drained."]
+    if served:
+        texts.append("1 held client is served now." if served == 1 else f"{served} held clients are served now.")
+    return Decision(lines(*texts), instructions)
+
+
+@command(Syntax("get_drain_list"), asks_servers=True)
+def get_drain_list(daemon: Daemon, caller: Caller) -> Decision:
+    """List what is being drained: the target, its state (draining, terminating, drained, not drained), the number of
+    clients that still run, and of new clients that it holds.
+    """
+    held = drains.count_held(daemon)
+    data = [_record(existing, held[existing.target]) for existing in daemon.drains]
+    texts = (f"{row['target']} {row['state']}: {len(row['clients'])} running, {row['held']} held" for row in data)
+    return Decision(lines(*texts), data=data)
+
+
+def _record(existing: Drain, held: int) -> dict[str, Any]:
+    return {
+        "target": str(existing.target),
+        "state": existing.state,
+        "clients": [client.pid for client in existing.clients.values()],
+        "held": held,
+        "new_clients": TREATMENTS[existing.refuses],
+        "timeout": existing.timeout,
+        "then": ACTIONS[not existing.terminates],
+        "release": existing.releases,
+        "since": moment(existing.since),
+    }
+
+
+def _find_target(
+    daemon: Daemon, caller: Caller, name: str, named: dict[str, Any]
+) -> tuple[DrainTarget, list[Client]]:
+    """Return the one target that words name, and the clients of a client process; raise Refused."""
+    if named.keys() == {"server", "namespace"} and "/" not in named["namespace"]:
+        named = {"namespace": f"{named['server']}/{named['namespace']}"}
+    if len(named) != 1:
+        allowed = ", ".join(("PID", *(f"--{option}" for option in TARGETS), "--all"))
+        raise Refused(f"'{name}' takes one target, not {len(named)}: {allowed}.")
+    ((kind, text),) = named.items()
+    clients: list[Client] = []
+    target = DrainTarget(TargetKind(kind), "" if kind == "all" else str(text))
+    match target.kind:
+        case TargetKind.CLIENT:
+            clients = _find_clients(daemon, name, target)
+        case TargetKind.SERVER:
+            target = DrainTarget(TargetKind.SERVER, _find_server(daemon, target.name))
+        case TargetKind.NAMESPACE:
+            target = _find_namespace(daemon, target.name)
+        case TargetKind.CGROUP:
+            target = DrainTarget(TargetKind.CGROUP, cgroup_path(target.name))
+        case TargetKind.DEVICE:
+            target = DrainTarget(TargetKind.DEVICE, daemon.devices[view.device_named(daemon, target.name)].uuid)
+    _check_may_drain(daemon, caller, name, target, clients)
+    return target, clients
+
+
+def _find_clients(daemon: Daemon, name: str, target: DrainTarget) -> list[Client]:
+    """Return the clients with a PID; for ``undrain`` they may be gone."""
+    pid = int(target.name) if target.name.isascii() and target.name.isdecimal() and len(target.name) <= 10 else 0
+    clients = [client for _, client in drains.find_running(daemon, pid)]
+    if not pid or (name == "drain" and not clients):
+        raise Refused(f"No client with PID {target.name}.")
+    return clients
+
+
+def _find_server(daemon: Daemon, name: str) -> str:
+    """Return the name of the server with a name or a PID; raise Refused."""
+    if name in daemon.named_servers or daemon.server_named(name) is not None or _OWN_SERVER.fullmatch(name):
+        return name
+    process = daemon.server_by_pid(int(name)) if name.isascii() and name.isdecimal() and len(name) <= 10 else None
+    if process is None:
+        raise Refused(f"No server named '{name}', nor with this PID.")
+    return process.name
+
+
+def _find_namespace(daemon: Daemon, name: str) -> DrainTarget:
+    server, _, namespace = name.partition("/")
+    if not daemon.options.policy.has_named_servers:
+        raise Refused("'--namespace' needs a daemon of protocol 3: protocol 2 has no namespaces.")
+    named_server = daemon.named_servers.get(server)
+    if not namespace or named_server is None or namespace not in named_server.namespaces:
+        raise Refused(f"No namespace '{name}': --namespace=<server>/<namespace>.")
+    return DrainTarget(TargetKind.NAMESPACE, name)
+
+
+def _check_may_drain(daemon: Daemon, caller: Caller, name: str, target: DrainTarget, clients: list[Client]) -> None:
+    """Raise Refused unless a caller may drain a target."""
+    if is_owner(daemon, caller):
+        return
+    owners = set(_owners(daemon, target, clients))
+    if owners != {caller.uid} or caller.uid == NO_USER:
+        raise insufficient(caller, name, "daemon" if not owners else f"{target.kind}'s")
+
+
+def _owners(daemon: Daemon, target: DrainTarget, clients: list[Client]) -> Iterator[int]:
+    """Yield the users who may drain a target, except root and the daemon's own."""
+    match target.kind:
+        case TargetKind.USER:
+            yield int(target.name)
+        case TargetKind.CLIENT:
+            known = daemon.drains.by_target.get(target)
+            yield from (client.process.peer.operator for client in clients)
+            yield from (client.uid for client in known.clients.values()) if known is not None else ()
+        case TargetKind.SERVER | TargetKind.NAMESPACE:
+            server = target.name.partition("/")[0]
+            named, process = daemon.named_servers.get(server), daemon.server_named(server)
+            if named is not None or process is not None:
+                yield (named or process).uid  # type: ignore[union-attr]
+            elif own := _OWN_SERVER.fullmatch(server):
+                yield int(own[1])

@@ -1,0 +1,146 @@
+"""Drains: the targets whose new clients are held, and the clients of them that still run.
+
+A drain is in force from `drain` to `undrain`, and longer than the daemon that began it: it is part of the state file.
+What a drain decides, and when it ends clients, is in `pympsd.state_machine.drains`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from attrs import define, field, frozen
+
+from pympsd.state_machine.state.client import ClientProcess
+from pympsd.vocabulary.identities import Ids
+from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.rules import at_or_above
+
+
+class TargetKind(StrEnum):
+    """The target of a drain; the values are the names of the options."""
+
+    ALL = "all"
+    DEVICE = "device"
+    USER = "user"
+    SERVER = "server"
+    NAMESPACE = "namespace"
+    CGROUP = "cgroup"
+    CLIENT = "client"
+
+
+@frozen
+class DrainTarget:
+    """Some of the clients of a daemon."""
+
+    kind: TargetKind
+    name: str = ""
+    """By kind: the UUID of a device, the number of a user, the name of a server, ``server/namespace``, the path of a
+    cgroup, the PID of a client; empty for all."""
+
+    def __str__(self) -> str:
+        """Return the target as it is typed after ``undrain``."""
+        if self.kind is TargetKind.CLIENT:
+            return self.name
+        return f"--{self.kind}={self.name}" if self.name else f"--{self.kind}"
+
+    def has_process(self, process: ClientProcess, server: str) -> bool:
+        """Return whether a client process of a server is of this target, which is not a device or a client."""
+        match self.kind:
+            case TargetKind.ALL:
+                return True
+            case TargetKind.USER:
+                return str(process.peer.uid) == self.name
+            case TargetKind.SERVER:
+                return server == self.name
+            case TargetKind.NAMESPACE:
+                return f"{server}/{process.namespace or DEFAULT}" == self.name
+            case TargetKind.CGROUP:
+                return self.name in at_or_above(process.cgroups)
+        return False
+
+
+@frozen
+class RunningClient:
+    """A client of a drain's target, as it is reported when it has ended."""
+
+    pid: int
+    uid: int = 0
+    server: str = ""
+    server_id: int = 0
+
+
+@frozen
+class Waiter:
+    """An operator who waits for a drain's end."""
+
+    session: int
+    is_json: bool = False
+
+
+@define
+class Drain:
+    """A drain in force."""
+
+    target: DrainTarget
+    id: int = 0
+    """The key of its timer."""
+    refuses: bool = False
+    """New clients are refused; otherwise they wait."""
+    timeout: float | None = None
+    """Seconds from the command to the time limit; None: running clients are waited for without a limit."""
+    terminates: bool = True
+    """Running clients are terminated when the time limit is over; otherwise the drain has failed."""
+    releases: bool = False
+    """Servers are ended, and none is started."""
+    since: float = 0.0
+    """When it began, in seconds since 1970."""
+    clients: dict[int, RunningClient] = field(factory=dict)
+    """The clients that still run, by id, in the order in which they are terminated."""
+    terminated: set[int] = field(factory=set)
+    """The clients that it has terminated and that are still connected."""
+    failures: dict[int, int] = field(factory=dict)
+    """The CUresult numbers of the terminations that failed, by client."""
+    is_expired: bool = False
+    """The time limit is over."""
+    is_over: bool = False
+    """It has been reported that nothing is left, or what is left: it only holds new clients now."""
+    token: int = 0
+    """Its pending termination; 0: there is none."""
+    terminating: tuple[int, ...] = ()
+    """The clients that the termination concerns."""
+    waiters: list[Waiter] = field(factory=list)
+
+    @property
+    def state(self) -> str:
+        """The state as an operator sees it: draining, terminating, drained, or not drained."""
+        if not self.is_over:
+            return "terminating" if self.is_expired and self.terminates else "draining"
+        return "not drained" if self.clients else "drained"
+
+
+@define
+class Drains:
+    """All drains in force, in the order in which they began; iterating yields them."""
+
+    by_target: dict[DrainTarget, Drain] = field(factory=dict)
+    ids: Ids = field(factory=Ids)
+
+    def __iter__(self) -> Iterator[Drain]:
+        return iter(tuple(self.by_target.values()))
+
+    def __len__(self) -> int:
+        return len(self.by_target)
+
+    @property
+    def releasing(self) -> Drain | None:
+        """The drain that ends all servers; None: servers may start."""
+        return next((drain for drain in self if drain.releases), None)
+
+    def draining(self, client: int) -> Drain | None:
+        """Return the first drain of a client that runs, by id; None: it is not being drained."""
+        return next((drain for drain in self if client in drain.clients), None)
+
+    def has_terminated(self, client: int) -> bool:
+        """Return whether a drain has terminated a client, by id, that is still connected."""
+        return any(client in drain.terminated for drain in self)
