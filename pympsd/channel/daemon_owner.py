@@ -58,7 +58,11 @@ def is_one_user(uid: int) -> bool:
 
 
 def is_trusted(connection: "_socket.socket") -> "bool | None":
-    """Return whether a daemon is root's or this user's; None if its user has no number here: it needs a Proof."""
+    """Return whether a daemon is root's or this user's; None if its user has no number here: it needs a Proof.
+
+    ``connection`` is a connected socket. Another user's daemon could read a client's data, so a program that finds
+    one that is not trusted does not become its client.
+    """
     uid = uid_of(connection)
     if not is_one_user(uid):
         return None

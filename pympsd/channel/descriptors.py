@@ -18,7 +18,10 @@ PROCESS_ADVICE: Final = "raise the limit of processes and threads of the user (u
 
 
 def descriptors_in(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:
-    """Return the descriptors in the control messages of a recvmsg; the caller owns them."""
+    """Return the descriptors in the control messages of a recvmsg; the caller owns them.
+
+    ``controls`` is the second item of `socket.recvmsg`. Messages of other kinds are left out.
+    """
     fds = array("i")
     for level, kind, payload in controls:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -41,7 +44,10 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def explain(error: OSError) -> str:
-    """Return an error's message, with a remedy if descriptors, processes or threads have run out."""
+    """Return an error's message, with a remedy if descriptors, processes or threads have run out.
+
+    The text continues a sentence; it has no full stop.
+    """
     text = error.strerror or str(error)
     if error.errno == errno.EAGAIN:
         return f"{text}: {PROCESS_ADVICE}"

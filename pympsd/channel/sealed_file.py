@@ -12,7 +12,11 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def make_sealed(name: str, size: int) -> int:
-    """Return the descriptor of ``size`` zero bytes whose size cannot be changed; OSError if there is no memory."""
+    """Return the descriptor of ``size`` zero bytes whose size cannot be changed; OSError if there is no memory.
+
+    The caller owns the descriptor. Because of the seals a peer that gets it cannot shrink the file, so reading a
+    mapping of it never faults (memfd_create(2)).
+    """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)

@@ -75,7 +75,10 @@ class SendQueue:
         return data[sent:], ()
 
     async def drain(self) -> None:
-        """Wait until the queue is sent, or the peer is cut off (the sender must be running)."""
+        """Wait until the queue is sent, or the peer is cut off (the sender must be running).
+
+        Nothing is raised if the peer is cut off.
+        """
         while self._queue and not self.overflowed:
             if self._sent.is_set():
                 self._sent = trio.Event()
@@ -100,7 +103,10 @@ class SendQueue:
         self._work.set()
 
     async def run_sender(self) -> None:
-        """Send the queue until ``finish``, a limit, or the peer's end."""
+        """Send the queue until ``finish``, a limit, or the peer's end.
+
+        Run it once for each queue, as a task: `pympsd.service.sessions.waiting.run_with_sender` does so.
+        """
         try:
             while not self.overflowed:
                 if self._queue:

@@ -28,7 +28,10 @@ def _quote(text: str) -> str:
 
 
 class TraceFile:
-    """Appends to a trace, from any thread; the descriptor becomes its own. After an error it writes no more."""
+    """Appends to a trace, from any thread; the descriptor becomes its own. After an error it writes no more.
+
+    Several processes may write the same trace, each with a descriptor of `duplicate`.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -84,7 +87,11 @@ class TraceFile:
         self._event({"ph": "M", "name": kind, **track, "args": {"name": name}})
 
     def slice(self, process: int, thread: int, name: str, began: int, ended: int, **details: Any) -> None:
-        """Write what lasted from one time to another, in nanoseconds."""
+        """Write what lasted from one time to another, in nanoseconds.
+
+        ``began`` and ``ended`` are of CLOCK_MONOTONIC, which all processes of a machine share; ``details`` appear as
+        its arguments.
+        """
         # Put together by hand: a program writes one for each of its calls.
         self._write(
             f'{{"ph":"X","name":{_quote(name)},"pid":{process},"tid":{thread},"ts":{began / 1000},'
@@ -92,7 +99,10 @@ class TraceFile:
         )
 
     def instant(self, process: int, thread: int, name: str, at: int, **details: Any) -> None:
-        """Write what happened at a time, in nanoseconds."""
+        """Write what happened at a time, in nanoseconds.
+
+        ``at`` is of CLOCK_MONOTONIC; ``details`` appear as its arguments.
+        """
         self._event(
             {"ph": "i", "s": "t", "name": name, "pid": process, "tid": thread, "ts": at / 1000, "args": details}
         )

@@ -1,6 +1,6 @@
 """Give commands to the vendor's own control daemon, as its nvidia-cuda-mps-control does.
 
-It reports neither which commands it refuses nor, before the last one, where the answer to each line ends.
+It reports neither which commands it refuses nor, before the last one, the end of the answer to each line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Files that come with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
 
-A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout PLACES lists where they are.
+A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout PLACES lists their folders.
 """
 
 from __future__ import annotations

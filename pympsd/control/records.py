@@ -174,5 +174,5 @@ class Drained:
     drained: bool
     """Whether nothing is left."""
     ends: tuple[DrainedClient, ...]
-    """The clients that have ended meanwhile, in that order."""
+    """The clients that have ended during it, in that order."""
     left: tuple[DrainedClient, ...]

@@ -4,7 +4,7 @@ The description itself is never written. Servers of every user register in the f
 the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
 the owner of the description, wrote them; any other file in their place is ignored, replaced at root's next change.
 Machines in short form share one folder, whose modes only root sets: devices of the same UUID are the same device. It
-is in /run/pympsd, which root makes, and where no other user can take its name; without that in /tmp. So is the state
+is in /run/pympsd, which root makes, so that no other user can take its name; without that in /tmp. So is the state
 of a machine that a file in /etc describes, where nothing is to be written.
 """
 

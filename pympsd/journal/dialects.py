@@ -21,7 +21,7 @@ class Line:
     """One event's sentences, formatted with its fields. None: the event writes no line in that dialect.
 
     ``r580_who`` and ``r580_pid`` (a field's name): the process that driver 580 names as the line's author.
-    ``is_volta``: the documents show it among the lines of Volta MPS, where a server calls itself Other.
+    ``is_volta``: the documents show it among the lines of Volta MPS, in which a server calls itself Other.
     """
 
     documented: str | None

@@ -47,6 +47,7 @@ from pympsd.state_machine.events import (
 )
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.refusals import MAX_REASON, RefusedClient
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.packets import NOTE_BYTES
@@ -99,6 +100,8 @@ class WaitingClient(Protocol):
 
     @property
     def peer(self) -> Peer: ...
+    @property
+    def run_id(self) -> str: ...
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None: ...
     def refuse(self, code: int, reason: str) -> None: ...
     def go_without_mps(self, reason: str) -> None: ...
@@ -422,7 +425,15 @@ class Dispatcher:
         session = self.clients.get(client)
         if session is not None:
             self.log_refused(session.peer, reason)
+            # The driver's wire has one answer for all refusals: the end of the connection.
+            seen = code if self.state.options.has_own_servers else Result.ERROR_MPS_CONNECTION_FAILED
+            self.note_refusal(session.peer, seen, reason, session.run_id)
             session.refuse(code, reason)
+
+    def note_refusal(self, peer: Peer, code: int, reason: str, run_id: str = "", call: str = "cuInit") -> None:
+        """Keep a refusal for its user's query: ``code`` is the result of the program's call, see `RefusedClient`."""
+        noted = RefusedClient(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
+        self.state.refusals.add(noted)
 
     def log_refused(self, peer: Peer, reason: str) -> None:
         """Log that a client is refused."""

@@ -67,6 +67,13 @@ def _environment(dispatcher: Dispatcher) -> dict[str, str]:
     return {**passed, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.pipe_directory}
 
 
+def note_line(dispatcher: Dispatcher, pid: int, text: str) -> None:
+    """Pass a line that a server of the driver's has logged to its session."""
+    for server in dispatcher.servers.values():
+        if server.pid == pid and isinstance(server, VendorServerSession):
+            server.note_line(text)
+
+
 def is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
     """Whether a process is a server of the driver's that this daemon leads."""
     servers = dispatcher.servers.values()

@@ -49,6 +49,7 @@ class _FifoLog:
 
     _journal: Journal
     _is_server: Callable[[int], bool]
+    _note_line: Callable[[int, str], None]
     _writers: dict[int, _Writer] = field(factory=dict, init=False)
     """By the PIDs of servers that wrote within the last second; UNKNOWN_PID for all others."""
     _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
@@ -61,6 +62,7 @@ class _FifoLog:
         if not self._is_servers(record.pid):
             return self._log_foreign((record.text,))
         text = sanitise(record.text)
+        self._note_line(record.pid, text)
         cost = cost_of([text])
         if self._take(record.pid, RECORDS_PER_SECOND, cost) < cost:
             return self._drop(record.pid, 1)
@@ -116,13 +118,19 @@ def _time_of(record: LogRecord) -> float:
     return stamp if abs(stamp - now) <= CLOCK_TOLERANCE else now
 
 
-async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] = lambda _: False) -> None:
+async def read_fifo(
+    journal: Journal,
+    fd: int,
+    is_server: Callable[[int], bool] = lambda _: False,
+    note_line: Callable[[int, str], None] = lambda pid, text: None,
+) -> None:
     """Log what is written to the FIFO, for ever.
 
-    ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs.
+    ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs; ``note_line``: called
+    with the PID and the text of each of their lines.
     """
     reader = LogReader()
-    log = _FifoLog(journal, is_server)
+    log = _FifoLog(journal, is_server, note_line)
     while True:
         with trio.move_on_at(log.report_time()):
             await trio.lowlevel.wait_readable(fd)

@@ -25,7 +25,7 @@ from pympsd.process.spawn import map_buffers
 from pympsd.process.version import CUDA_VERSION
 from pympsd.service.children import spawn_server
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.driver_server import NAME, is_vendor_server, spawn_vendor_server
+from pympsd.service.driver_server import NAME, is_vendor_server, note_line, spawn_vendor_server
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
 from pympsd.service.listeners import Listener
 from pympsd.service.log_fifo import read_fifo
@@ -172,7 +172,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
         if dispatcher.state.options.has_own_servers:
             nursery.start_soon(MemorySharing(dispatcher).run)
-        nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(is_vendor_server, dispatcher))
+        of_servers = partial(is_vendor_server, dispatcher), partial(note_line, dispatcher)
+        nursery.start_soon(read_fifo, dispatcher.journal, fifo, *of_servers)
         os.chdir("/")
         await wait_for_reports(pending)
         if setup.configuration is not None:

@@ -284,7 +284,7 @@ def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> No
     """Note which contexts a server's clients have; clients are in its order, those it does not list come last.
 
     The driver's server reports contexts only on request, by PID. Clients in another PID namespace all have PID 0
-    there, and their contexts cannot be told apart.
+    there, and their contexts cannot be distinguished.
     """
     order = {pid: place for place, pid in enumerate(event.contexts)}
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))

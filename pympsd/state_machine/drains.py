@@ -37,7 +37,7 @@ does: no handler has to know of drains.
 - *Takeover.* Drains are a part of the state file, with their running clients. The next daemon, after kill -9 or
   ``--replace``, continues them; a time limit begins again, a termination under way is repeated. Servers that have not
   returned yet may have clients, so nothing is decided before. A daemon that quits leaves no drain behind.
-- *Quit.* A quit refuses the held clients as it does all that wait. Drains continue beside it, and end clients.
+- *Quit.* A quit refuses the held clients as it does all that wait. Drains continue during it, and end clients.
 - *Operators.* One whose connection breaks gets no answer; the drain continues, and the same command joins it.
 
 Invariants: an operator is answered once, when nothing is left (status 0), when the drain has failed or is undrained
@@ -208,7 +208,7 @@ def _continue_after_timeout(daemon: Daemon, drain: Drain) -> Iterator[Instructio
 
 
 def _terminate(daemon: Daemon, drain: Drain, client: int) -> Iterator[Instruction]:
-    """Terminate a client, with the others of its process on the same server."""
+    """Terminate a client, and the other clients of its process on the same server."""
     server = daemon.servers[drain.clients[client].server_id]
     pid = server.clients[client].pid
     if not pid and sum(not other.pid for other in server.clients.values()) > 1:

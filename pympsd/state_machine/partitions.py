@@ -147,7 +147,7 @@ def remove_partition(daemon: Daemon, partition: SmPartition, session: int, answe
 def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, SmPartition]]:
     """Return the partitions of a device, with the names of their servers (empty: the daemon's).
 
-    Those of servers that end and have no clients are left out.
+    Partitions of servers that end and have no clients are left out.
     """
     occupied = {process.name for process in daemon.servers.values() if not process.is_empty}
     of_servers = [

@@ -165,7 +165,7 @@ def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Inst
     server = daemon.servers.get(termination.server)
     if code == Result.SUCCESS and server is not None:
         for record in _clients_of(server, termination.pid):
-            # It may have made a context meanwhile.
+            # It may have made a context since.
             record.terminated = termination.contexts.issuperset(record.contexts)
     if code in OVER:
         for client in termination.evicted:

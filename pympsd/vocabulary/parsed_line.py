@@ -1,7 +1,7 @@
 """An operator's command line after it was split into words and its command was looked up.
 
 The line is parsed once, when it arrives (pympsd.commands.grammar.line), and carried by the event `OperatorLine`. Its
-fields state what the daemon has to find out before it carries the line out, so the I/O layer needs to know no
+fields state what the daemon has to find out before it carries the line out, so the I/O layer depends on no
 command:
 
     ParsedLine(text="get_client_list 847", words=("get_client_list", "847"), command="get_client_list", protocol=2,

@@ -37,11 +37,17 @@ class SmRounding:
     """The source of ``step`` and ``minimum``."""
 
     def down(self, count: int, available: int) -> int:
-        """Return a number of SMs rounded down to the step: at least the minimum, at most ``available``."""
+        """Return a number of SMs rounded down to the step: at least the minimum, at most ``available``.
+
+        ``count`` and ``available`` are SMs; a percentage is rounded this way.
+        """
         return min(available, max(self.minimum, count - count % self.step))
 
     def up(self, count: int, available: int) -> int:
-        """Return a number of SMs rounded up to the step: at least the minimum, at most ``available``."""
+        """Return a number of SMs rounded up to the step: at least the minimum, at most ``available``.
+
+        ``count`` and ``available`` are SMs; an execution affinity is rounded this way.
+        """
         return min(available, max(self.minimum, -(-count // self.step) * self.step))
 
     def __str__(self) -> str:
@@ -60,7 +66,11 @@ ROUNDINGS: Final = (
 
 
 def multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> int:
-    """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all."""
+    """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all.
+
+    The exact number is computed without binary fractions: 33.3 % of 1,000 SMs are 333. 100 % are always all SMs, also
+    if the device has a number that is not a multiple of the step.
+    """
     if percentage.value >= 100 or not device.is_volta_or_newer:
         return device.multiprocessors
     # As written, 33.3 being 333/1000: nothing is lost to binary fractions.
@@ -69,7 +79,11 @@ def multiprocessors(percentage: ThreadPercentage, device: DeviceProperties) -> i
 
 
 def rounding(device: DeviceProperties) -> SmRounding:
-    """Return the row of a device; raise LookupError before Volta, where nothing limits SMs."""
+    """Return the row of a device; raise LookupError before Volta, where nothing limits SMs.
+
+    It is the row of the newest architecture that is not newer than the device. For a device of an architecture that
+    is not in the table, the figures of the one before are used.
+    """
     for row in ROUNDINGS:
         if device.compute_capability >= row.capability:
             return row

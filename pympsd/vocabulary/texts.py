@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from pympsd.errors import InputError
@@ -38,7 +39,13 @@ class BadText(InputError, ValueError):
 
 
 def read_percentage(text: str) -> ThreadPercentage:
-    """Read a percentage from 1 to 100."""
+    """Read a percentage from 1 to 100.
+
+    >>> read_percentage("25").value, read_percentage("33.3").value
+    (25.0, 33.3)
+
+    A text that lifts a limit (LIFTED) gives the default, 100. Raises BadText for anything else.
+    """
     if text in LIFTED:
         return ThreadPercentage()
     value = float(text) if _PERCENTAGE.fullmatch(text) else 0.0
@@ -48,7 +55,13 @@ def read_percentage(text: str) -> ThreadPercentage:
 
 
 def read_memory(text: str) -> PinnedMemory | None:
-    """Read a limit of device memory, such as ``4G``, ``512M`` or ``1024K``; None: no limit."""
+    """Read a limit of device memory, such as ``4G``, ``512M`` or ``1024K``; None: no limit.
+
+    >>> read_memory("4G").value == 4 << 30
+    True
+
+    Units are K, M and G, of 1024, in either case. Raises BadText for 0, for another form, and above MAX_MEMORY.
+    """
     if text in LIFTED:
         return None
     match = _MEMORY.fullmatch(text)
@@ -82,14 +95,20 @@ def read_by_device(read: Callable[[str], V], what: str, example: str) -> Callabl
 
 
 def read_partition(text: str) -> str:
-    """Read the name of an SM partition; ``none`` is an empty one."""
+    """Read the name of an SM partition; ``none`` is an empty one.
+
+    Raises BadText unless it has 1 to 64 lowercase letters, digits and underscores.
+    """
     if name_problem(text):
         raise BadText("none or the name of an SM partition: lowercase letters, digits and underscores,", text)
     return "" if text == NO_PARTITION else text
 
 
 def read_priority(text: str) -> ClientPriority:
-    """Read a client priority."""
+    """Read a client priority.
+
+    0 is normal and 1 below normal; ``default`` is 0. Raises BadText for anything else.
+    """
     if text == "default":
         return ClientPriority()
     if text not in ("0", "1"):
@@ -98,7 +117,10 @@ def read_priority(text: str) -> ClientPriority:
 
 
 def read_boolean(text: str) -> bool:
-    """Read ``true`` or ``false``."""
+    """Read ``true`` or ``false``.
+
+    Raises BadText for anything else; the case of letters counts.
+    """
     if text not in ("true", "false"):
         raise BadText("true or false,", text)
     return text == "true"
@@ -112,19 +134,30 @@ def read_containment(text: str) -> bool:
 
 
 def read_count(text: str) -> int:
-    """Read a number from 1 to MAX_COUNT."""
+    """Read a number from 1 to MAX_COUNT.
+
+    Raises BadText for anything else, also for more digits than MAX_COUNT has, before they are converted.
+    """
     if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_COUNT)) and int(text)):
         raise BadText(f"a number from 1 to {MAX_COUNT},", text)
     return int(text)
 
 
 def percentage_text(percentage: ThreadPercentage) -> str:
-    """Return a percentage with two decimals."""
+    """Return a percentage with two decimals.
+
+    >>> percentage_text(ThreadPercentage(33.3))
+    '33.30'
+    """
     return f"{percentage.value:.2f}"
 
 
 def memory_text(limit: PinnedMemory | None) -> str:
-    """Return a limit in the largest unit that divides it."""
+    """Return a limit in the largest unit that divides it.
+
+    >>> memory_text(PinnedMemory(3 << 30)), memory_text(PinnedMemory(1536 << 20)), memory_text(None)
+    ('3G', '1536M', 'unlimited')
+    """
     if limit is None:
         return NO_LIMIT
     for unit, bits in reversed(_UNITS.items()):
@@ -135,10 +168,19 @@ def memory_text(limit: PinnedMemory | None) -> str:
 
 
 def in_use_text(count: int | None) -> str:
-    """Return the memory in use, in bytes, as lists show it, in MiB: ``512.0M``; ``-`` if it is unknown."""
+    """Return the memory in use, in bytes, as lists show it, in MiB: ``512.0M``; ``-`` if it is unknown.
+
+    >>> in_use_text(512 << 20), in_use_text(None)
+    ('512.0M', '-')
+    """
     return "-" if count is None else f"{count / (1 << 20):.1f}M"
 
 
 def limit_of_memory_text(count: int | None) -> str:
     """Return a limit of memory in bytes as operators write it: ``4G``; ``unlimited`` if there is none."""
     return memory_text(None if count is None else PinnedMemory(count))
+
+
+def moment(seconds: float) -> str | None:
+    """Return a time in seconds since 1970 in ISO 8601 (UTC), as JSON has it; None for 0."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None

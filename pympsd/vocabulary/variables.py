@@ -54,6 +54,8 @@ TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
 USERS_VARIABLE: Final = "PYMPSD_USERS"
 UNMAPPED_USERS_VARIABLE: Final = "PYMPSD_UNMAPPED_USERS"
 EXPLAIN: Final = "PYMPSD_EXPLAIN"
+RUN: Final = "PYMPSD_RUN"
+"""Set by pympsd-run, not by users: the id of the run, by which it finds the refusals of its processes."""
 REQUIRE_MPS: Final = "PYMPSD_REQUIRE_MPS"
 LENIENT_LIMITS: Final = "PYMPSD_LENIENT_LIMITS"
 PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -429,8 +431,9 @@ VARIABLES: Final = (
     Variable(
         EXPLAIN,
         Reader.CLIENT,
-        "`1`: each call that fails, and each wrong setting, is explained on stderr; `0`: none; default: under "
-        "pympsd-run what pympsd does not support, once for each function",
+        "`1`: each call that fails, and each wrong setting, is explained on stderr (on the driver's own server "
+        "under pympsd-run: each refusal of a client); `0`: none; default: under pympsd-run what pympsd does not "
+        "support, once for each function",
         "counts as 1, and is reported",
         _switch,
     ),

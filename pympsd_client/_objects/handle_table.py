@@ -15,7 +15,10 @@ next_buffer_id: Final = count(1).__next__
 
 
 class Owned(Protocol):
-    """An object with a handle that belongs to a context."""
+    """An object with a handle that belongs to a context.
+
+    What a `HandleTable` holds: streams, events, modules, allocations by their addresses.
+    """
 
     @property
     def handle(self) -> int:
@@ -74,7 +77,10 @@ class HandleTable(Generic[T]):
         return self._objects.pop(handle, None)
 
     def put_back(self, owned: T) -> None:
-        """Enter an object again that was taken out, unless its handle names another one by now."""
+        """Enter an object again that was taken out, unless its handle names another one by now.
+
+        Used when freeing has failed: the program may try again.
+        """
         self._objects.setdefault(owned.handle, owned)
 
     @contextmanager
@@ -93,7 +99,11 @@ class HandleTable(Generic[T]):
             raise
 
     def destroy(self, owned: T) -> None:
-        """Ask the executor to destroy an object; take it out once the record is sent, or answered."""
+        """Ask the executor to destroy an object; take it out once the record is sent, or answered.
+
+        Raises CudaError if the executor refuses, in which case the handle stays valid; TypeError for a table without
+        a kind on the wire.
+        """
         if self._destroy is None:
             raise TypeError(f"the wire has no operation that destroys {self._noun}")
         (owned.context.call if self._destroy.answered else owned.context.post)(self._destroy, owned.handle)

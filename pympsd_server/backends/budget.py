@@ -39,7 +39,10 @@ GRANULE_BYTES: Final = 512
 
 
 class Shortage(BackendError):
-    """The device lacks ``short`` bytes for a client that is within its soft limit: other clients may be ended."""
+    """The device lacks ``short`` bytes for a client that is within its soft limit: other clients may be ended.
+
+    The executor reports it to its server, which chooses the clients (`pympsd_server.state_machine.eviction`).
+    """
 
     def __init__(self, reason: str, short: int) -> None:
         super().__init__(Result.ERROR_OUT_OF_MEMORY, reason)
@@ -47,7 +50,11 @@ class Shortage(BackendError):
 
 
 def round_up_to_granules(count: int) -> int:
-    """Return the number of bytes charged for an allocation of ``count`` bytes."""
+    """Return the number of bytes charged for an allocation of ``count`` bytes.
+
+    >>> round_up_to_granules(1), round_up_to_granules(512), round_up_to_granules(513)
+    (512, 512, 1024)
+    """
     return -(-count // GRANULE_BYTES) * GRANULE_BYTES
 
 
@@ -79,7 +86,11 @@ class DeviceBudget:
             self.used = self._others = self.in_all()
 
     def take(self, count: int) -> bool:
-        """Take bytes; return whether there were enough."""
+        """Take bytes; return whether there were enough.
+
+        ``count`` is in bytes. Before it returns False it asks ``in_all`` again, because other processes may have
+        freed memory.
+        """
         if not (self._take(count) or (self._others_have_freed() and self._take(count))):
             return False
         self.report_change()

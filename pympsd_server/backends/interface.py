@@ -74,7 +74,10 @@ Completion = Callable[[Status], None]
 
 @frozen
 class Capabilities:
-    """The abilities of a backend's device. Callers test these values, never the backend or the model."""
+    """The abilities of a backend's device. Callers test these values, never the backend or the model.
+
+    A new difference between backends becomes a field here.
+    """
 
     isolates_address_spaces: bool
     """Whether a client's memory is isolated from other clients' kernels. (From their calls it always is.)"""
@@ -111,7 +114,10 @@ class ContextLimit(IntEnum):
 
 
 class Space(Enum):
-    """The location of a region's bytes, and when they may be accessed."""
+    """The location of a region's bytes, and when they may be accessed.
+
+    The backend chooses by it how a copy is carried out.
+    """
 
     DEVICE = "device"
     """Device memory."""
@@ -123,7 +129,11 @@ class Space(Enum):
 
 @frozen
 class Extent:
-    """The size of a copy or fill: ``width`` bytes a row, ``height`` rows a slice, ``depth`` slices."""
+    """The size of a copy or fill: ``width`` bytes a row, ``height`` rows a slice, ``depth`` slices.
+
+    >>> Extent(width=4, height=3, depth=2).bytes
+    24
+    """
 
     width: int
     height: int = 1

@@ -115,8 +115,9 @@ def test_every_refusal_is_one_line_on_stdout_or_stderr() -> None:
         assert answer.refused or is_note or not answer.diagnostic, ROWS[index]["stdin"]
 
 
-def test_the_commands_are_those_of_the_reference_and_four_of_ours() -> None:
-    assert sorted(set(NAMES) - {"get_waiting_list", "drain", "undrain", "get_drain_list"}) == [
+def test_the_commands_are_those_of_the_reference_and_five_of_ours() -> None:
+    own = {"get_waiting_list", "get_refusal_list", "drain", "undrain", "get_drain_list"}
+    assert sorted(set(NAMES) - own) == [
         "device_query",
         "get_active_thread_percentage",
         "get_client_list",

@@ -7,9 +7,9 @@ function __pympsd_at
     string match -q -- $argv[1] (__pympsd_given)
 end
 function __pympsd_first
-    not string match -qr -- ' (client|config|context-share|device|device_query|drain|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_drain_list|get_server_list|get_server_status|get_waiting_list|log|lspart|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|sm_partition|start_server|terminate_client|top|trace|undrain)( |$)' (__pympsd_given)
+    not string match -qr -- ' (client|config|context-share|device|device_query|drain|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_drain_list|get_refusal_list|get_server_list|get_server_status|get_waiting_list|log|lspart|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|sm_partition|start_server|terminate_client|top|trace|undrain)( |$)' (__pympsd_given)
 end
-complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
+complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
 complete -c pympsd -n __pympsd_first -o d -x -a ''
 complete -c pympsd -n __pympsd_first -l daemon -x -a ''
 complete -c pympsd -n __pympsd_first -o f -x -a ''
@@ -113,6 +113,8 @@ complete -c pympsd -n "__pympsd_at '* get_device_pinned_mem_limit*'" -f -a '(pym
 complete -c pympsd -n "__pympsd_at '* get_device_pinned_mem_limit*'" -l json
 complete -c pympsd -n "__pympsd_at '* get_drain_list*'" -f
 complete -c pympsd -n "__pympsd_at '* get_drain_list*'" -l json
+complete -c pympsd -n "__pympsd_at '* get_refusal_list*'" -f
+complete -c pympsd -n "__pympsd_at '* get_refusal_list*'" -l json
 complete -c pympsd -n "__pympsd_at '* get_server_list*'" -f
 complete -c pympsd -n "__pympsd_at '* get_server_list*'" -l json
 complete -c pympsd -n "__pympsd_at '* get_server_status*'" -f -a '(pympsd get_server_list 2>/dev/null)'
@@ -242,7 +244,7 @@ complete -c pympsd -n "__pympsd_at '* undrain*'" -l cgroup -x
 complete -c pympsd -n "__pympsd_at '* undrain*'" -l user -x
 complete -c pympsd -n "__pympsd_at '* undrain*'" -l device -x
 complete -c pympsd -n "__pympsd_at '* undrain*'" -l all
-complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
+complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o d -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l daemon -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o f -x -a ''
@@ -346,6 +348,8 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_device_pinned_mem_lim
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_device_pinned_mem_limit*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_drain_list*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_drain_list*'" -l json
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_refusal_list*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_refusal_list*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_server_list*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_server_list*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_server_status*'" -f -a '(pympsd get_server_list 2>/dev/null)'

@@ -1,5 +1,7 @@
 """Commands that list, start and stop servers, end the work of their clients, and end the daemon."""
 
+from typing import Any
+
 from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
 from pympsd.commands.grammar.registry import Decision, command
@@ -11,8 +13,11 @@ from pympsd.state_machine.holding import find_drain, find_releasing
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.shutdown import begin_quit, shut_down_server
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.refusals import RefusedClient
 from pympsd.vocabulary.answers import lines, refusal
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.texts import moment
 
 
 @command(Syntax("get_server_list"))
@@ -49,6 +54,34 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
         for entry in waiting
     ]
     return Decision(lines(*(f"{entry['pid']} {entry['uid']}" for entry in data)), data=data)
+
+
+@command(Syntax("get_refusal_list", optional=(Argument("run", placeholder="RUN"),)))
+def get_refusal_list(daemon: Daemon, caller: Caller, run: str) -> Decision:
+    """List the last refusals of the caller's clients (root: of all), the oldest first: PID, user, the driver function
+    that failed, its result and the reason. With RUN, an id that pympsd-run gives its programs, those of its programs.
+    """
+
+    def is_seen(refusal: RefusedClient) -> bool:
+        # In a container the caller's user is not known; the id of its run is known to its user only.
+        is_own = is_owner(daemon, caller) or caller.uid == refusal.uid or (caller.uid == NO_USER and bool(run))
+        return is_own and run in ("", refusal.run)
+
+    data = [_refusal_record(refusal) for refusal in daemon.refusals if is_seen(refusal)]
+    texts = ("{pid} {uid} {call}: {result}: {reason}".format(**record) for record in data)
+    return Decision(lines(*texts), data=data)
+
+
+def _refusal_record(refusal: RefusedClient) -> dict[str, Any]:
+    return {
+        "pid": refusal.pid,
+        "uid": refusal.uid,
+        "time": moment(refusal.at),
+        "call": refusal.call,
+        "result": f"CUDA_{Result(refusal.code).name}",
+        "code": refusal.code,
+        "reason": refusal.reason,
+    }
 
 
 @command(

@@ -23,7 +23,6 @@ from pympsd.commands.v3.output import (
     data,
     find_field,
     listing,
-    moment,
 )
 from pympsd.state_machine import terminations
 from pympsd.state_machine.cgroups import limit_of, total_of
@@ -32,7 +31,7 @@ from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text
+from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text, moment
 
 COLUMNS: Final = tuple(
     Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")

@@ -20,7 +20,7 @@ from attrs import evolve
 from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
-from pympsd.commands.v3.output import ABSENT, data, moment
+from pympsd.commands.v3.output import ABSENT, data
 from pympsd.configuration.changes import (
     Change,
     CreateNamespace,
@@ -55,7 +55,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
-from pympsd.vocabulary.texts import BadText
+from pympsd.vocabulary.texts import BadText, moment
 
 NO_CHANGE = "no change"
 MAX_LISTED: Final = 20

@@ -16,7 +16,6 @@ from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Argument, Option, Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import MAX_SECONDS, UID
-from pympsd.commands.v3.output import moment
 from pympsd.state_machine import drains
 from pympsd.state_machine.cgroups import cgroup_path
 from pympsd.state_machine.state.client import Client
@@ -24,7 +23,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind, Waiter
 from pympsd.vocabulary.answers import lines
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.texts import BadText
+from pympsd.vocabulary.texts import BadText, moment
 
 ACTIONS: Final = ("terminate", "fail")
 TREATMENTS: Final = ("wait", "refuse")

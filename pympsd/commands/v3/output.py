@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -121,11 +120,6 @@ def cell_text(cell: Cell) -> str:
         case tuple():
             return ",".join(cell)
     return str(cell)
-
-
-def moment(seconds: float) -> str | None:
-    """Return a time in seconds since 1970 in ISO 8601 (UTC), as JSON has it; None for 0."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
 
 
 def _texts(rows: Sequence[Row]) -> list[list[str]]:

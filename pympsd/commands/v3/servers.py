@@ -18,7 +18,6 @@ from pympsd.commands.v3.output import (
     find_field,
     in_words,
     listing,
-    moment,
 )
 from pympsd.state_machine import shares
 from pympsd.state_machine.named_servers import (
@@ -37,7 +36,7 @@ from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limit_table import VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
-from pympsd.vocabulary.texts import CONTAINMENTS, read_boolean, read_containment
+from pympsd.vocabulary.texts import CONTAINMENTS, moment, read_boolean, read_containment
 
 COLUMNS: Final = columns(
     *("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids"), heading=in_words

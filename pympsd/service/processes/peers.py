@@ -31,6 +31,7 @@ from pympsd.journal.line_format import sanitise
 from pympsd.service.processes.status import has_ended, status_numbers
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.identities import NO_USER, Peer
+from pympsd.vocabulary.variables import RUN
 from pympsd.wire import frames
 
 _SO_PEERGROUPS = 59
@@ -207,7 +208,7 @@ def command_of(pid: int, reported: str) -> str:
 
 
 def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
-    """Return CUDA's variables in the environment that a process began with; none if it cannot be read.
+    """Return CUDA's variables, and RUN, in the environment that a process began with; none if it cannot be read.
 
     From /proc/PID/environ: changes that the process has made since are not in it.
     """
@@ -219,7 +220,7 @@ def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
     if known.pidfd < 0 or has_ended(known.pidfd):  # another process may have the PID by now
         return {}
     entries = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0"))
-    return {name: text for name, _, text in entries if name.startswith("CUDA_")}
+    return {name: text for name, _, text in entries if name.startswith("CUDA_") or name == RUN}
 
 
 def namespace_of(known: KnownPeer, reported: int) -> int:

@@ -28,6 +28,8 @@ class Waiting:
     resolved: trio.Event = field(factory=trio.Event, init=False)
     server: RunningServer | None = field(default=None, init=False)
     """The server it was admitted to."""
+    run_id: str = field(default="", init=False)
+    """The id of the run by pympsd-run that the process belongs to; empty: none, or its library explains refusals."""
 
     @property
     def peer(self) -> Peer:

@@ -18,6 +18,7 @@ failed_starts       servers that ended before they had served a client, and the 
 quitting            a pending quit
 compound_commands,  commands with several parts, and the file that was applied last (`compound_commands`)
 configuration
+refusals            the last refusals of clients, by user
 usage               what each user may have and has of the daemon
 lifetime            which of the daemons of this directory it is, the ids that it gives, what it has counted
 =================== ================================================================================================
@@ -36,6 +37,7 @@ from pympsd.state_machine.state.drains import Drains, TargetKind
 from pympsd.state_machine.state.named_server import NamedServers
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue
+from pympsd.state_machine.state.refusals import Refusals
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import Turns
 from pympsd.vocabulary.answers import Answer
@@ -196,6 +198,7 @@ class Daemon:
     compound_commands: CompoundCommands = field(factory=CompoundCommands)
     configuration: Configuration = field(factory=Configuration)
     usage: Usage = field(factory=Usage)
+    refusals: Refusals = field(factory=Refusals)
     lifetime: Lifetime = field(factory=Lifetime)
 
     @property

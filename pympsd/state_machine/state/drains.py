@@ -18,7 +18,7 @@ from pympsd.vocabulary.rules import at_or_above
 
 
 class TargetKind(StrEnum):
-    """What a drain concerns; the values are the names of the options."""
+    """The target of a drain; the values are the names of the options."""
 
     ALL = "all"
     DEVICE = "device"

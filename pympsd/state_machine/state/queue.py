@@ -56,7 +56,7 @@ class QueueEntry:
     connection: int = 0
     """The id of its connection, which stays the same if another daemon continues it; 0: unknown."""
     visible_devices: str | None = None
-    """The value of its CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon does not know which."""
+    """The value of its CUDA_VISIBLE_DEVICES; None: it sees all devices, or the daemon cannot see which."""
 
 
 @define

@@ -99,7 +99,7 @@ class PinnedAddresses:
         return address
 
     def give(self, address: int) -> None:
-        """Free a range that is no longer mapped."""
+        """Free a range that is not mapped any more."""
         with self._lock:
             size, owner = self._ranges.pop(address)
             self._starts.remove(address)

@@ -28,11 +28,13 @@ from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.limit_table import ClientLimits
-from pympsd.vocabulary.variables import Reader, problems
+from pympsd.vocabulary.variables import RUN, Reader, problems
 from pympsd.wire.driver.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
 """Time for the client to report that it is connected to its server."""
+MAX_RUN_ID: Final = 64
+"""The characters of the id of a run that are kept."""
 SECOND_END_SECONDS: Final = 0.2
 """Time for a client to take its end if an earlier daemon may have sent it: later it has, and takes no other."""
 
@@ -58,7 +60,9 @@ class VendorClientSession(Waiting):
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is handed over to a server or refused, or is gone."""
-        self._report_settings()
+        variables = cuda_variables_of(self.known)
+        self.run_id = variables.get(RUN, "")[:MAX_RUN_ID]
+        self._report_settings(variables)
         try:
             await self.queue(dispatcher, self, self._connection_event(), self._wait_until_left)
             if self.offer is not None:
@@ -73,13 +77,13 @@ class VendorClientSession(Waiting):
             self._admitted.handoffs.remove(self)
             dispatcher.feed(ClientGonePushed(self._admitted.id, self.client))
 
-    def _report_settings(self) -> None:
+    def _report_settings(self, variables: dict[str, str]) -> None:
         """Log the wrong settings of a new client process: the driver ignores them and reports nothing."""
         pid, uid = self.peer.pid, self.peer.uid
         servers = self.dispatcher.state.running_servers()
         if not pid or any(client.pid == pid for server in servers for client in server.clients.values()):
             return
-        for problem in problems(cuda_variables_of(self.known), Reader.CLIENT).values():
+        for problem in problems(variables, Reader.CLIENT).values():
             if self.dispatcher.may_log(uid, problem):
                 self.dispatcher.log.warning("client_setting_wrong", pid=pid, uid=uid, problem=problem)
 

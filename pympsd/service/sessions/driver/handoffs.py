@@ -41,7 +41,8 @@ class NewClient(Protocol):
     """A client that was admitted to the server, and has no connection to it yet (vendor.client)."""
 
     client: int
-
+    run_id: str
+    """See Waiting."""
     is_ready: bool
     """It has its end of the connection."""
     offered_at: float
@@ -75,6 +76,8 @@ class Handoffs:
     """With their priorities and limits."""
     _unresponsive: set[int] = field(factory=set, init=False)
     """The users whose last client did not answer the server."""
+    last: NewClient | None = field(default=None, init=False)
+    """The client that was handed over last, or is just now."""
     _current: int = field(default=0, init=False)
     """The client that is being handed over."""
     _current_name: str = field(default="", init=False)
@@ -149,6 +152,7 @@ class Handoffs:
         self, link: ServerLink, client: NewClient, priority: int, limits: ClientLimits | None
     ) -> None:
         offer = client.take()
+        self.last = client
         self._current, self._current_name = client.client, new_client_name(offer.key)
         keeper = self._dispatcher.keeper
         # Before it is sent: without this end the next daemon cannot free the server from an unresponsive client.
@@ -168,6 +172,10 @@ class Handoffs:
             is_unresponsive = await self._await_answer(link, [offer.clients], client.peer.pid)
         finally:
             os.close(offer.clients)
+        # What the server wrote about the client before it answered is in the FIFO: its reader is to have it before
+        # `last` is another client.
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
         (self._unresponsive.add if is_unresponsive else self._unresponsive.discard)(client.peer.uid)
         self._dispatcher.drop(self._current_name)
         self._current = 0

@@ -7,6 +7,7 @@ so the turn passes on at the end of the last one.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -17,6 +18,7 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.driver_probe import driver_version
 from pympsd.errors import RemoteError
+from pympsd.journal.catalogue import SERVER_LINES
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_stopped
 from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
@@ -38,6 +40,9 @@ FIRST_PAUSE: Final = 0.02
 LAST_PAUSE: Final = 0.1
 LOGGED_PAUSE: Final = 1.6
 """The same for the question that a server with clients logs."""
+
+_FULL: Final = re.compile(re.escape(str(SERVER_LINES["connection_limit"].r580)).replace(r"\{most\}", r"(\d{1,6})"))
+"""The server's line on a client for which a device has no connection."""
 
 
 @define(eq=False)
@@ -207,6 +212,19 @@ class VendorServerSession:
         self.handoffs.note_end(client)
         self.dispatcher.feed(events.ClientGonePushed(self.id, client))
         self._changed.set()
+
+    def note_line(self, text: str) -> None:
+        """Note a line that the server has logged: if it is full, it has refused the client that it got last."""
+        full, client = _FULL.fullmatch(text), self.handoffs.last
+        if full is None or client is None:
+            return
+        reason = (
+            f"the MPS server has its maximum of {full[1]} client contexts on this device: no more clients fit until "
+            "contexts of others end"
+        )
+        self.dispatcher.log_refused(client.peer, reason)
+        code = Result.ERROR_MPS_MAX_CLIENTS_REACHED
+        self.dispatcher.note_refusal(client.peer, code, reason, client.run_id, "cuCtxCreate")
 
     async def refresh(self) -> bool:
         """Ask for status, clients and contexts; return whether the answers came in time."""

@@ -33,7 +33,7 @@ class TimeShare:
     """The time of the compute thread that a context or stream has used."""
 
     weight: int = 1
-    """What a nanosecond counts: the greater, the less time it gets."""
+    """The weight of a nanosecond: the greater, the less time it gets."""
     used: int = 0
     """Nanoseconds times weight."""
 

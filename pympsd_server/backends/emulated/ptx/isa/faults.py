@@ -5,7 +5,7 @@ from pympsd.vocabulary.results import Result
 
 
 class DeviceFault(DeviceError):
-    """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult."""
+    """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult, if a subclass has no other."""
 
     code = Result.ERROR_LAUNCH_FAILED
 
@@ -57,8 +57,6 @@ class InvalidProgramCounter(DeviceFault):
 
 class LaunchFailed(DeviceFault):
     """A trap, or a deadlock of threads (CUDA_ERROR_LAUNCH_FAILED)."""
-
-    code = Result.ERROR_LAUNCH_FAILED
 
 
 class OutOfMemory(DeviceFault):

@@ -1,0 +1,132 @@
+"""``pympsd-run`` with PYMPSD_EXPLAIN=1 under the driver's server: run a program, then print why clients were refused.
+
+An unmodified program gets CUDA_ERROR_MPS_CONNECTION_FAILED from the driver, whose wire has no place for a reason. The
+daemon has the reason; this process asks it when the program has ended, however soon that was:
+
+    pympsd-run PROGRAM              a shell script; with PYMPSD_EXPLAIN=1 it executes this module
+        PROGRAM                     a child, with an id of the run (RUN) in its environment, as all of its children
+    get_refusal_list RUN --json     the user's own refusals of that run, each printed on standard error
+
+Where the daemon has servers of pympsd, or there is none, the program takes the place of this process: the client
+library explains its calls itself.
+
+The program has the terminal's signals, because it is in the same process group. Those that a process sends to this
+one are passed on; if this process is killed, so is the program. The exit status is the program's, or its signal.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pympsd.cli import control_client
+from pympsd.vocabulary.untrusted import printable
+from pympsd.vocabulary.variables import RUN
+
+NOT_FOUND: Final = 127
+NOT_EXECUTABLE: Final = 126
+"""Exit statuses of a shell for a program that cannot be started."""
+_PYMPSD: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "__main__.py")
+_PR_SET_PDEATHSIG: Final = 1
+_SIGNALS: Final = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
+    *(signal.SIGALRM, signal.SIGCONT, signal.SIGWINCH),
+)
+"""The signals that are passed on."""
+
+
+def main(command: Sequence[str]) -> int:
+    """Run a command; return its exit status, or end by its signal."""
+    if RUN in os.environ or not _leads_drivers_server():
+        return _replace(command)
+    run = secrets.token_hex(16)
+    try:
+        status = _run(command, {**os.environ, RUN: run})
+    except OSError as error:
+        return _report(command, error)
+    _explain(run)
+    if status < 0:
+        _end_by(-status)
+    return status
+
+
+def _leads_drivers_server() -> bool:
+    """Return whether pympsd leads the driver's own server here: it has its own socket next to the driver's."""
+    daemon = control_client.Daemon()
+    try:
+        path, problem = daemon.reach(control_client.TIMEOUT)
+        return not problem and path == control_client.own_socket()
+    except (TimeoutError, OSError):
+        return False
+    finally:
+        daemon.close()
+
+
+def _replace(command: Sequence[str]) -> int:
+    """Execute a command in place of this process, without the signals that Python ignores."""
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        return _report(command, error)
+
+
+def _report(command: Sequence[str], error: OSError) -> int:
+    print(f"pympsd-run: {command[0]}: {error.strerror}", file=sys.stderr)
+    return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command to its end; return its status (negative: the signal that ended it); raise OSError."""
+    awaited = {*_SIGNALS, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    prctl: Any = ctypes.CDLL(None).prctl
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    program = subprocess.Popen(list(command), env=environment, close_fds=False, preexec_fn=prepare)
+    while program.poll() is None:
+        received = signal.sigwaitinfo(awaited)
+        # The terminal's (of the kernel) have reached the program too.
+        if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
+            program.send_signal(received.si_signo)
+    return program.returncode
+
+
+def _explain(run: str) -> None:
+    """Print the daemon's reason for each refusal of a run; the same sentence once."""
+    # By standard input: arguments are visible to other users.
+    asked = subprocess.run(
+        [sys.executable, "-I", "-S", _PYMPSD],
+        input=f"get_refusal_list {run} --json\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        refusals = json.loads(asked.stdout)
+        lines = [f"{refusal['call']}: {refusal['result']}: {refusal['reason']}" for refusal in refusals]
+    except (ValueError, TypeError, KeyError):
+        problem = " ".join((asked.stderr or asked.stdout).split()) or "its answer is not a list of refusals"
+        lines = [f"the MPS control daemon cannot be asked why clients were refused: {problem}"]
+    for line in dict.fromkeys(lines):
+        print(f"pympsd: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def _end_by(number: int) -> None:
+    """End by a signal as the program did, without a core file of this process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)

@@ -1,0 +1,61 @@
+"""The last refusals of clients, with their reasons, for the users whose clients were refused.
+
+The wire of the driver has no place for a reason: libcuda returns CUDA_ERROR_MPS_CONNECTION_FAILED, and its user may
+not read control.log. So the daemon keeps the last refusals, a few of each user, for the query ``get_refusal_list``.
+``pympsd-run`` asks it with PYMPSD_EXPLAIN=1 when the program has ended: it gives the program and its children an id
+of the run in their environment, by which it finds their refusals, also those of processes that have ended.
+
+Invariants: one user's refusals never replace another's; there are at most MAX_USERS * MAX_OF_USER of them; a user
+sees only its own. They are not kept for the next daemon.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import define, field, frozen
+
+MAX_OF_USER: Final = 16
+"""The refusals of a user that are kept: the last ones."""
+MAX_USERS: Final = 256
+"""The users whose refusals are kept: those whose clients were refused last."""
+MAX_REASON: Final = 1000
+"""The characters of a reason that are kept."""
+
+
+@frozen
+class RefusedClient:
+    """A refused client."""
+
+    pid: int
+    """0: not visible here."""
+    uid: int
+    at: float
+    """When it was refused, in seconds since 1970."""
+    call: str
+    """The driver function that fails."""
+    code: int
+    """The CUresult that the program gets."""
+    reason: str
+    run: str = ""
+    """The id of the run by pympsd-run that the process belongs to; empty: none."""
+
+
+@define
+class Refusals:
+    """The last refusals, by user."""
+
+    _of_users: dict[int, deque[RefusedClient]] = field(factory=dict, init=False)
+    """The user whose client was refused last comes last."""
+
+    def add(self, refusal: RefusedClient) -> None:
+        """Keep a refusal; drop the user's oldest, or the user who was refused nothing for the longest time."""
+        own = self._of_users.pop(refusal.uid, None) or deque(maxlen=MAX_OF_USER)
+        own.append(refusal)
+        self._of_users[refusal.uid] = own
+        if len(self._of_users) > MAX_USERS:
+            del self._of_users[next(iter(self._of_users))]
+
+    def __iter__(self) -> Iterator[RefusedClient]:
+        """Iterate over all refusals, the oldest first."""
+        return iter(sorted((one for own in self._of_users.values() for one in own), key=lambda one: one.at))
