@@ -405,7 +405,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
     ((message, category, filename),) = warnings_seen
     expected = {
-        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (see ",
+        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn, or ",
         "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",
     }
     assert expected[peer_name] in message

@@ -143,6 +143,11 @@ class DrainMachine(RuleBasedStateMachine):
         self.operators[self.serial] = name
         self._give(f"drain {name}{timeout}{' --new-clients=refuse' * refuses}{' --release' * releases}")
 
+    @rule(uid=st.sampled_from(UIDS))
+    def start_server(self, uid: int) -> None:
+        self.serial += 1
+        self._give(f"start_server -uid {uid}")
+
     @precondition(lambda self: self.drains)
     @rule(data=st.data())
     def undrain(self, data: st.DataObject) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from daemon_machine import DEVICES, UIDS, DaemonMachine
 from hypothesis import strategies as st
-from hypothesis.stateful import invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from pympsd.commands.grammar.line import parse
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.operator_line import decide_line
+from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.takeover.state.records import check, snapshot
 from pympsd.vocabulary.partitions import SmPartition
@@ -24,6 +25,8 @@ class StaticMachine(DaemonMachine):
     """A daemon that was started with -S."""
 
     static = True
+    is_asked = None
+    """Only servers of the driver are asked for contexts, and they have no partitions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,8 +36,14 @@ class StaticMachine(DaemonMachine):
         """The values of clients' variables."""
         self.runs_on: dict[int, dict[int, SmPartition]] = {}
         """The partitions of the clients that have some, by device."""
+        self.server_of: dict[int, int] = {}
+        """The server that works on a termination, by its token."""
         self.evicted: set[int] = set()
         """The clients that get no context any more."""
+        self.requested: dict[int, set[int]] = {}
+        """The clients whose contexts a termination ends, by its token."""
+        self.stopped: set[int] = set()
+        """The clients whose contexts terminate_client has ended, as this daemon knows."""
 
     # --- the I/O layer
 
@@ -49,6 +58,19 @@ class StaticMachine(DaemonMachine):
         own = self.runs_on.get(client, {})
         return {device: own[device].name if device in own else "" for device in range(len(DEVICES))}
 
+    def feed(self, event: events.Event) -> list[do.Instruction]:
+        match event:
+            case events.ContextPushed(server, client, context) if server not in self.pending:
+                self.stopped.discard(client)
+                # A termination ends the contexts that there were when it began.
+                is_new = context not in self.daemon.servers[server].clients[client].contexts
+                for clients in self.requested.values() if is_new else ():
+                    clients.discard(client)
+            case events.TerminationAnswered(server, token, code) if server == self.server_of.get(token):
+                clients = self.requested.pop(token, set())
+                self.stopped |= clients if code == 0 else set()
+        return super().feed(event)
+
     def _carry_out(self, instruction: do.Instruction) -> None:
         match instruction:
             case do.AdmitClient(client, _, _, _, limits) if client not in self.joining:
@@ -61,8 +83,11 @@ class StaticMachine(DaemonMachine):
                         own[device] = SmPartition(chosen.name, device, chosen.chunks)
                         assert own[device] in self.daemon.partitions
                         assert chosen.name in self.named[client]
-            case do.TerminateClient(_, _, _, _, evicted):
+            case do.TerminateClient(server, token, pid, _, evicted):
                 self.evicted.update(evicted)
+                self.server_of[token] = server
+                here = {client for client, on in self.on_server.items() if on == server}
+                self.requested[token] = here & {pid - 5000}
         super()._carry_out(instruction)
 
     def _present(self, partition: SmPartition) -> set[int]:
@@ -71,6 +96,12 @@ class StaticMachine(DaemonMachine):
         return {client for client, partitions in own.items() if partitions.get(partition.device) == partition}
 
     # --- what can happen
+
+    @initialize(clients=st.integers(0, 4), ended=st.booleans())
+    def start_busy(self, clients: int, ended: bool) -> None:
+        for device, chunks in ((0, 3), (1, 2), (0, 4)):
+            self.add(device, chunks, self.daemon_uid)
+        super().start_busy(clients, ended)
 
     @rule(device=DEVICE, chunks=st.integers(1, 9), uid=UIDS)
     def add(self, device: int, chunks: int, uid: int) -> None:
@@ -93,22 +124,35 @@ class StaticMachine(DaemonMachine):
         self._give(f"sm_partition rm {partition.device} {partition.name}".encode(), uid)
         is_removed = before != self.daemon.partitions
         assert [one for one in before if not is_removed or one != partition] == self.daemon.partitions
-        # Nobody is left in it who could still make a context there.
-        assert not is_removed or not present - self.evicted
+        # Only clients whose work has ended were in it, and they cannot make a context there any more.
+        assert not is_removed or present <= self.stopped & self.evicted
         may_be_removed = partition in before and uid in (0, self.daemon_uid) and not self.pending
-        assert is_removed or present or not may_be_removed
+        assert is_removed or present - self.stopped or not may_be_removed
 
     @precondition(lambda self: self.on_server)
-    @rule(data=st.data())
-    def terminate_one(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), code=st.sampled_from([0, 0, 0, 702]), uid=st.just(0))
+    def drain(self, data: st.DataObject, code: int, uid: int) -> None:
+        """Terminate a client, and remove a partition: what programs do before they change partitions."""
         client = data.draw(st.sampled_from(sorted(self.on_server)))
         server = self.on_server[client]
-        self._give(b"terminate_client %d %d" % (self.running[server], 5000 + client), 0)
+        self._give(b"terminate_client %d %d" % (self.running[server], 5000 + client), uid)
+        token = max(self.terminating)
+        if data.draw(st.booleans(), label="it makes a context before the answer"):
+            self.feed(events.ContextPushed(server, client, 7, 2, 0))
+            if server not in self.pending:
+                self._has_served(server)
+        del self.terminating[token]
+        self.feed(events.TerminationAnswered(server, token, code))
+        if self.made:
+            self.remove(data, uid)
 
     @precondition(lambda self: not self.exits and (self.running or self.in_queue or self._start_requests()))
     @rule(data=st.data())
     def daemon_dies(self, data: st.DataObject) -> None:
         before = list(self.daemon.partitions)
+        self.stopped.clear()
+        self.requested.clear()
+        self.server_of.clear()
         check(snapshot(self.daemon, self.initial), len(DEVICES))
         super().daemon_dies(data)
         assert self.daemon.partitions == before
