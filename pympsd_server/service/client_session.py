@@ -224,10 +224,12 @@ class ClientSession:
                 raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
+        executors, slot = self.containment.executors, self.server.slot_of(self.client, device)
+        await executors.until_ended(slot)  # then it is known whether that is a fault
         if self.containment.refusal(self.client, device) is not None:
             await self.containment.hold(self.client)
         self._check_faults(device)
-        executor = await self.containment.executors.get_or_start(self.server.slot_of(self.client, device))
+        executor = await executors.get_or_start(slot)
         self._check_faults(device)
         context = self._number(executor)
         self.server.opening.add(context.id)

@@ -24,7 +24,8 @@ unused slot may be ended to free device memory for another user's (`_make_room`)
 - *silent*: the thread that reads the link never waits for a kernel, so an executor that does not answer a ping for
   SILENCE_SECONDS is wedged and is killed, unless a signal has stopped the process (it continues later).
 
-**Invariants.** At most one executor of a slot runs at a time; `_starting` has a lock for each slot. A request is
+**Invariants.** At most one executor of a slot runs at a time; `_starting` has a lock for each slot. The next one is
+started when the loss of the last one has been handled, so that no new context is lost with it. A request is
 answered, or fails with ExecutorGone when the executor ends: no task waits for ever. Executors inherit a pipe
 directory that does not exist, so that the driver in them can never connect to an MPS daemon."""
 
@@ -97,6 +98,8 @@ class Executors:
     launches: Counter[int] = field(factory=Counter, init=False)
     """Kernels started by device, in all generations."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
+    _latest: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
+    """The last executor that was started in each slot, which may be starting, running, ending or gone."""
     _generations: dict[int, int] = field(factory=dict, init=False)
     """The last generation by device."""
     _starting: dict[ExecutorSlot, trio.Lock] = field(factory=dict, init=False)
@@ -123,9 +126,7 @@ class Executors:
     async def get_or_start(self, slot: ExecutorSlot) -> Executor:
         """Return a slot's executor, starting it if necessary; raise ExecutorError."""
         async with self._starting.setdefault(slot, trio.Lock()):
-            executor = self._running.get(slot)
-            if executor is not None and executor.end_expected:
-                await executor.gone.wait()
+            await self.until_ended(slot)
             if slot not in self._running:
                 await self._make_room(slot)
                 generation = self._generations[slot.device] = self._generations.get(slot.device, 0) + 1
@@ -133,6 +134,15 @@ class Executors:
             if slot not in self._running:
                 raise gone(slot.device)
             return self._running[slot]
+
+    async def until_ended(self, slot: ExecutorSlot) -> None:
+        """Wait while a slot's executor ends: until its process is reaped, and its loss is handled if it was one.
+
+        A context of the next executor would otherwise count among the contexts that are lost with this one.
+        """
+        latest = self._latest.get(slot)
+        if latest is not None and (latest.end_expected or slot not in self._running):
+            await latest.gone.wait()
 
     async def _make_room(self, slot: ExecutorSlot) -> None:
         """End other users' unused executors on the device: each occupies device memory."""
@@ -183,7 +193,7 @@ class Executors:
             self.log.error("executor_not_started", reason=reason)
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
         channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
-        executor = Executor(slot, generation, process, channel)
+        executor = self._latest[slot] = Executor(slot, generation, process, channel)
         reports = self.on_memory is not None
         setup = executor_messages.ExecutorSetup(
             build_id(), device, generation, self.backend, self.devices[device], reports
@@ -225,7 +235,7 @@ class Executors:
             channel.close()
             with trio.CancelScope(shield=True):
                 status = await _reap(executor)
-                executor.gone.set()
+                executor.gone.set()  # who waits for this continues after on_loss: nothing is awaited until then
         self.log.info("executor_ended", device=device, pid=process.pid, status=status)
         if executor.end_expected:
             return

@@ -23,6 +23,8 @@ from pympsd.wire.messages import ClientHello, Versions, encode
 
 DRAINED = 48
 """Clients that wait for a drain's decision: as many as a device of driver 580 has contexts for."""
+PARTITIONS = 13
+"""They take, with those that are made before the time is measured, the 15 chunks of an H200."""
 PIPELINED = 500
 """Commands sent at once in the long session, so that it measures the daemon and not the round trips."""
 
@@ -39,6 +41,8 @@ def measure(report: Report) -> None:
         _many_commands(report, env)
     with daemon.running() as (env, _):
         _many_connections(report, env)
+    with daemon.running(more=("-S",)) as (env, _):
+        _partitions(report, env)
     with daemon.running() as (env, _):
         _drain(report, env)
     with daemon.running() as (env, _):
@@ -60,6 +64,19 @@ def _ask(report: Report, env: dict[str, str]) -> None:
     asked, base = median_seconds(ask, 60), median_seconds(nothing, 60)
     report.add("echo ps | pympsd, against the bare interpreter (-I -S -c pass)", asked / base, 1.6, "x")
     print(f"    ({asked * 1000:.1f} ms against {base * 1000:.1f} ms)")
+
+
+def _partitions(report: Report, env: dict[str, str]) -> None:
+    """Compare the commands of static partitions with ps."""
+
+    def give(text: str) -> None:
+        subprocess.run([daemon.PYMPSD], env=env, input=text.encode(), stdout=subprocess.PIPE, check=True)
+
+    ps = median_seconds(lambda: give("ps\n"), 60)
+    added = median_seconds(lambda: give("sm_partition add 0 1\n"), PARTITIONS)
+    listed = median_seconds(lambda: give("lspart\n"), 60)
+    report.add("sm_partition add, against echo ps", added / ps, 1.2, "x")
+    report.add("lspart of an H200 full of partitions, against echo ps", listed / ps, 1.2, "x")
 
 
 def _many_commands(report: Report, env: dict[str, str]) -> None:

@@ -75,6 +75,7 @@ def test_a_directory_of_a_namespace_takes_no_other_daemon(
         assert make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "a/hi"))).connect().do("sm") == LIMITED
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 def test_nor_one_of_the_user_it_belongs_to(daemon: DaemonProcess, second: Second) -> None:
     ctl(daemon, f"server create theirs --uid={USER}")
@@ -98,6 +99,7 @@ def test_a_killed_daemon_keeps_the_directories_of_its_namespaces(daemon: DaemonP
         assert make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "a/hi"))).connect().do("sm") == LIMITED
 
 
+@pytest.mark.long
 def test_other_directories_below_may_have_daemons(daemon: DaemonProcess, make_daemon, directory: Path) -> None:  # type: ignore[no-untyped-def]
     (pipe(daemon, "a") / "own").mkdir()
     for place in (directory / "pipe" / "other", pipe(daemon, "a") / "own"):

@@ -133,6 +133,7 @@ def test_a_daemon_with_another_hello(theirs: TheirDaemon, tool: DaemonProcess) -
     assert done.stderr == f"The MPS control daemon cannot be spoken to: {said}\n"
 
 
+@pytest.mark.long
 def test_a_daemon_that_is_silent(theirs: TheirDaemon, tool: DaemonProcess, directory: Path) -> None:
     """Stopped: it accepts, by its backlog, and says nothing. The tool waits 10 s."""
     (directory / "other" / PIPE).mkdir(parents=True)

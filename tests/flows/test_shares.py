@@ -84,6 +84,7 @@ def check_others_are_served(daemon: DaemonProcess, join: Join) -> None:
     assert join(OTHER, CUDA_MPS_PIPE_DIRECTORY=place).connect().do("add") == RIGHT
 
 
+@pytest.mark.long
 def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonProcess, join: Join) -> None:
     start(daemon, "--user-share", "servers=6", "--user-share=processes=20")
     made, refusal = taken(daemon, GREEDY, "server create greedy{}")
@@ -107,6 +108,7 @@ def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonP
     assert "has 7 of at most 6 servers" in asked(daemon, GREEDY, "server create later")
 
 
+@pytest.mark.long
 def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
     daemon: DaemonProcess, join: Join
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
     check_others_are_served(daemon, join)
 
 
+@pytest.mark.long
 def test_a_user_who_makes_and_deletes_servers_leaves_few_log_folders(daemon: DaemonProcess) -> None:
     logs = daemon.directory / "log"
     start(daemon)

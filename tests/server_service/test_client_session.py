@@ -56,6 +56,9 @@ class FakeExecutor:
         self.requests += 1
         return self.requests
 
+    async def until_ended(self, slot: ExecutorSlot) -> None:
+        pass
+
     async def get_or_start(self, slot: ExecutorSlot) -> FakeExecutor:
         return self.running(slot)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 
 import pytest
 import trio
+import trio.testing
 from attrs import define, field
 from processes import suspend
 from wedge import wedge
@@ -78,6 +80,38 @@ async def test_concurrent_requests_start_one_executor_per_device() -> None:
                     asking.start_soon(ask, device)
             assert len({executor.process.pid for executor in found}) == 2
             assert [event for event, _ in log.events] == ["executor_started"] * 2
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_next_executor_is_started_when_the_loss_of_the_last_one_is_handled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a client whose context is already in the next one would be lost with those of the last one."""
+    log, may_reap, losses_at_starts = Recorder(), trio.Event(), []
+    reap, spawn = executors_module._reap, executors_module._spawn
+
+    async def reap_late(executor: Executor) -> int:
+        await may_reap.wait()
+        return await reap(executor)
+
+    async def note_and_spawn() -> tuple[socket.socket, trio.Process]:
+        losses_at_starts.append(len(log.losses))
+        return await spawn()
+
+    monkeypatch.setattr(executors_module, "_reap", reap_late)
+    monkeypatch.setattr(executors_module, "_spawn", note_and_spawn)
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            running = executors(nursery, "emulated", log)
+            first = await running.get_or_start(SLOT)
+            os.kill(first.process.pid, signal.SIGKILL)
+            while running.running(SLOT) is first:
+                await trio.sleep(0)
+            async with trio.open_nursery() as asking:
+                asking.start_soon(running.get_or_start, SLOT)
+                await trio.testing.wait_all_tasks_blocked()
+                may_reap.set()
+            assert losses_at_starts == [0, 1]
             nursery.cancel_scope.cancel()
 
 
