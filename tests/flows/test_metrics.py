@@ -134,7 +134,7 @@ def test_the_text_has_the_limits_of_clients(state: Daemon) -> None:
     assert values("client_multiprocessors") == {"0": 66, "1": 32}
     assert values("client_memory_limit_bytes") == {"0": 64 * MIB}
     assert values("client_priority") == {"": 1}
-    assert values("server_free_clients") == {"0": 47, "1": 47}
+    assert values("server_free_clients") == {"0": 59, "1": 59}
     state.servers[1].clients[5].limits = LimitsInForce(12.5, 0, {}, {})
     assert values("client_active_thread_ratio") == {"": 0.125}
     state.servers[1].clients[5].limits = None

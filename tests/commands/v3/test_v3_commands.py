@@ -96,8 +96,8 @@ def test_clients_with_their_limits(daemon: Daemon) -> None:
     heading, *rows = csv.reader(io.StringIO(_printed(daemon, "client list --limits --format=csv")))
     assert heading[3:] == ["MAWS NS", "SM %", "SMS", "MEMORY", "LIMIT", "PRIORITY", "FREE", "CMD"]
     assert [row[4:10] for row in rows] == [
-        ["50.00", "66", "96.0M", "1536M", "1", "46"],
-        ["25.00", "32", "0.0M", "unlimited", "1", "46"],
+        ["50.00", "66", "96.0M", "1536M", "1", "58"],
+        ["25.00", "32", "0.0M", "unlimited", "1", "58"],
     ]
     first, _ = json.loads(plain)
     assert json.loads(_printed(daemon, "client list --limits --format=json")) == json.loads(plain)
