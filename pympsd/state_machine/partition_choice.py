@@ -16,6 +16,7 @@ from typing import Final
 from attrs import evolve
 
 from pympsd.devices.visible import find_device
+from pympsd.state_machine.partitions import STATIC_SINCE
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -53,8 +54,8 @@ def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
 def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
     """Return what a client of protocol 2 gets on each device."""
     if not daemon.options.static:
-        # The driver's own server of this release does not read the variable, and runs the client on all SMs.
-        if not text or not daemon.options.has_own_servers:
+        # Driver 580, and its own server, do not read the variable, and run the client on all SMs.
+        if not text or not daemon.options.has_own_servers or daemon.options.driver < STATIC_SINCE:
             return {}
         problem = f"named SM partition '{text}', and this daemon has none: it was started without -S"
         return dict.fromkeys(range(len(daemon.devices)), ChosenPartition(problem=problem))
