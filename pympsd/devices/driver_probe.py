@@ -39,7 +39,7 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return Probed(unusable=f"it did not report its devices within {seconds:.0f} s")
+        return Probed(unusable=f"it did not report its devices within {seconds:g} s")
     except OSError as error:
         return Probed(unusable=f"the program that asks it could not be started: {error}")
     try:

@@ -314,7 +314,7 @@ def _dispatcher(
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         pipe_directory=setup.directory.path,
         origin_of_pid=origin_of_pid,
-        client_memory=ClientMemory(keeper.log) if settings.backend == "vendor" else None,
+        client_memory=ClientMemory(keeper.log, nursery) if settings.backend == "vendor" else None,
     )
 
 

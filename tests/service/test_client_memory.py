@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from attrs import define, field
+from processes import POLL_SECONDS
 from time_limit import bounded
 
 from pympsd.service.processes import client_memory
@@ -17,6 +19,10 @@ ANSWERS = """
 import sys
 for _ in sys.stdin:
     print('{"GPU-1": {"4711": 1048576}}', flush=True)
+"""
+ENDS = """
+input()
+print('{"GPU-1": {"4711": 1048576}}', flush=True)
 """
 SILENT = "import sys; sys.stdin.read()"
 
@@ -32,18 +38,22 @@ class Log:
         self.reasons.append(fields["reason"])
 
 
-def memory_by(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ClientMemory, Log]:
+def memory_by(
+    program: str, folder: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> tuple[ClientMemory, Log]:
     """Return the memory as a program in place of the child reports it, and its log."""
     script = folder / "child.py"
     script.write_text(program)
     monkeypatch.setattr(client_memory, "_script", lambda: str(script))
     log = Log()
-    return ClientMemory(log), log  # type: ignore[arg-type]
+    return ClientMemory(log, nursery), log  # type: ignore[arg-type]
 
 
 @bounded
-async def test_the_child_is_asked_for_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, log = memory_by(ANSWERS, tmp_path, monkeypatch)
+async def test_the_child_is_asked_for_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    memory, log = memory_by(ANSWERS, tmp_path, monkeypatch, nursery)
     monkeypatch.setattr(client_memory, "ANSWER_SECONDS", 30.0)
     assert await memory.current() == {"GPU-1": {4711: 1048576}}
     assert not log.reasons
@@ -52,9 +62,9 @@ async def test_the_child_is_asked_for_the_memory(tmp_path: Path, monkeypatch: py
 
 @bounded
 async def test_a_silent_child_is_killed_and_no_other_one_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    memory, log = memory_by(SILENT, tmp_path, monkeypatch)
+    memory, log = memory_by(SILENT, tmp_path, monkeypatch, nursery)
     assert await memory.current() == {}
     await trio.sleep(client_memory.FRESH_SECONDS)
     assert await memory.current() == {}
@@ -63,9 +73,9 @@ async def test_a_silent_child_is_killed_and_no_other_one_started(
 
 @bounded
 async def test_a_child_that_outlives_its_kill_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
-    memory, log = memory_by(SILENT, tmp_path, monkeypatch)
+    memory, log = memory_by(SILENT, tmp_path, monkeypatch, nursery)
     started: list[trio.Process] = []
     wait, open_process = trio.Process.wait, client_memory.open_process
 
@@ -85,3 +95,16 @@ async def test_a_child_that_outlives_its_kill_is_not_waited_for(
     assert log.reasons == [f"no answer in {ANSWER_SECONDS} s"]
     for process in started:
         await wait(process)
+
+
+@bounded
+async def test_a_child_that_ends_leaves_no_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    memory, log = memory_by(ENDS, tmp_path, monkeypatch, nursery)
+    monkeypatch.setattr(client_memory, "ANSWER_SECONDS", 30.0)
+    assert await memory.current() == {"GPU-1": {4711: 1048576}}
+    while set(os.listdir("/proc/self/fd")) != before:
+        await trio.sleep(POLL_SECONDS)
+    assert not log.reasons

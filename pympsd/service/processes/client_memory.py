@@ -1,8 +1,9 @@
 """The device memory of the clients of the driver's server, as NVML reports it to a child process.
 
-The child (pympsd_server/backends/cuda/driver/client_memory.py) is started for the first request and ends
-after some seconds without one. A library of the driver may hang: a child that does not answer in time is killed, and
-for RETRY_SECONDS no other one is started. Memory that is not known is shown so; no query waits longer for it.
+The child (pympsd_server/backends/cuda/driver/client_memory.py) is started for the first request, ends after some
+seconds without one, and is reaped immediately. A library of the driver may hang: a child that does not answer in time
+is killed, and for RETRY_SECONDS no other one is started. Memory that is not known is shown so; no query waits longer
+for it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class ClientMemory:
     """The memory of all clients on this machine."""
 
     log: FilteringBoundLogger
+    nursery: trio.Nursery
+    """Its tasks wait for the ends of children."""
     _process: trio.Process | None = field(default=None, init=False)
     _lock: trio.Lock = field(factory=trio.Lock, init=False)
     _answer: Memory = field(factory=dict, init=False)
@@ -91,6 +94,7 @@ class ClientMemory:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
             )
+            self.nursery.start_soon(self._reap, self._process)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         line = b""
@@ -105,6 +109,13 @@ class ClientMemory:
             return line
         await self.close()
         return b""
+
+    async def _reap(self, process: trio.Process) -> None:
+        """Close the descriptors of a child when it has ended, so that none stay until the next request."""
+        await process.wait()
+        async with self._lock:
+            if self._process is process:
+                await self.close()
 
     async def close(self) -> None:
         """End the child. One that a driver keeps in the kernel is not waited for longer than END_SECONDS."""
