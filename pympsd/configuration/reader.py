@@ -27,7 +27,7 @@ from pympsd.errors import InputError
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
-from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, socket_problem, user_of_server
 from pympsd.vocabulary.partitions import no_partition_note
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.shares import BY_NAME, TABLE, BadShare, read_share
@@ -46,7 +46,6 @@ TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups", 
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
-_NAMED_AFTER_USER: Final = re.compile("uid_([0-9]{1,10})")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
 
@@ -268,8 +267,7 @@ class _Reading(Tables):
                 self.warnings.append((place, no_partition_note(server, name, limits.sm_partition).rstrip(".")))
 
     def _uid(self, path: Path, given: Mapping[str, Any]) -> int | None:
-        named_after = _NAMED_AFTER_USER.fullmatch(str(path[-1]))
-        uid = given.get("uid", int(named_after[1]) if named_after else None)
+        uid = given.get("uid", user_of_server(str(path[-1])))
         if uid is None:
             return None
         path = (*path, "uid")

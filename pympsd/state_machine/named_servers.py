@@ -16,7 +16,6 @@ process is another matter (`status` combines both)::
 - Each change that the next daemon needs increases `NamedServers.changes`, so that the state is saved again.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 
 from pympsd.errors import InputError
@@ -29,10 +28,9 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limit_table import PERCENTAGE, PRIORITY, Limits
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, user_of_server
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.texts import CONTAINMENTS
 
@@ -305,9 +303,8 @@ def _check_user(daemon: Daemon, name: str, uid: int) -> None:
     """Raise NotPossible unless a server can be a user's."""
     if name.startswith("uid_") and name != server_of_user(uid):
         own = f"that of user {uid} is '{server_of_user(uid)}'"
-        number = name.removeprefix("uid_")
-        is_user = re.fullmatch("0|[1-9][0-9]{0,9}", number) and int(number) < NO_USER
-        option = f", or give --uid={number}" if is_user else ""
+        user = user_of_server(name)
+        option = f", or give --uid={user}" if user is not None else ""
         remedy = "" if name in daemon.named_servers else f"; choose another name{option}"
         raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'{remedy}.")
     if daemon.options.multiuser and uid != 0:

@@ -6,17 +6,29 @@ import re
 from typing import Final
 
 from pympsd.vocabulary import files
+from pympsd.vocabulary.identities import NO_USER
 
 DEFAULT: Final = "default"
 """The namespace that every server has."""
 RESERVED: Final = frozenset({files.CONTROL, files.LOG_FIFO, "help"})
 RESERVED_OF_SERVERS: Final = RESERVED | {files.LOCK, files.CONTROL_PRIVILEGED}
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
+_NAME_OF_USER: Final = re.compile("uid_(0|[1-9][0-9]{0,9})", re.ASCII)
 
 
 def server_of_user(uid: int) -> str:
     """Return the name of the server of a user's clients that name none."""
     return f"uid_{uid}"
+
+
+def user_of_server(name: str) -> int | None:
+    """Return the user whose server has a name by `server_of_user`; None for all other names.
+
+    >>> user_of_server("uid_1000"), user_of_server("uid_01000"), user_of_server("a")
+    (1000, None, None)
+    """
+    match = _NAME_OF_USER.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) < NO_USER else None
 
 
 def name_problem(name: str, of_server: bool = False) -> str:

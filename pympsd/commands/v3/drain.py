@@ -7,7 +7,6 @@ a user, and the client processes of that user, also for that user.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from pympsd.commands.grammar.privileges import Caller, insufficient, is_owner
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Argument, Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.options import MAX_SECONDS, UID
+from pympsd.commands.v3.options import UID, read_seconds_or_zero
 from pympsd.state_machine import drains
 from pympsd.state_machine.cgroups import cgroup_path
 from pympsd.state_machine.state.client import Client
@@ -23,6 +22,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind, Waiter
 from pympsd.vocabulary.answers import lines
 from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.namespaces import user_of_server
 from pympsd.vocabulary.texts import BadText, moment
 
 ACTIONS: Final = ("terminate", "fail")
@@ -36,15 +36,6 @@ TARGETS: Final = {
     "device": Option(str, "<device>"),
 }
 """The options that name a target; --all is a flag, and a client is named by its PID alone."""
-_OWN_SERVER: Final = re.compile("uid_(0|[1-9][0-9]{0,9})", re.ASCII)
-
-
-def _read_seconds(text: str) -> float:
-    digits = text.replace(".", "", 1)
-    seconds = float(text) if digits.isascii() and digits.isdecimal() and len(text) < 16 else -1.0
-    if not 0.0 <= seconds <= MAX_SECONDS:
-        raise BadText(f"a number of seconds from 0 to {MAX_SECONDS},", text)
-    return seconds
 
 
 def _read_action(text: str) -> bool:
@@ -65,7 +56,7 @@ def _read_treatment(text: str) -> bool:
         optional=(CLIENT,),
         options={
             **TARGETS,
-            "timeout": Option(_read_seconds, "<seconds>"),
+            "timeout": Option(read_seconds_or_zero, "<seconds>"),
             "then": Option(_read_action, "|".join(ACTIONS)),
             "new-clients": Option(_read_treatment, "|".join(TREATMENTS)),
         },
@@ -116,20 +107,20 @@ def drain(
     Syntax("undrain", optional=(CLIENT,), options=TARGETS, flags=("all",)), protocols=BOTH, has_strict_words=True
 )
 def undrain(daemon: Daemon, caller: Caller, **named: Any) -> Decision:
-    """End the drain of a target, as drain names it: the clients that it holds are served. Without a target, end all
-    drains. What a drain has terminated stays so. A part of a target that is being drained cannot be undrained.
+    """End the drain of a target, given as for drain, and serve the clients that it holds. Without a target, end all
+    drains. Clients that a drain has terminated stay terminated. To undrain a part of a target is not possible.
     """
     if not named:
-        ended = list(daemon.drains)
-        for existing in ended:
-            _check_may_drain(daemon, caller, "undrain", existing.target, [])
-        return _end(daemon, ended)
+        drains_in_force = list(daemon.drains)
+        for drain_in_force in drains_in_force:
+            _check_may_drain(daemon, caller, "undrain", drain_in_force.target, [])
+        return _end(daemon, drains_in_force)
     target = _find_target(daemon, caller, "undrain", named)[0]
-    found = daemon.drains.by_target.get(target)
-    if found is None:
-        listed = ", ".join(str(other.target) for other in daemon.drains) or "none"
-        raise Refused(f"{target} is not being drained. Drains: {listed}.")
-    return _end(daemon, [found])
+    existing = daemon.drains.by_target.get(target)
+    if existing is None:
+        targets = ", ".join(str(other.target) for other in daemon.drains) or "none"
+        raise Refused(f"{target} is not being drained. Drains: {targets}.")
+    return _end(daemon, [existing])
 
 
 def _end(daemon: Daemon, ended: list[Drain]) -> Decision:
@@ -196,18 +187,23 @@ def _find_target(
 
 def _find_clients(daemon: Daemon, name: str, target: DrainTarget) -> list[Client]:
     """Return the clients with a PID; for ``undrain`` they may be gone."""
-    pid = int(target.name) if target.name.isascii() and target.name.isdecimal() and len(target.name) <= 10 else 0
+    pid = _parse_pid(target.name)
     clients = [client for _, client in drains.find_running(daemon, pid)]
     if not pid or (name == "drain" and not clients):
         raise Refused(f"No client with PID {target.name}.")
     return clients
 
 
+def _parse_pid(text: str) -> int:
+    """Return a PID; 0, which no process has, for a text that is not one."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
+
+
 def _find_server(daemon: Daemon, name: str) -> str:
     """Return the name of the server with a name or a PID; raise Refused."""
-    if name in daemon.named_servers or daemon.server_named(name) is not None or _OWN_SERVER.fullmatch(name):
+    if name in daemon.named_servers or daemon.server_named(name) is not None or user_of_server(name) is not None:
         return name
-    process = daemon.server_by_pid(int(name)) if name.isascii() and name.isdecimal() and len(name) <= 10 else None
+    process = daemon.server_by_pid(_parse_pid(name))
     if process is None:
         raise Refused(f"No server named '{name}', nor with this PID.")
     return process.name
@@ -238,13 +234,13 @@ def _owners(daemon: Daemon, target: DrainTarget, clients: list[Client]) -> Itera
         case TargetKind.USER:
             yield int(target.name)
         case TargetKind.CLIENT:
-            known = daemon.drains.by_target.get(target)
+            existing = daemon.drains.by_target.get(target)
             yield from (client.process.peer.operator for client in clients)
-            yield from (client.uid for client in known.clients.values()) if known is not None else ()
+            yield from (client.uid for client in existing.clients.values()) if existing is not None else ()
         case TargetKind.SERVER | TargetKind.NAMESPACE:
             server = target.name.partition("/")[0]
             named, process = daemon.named_servers.get(server), daemon.server_named(server)
             if named is not None or process is not None:
                 yield (named or process).uid  # type: ignore[union-attr]
-            elif own := _OWN_SERVER.fullmatch(server):
-                yield int(own[1])
+            elif (uid := user_of_server(server)) is not None:
+                yield uid

@@ -22,12 +22,25 @@ def read_uid(text: str) -> int:
 
 
 def read_seconds(text: str) -> float:
-    """Read a number of seconds."""
-    digits = text.replace(".", "", 1)
-    seconds = float(text) if digits.isascii() and digits.isdecimal() and len(text) < 16 else 0.0
-    if not 0.0 < seconds <= MAX_SECONDS:
+    """Read a number of seconds, above 0 and up to MAX_SECONDS; raise BadText."""
+    seconds = _parse_seconds(text)
+    if not seconds:
         raise BadText(f"a number of seconds above 0, up to {MAX_SECONDS},", text)
     return seconds
+
+
+def read_seconds_or_zero(text: str) -> float:
+    """Read a number of seconds from 0 to MAX_SECONDS; raise BadText."""
+    seconds = _parse_seconds(text)
+    if seconds is None:
+        raise BadText(f"a number of seconds from 0 to {MAX_SECONDS},", text)
+    return seconds
+
+
+def _parse_seconds(text: str) -> float | None:
+    digits = text.replace(".", "", 1)
+    seconds = float(text) if digits.isascii() and digits.isdecimal() and len(text) < 16 else -1.0
+    return seconds if 0.0 <= seconds <= MAX_SECONDS else None
 
 
 FORMAT: Final = Option(Format.parse, "table|csv|json[,noheader]")
