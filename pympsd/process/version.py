@@ -14,8 +14,8 @@ DRIVER = 590
 CLIENT_CONTEXTS = {580: 48, 590: 60}
 """By branch: the contexts of clients that a device takes on Volta and newer (CUDA's documents, "When to Use MPS")."""
 
-API_VERSION = 13010
-"""The version of the driver API that programs have, as cuDriverGetVersion reports it (CUDA 13.1)."""
+API_VERSION = max(CUDA_VERSIONS.values())
+"""The version of the driver API that programs have, as cuDriverGetVersion reports it, with every branch."""
 
 EXTRAS = "_extras"
 """The folder of files that come with the packages and are not part of them (pympsd/cli/extras.py)."""

@@ -136,7 +136,7 @@ class ClientTable:
             has_executor: Whether that partition has an executor of its own.
 
         Raises:
-            PoolExhausted: The device has too few free slots (48 on Volta and newer, 16 before); nothing has changed.
+            PoolExhausted: The device has too few free slots (`DeviceProperties.max_contexts`); nothing has changed.
         """
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)

@@ -54,8 +54,8 @@ def connection_slots(environment: Mapping[str, str]) -> int:
 class Pool:
     """The connections of a device and the slots that each context holds.
 
-    A slot is one of the 48 (before Volta 16) contexts that the documents allow on a device; a client that asks for
-    more connections than the default takes several slots with each context.
+    A slot is one of the contexts that the documents allow on a device (`DeviceProperties.max_contexts`); a client
+    that requests more connections than the default takes several slots with each context.
 
     >>> pool = Pool(size=2)
     >>> pool.take(7, 1)
