@@ -85,8 +85,8 @@ def _report(command: Sequence[str], error: OSError) -> int:
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run a command to its end; return its status (negative: the signal that ended it); raise OSError."""
-    awaited = {*_SIGNALS, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    expected = {*_SIGNALS, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, expected)
     prctl: Any = ctypes.CDLL(None).prctl
 
     def prepare() -> None:
@@ -96,8 +96,8 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
 
     program = subprocess.Popen(list(command), env=environment, close_fds=False, preexec_fn=prepare)
     while program.poll() is None:
-        received = signal.sigwaitinfo(awaited)
-        # The terminal's (of the kernel) have reached the program too.
+        received = signal.sigwaitinfo(expected)
+        # The kernel sends the terminal's signals to the whole process group, so the program has those already.
         if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
             program.send_signal(received.si_signo)
     return program.returncode
@@ -106,7 +106,7 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
 def _explain(run: str) -> None:
     """Print the daemon's reason for each refusal of a run; the same sentence once."""
     # By standard input: arguments are visible to other users.
-    asked = subprocess.run(
+    query = subprocess.run(
         [sys.executable, "-I", "-S", _PYMPSD],
         input=f"get_refusal_list {run} --json\n",
         capture_output=True,
@@ -114,10 +114,10 @@ def _explain(run: str) -> None:
         check=False,
     )
     try:
-        refusals = json.loads(asked.stdout)
+        refusals = json.loads(query.stdout)
         lines = [f"{refusal['call']}: {refusal['result']}: {refusal['reason']}" for refusal in refusals]
     except (ValueError, TypeError, KeyError):
-        problem = " ".join((asked.stderr or asked.stdout).split()) or "its answer is not a list of refusals"
+        problem = " ".join((query.stderr or query.stdout).split()) or "its answer is not a list of refusals"
         lines = [f"the MPS control daemon cannot be asked why clients were refused: {problem}"]
     for line in dict.fromkeys(lines):
         print(f"pympsd: {printable(line)}", file=sys.stderr, flush=True)

@@ -77,7 +77,9 @@ from pympsd.vocabulary.results import Result
 
 MAX_LISTED: Final = 16
 """Of the clients that are left, in an answer in words; JSON has all."""
-_UNSEEN: Final = "its PID is not visible here, and it is not the only such client of its server"
+_UNSEEN: Final = (
+    "its PID is not visible here, and it is not the only such client of its server: end its process where it runs"
+)
 
 
 def begin(
@@ -106,7 +108,7 @@ def begin(
     drain.failures.clear()
     drain.waiters.append(waiter)
     yield Working(waiter.session)
-    yield from _time(drain)
+    yield from _set_timer(drain)
     yield from _note_clients(daemon, drain)
     yield from _sort_queue(daemon)
     waiting = _count_held(daemon, drain)
@@ -147,7 +149,7 @@ def restore(daemon: Daemon, drains: Iterable[Drain]) -> Iterator[Instruction]:
         drain.id = daemon.drains.ids.take()
         daemon.drains.by_target[drain.target] = drain
         yield Log("drain_resumed", {"target": str(drain.target)})
-        yield from _time(drain)
+        yield from _set_timer(drain)
 
 
 def advance(daemon: Daemon) -> Iterator[Instruction]:
@@ -296,7 +298,7 @@ def _sort_queue(daemon: Daemon) -> Iterator[Instruction]:
         yield from queueing.join(daemon, entry)
 
 
-def _time(drain: Drain) -> Iterator[Instruction]:
+def _set_timer(drain: Drain) -> Iterator[Instruction]:
     timer = Timer(TimerKind.DRAIN, drain.id)
     yield CancelTimer(timer)
     if drain.timeout and not drain.is_expired and not drain.is_over:
@@ -311,17 +313,18 @@ def _finish(daemon: Daemon, drain: Drain, problem: str) -> Iterator[Instruction]
 
 def _answer(daemon: Daemon, drain: Drain, problem: str, *, is_refused: bool) -> Iterator[Instruction]:
     """Answer the operators who wait for a drain."""
-    left = list(drain.clients.values())
-    record = {"event": "done", "drained": not is_refused, "left": [_record(client) for client in left]}
+    remaining = list(drain.clients.values())
+    record = {"event": "done", "drained": not is_refused, "left": [_record(client) for client in remaining]}
     answers = []
     for waiter in drain.waiters:
         if waiter.is_json:
             answer = Answer((Part(_json(drain, record), logged=False),), refused=is_refused)
         elif is_refused:
-            listed = ", ".join(str(client.pid) for client in left[:MAX_LISTED])
-            more = f" and {len(left) - MAX_LISTED} more" if len(left) > MAX_LISTED else ""
-            clients = f"; left: {listed}{more}" if left else ""
-            hint = f"new clients are held until 'undrain {drain.target}'" if drain.is_over else ""
+            pids = ", ".join(str(client.pid) for client in remaining[:MAX_LISTED])
+            more = f" and {len(remaining) - MAX_LISTED} more" if len(remaining) > MAX_LISTED else ""
+            clients = f"; left: {pids}{more}" if remaining else ""
+            treatment = "refused" if drain.refuses else "held"
+            hint = f"new clients are {treatment} until 'undrain {drain.target}'" if drain.is_over else ""
             answer = Answer((Part(f"{drain.target} {problem}{clients}."),), hint, refused=True)
         else:
             answer = Answer((Part(f"Drained {drain.target}: nothing is left."),))
@@ -330,8 +333,8 @@ def _answer(daemon: Daemon, drain: Drain, problem: str, *, is_refused: bool) -> 
     if drain.releases and not is_refused:
         yield ReleaseDriver(tuple(answers))
         return
-    for answered in answers:
-        yield from reply(answered.session, answered.answer)
+    for item in answers:
+        yield from reply(item.session, item.answer)
 
 
 def _report_end(drain: Drain, client: RunningClient, how: str) -> Iterator[Instruction]:
@@ -367,5 +370,5 @@ def _count_held(daemon: Daemon, drain: Drain) -> int:
     return sum(bool(entry.client) and find_drain(daemon, entry) is drain for entry in daemon.queue.held)
 
 
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number or 'no'} {one if number == 1 else several}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number or 'no'} {singular if number == 1 else plural}"

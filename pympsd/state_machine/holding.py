@@ -26,7 +26,7 @@ def find_drain(daemon: Daemon, entry: QueueEntry) -> Drain | None:
 
 
 def hold(daemon: Daemon, drain: Drain, entry: QueueEntry) -> Iterator[Instruction]:
-    """Hold an entry that is not in the queue, or refuse its client, as a drain has it."""
+    """Hold an entry that is not in the queue, or refuse its client if the drain refuses new clients."""
     if drain.refuses and entry.client:
         yield refuse(drain, entry.client)
         return
@@ -42,7 +42,7 @@ def refuse(drain: Drain, client: int) -> RefuseClient:
     return RefuseClient(client, Result.ERROR_MPS_SERVER_NOT_READY, reason)
 
 
-def find_releasing(daemon: Daemon) -> str:
+def start_problem(daemon: Daemon) -> str:
     """Return why no server may be started, as a sentence; empty if one may."""
     drain = daemon.drains.releasing
     if drain is None:
@@ -51,7 +51,7 @@ def find_releasing(daemon: Daemon) -> str:
 
 
 def has_terminated(daemon: Daemon, server: Server, process: ClientProcess) -> bool:
-    """Return whether a drain has terminated a process, whose further connections are those of a new client then."""
+    """Return whether a drain has terminated a process on a server: its next connection is a new client's."""
     return any(
         client.process.is_same(process) and daemon.drains.has_terminated(client.id)
         for client in server.clients.values()

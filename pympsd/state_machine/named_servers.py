@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from pympsd.errors import InputError
 from pympsd.state_machine import queueing, registration, shares
-from pympsd.state_machine.holding import find_releasing
+from pympsd.state_machine.holding import start_problem
 from pympsd.state_machine.instructions import Instruction, Log, Working, reply
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.state.client import Client
@@ -109,7 +109,7 @@ def create_server(
         raise NotPossible(problem)
     if daemon.quitting is not None:
         raise NotPossible("The daemon is quitting.")
-    if problem := find_releasing(daemon):
+    if problem := start_problem(daemon):
         raise NotPossible(problem)
     if name in daemon.named_servers:
         raise NotPossible(f"Server '{name}' exists already.")

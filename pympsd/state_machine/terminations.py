@@ -67,9 +67,9 @@ def begin(
 ) -> Iterator[Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
-    ``session`` 0: none is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
-    as protocol 3 has it. ``timeout``: seconds to wait, if they are fewer than the server has. ``evicted``: clients
-    that get no context any more. ``is_drain``: its result is kept in `Terminations.results`.
+    ``session`` 0: nobody waits for the answer; ``answer``: in place of the number that terminate_client prints;
+    ``in_words``: as protocol 3 has it. ``timeout``: seconds to wait, if they are fewer than the server has.
+    ``evicted``: clients that get no context any more. ``is_drain``: its result is kept in `Terminations.results`.
     """
     token = daemon.terminations.ids.take()
     contexts = frozenset(number for client in _clients_of(server, pid) for number in client.contexts)

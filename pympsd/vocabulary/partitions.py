@@ -72,12 +72,12 @@ def protocol_2_chunks(device: DeviceProperties) -> tuple[tuple[int, ...], ...]:
     """
     size, count = chunk_size(device), chunk_count(device)
     if device.sm_chunks_2 is not None:
-        most, size_2 = device.sm_chunks_2
+        maximum, size_2 = device.sm_chunks_2
     else:
         is_discrete_8 = device.compute_capability < (9, 0) and not device.attributes.get("INTEGRATED")
-        most, size_2 = count, 4 if is_discrete_8 else size
-    each = max(1, size_2 // size)
-    return tuple(tuple(range(each * index, each * (index + 1))) for index in range(min(most, count // each)))
+        maximum, size_2 = count, 4 if is_discrete_8 else size
+    parts = max(1, size_2 // size)
+    return tuple(tuple(range(parts * index, parts * (index + 1))) for index in range(min(maximum, count // parts)))
 
 
 def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[int, ...]:

@@ -130,7 +130,7 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
         "pid_namespace": client.process.pid_namespace,
         "command": client.process.command,
         **on_device_record(client, first.device, memory=0 if daemon.options.has_own_servers else None),
-        "draining": target_text(daemon.drains.draining(client.id)),
+        "draining": target_text(daemon.drains.find_by_client(client.id)),
     }
 
 

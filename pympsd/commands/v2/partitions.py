@@ -72,12 +72,12 @@ def sm_partition(daemon: Daemon, caller: Caller, verb: str, device: str, subject
     clients (rm). A client runs in the partition that its CUDA_MPS_SM_PARTITION names as DEVICE/PARTITION.
     """
     if not daemon.options.static:
-        raise _failed(NOT_ENABLED, _how_to_enable(daemon))
+        raise _refuse(NOT_ENABLED, _how_to_enable(daemon))
     if verb == "add":
         return _add(daemon, device, subject)
     if verb == "rm":
         return _remove(daemon, caller, *_split_partition(device, subject))
-    raise _failed("sm_partition needs add or rm", f"usage: {_USAGES['add']}, or {_USAGES['rm']}")
+    raise _refuse("sm_partition needs add or rm", f"usage: {_USAGES['add']}, or {_USAGES['rm']}")
 
 
 _USAGES: Final = {"add": "sm_partition add DEVICE CHUNKS", "rm": "sm_partition rm DEVICE PARTITION"}
@@ -85,31 +85,31 @@ _USAGES: Final = {"add": "sm_partition add DEVICE CHUNKS", "rm": "sm_partition r
 
 def _add(daemon: Daemon, device: str, chunks: str) -> Decision:
     if not device:
-        raise _unfulfilled("0", Result.ERROR_INVALID_VALUE, f"usage: {_USAGES['add']}")
+        raise _refuse_chunks("0", Result.ERROR_INVALID_VALUE, f"usage: {_USAGES['add']}")
     index = _device_named(daemon, device)
     is_number = chunks.isascii() and chunks.isdecimal() and len(chunks) <= _MAX_DIGITS
     if not is_number or int(chunks) < 1:
         needs = f"sm_partition add needs a device and a number of chunks from 1, not {chunks[:MAX_QUOTED]!r}."
-        raise _unfulfilled(chunks[:MAX_QUOTED] or "0", Result.ERROR_INVALID_VALUE, needs)
+        raise _refuse_chunks(chunks[:MAX_QUOTED] or "0", Result.ERROR_INVALID_VALUE, needs)
     try:
         partition, log = add_partition(daemon, index, int(chunks))
     except TooOld as error:
-        raise _unfulfilled(chunks, Result.ERROR_NOT_SUPPORTED, str(error)) from None
+        raise _refuse_chunks(chunks, Result.ERROR_NOT_SUPPORTED, str(error)) from None
     except NotReported as error:
-        raise _unfulfilled(chunks, Result.ERROR_NOT_READY, str(error)) from None
+        raise _refuse_chunks(chunks, Result.ERROR_NOT_READY, str(error)) from None
     except NotPossible as error:
-        raise _unfulfilled(chunks, Result.ERROR_INVALID_RESOURCE_CONFIGURATION, str(error)) from None
+        raise _refuse_chunks(chunks, Result.ERROR_INVALID_RESOURCE_CONFIGURATION, str(error)) from None
     return Decision(lines(f"Partition {daemon.devices[index].uuid}/{partition.name} created"), (log,))
 
 
 def _remove(daemon: Daemon, caller: Caller, device: str, word: str) -> Decision:
     if not device or not word:
-        raise _failed("sm_partition rm needs a device and a partition", f"usage: {_USAGES['rm']}")
+        raise _refuse("sm_partition rm needs a device and a partition", f"usage: {_USAGES['rm']}")
     index = _device_named(daemon, device)
     uuid = daemon.devices[index].uuid
     partition = _find_partition(daemon, index, word)
     if partition is None:
-        names = [one.name for one in daemon.partitions if one.device == index]
+        names = [other.name for other in daemon.partitions if other.device == index]
         has = f"It has: {', '.join(names)}" if names else "It has none."
         raise Refused(
             answer=refusal(f"Failed to find partition {word[:MAX_QUOTED]} on device {uuid}", diagnostic=has)
@@ -142,7 +142,8 @@ def _find_partition(daemon: Daemon, device: int, word: str) -> SmPartition | Non
             word = rest if device_named(daemon.devices, place) == device else ""
         except UnknownDevice:
             return None
-    return next((one for one in daemon.partitions if (one.device, one.name) == (device, word)), None)
+    on_device = (partition for partition in daemon.partitions if partition.device == device)
+    return next((partition for partition in on_device if partition.name == word), None)
 
 
 def _device_named(daemon: Daemon, word: str) -> int:
@@ -153,12 +154,12 @@ def _device_named(daemon: Daemon, word: str) -> int:
         raise Refused(answer=refusal(text, diagnostic=str(error))) from None
 
 
-def _unfulfilled(chunks: str, result: Result, reason: str) -> Refused:
+def _refuse_chunks(chunks: str, result: Result, reason: str) -> Refused:
     text = f"Failed to fulfill the requested SM partition of {chunks} chunks, error CUDA_{result.name}"
     return Refused(answer=refusal(text, diagnostic=reason))
 
 
-def _failed(text: str, hint: str) -> Refused:
+def _refuse(text: str, hint: str) -> Refused:
     return Refused(answer=refusal(f"Failed: {text}", diagnostic=hint))
 
 

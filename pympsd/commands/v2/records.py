@@ -66,7 +66,7 @@ def client_record(daemon: Daemon, client: Client) -> dict[str, Any]:
         "priority": None if limits is None else limits.priority,
         "memory_bytes": _by_device(client.memory),
         "contexts": [context_record(context) for context in client.contexts.values()],
-        "draining": target_text(daemon.drains.draining(client.id)),
+        "draining": target_text(daemon.drains.find_by_client(client.id)),
     }
 
 

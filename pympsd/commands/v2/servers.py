@@ -9,7 +9,7 @@ from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Synt
 from pympsd.commands.v2.records import find_server, server_record, target_text
 from pympsd.state_machine import terminations
 from pympsd.state_machine.admission import drop_start_request, request_server
-from pympsd.state_machine.holding import find_drain, find_releasing
+from pympsd.state_machine.holding import find_drain, start_problem
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.shutdown import begin_quit, shut_down_server
 from pympsd.state_machine.state.daemon import Daemon
@@ -98,7 +98,7 @@ def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
         raise Refused(answer=refusal(*texts, diagnostic=reason))
     if daemon.quitting is not None:
         raise Refused("start_server: the daemon is quitting")
-    if problem := find_releasing(daemon):
+    if problem := start_problem(daemon):
         raise Refused(problem)
     instructions = tuple(request_server(daemon, uid))
     server_ids = [instruction.server for instruction in instructions if isinstance(instruction, SpawnServer)]

@@ -174,7 +174,7 @@ def _rows(daemon: Daemon, caller: Caller, client: Client, server: NamedServer) -
         "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.id for context in client.contexts.values()),
         "since": moment(client.process.since),
-        "draining": target_text(daemon.drains.draining(client.id)),
+        "draining": target_text(daemon.drains.find_by_client(client.id)),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):

@@ -137,10 +137,10 @@ class Drains:
         """The drain that ends all servers; None: servers may start."""
         return next((drain for drain in self if drain.releases), None)
 
-    def draining(self, client: int) -> Drain | None:
-        """Return the first drain of a client that runs, by id; None: it is not being drained."""
+    def find_by_client(self, client: int) -> Drain | None:
+        """Return the first drain that waits for a client, by the client's id; None if there is none."""
         return next((drain for drain in self if client in drain.clients), None)
 
     def has_terminated(self, client: int) -> bool:
-        """Return whether a drain has terminated a client, by id, that is still connected."""
+        """Return whether a drain has terminated a client, by its id, that is still connected."""
         return any(client in drain.terminated for drain in self)

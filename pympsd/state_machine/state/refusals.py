@@ -11,6 +11,7 @@ sees only its own. They are not kept for the next daemon.
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from attrs import define, field, frozen
@@ -58,4 +59,4 @@ class Refusals:
 
     def __iter__(self) -> Iterator[RefusedClient]:
         """Iterate over all refusals, the oldest first."""
-        return iter(sorted((one for own in self._of_users.values() for one in own), key=lambda one: one.at))
+        return iter(sorted(chain.from_iterable(self._of_users.values()), key=lambda refusal: refusal.at))
