@@ -42,8 +42,9 @@ class Executor:
     """Whether this server has killed it because it was silent or broke the rules of its link."""
     unfinished: int = field(default=0, init=False)
     """The last known number of contexts that are gone but whose kernels still run."""
+    has_ended: bool = field(default=False, init=False)
+    """Whether its link is closed; its process may still be there (``gone``)."""
     _answers: dict[int, tuple[trio.Event, list[Answer]]] = field(factory=dict, init=False)
-    _ended: bool = False
 
     @property
     def device(self) -> int:
@@ -65,7 +66,7 @@ class Executor:
 
         ``sent``: descriptors to send with it, which are closed.
         """
-        if self._ended:
+        if self.has_ended:
             close_all(sent)
             raise gone(self.device)
         event, answers = self._answers[request] = (trio.Event(), [])
@@ -96,7 +97,7 @@ class Executor:
 
     def end(self) -> None:
         """Fail all pending requests, because the executor has ended."""
-        self._ended = True
+        self.has_ended = True
         for event, _ in self._answers.values():
             event.set()
 

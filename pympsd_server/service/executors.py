@@ -138,10 +138,11 @@ class Executors:
     async def until_ended(self, slot: ExecutorSlot) -> None:
         """Wait while a slot's executor ends: until its process is reaped, and its loss is handled if it was one.
 
-        A context of the next executor would otherwise count among the contexts that are lost with this one.
+        A context of the next executor would otherwise count among the contexts that are lost with this one. One that
+        starts, or runs, is not waited for.
         """
         latest = self._latest.get(slot)
-        if latest is not None and (latest.end_expected or slot not in self._running):
+        if latest is not None and (latest.end_expected or latest.has_ended):
             await latest.gone.wait()
 
     async def _make_room(self, slot: ExecutorSlot) -> None:

@@ -14,10 +14,11 @@ from attrs import define, field
 from processes import suspend
 from wedge import wedge
 
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
-from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone, Ping
+from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone, ExecutorReady, Ping
 from pympsd_server.service import executors as executors_module
 from pympsd_server.service.executor import Executor, ExecutorError
 from pympsd_server.service.executors import Executors
@@ -112,6 +113,30 @@ async def test_the_next_executor_is_started_when_the_loss_of_the_last_one_is_han
                 await trio.testing.wait_all_tasks_blocked()
                 may_reap.set()
             assert losses_at_starts == [0, 1]
+            nursery.cancel_scope.cancel()
+
+
+async def test_who_opens_a_context_while_the_executor_starts_does_not_wait_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two clients that came at the same time: the second one waited for ever."""
+    is_starting, may_start = trio.Event(), trio.Event()
+    await_ready = executors_module._await_ready
+
+    async def await_ready_late(channel: MessageChannel) -> ExecutorReady:
+        is_starting.set()
+        await may_start.wait()
+        return await await_ready(channel)
+
+    monkeypatch.setattr(executors_module, "_await_ready", await_ready_late)
+    with trio.fail_after(SECONDS):
+        async with trio.open_nursery() as nursery:
+            running = executors(nursery, "emulated", Recorder())
+            nursery.start_soon(running.get_or_start, SLOT)
+            await is_starting.wait()
+            await running.until_ended(SLOT)
+            may_start.set()
+            assert (await running.get_or_start(SLOT)).generation == 1
             nursery.cancel_scope.cancel()
 
 
