@@ -288,10 +288,11 @@ def test_protocol_3_names_its_own_commands() -> None:
 
 
 def test_the_json_of_lspart_has_a_row_for_each_line(daemon: Daemon) -> None:
-    name = _add(daemon, "0", 10).partition("/")[2]
+    uuid, _, name = _add(daemon, "0", 10).partition("/")
+    keys = ("gpu", "partition", "free_chunks", "used_chunks", "free_sms", "used_sms", "clients")
     rows = json.loads(_ask(daemon, "lspart --json").printed)
-    assert [(row["partition"], row["free_sms"], row["used_sms"], row["clients"]) for row in rows] == [
-        ("", "52", "80", ""),
-        (name, "", "80", "No"),
+    assert rows == [
+        dict(zip(keys, (uuid, None, 5, 10, 52, 80, None), strict=True)),
+        dict(zip(keys, (uuid, name, None, 10, None, 80, False), strict=True)),
     ]
     assert _ask(daemon, "lspart --all").diagnostic == "lspart: '--all' is not understood; usage: lspart [--json]"

@@ -175,7 +175,7 @@ HEADINGS: Final = (
     ("", "", "chunks", "chunks", "SM", "SM", ""),
 )
 KEYS: Final = ("gpu", "partition", "free_chunks", "used_chunks", "free_sms", "used_sms", "clients")
-"""The columns in JSON."""
+"""The columns in JSON, where ``gpu`` is the whole UUID, ``clients`` is true or false, and blank columns are null."""
 _WIDTHS: Final = (14, 38, 8, 8, 6, 6, 0)
 _MIN_UUID: Final = len("GPU-") + 8
 """The characters of a UUID in the table; more if two devices begin with the same ones."""
@@ -193,32 +193,41 @@ def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
     if not sees_all(daemon, caller):
         reason = "shows what all servers have; here 'sm-partition list' shows your server's partitions"
         return Decision(refusal(diagnostic=f"'{NAME}' {reason}."))
-    rows = list(_rows(daemon))
+    records = list(_rows(daemon))
+    data = [dict(zip(KEYS, record, strict=True)) for record in records]
+    shown = dict(zip((device.uuid for device in daemon.devices), _abbreviate_uuids(daemon), strict=True))
+    rows = [(shown[uuid], *map(_word, values)) for uuid, *values in records]
     widths = (max(_WIDTHS[0], *(len(row[0]) + 2 for row in (*HEADINGS, *rows))), *_WIDTHS[1:])
     padded = ("".join(map(str.ljust, row, widths)) for row in (*HEADINGS, *rows))
-    data = [dict(zip(KEYS, row, strict=True)) for row in rows]
     return Decision(lines(*(line.rstrip() for line in padded)), data=data)
 
 
-def _rows(daemon: Daemon) -> Iterator[tuple[str, ...]]:
-    uuids = _abbreviate_uuids([device.uuid for device in daemon.devices])
+def _rows(daemon: Daemon) -> Iterator[tuple[str, str | None, *tuple[int | None, ...]]]:
+    """Yield a row for each device, and below it one for each of its partitions; None where the table is blank."""
     for index, device in enumerate(daemon.devices):
         free = free_of(daemon, index)
         chunks, sms = count_chunks(daemon, index, free), len(multiprocessors(device, free))
         used = len(chunks_of(daemon, index)) - chunks, device.multiprocessors - sms
-        yield uuids[index], "", *map(str, (chunks, used[0], sms, used[1])), ""
+        yield device.uuid, None, chunks, used[0], sms, used[1], None
         for server, partition in partitions_on(daemon, index):
             chunks, sms = (
                 count_chunks(daemon, index, partition.chunks),
                 len(multiprocessors(device, partition.chunks)),
             )
-            has_clients = "Yes" if clients_in(daemon, server, partition) else "No"
-            name = partition_id(server, device, partition.name)
-            yield uuids[index], name, "", str(chunks), "", str(sms), has_clients
+            has_clients = bool(clients_in(daemon, server, partition))
+            yield device.uuid, partition_id(server, device, partition.name), None, chunks, None, sms, has_clients
 
 
-def _abbreviate_uuids(uuids: list[str]) -> list[str]:
-    """Return the beginnings of UUIDs, long enough to differ."""
+def _word(value: str | int | None) -> str:
+    """Return a value of a row as the table has it."""
+    if value is None:
+        return ""
+    return ("No", "Yes")[value] if isinstance(value, bool) else str(value)
+
+
+def _abbreviate_uuids(daemon: Daemon) -> list[str]:
+    """Return the beginnings of the devices' UUIDs, long enough to differ."""
+    uuids = [device.uuid for device in daemon.devices]
     length = _MIN_UUID
     while len({uuid[:length] for uuid in uuids}) < len(set(uuids)):
         length += 1
