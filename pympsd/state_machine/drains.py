@@ -255,6 +255,10 @@ def _note_clients(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
             gone = drain.clients.pop(client)
             drain.failures.pop(client, None)
             yield from _report_end(drain, gone, "finished" if gone.server_id in daemon.servers else "server ended")
+    # A client that an earlier drain has terminated has ended for this one too, which would wait for its process.
+    drain.terminated |= {client for client in running if daemon.drains.has_terminated(client)}
+    for client in drain.terminated & drain.clients.keys():
+        del drain.clients[client]
     drain.clients |= {client: record for client, record in running.items() if client not in drain.terminated}
 
 

@@ -171,6 +171,18 @@ def test_overlapping_drains_share_what_was_terminated(busy: Story) -> None:
     assert [one.client for one in busy.says("undrain --all", session=4) if isinstance(one, AdmitClient)] == [3]
 
 
+@pytest.mark.parametrize("target", ["--server=uid_500", "--all", "101"])
+def test_a_later_drain_does_not_wait_for_what_an_earlier_one_has_terminated(busy: Story, target: str) -> None:
+    leaves(busy, 2)
+    (termination,) = terminations(busy.says("drain --user=500 --timeout=0"))
+    busy.feed(events.TerminationAnswered(1, termination.token, 0))
+    later = busy.says(f"drain {target} --timeout=5 --then=fail", session=2)
+    assert notes(later, 2) == [f"Draining {target}: no clients are running, no clients are held."]
+    assert answers(later) == [(2, f"Drained {target}: nothing is left.\n", False)]
+    busy.says("undrain --user=500", session=3)
+    assert busy.daemon.drains.has_terminated(1)
+
+
 def test_a_drain_of_a_client_ends_with_it(busy: Story) -> None:
     busy.says("drain 101")
     assert answers(leaves(busy, 1)) == [(1, "Drained 101: nothing is left.\n", False)]
