@@ -75,7 +75,7 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
 def expected_driver(settings: Settings) -> int:
     """Return the branch of the driver of a daemon with these settings, without asking the driver; raise BadMachine.
 
-    With backend ``auto`` that is right but on a machine whose driver has a server of its own.
+    With backend ``auto`` it is right except on a machine whose driver has a server of its own.
     """
     if settings.driver or settings.backend in ("cuda", "auto"):
         return settings.driver or DRIVER

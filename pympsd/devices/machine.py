@@ -240,9 +240,11 @@ def _check_chunks(device: DeviceProperties, table: dict[str, Any]) -> None:
         raise BadMachine(f"sm_chunks: {count} chunks of {size} SMs do not fit {device.multiprocessors} SMs")
     if device.sm_chunks_2 is not None:
         count, size = device.sm_chunks_2
-        most, unit = chunk_count(device), chunk_size(device)
-        if size % unit or count * size > most * unit:
-            raise BadMachine(f"sm_chunks_2: {count} chunks of {size} SMs cannot be made of {most} chunks of {unit}")
+        maximum, unit = chunk_count(device), chunk_size(device)
+        if size % unit or count * size > maximum * unit:
+            raise BadMachine(
+                f"sm_chunks_2: {count} chunks of {size} SMs cannot be made of {maximum} chunks of {unit}"
+            )
 
 
 def _pci(table: dict[str, Any], index: int) -> str:

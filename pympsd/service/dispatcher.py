@@ -432,8 +432,8 @@ class Dispatcher:
 
     def note_refusal(self, peer: Peer, code: int, reason: str, run_id: str = "", call: str = "cuInit") -> None:
         """Keep a refusal for its user's query: ``code`` is the result of the program's call, see `RefusedClient`."""
-        noted = RefusedClient(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
-        self.state.refusals.add(noted)
+        refusal = RefusedClient(peer.pid, peer.uid, time.time(), call, code, reason[:MAX_REASON], run_id)
+        self.state.refusals.add(refusal)
 
     def log_refused(self, peer: Peer, reason: str) -> None:
         """Log that a client is refused."""

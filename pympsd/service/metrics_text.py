@@ -153,7 +153,7 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
         "server_status",
         "stateset",
         "The status of the server.",
-        lambda _, server: [({"pympsd_server_status": each}, server.status == each) for each in ServerStatus],
+        lambda _, server: [({"pympsd_server_status": status}, server.status == status) for status in ServerStatus],
     ),
     (
         "server_active_thread_ratio",

@@ -57,7 +57,8 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
         # Driver 580, and its own server, do not read the variable, and run the client on all SMs.
         if not text or not daemon.options.has_own_servers or daemon.options.driver < STATIC_SINCE:
             return {}
-        problem = f"named SM partition '{text}', and this daemon has none: it was started without -S"
+        remedy = "start it with -S, or the client without CUDA_MPS_SM_PARTITION"
+        problem = f"named SM partition '{text}', and this daemon has none: it was started without -S; {remedy}"
         return dict.fromkeys(range(len(daemon.devices)), ChosenPartition(problem=problem))
     chosen: dict[int, ChosenPartition] = {}
     entries = [_CREATED.sub(r"\1", part.strip()).partition("/") for part in text.split(",")]
