@@ -127,6 +127,12 @@ def give_commands(
     except ConnectionError as error:  # the vendor's daemon
         _complain(f"{error}\n".encode())
         return UNREACHABLE
+    except KeyboardInterrupt:
+        import _signal  # type: ignore[import-not-found]
+
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # end by the signal, as a shell expects, without a traceback
+        posix.kill(posix.getpid(), _signal.SIGINT)
+        raise
     except _NoOutput as error:
         return _report_no_output(error)
     except LookupError as error:  # a file cannot be read

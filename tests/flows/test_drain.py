@@ -151,7 +151,8 @@ def test_a_drain_continues_without_its_operator(daemon: DaemonProcess, make_clie
     with draining(daemon, str(client.pid), "--timeout=60") as begun:
         first_line(begun)
         begun.send_signal(signal.SIGINT)
-        begun.wait(SECONDS)
+        assert begun.communicate(timeout=SECONDS)[1] == ""
+        assert begun.returncode == -signal.SIGINT
     assert [(row["target"], row["state"]) for row in drain_list(daemon)] == [(str(client.pid), "draining")]
     client.end()
     wait_until(lambda: drain_list(daemon) == [], "the end of the client's drain")
