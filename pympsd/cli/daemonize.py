@@ -36,12 +36,13 @@ from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal
 from pympsd.process.title import show_as
+from pympsd.process.version import STATIC_SINCE
 from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
 from pympsd.service.files.symbolic_links import check_links
 from pympsd.service.metrics import end, listen
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
-from pympsd.state_machine.partitions import NO_STATIC_MODE, STATIC_SINCE
+from pympsd.state_machine.partitions import NO_STATIC_MODE
 from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.directory_claim import CannotReplace, claim, replace
 from pympsd.takeover.state_file import lost_in_protocol_2, partitions_left, trace_left

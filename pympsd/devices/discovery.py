@@ -19,12 +19,9 @@ from attrs import evolve, frozen
 from pympsd.devices.machine import describe
 from pympsd.devices.visible import keep_one_generation, select
 from pympsd.errors import StartError
-from pympsd.process.version import DRIVER
+from pympsd.process.version import DRIVER, VENDOR_DRIVER
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.settings import Settings
-
-VENDOR_DRIVER: Final = 580
-"""The branch of the driver whose own server pympsd can lead."""
 
 
 class NoDriver(StartError, ValueError):

@@ -16,7 +16,7 @@ from typing import Final
 from attrs import evolve
 
 from pympsd.devices.visible import find_device
-from pympsd.state_machine.partitions import STATIC_SINCE
+from pympsd.process.version import STATIC_SINCE
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.namespaces import DEFAULT

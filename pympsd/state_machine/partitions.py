@@ -47,8 +47,6 @@ NO_PARTITIONS: Final = (
     "Static SM partitions are not possible with the driver's own server of this release: "
     "--active-thread-percentage of a namespace limits the SMs of its clients."
 )
-STATIC_SINCE: Final = 590
-"""The branch of the driver since which protocol 2 has static partitions."""
 NO_STATIC_MODE: Final = (
     "static SM partitions are not possible with the driver's own server of this release: "
     "set_active_thread_percentage limits the SMs of clients, and PYMPSD_BACKEND=cuda is without that server"

@@ -32,7 +32,7 @@ from pympsd.commands.grammar import loose, strict
 from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, restrict_view
 from pympsd.commands.grammar.recorded import BY_FIRST_WORD, RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
-from pympsd.process.version import DRIVER
+from pympsd.process.version import CUDA_VERSIONS, DRIVER
 from pympsd.state_machine.instructions import Instruction, Note
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
@@ -80,7 +80,7 @@ class Command:
     """The line that such a refusal prints, for programs that look for one."""
     in_protocol_3: str = ""
     """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
-    driver: int = 580
+    driver: int = min(CUDA_VERSIONS)
     """The branch of the driver since which protocol 2 has it."""
     view: View = restrict_view
     """Returns the part of the state that a query answers from."""

@@ -26,12 +26,12 @@ from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.recorded import MAX_QUOTED
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Argument, Refused, Syntax
+from pympsd.process.version import STATIC_SINCE
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.partitions import (
     NO_PARTITIONS,
     NO_STATIC_MODE,
-    STATIC_SINCE,
     NotReported,
     TooOld,
     add_partition,
