@@ -185,7 +185,7 @@ def _install(options: Options) -> int:
 
 
 def _driver(options: Options) -> int:
-    """Return the branch of the driver that a daemon would have here, as far as the settings can be read."""
+    """Return the branch of the driver that a daemon would have here; report settings that are wrong."""
     from pympsd.process.version import DRIVER
 
     if options.driver:
@@ -207,7 +207,10 @@ def _driver(options: Options) -> int:
         from pympsd.vocabulary.settings import Settings
 
         return expected_driver(Settings.from_environment(with_machine_file(environment)))
-    except (ImportError, InputError):
+    except ImportError:
+        return DRIVER
+    except InputError as error:
+        sys.stderr.write(f"{error}\n")
         return DRIVER
 
 

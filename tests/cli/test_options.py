@@ -360,3 +360,13 @@ def test_a_daemon_is_started_in_one_way(words: list[str]) -> None:
     with pytest.raises(BadOption, match="give one of them"):
         Options(words)
     assert Options(["-d", "-d"]).start == "background"
+
+
+def test_the_version_reports_a_driver_that_does_not_exist(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(posix.environ, b"PYMPSD_DRIVER", b"570")
+    assert main(["-v"]) == 0
+    printed = capfd.readouterr()
+    assert "Binary version: 13010" in printed.out
+    assert printed.err == "PYMPSD_DRIVER is one of 580, 590, not '570'\n"
