@@ -14,6 +14,8 @@ from processes import ClientProcess, DaemonProcess, alive, wait_until
 
 from pympsd.devices.state_folder import StateFolder
 
+pytestmark = pytest.mark.long
+
 FAILED = "MPS server failed to start"
 REFUSED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
 TWO = '[[device]]\n[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n'

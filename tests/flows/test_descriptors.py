@@ -15,6 +15,8 @@ from processes import PYMPSD, ClientProcess, DaemonProcess, alive, children_of, 
 
 from pympsd.wire import frames
 
+pytestmark = pytest.mark.long
+
 MakeDaemon = Callable[..., DaemonProcess]
 Start = Callable[[DaemonProcess], ClientProcess]
 ADVICE = "raise the limit of open file descriptors to 16384 or more (ulimit -n)"

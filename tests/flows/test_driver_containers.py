@@ -15,7 +15,7 @@ from processes import PYMPSD, ClientProcess, DaemonProcess, killed_after, wait_u
 INSIDE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 USER, NOBODY = 1000, 65534
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces"), pytest.mark.long]
 
 
 @pytest.fixture

@@ -25,7 +25,10 @@ OTHER = 10001
 PROCESSES = "raise the limit of processes and threads of the user (ulimit -u)"
 NO_SPACE = "No space left on device"
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users and mounts disks")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users and mounts disks"),
+    pytest.mark.long,
+]
 
 
 def limit(pid: int, which: int, soft: int) -> None:

@@ -12,6 +12,8 @@ from processes import ClientProcess, DaemonProcess, alive, suspend
 
 from pympsd.vocabulary import files
 
+pytestmark = pytest.mark.long
+
 MakeDaemon = Callable[..., DaemonProcess]
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"

@@ -11,6 +11,8 @@ import pytest
 from processes import ClientProcess, DaemonProcess, clients_of, wait_until
 from protocol3 import ctl, pipe, start
 
+pytestmark = pytest.mark.long
+
 USER, OTHER = 10001, 10002
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import pytest
 from processes import DaemonProcess
 
+pytestmark = pytest.mark.long
+
 MakeDaemon = Callable[..., DaemonProcess]
 
 

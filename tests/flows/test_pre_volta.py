@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from processes import CLIENT, ClientProcess, DaemonProcess
 
+pytestmark = pytest.mark.long
+
 Start = Callable[..., ClientProcess]
 MIB = 1 << 20
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"

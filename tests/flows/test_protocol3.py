@@ -18,7 +18,7 @@ from sequences import MACHINE, Replay, check_steps, settings_of
 
 SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol3.toml").read_text())["sequence"]
 WITH_CLIENTS = ("T22", "T30", "T33", "T38", "T42", "T50")
-"""Sequences with clients that stand for the others when long tests are left out."""
+"""Sequences with clients that are not left out with the long tests."""
 CASES = [(each, backend) for each in SEQUENCES for backend in each.get("on", ["emulated"])]
 
 
@@ -26,11 +26,11 @@ def _id(sequence: dict[str, Any], backend: str) -> str:
     return str(sequence["id"]) if backend == "emulated" else f"{sequence['id']} ({backend})"
 
 
-SHORT = [
-    _id(each, backend)
-    for each, backend in CASES
-    if each["id"] in WITH_CLIENTS or not any("client" in step for step in each["steps"])
+WITHOUT_CLIENTS = [
+    _id(each, backend) for each, backend in CASES if not any("client" in step for step in each["steps"])
 ]
+SHORT = [*(_id(each, backend) for each, backend in CASES if each["id"] in WITH_CLIENTS), *WITHOUT_CLIENTS[::2]]
+"""Sequences that stand for the others when long tests are left out; of those without clients every second one."""
 
 
 @pytest.fixture(scope="module")

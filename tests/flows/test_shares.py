@@ -22,7 +22,7 @@ Join = Callable[..., ClientProcess]
 GREEDY, OTHER, THIRD = 10001, 10002, 10003
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root serves other users")
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="only root serves other users"), pytest.mark.long]
 
 
 @pytest.fixture

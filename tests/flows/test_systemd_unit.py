@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, SECONDS, DaemonProcess, alive, wait_until
 
+pytestmark = pytest.mark.long
+
 UNIT = Path(__file__).parents[2] / "docs" / "systemd" / "pympsd.service"
 DRAIN_UNIT = UNIT.with_name("pympsd-drain.service")
 MOST_EXPOSED = 50

@@ -19,6 +19,8 @@ from pympsd.control import RunningDaemon
 from pympsd.plot.tracks import Track, read_tracks
 from pympsd.service.tracing import NO_DEVICES
 
+pytestmark = pytest.mark.long
+
 NOBODY = pwd.getpwnam("nobody").pw_uid
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 MakeClient = Callable[..., ClientProcess]

@@ -22,6 +22,7 @@ SOURCE = Path(__file__).parents[1] / "support" / "fake_mps" / "fake_libcuda.c"
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="the fake driver's library takes a compiler"),
     pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="a driver is here"),
+    pytest.mark.long,
 ]
 
 

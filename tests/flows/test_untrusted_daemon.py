@@ -18,7 +18,10 @@ from pympsd.control import CannotAsk, Control, RunningDaemon
 from pympsd.vocabulary import untrusted
 from pympsd.wire import frames
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another user's daemon")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another user's daemon"),
+    pytest.mark.long,
+]
 OTHER = 10001
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b2J\r"
 ESCAPED = r"\x1b]0;owned\x07\x1b[2J\x9b2J\x0d"
