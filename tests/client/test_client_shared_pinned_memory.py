@@ -102,7 +102,7 @@ def test_a_taken_address_is_refused_and_freed_again(executor: FakeExecutor) -> N
     giver, context = Giver(executor), executor.context()
     first = share(context, COUNT)
     giver.place = lambda: first.address + PAGE
-    with pytest.raises(CudaError, match="both need it at the same address") as caught:
+    with pytest.raises(CudaError, match="both need at the same address") as caught:
         share(context, COUNT)
     assert caught.value.code == MEMORY
     assert giver.freed == giver.given[1:]

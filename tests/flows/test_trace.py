@@ -137,7 +137,7 @@ def test_what_is_refused(daemon: DaemonProcess, trace: Path) -> None:
     assert refused("start", str(trace)) == f"{trace} exists: remove it, or name another file.\n"
     assert trace.read_text() == "mine"
     assert "No such file or directory" in refused("start", f"{trace.parent}/no/such/folder")
-    assert "give the whole path" in daemon.say("trace start here.json")
+    assert "give an absolute path" in daemon.say("trace start here.json")
     assert refused("start") == "'trace start' needs <file>.\n"
     trace.unlink()
     start(daemon, trace)
