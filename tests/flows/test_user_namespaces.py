@@ -24,10 +24,9 @@ WHO = "a user without a number in this user namespace"
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be several users")
 
+pytestmark = pytest.mark.long
 RELAY = """
 import os, socket, struct, sys
-
-pytestmark = pytest.mark.long
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 os.chmod(sys.argv[1], 0o666)
