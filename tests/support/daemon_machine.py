@@ -705,11 +705,17 @@ class DaemonMachine(RuleBasedStateMachine):
     @rule(data=st.data(), gone=st.booleans())
     def context(self, data: st.DataObject, gone: bool) -> None:
         client = data.draw(st.sampled_from(sorted(self.on_server)))
+        if not gone and not self._makes_contexts(client):
+            return
         server = self.on_server[client]
         event = events.ContextGonePushed(server, client, 1) if gone else events.ContextPushed(server, client, 1, 1, 0)
         if not gone and server not in self.pending:
             self._has_served(server)
         self.feed(event)
+
+    def _makes_contexts(self, client: int) -> bool:
+        """Return whether a client's server lets it make a context."""
+        return True
 
     @precondition(lambda self: self._that_may_join())
     @rule(data=st.data())

@@ -95,6 +95,10 @@ class StaticMachine(DaemonMachine):
         own = {client: self.runs_on.get(client, {}) for client in set(self.on_server) - self.evicted}
         return {client for client, partitions in own.items() if partitions.get(partition.device) == partition}
 
+    def _makes_contexts(self, client: int) -> bool:
+        """Return whether `sm_partition rm` has not evicted a client: else its server refuses it."""
+        return client not in self.evicted
+
     # --- what can happen
 
     @initialize(clients=st.integers(0, 4), ended=st.booleans())
@@ -137,7 +141,7 @@ class StaticMachine(DaemonMachine):
         server = self.on_server[client]
         self._give(b"terminate_client %d %d" % (self.running[server], 5000 + client), uid)
         token = max(self.terminating)
-        if data.draw(st.booleans(), label="it makes a context before the answer"):
+        if self._makes_contexts(client) and data.draw(st.booleans(), label="it makes a context before the answer"):
             self.feed(events.ContextPushed(server, client, 7, 2, 0))
             if server not in self.pending:
                 self._has_served(server)
