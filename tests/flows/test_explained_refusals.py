@@ -94,14 +94,16 @@ def test_a_full_device_is_the_reason_of_a_refused_context(daemon: DaemonProcess)
     assert any(line.startswith("Refusing client ") and line.endswith(reason) for line in daemon.log())
 
 
+def start(daemon: DaemonProcess, program: str) -> subprocess.Popen[bytes]:
+    """Start the text of a Python program under pympsd-run, with explanations."""
+    command = [BIN / "pympsd-run", sys.executable, "-c", program]
+    return subprocess.Popen(command, env={**daemon.environment, **EXPLAINED}, stdout=subprocess.PIPE)
+
+
 def test_the_exit_status_and_signals_are_the_programs(daemon: DaemonProcess) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
     program = f"import signal, sys; {handler}; print('ready', flush=True); signal.pause()"
-    with subprocess.Popen(
-        [BIN / "pympsd-run", sys.executable, "-c", program],
-        env={**daemon.environment, **EXPLAINED},
-        stdout=subprocess.PIPE,
-    ) as running:
+    with start(daemon, program) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == b"ready\n"
         running.terminate()
@@ -116,11 +118,7 @@ def test_the_exit_status_and_signals_are_the_programs(daemon: DaemonProcess) -> 
 
 def test_the_program_ends_with_pympsd_run(daemon: DaemonProcess) -> None:
     program = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
-    with subprocess.Popen(
-        [BIN / "pympsd-run", sys.executable, "-c", program],
-        env={**daemon.environment, **EXPLAINED},
-        stdout=subprocess.PIPE,
-    ) as running:
+    with start(daemon, program) as running:
         assert running.stdout is not None
         pid = int(running.stdout.readline())
         running.kill()
