@@ -142,9 +142,10 @@ def test_lanes_that_spin_for_a_lock_of_a_lane_of_their_warp_end() -> None:
 
 
 WAIT_FOR_LAST = """.visible .entry k(.param .u64 p)
-{ .reg .b32 %b, %n, %v; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %b, %ctaid.x; mov.u32 %n, %nctaid.x;
-sub.u32 %n, %n, 1; setp.eq.u32 %q, %b, %n; @%q st.global.u32 [%a], 1;
-AGAIN: ld.relaxed.gpu.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN; red.global.add.u32 [%a+4], 1; ret; }"""
+{ .reg .b32 %b, %n, %v; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
+mov.u32 %b, %ctaid.x; mov.u32 %n, %nctaid.x; sub.u32 %n, %n, 1; setp.eq.u32 %q, %b, %n; @%q st.global.u32 [%a], 1;
+AGAIN: ld.relaxed.gpu.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN;
+red.global.add.u32 [%a+4], 1; ret; }"""
 
 
 def test_blocks_that_wait_for_the_last_one_do_not_keep_it_from_beginning() -> None:
