@@ -67,6 +67,7 @@ class Kernel:
     parameters: tuple[tuple[str, int, int], ...]
     parameter_bytes: int
     shared_bytes: int
+    """Static shared memory, without the reserved."""
     local_bytes: int
     stack_bytes: int
     """Part of the local bytes: for calls that are not inlined."""
@@ -206,7 +207,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
         name=function.name,
         parameters=parameters,
         parameter_bytes=max((offset + size for _, offset, size in parameters), default=0),
-        shared_bytes=translation.shared_bytes,
+        shared_bytes=translation.shared_bytes - code.reserved_shared_bytes,
         local_bytes=translation.local_bytes,
         stack_bytes=STACK_BYTES if code.stack is not None else 0,
         constant_bytes=constant_bytes,

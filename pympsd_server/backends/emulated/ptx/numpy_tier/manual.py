@@ -85,9 +85,6 @@ REFUSED_FORMS = {
 REFUSED_REGISTERS = {
     "%pm0 %pm1 %pm2 %pm3 %pm4 %pm5 %pm6 %pm7 %pm0_64 %pm7_64": "there are no performance counters",
     "%envreg0 %envreg3 %envreg31": "a driver sets them for its own use; %envreg1 and %envreg2 are known",
-    "%reserved_smem_offset_begin %reserved_smem_offset_end %reserved_smem_offset_cap %reserved_smem_offset_0": (
-        "no shared memory is reserved"
-    ),
     "%current_graph_exec": "kernels cannot launch graphs",
 }
 """Special registers of the PTX ISA 9.0 that are not there, or examples of them, and why."""
