@@ -1,8 +1,8 @@
 """A build command that also builds the shared libraries for native programs, under the names that they load.
 
 setuptools builds modules for Python, which are called NAME.abi3.so. An extension in a package `libraries` is not a
-module: its file has the name that its linker option ``-Wl,-soname,`` gives, in the folder of that package, and it is linked
-with the libraries of that folder that come before it in pyproject.toml.
+module: its file has the name that its linker option ``-Wl,-soname,`` gives, in the folder of that package. It is
+linked with the libraries of that folder that come before it in pyproject.toml.
 """
 
 from pathlib import Path
