@@ -75,6 +75,7 @@ class Translation:
     source: str
     constants: Constants
     shared_bytes: int
+    """The end of the static shared memory, which begins after the reserved."""
     local_bytes: int
     _compiled: CodeType | None = None
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -116,7 +117,7 @@ class _Layout:
 
 
 def _layout(code: Code) -> _Layout:
-    layout, dynamic_alignment = _Layout(), 1
+    layout, dynamic_alignment = _Layout(shared_bytes=code.reserved_shared_bytes), 1
     for name, variable in code.shared.items():
         if variable.count is None or variable.extern:
             layout.offsets["shared", name] = -1
