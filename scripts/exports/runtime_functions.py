@@ -13,9 +13,10 @@ Names and texts of errors are what a runtime's cudaGetErrorName and cudaGetError
 
 import ctypes
 import re
-import subprocess
 import sys
 from pathlib import Path
+
+from driver_functions import EVERY_VERSION, preprocess, types
 
 SOURCES = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/cudart"
 OWN = """
@@ -36,8 +37,6 @@ PRIVATE = {
 """Functions that the C code calls in Python, which are not exported (pympsd_client/routing/runtime/rows.py)."""
 HEADERS = "#include <cuda_runtime_api.h>\n#include <cuda_profiler_api.h>\n"
 GRAPHICS = ("cuda_gl_interop.h", "cuda_egl_interop.h", "cuda_vdpau_interop.h")
-EVERY_VERSION = "-D__CUDA_API_VERSION_INTERNAL"
-ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
 DECLARATION = re.compile(r"\b(\w+(?: char \*)?)\s+(?:\*\s*)?(cuda[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
 IN_TEXT = re.compile(r"\bcudaError_t\s+CUDARTAPI\s+(cuda\w+)\s*\(")
 PROPERTIES = {
@@ -62,23 +61,10 @@ ERRORS_BEGINNING = """\
 MAX_ERROR = 1000
 
 
-def types(parameters: str) -> str:
-    """Return the types of a list of parameters, without their names."""
-    result = []
-    for parameter in parameters.split(","):
-        words = re.sub(r"\b(struct|enum)\b", "", parameter).replace("*", " * ").split()
-        if len(words) > 1 and words[-1] != "*":  # the last word is the parameter's name
-            words.pop()
-        result.append(" ".join(words).replace("* *", "**"))
-    return ", ".join(result)
-
-
 def declared(includes: list[str], *options: str) -> dict[str, str]:
     """Return the types of the parameters of each function that the headers declare."""
-    folders = [f"-I{includes[0]}", *(f"-idirafter{folder}" for folder in includes[1:])]
-    command = ["cc", "-E", "-P", *folders, *options, "-xc", "-"]
-    text = subprocess.run(command, input=HEADERS, capture_output=True, text=True, check=True).stdout
-    return {name: types(parameters) for _, name, parameters in DECLARATION.findall(ATTRIBUTE.sub("", text))}
+    text = preprocess(HEADERS, includes[0], *(f"-idirafter{folder}" for folder in includes[1:]), *options)
+    return {name: types(parameters) for _, name, parameters in DECLARATION.findall(text)}
 
 
 def write_functions(major: str, includes: list[str]) -> None:

@@ -12,10 +12,17 @@
  *     add<<<1, 32>>>(p)   -> cudaLaunchKernel(0x401234) -> pympsd_kernel(0x401234)   Python loads the fat binary
  *                                                       -> cuLaunchKernel(kernel)    later launches: only this
  *
- * Both libraries are this code with a table of functions each, which has the names and parameters of that version of
- * CUDA (STUBS). A program may load both: each has registrations of its own. */
+ * Both libraries are this code (CUDA_MAJOR) with a table of functions each, which has the names and parameters of that
+ * version of CUDA. A program may load both: each has registrations of its own. */
 
 #define _GNU_SOURCE
+#if CUDA_MAJOR == 12
+#define STUBS "cudart/functions_12.h"
+#define CUDA_VERSION 12090
+#else
+#define STUBS "cudart/functions_13.h"
+#define CUDA_VERSION 13000
+#endif
 #include "runtime.h"
 #include "stubs.h"
 
