@@ -89,7 +89,7 @@ def test_two_native_programs_and_one_in_python_share_a_device(
     # A fatal fault reaches the neighbours on the device; then there is a new start.
     assert quarter.do("illegal") == "CUDA_SUCCESS"
     assert quarter.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert python.first_error() == "CUDA_ERROR_LAUNCH_FAILED"
+    assert python.first_error() == "CUDA_ERROR_ILLEGAL_ADDRESS"
     python.end()
     quarter.end(signal.SIGTERM)
     assert quarter.process.returncode == -signal.SIGTERM, "no handler of Python's is in the way"
