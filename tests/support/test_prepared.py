@@ -44,7 +44,7 @@ def facts(pid: int) -> dict[str, Any]:
         "program": os.readlink(folder / "exe"),
         "owner": folder.stat().st_uid,
         "parent, group, session": numbers[1:4],
-        "descriptors": descriptors,
+        "descriptors": {number: target.partition(":")[0] for number, target in targets.items()},
     }
 
 
