@@ -33,9 +33,7 @@ def facts(pid: int) -> dict[str, Any]:
     folder = Path(f"/proc/{pid}")
     status: dict[str, str] = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
     numbers = (folder / "stat").read_text().rpartition(")")[2].split()
-    descriptors = {
-        number: os.readlink(folder / "fd" / number).partition(":")[0] for number in os.listdir(folder / "fd")
-    }
+    targets = {number: os.readlink(folder / "fd" / number) for number in os.listdir(folder / "fd")}
     return {
         **{name: status[name] for name in OF_THE_PROCESS},
         "words": (folder / "cmdline").read_bytes(),
@@ -71,10 +69,12 @@ def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
         log.mkdir()
         with way():
             daemon = DaemonProcess(tmp_path)
-            done = daemon.start()
-            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-            reported = facts(daemon.pid)
-            daemon.stop()
+            try:
+                done = daemon.start()
+                assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+                reported = facts(daemon.pid)
+            finally:
+                daemon.stop()
         assert not alive(daemon.pid)
         # The shell of the launcher adds PWD, and each daemon leads a session of its own.
         reported["environment"] = {entry for entry in reported["environment"] if not entry.startswith(b"PWD=")}
