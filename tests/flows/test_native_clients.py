@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,3 +96,13 @@ def test_two_native_programs_and_one_in_python_share_a_device(
     assert quarter.process.returncode == -signal.SIGTERM, "no handler of Python's is in the way"
     wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
     assert make_native().connect().do("add") == RIGHT
+
+
+def test_a_python_without_pympsd_loads_the_library_itself(daemon: DaemonProcess, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True, timeout=SECONDS)
+    code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    done = subprocess.run(
+        [BIN / "pympsd-run", tmp_path / "bin" / "python3", "-c", code],
+        env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("0\n", "")
