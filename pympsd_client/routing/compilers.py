@@ -124,7 +124,7 @@ def _is_too_new(image: bytes, architecture: bytes) -> bool:
 
 # --- the replaced functions
 
-_FORMATS: Final = {
+FORMATS: Final = {
     "nvFatbinAddCubin": "QQQQQ",
     "nvJitLinkAddData": "QiQQQ",
     "nvJitLinkAddFile": "QiQ",
@@ -169,11 +169,11 @@ class Compilers:
 
     def resolve(self, name: str) -> tuple[Callable[..., int], str]:
         """Return the function in place of a library's, and the format of its parameters; KeyError for others."""
-        return self._functions[name], _FORMATS[name]
+        return self._functions[name], FORMATS[name]
 
     def _call(self, name: str, *arguments: Any) -> int:
         """Return the result of a library's own function."""
-        format = _ORIGINALS.get(name) or _FORMATS[name]
+        format = _ORIGINALS.get(name) or FORMATS[name]
         return int(self._original(name, *(_C_TYPES[code] for code in format))(*arguments))
 
     def _read_text(self, name: str, handle: Any) -> bytes | int:
