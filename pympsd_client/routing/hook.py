@@ -111,10 +111,12 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Imported here, because it takes time.
-        if _leads_the_drivers_server():
-            import os
+        # Imported here, because they take time.
+        import os
 
+        from pympsd.channel.drivers_daemon import DRIVER, find_listener
+
+        if find_listener(os.environ) == DRIVER:
             from pympsd_client._arguments.explanations import report_settings
 
             report_settings(os.environ)
@@ -122,21 +124,3 @@ class _Loader(Loader):
             from pympsd_client.routing.pointers import replace
 
             replace(module.__name__, module.__dict__["__pyx_capi__"])
-
-
-def _leads_the_drivers_server() -> bool:
-    """Return whether the daemon of this process leads the driver's own server: its socket takes packets."""
-    import os
-    import socket
-
-    from pympsd.vocabulary import files
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(f"{files.pipe_directory(dict(os.environ))}/{files.CONTROL}")
-        except BlockingIOError:  # it takes packets; its queue of connections is full now
-            return True
-        except OSError:  # no daemon, or EPROTOTYPE: one with servers of pympsd
-            return False
-    return True
