@@ -33,16 +33,13 @@ from attrs import define
 from pympsd_client.native import _entry_points
 from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
 from pympsd_client.routing.explain import refusing
+from pympsd_client.routing.libraries import NotInstalled
 
 _OWN_FOLDER: Final = "pympsd_client/native/libraries"
 """The end of the folder of pympsd's own libraries, in this installation and others."""
 _VERSION: Final = re.compile(r"^__|_\d+_\d+$")
 _FAILS: Final = 0
 """What entry points do at the end of the process if there is no function to pass the call on to."""
-
-
-class NotInstalled(Exception):
-    """A library that pympsd forwards to is not installed; the text says where it was looked for."""
 
 
 def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -118,10 +115,11 @@ def _load(library: str) -> _Installed:
     return _Installed(loaded, Compilers(original))
 
 
-def address(library: str, name: str, signature: str) -> int:
+def address(library: str, name: str) -> int:
     """Return the address of the C function behind a function of pympsd's libnvrtc or libnvJitLink. NotInstalled.
 
-    ``library``: its file name; ``signature``: as `pointers.entry_point` takes it.
+    >>> hex(address("libnvrtc.so.13", "nvrtcVersion"))
+    '0x7f4c2a0e3a60'
     """
     installed, plain = _load(library), _VERSION.sub("", name)
     original = installed.address_of(name)
@@ -129,9 +127,9 @@ def address(library: str, name: str, signature: str) -> int:
     def resolve(name: str, signature: str) -> tuple[Any, str]:
         return installed.compilers.resolve(plain) if original else (refusing(plain), "")
 
-    def fail(name: str, error: BaseException | None) -> int:
+    def fail(name: str, error: BaseException) -> int:
         return result_of_error(plain, error)
 
     if original and plain not in FORMATS:
         return original
-    return _entry_points.route(name, signature, original, resolve, fail, True, _FAILS)
+    return _entry_points.route(name, "", original, resolve, fail, True, _FAILS)
