@@ -30,16 +30,20 @@ from typing import Any, Final
 
 from attrs import define
 
+from pympsd.errors import FileError
 from pympsd_client.native import _entry_points
 from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
 from pympsd_client.routing.explain import refusing
-from pympsd_client.routing.libraries import NotInstalled
 
 _OWN_FOLDER: Final = "pympsd_client/native/libraries"
 """The end of the folder of pympsd's own libraries, in this installation and others."""
 _VERSION: Final = re.compile(r"^__|_\d+_\d+$")
 _FAILS: Final = 0
 """What entry points do at the end of the process if there is no function to pass the call on to."""
+
+
+class NotInstalled(FileError):
+    """A library that pympsd forwards to is not installed; the text says where it may be."""
 
 
 def find(library: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -40,10 +40,6 @@ _missing: Final[set[str]] = set()
 """The libraries that are not installed, which was reported."""
 
 
-class NotInstalled(FileError):
-    """A library that pympsd forwards to is not installed; the text says where it was looked for."""
-
-
 def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -> int:
     """Write the addresses of C functions to a table, one for each prototype; return 0, or 1 without the library.
 
@@ -60,7 +56,7 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     try:
         for index, prototype in enumerate((c_char_p * count).from_address(prototypes)):
             addresses[index] = _address(library, (prototype or b"").decode())
-    except NotInstalled as error:
+    except FileError as error:
         print(f"pympsd: {error}", file=sys.stderr, flush=True)
         _missing.add(library)
         return 1

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("pympsd_client.native._entry_points")
 from pympsd_client.routing import forwarding
-from pympsd_client.routing.libraries import NotInstalled
 
 NAME = "libnvrtc.so.99"
 
@@ -41,7 +40,7 @@ def test_the_places_of_a_library_in_their_order(tmp_path: Path, monkeypatch: pyt
     for place in places:
         assert forwarding.find(NAME, environment) == place
         Path(place).unlink()
-    with pytest.raises(NotInstalled, match=r"libnvrtc\.so\.99 is not installed.*CUDA_HOME"):
+    with pytest.raises(forwarding.NotInstalled, match=r"libnvrtc\.so\.99 is not installed.*CUDA_HOME"):
         forwarding.find(NAME, environment)
 
 
