@@ -30,7 +30,7 @@ def toolkit(tmp_path: Path) -> Path:
 def test_machine_code_is_ptx_in_a_native_program(
     compile_program: Compile, environment: dict[str, str], toolkit: Path
 ) -> None:
-    program = compile_program("compiles", *COMPILERS)
+    program = compile_program("compiles", "libcuda.so.1", *COMPILERS)
     settings = environment | {"CUDA_HOME": str(toolkit)}
     done = subprocess.run([program], env=settings, capture_output=True, text=True, timeout=SECONDS, check=False)
     lacking = "pympsd: nvrtcGetTileIRSize: CUDA_ERROR_NOT_SUPPORTED: pympsd does not have nvrtcGetTileIRSize yet\n"
