@@ -89,23 +89,15 @@ static void report(const Python *py, const char *library) {
 
 /* Import the module that attaches. A Python that is the program's own may not have the packages on its path. */
 static void *import(const Python *py) {
-    void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries"), *type, *value, *trace;
+    void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries");
     void *path = module == NULL ? py->PySys_GetObject("path") : NULL;
     if (path == NULL)
         return module;
-    py->PyErr_Fetch(&type, &value, &trace);
+    py->PyErr_Clear();
     void *done = py->PyObject_CallMethod(path, "append", "s", packages_folder());
     py->Py_DecRef(done);
     py->PyErr_Clear();
-    if ((module = py->PyImport_ImportModule("pympsd_client.routing.libraries")) != NULL) {
-        py->Py_DecRef(type);
-        py->Py_DecRef(value);
-        py->Py_DecRef(trace);
-        return module;
-    }
-    py->PyErr_Clear();
-    py->PyErr_Restore(type, value, trace); /* the first import's is the reason */
-    return NULL;
+    return py->PyImport_ImportModule("pympsd_client.routing.libraries");
 }
 
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
