@@ -68,7 +68,7 @@ def _address(library: str, prototype: str) -> int:
     return address
 
 
-def _show_warning(message: Warning | str, *rest: Any) -> None:
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
     """Write a warning without a line of Python, which a native program has none of."""
     print(f"pympsd: {message}", file=sys.stderr, flush=True)
 
