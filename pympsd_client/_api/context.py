@@ -168,19 +168,14 @@ def device_of_current() -> int:
     return current().device.number
 
 
-def device_of(context: int) -> int:
-    """Return the device of a context; NULL is the current one. INVALID_CONTEXT."""
-    return (context_of(context) if context else current()).device.number
+def device_of(handle: int) -> int:
+    """Return the device of a context (NULL: the current one)."""
+    return (context_of(handle) if handle else current()).device.number
 
 
-def synchronize_context(context: int) -> None:
-    """Wait for all work of a context; NULL is the current one. INVALID_CONTEXT; the error of earlier work, if any."""
-    (context_of(context) if context else current()).synchronize()
-
-
-def synchronize() -> None:
-    """Wait for all work of the current context; return the error of earlier asynchronous work, if any."""
-    current().synchronize()
+def synchronize(handle: int) -> None:
+    """Wait for all work of a context (NULL: the current one); return the error of earlier work, if any."""
+    (context_of(handle) if handle else current()).synchronize()
 
 
 def flags_of_current() -> int:

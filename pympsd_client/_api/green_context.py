@@ -179,9 +179,9 @@ def of_stream_handle(handle: int) -> int:
 
 
 def contexts_of_stream(handle: int) -> tuple[int, int]:
-    """Return the context of a stream, and its green context; NULL if it has none.
+    """Return the context of a stream and NULL; of a green context's stream the primary context and the green one.
 
-    The context of a stream of a green context is the device's primary context, NULL if nobody retains that.
+    A primary context that was never retained, which green contexts do not need here, is NULL.
     """
     context = streams.properties(handle).context
     green_context = green.of(context)

@@ -345,14 +345,14 @@ static int has_finished(void) {
     return atomic_load_explicit(&has_ended, memory_order_acquire) || is_finalizing();
 }
 
-/* A thread that keeps a state ends: so does its state, and what `threading.local` has for it. */
+/* A thread that keeps a state ends: so does its state, and what `threading.local` has for it. The C library has set the
+ * values of all keys to NULL, also that by which PyGILState_Release would find the state. */
 static void leave_thread(void *state) {
     if (has_finished())
         return;
     PyEval_RestoreThread(state); /* PyGILState_Release does not find it: the C library clears all keys */
     PyThreadState_Clear(state);
-    PyEval_SaveThread();
-    PyThreadState_Delete(state);
+    PyThreadState_Delete(PyEval_SaveThread());
 }
 
 /* Give a thread that Python did not start one state for all of its calls: it holds the thread's current context. */

@@ -42,6 +42,8 @@ from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 _VARIANT: Final = re.compile(r"_pt[sd][sz]$")
 _VERSION: Final = re.compile(r"_v\d$")
+_PUBLIC_NAMES: Final = {"pympsd_kernel": "cudaLaunchKernel", "pympsd_variable": "cudaGetSymbolAddress"}
+"""What programs call, by the name of a function that libcudart calls for it."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
 """What may be the driver's type of a device address, by the runtime's."""
 
@@ -141,7 +143,7 @@ def _of_thread(function: Callable[..., Any], format: str, types: tuple[str, ...]
 
 def result_of_error(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised, which cudaGetLastError returns too."""
-    return keep(result_of(name, error))
+    return keep(result_of(_PUBLIC_NAMES.get(name, name), error))
 
 
 def _ready(function: Callable[..., Any]) -> Callable[..., Any]:

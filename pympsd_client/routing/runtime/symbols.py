@@ -28,10 +28,15 @@ from threading import RLock
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.fatbin import FatbinError, ptx_of
+from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.errors import CudaError, invalid_value, result_name
+from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.code.library import kernels
-from pympsd_client._objects.code.module import functions, modules
+from pympsd_client._objects.code.link import Link
+from pympsd_client._objects.code.module import functions, image_at, modules
+from pympsd_client._objects.context import current
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.copies import copy
 
@@ -40,6 +45,10 @@ _INVALID_SYMBOL: Final = 13
 _INVALID_FUNCTION: Final = 98
 """cudaErrorInvalidDeviceFunction, which the driver does not have"""
 _KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
+_LINKED: Final = 2
+"""The version of a wrapper with an array of the fat binaries that were linked."""
+_PTX: Final = 1
+"""CU_JIT_INPUT_PTX"""
 _WRAPPER: Final = struct.Struct("=iiQQ")
 """__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, further ones"""
 _NO_PTX: Final = (
@@ -154,9 +163,39 @@ def _library(wrapper: int) -> int:
         library = _libraries.get(wrapper)
         if library is None:
             check_not_null("the fat binary", wrapper)
-            _, _, image, _ = _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))
-            library = _libraries[wrapper] = int(api.cuLibraryLoadData(image, 0, 0, 0, 0, 0, 0))
+            _, version, image, parts = _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))
+            library = _libraries[wrapper] = _load(image, parts if version == _LINKED else 0)
         return library
+
+
+def _load(image: int, parts: int) -> int:
+    """Return a library of a fat binary. One that nvcc linked (``-rdc=true``) is linked again if it has no PTX."""
+    library = int(api.cuLibraryLoadData(image, 0, 0, 0, 0, 0, 0))
+    try:
+        api.cuLibraryGetKernelCount(library)  # loads it
+    except CudaError as error:
+        api.cuLibraryUnload(library)
+        if error.code != Result.ERROR_NO_BINARY_FOR_GPU or not parts:
+            raise
+        address, _ = _link(parts).complete()
+        return int(api.cuLibraryLoadData(address, 0, 0, 0, 0, 0, 0))
+    return library
+
+
+def _link(parts: int) -> Link:
+    """Return a link of the PTX of fat binaries, whose addresses are in an array that ends with NULL."""
+    link = Link(current(), jit_options.read(0, None, None))
+    architecture = current().device.properties.compute_capability
+    while address := ctypes.c_uint64.from_address(parts).value:
+        parts += 8
+        try:
+            text = ptx_of(image_at(HostMemory(address)), architecture)
+        except FatbinError as error:
+            if error.code != Result.ERROR_NO_BINARY_FOR_GPU:
+                raise CudaError(error.code, error.reason) from None
+            continue  # parts of the toolkit's own libraries, which only kernels need that launch kernels
+        link.add(_PTX, text, "", 0)
+    return link
 
 
 def unload(wrapper: int) -> None:

@@ -23,7 +23,7 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPE_NAMES
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Symbol
-from pympsd_server.backends.emulated.ptx.math import conversion, floats, integers, small_floats, video
+from pympsd_server.backends.emulated.ptx.math import conversion, floats, functions, integers, small_floats, video
 from pympsd_server.backends.emulated.ptx.matrices import multiply, transfers, warp_groups
 from pympsd_server.backends.emulated.ptx.numpy_tier import (
     emit_arithmetic,
@@ -61,8 +61,8 @@ EMITTERS = (
     emit_system, emit_tensor_maps, emit_textures, emit_video, emit_warp,
 )  # fmt: skip
 _LIBRARY = (
-    atomics, box_copies, bulk_copies, calls, conversion, descriptors, floats, integers, mbarrier, multiply, printing,
-    sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
+    atomics, box_copies, bulk_copies, calls, conversion, descriptors, floats, functions, integers, mbarrier, multiply,
+    printing, sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
 )  # fmt: skip
 
 
