@@ -10,9 +10,9 @@ in which `Reservations` finds free ranges. cuMemCreate makes `Physical` memory i
 
 **Lifetime.** Physical memory lives until the program has released its handle (``references``) *and* it is mapped
 nowhere (``mappings``). CUDA needs no context for it: if the program has none on the device, a context of the
-client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it. Otherwise the memory is in a
-context of the program, and is lost with it; CUDA's stays. A program that cleans up after cuCtxDestroy does not notice:
-lost mappings can be unmapped.
+client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it. Otherwise the memory is in
+a context of the program, and is lost with it; CUDA's stays. A program that cleans up after cuCtxDestroy does not
+notice: lost mappings can be unmapped.
 
 **Several devices.** Addresses belong to the device whose context was current when they were reserved. To map
 another device's memory there, that device's executor imports it (``imported``), which needs peer access. Access of
