@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from processes import SECONDS
 
+import pympsd_client
 from tests.native_programs import fat_binaries
-from tests.native_programs.conftest import Compile
+from tests.native_programs.conftest import SOURCES, Compile
 
 
 def _run(program: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -46,6 +48,23 @@ def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(
 
 def test_functions_that_cuda_13_has_changed(compile_program: Compile, environment: dict[str, str]) -> None:
     done = _run(compile_program("version_12", "libcudart.so.12"), environment=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_libraries_register_while_another_thread_launches(tmp_path: Path) -> None:
+    native = Path(pympsd_client.__file__).parent / "native" / "src"
+    compiler = [os.environ.get("CC", "cc"), "-std=gnu11", "-Wall", "-Werror"]
+    driver = ["-shared", "-fPIC", str(SOURCES / "fake_libcuda.c"), "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run([*compiler, *driver, "-Wl,-soname,libcuda.so.1"], check=True, timeout=SECONDS)
+    sources = [SOURCES / "registry.c", *sorted((native / "cudart").glob("*.c"))]
+    options = ["-g", "-fsanitize=address,undefined", "-DCUDA_MAJOR=13", f"-I{native}", f"-L{tmp_path}"]
+    libraries = ["-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN", "-pthread", "-ldl"]
+    program = tmp_path / "registry"
+    subprocess.run(
+        [*compiler, *options, *map(str, sources), "-o", str(program), *libraries], check=True, timeout=SECONDS
+    )
+    # What a reader may still use is never freed.
+    done = _run(program, environment={"ASAN_OPTIONS": "detect_leaks=0"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
