@@ -134,8 +134,8 @@ class CompiledBatch:
     def _size_memory(self) -> None:
         worker, kernel, setup = self._worker, self.kernel, self._setup
         threads = prod(setup.block)
-        dynamic_offset = align_frame(kernel.shared_bytes)
-        shared = (dynamic_offset if setup.dynamic_shared else kernel.shared_bytes) + setup.dynamic_shared
+        dynamic_offset = align_frame(kernel.translation.shared_bytes)
+        shared = (dynamic_offset if setup.dynamic_shared else kernel.translation.shared_bytes) + setup.dynamic_shared
         reached = self._module.space.bounds.end_of_shared(shared)
         worker.dynamic_offset, worker.shared_bytes, worker.shared_frame = (
             dynamic_offset,
@@ -323,7 +323,7 @@ class CompiledBatch:
 
     def _make_state(self, sm_of_block: Array, memory: tuple[Array, Array]) -> BatchState:
         module, kernel = self._module, self.kernel
-        sizes = kernel.shared_bytes, kernel.local_bytes
+        sizes = kernel.translation.shared_bytes, kernel.local_bytes
         return BatchState(
             module.space,
             module.multiprocessors,
