@@ -38,7 +38,7 @@ def test_nothing_in_it_begins_a_line_of_its_own() -> None:
     text = nvml_text("cuda", [device], modes=ModesFile("/run\n/modes"))
     lines = text.splitlines()
     name = next(line for line in lines if line.startswith("name "))
-    assert name == "name A?memory 1 1? " + "é" * 39
+    assert name == "name A?memory 1 1? " + "é" * 40
     assert [line for line in lines if line.startswith(("modes", "memory", "compute_mode"))] == [
         "memory 150109880320 0",
         "compute_mode 3",

@@ -245,10 +245,8 @@ class ServerSession:
             case link.MemoryReported(device, clients, launches, left):
                 devices = dispatcher.state.devices
                 most = devices[device].memory_bytes if 0 <= device < len(devices) else -1
-                if (
-                    any(not 0 <= count <= most for count in (0, left, *clients.values()))
-                    or not 0 <= launches < 1 << 63
-                ):
+                counts = 0, left, *clients.values()
+                if any(not 0 <= count <= most for count in counts) or not 0 <= launches < 1 << 63:
                     raise RemoteError(f"nobody holds such memory on device {device}")
                 dispatcher.feed(events.MemoryPushed(self.id, device, clients, launches, left))
             case link.ClientGone(client):
