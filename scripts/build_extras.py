@@ -41,4 +41,4 @@ class BuildExtras(build_py):
 def is_source(path: Path) -> bool:
     """Return whether a file belongs to the checkout, and was not built or cached there."""
     is_hidden = any(part.startswith(".") for part in path.parts)
-    return path.is_file() and not is_hidden and path.suffix not in BUILT
+    return path.is_file() and not is_hidden and not any(suffix in BUILT for suffix in path.suffixes)

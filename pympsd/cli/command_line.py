@@ -49,8 +49,8 @@ def main(arguments: "Sequence[str]") -> int:
         from pympsd.top.program import main as top
 
         return top(options.words[1:], options.timeout, options.trust_daemon)
-    if options.words[:1] == ["explained-run"] and len(options.words) > 1:  # from the launcher pympsd-run
-        from pympsd.cli.explained_run import main as run
+    if options.words[:1] == ["routed-run"] and len(options.words) > 1:  # from the launcher pympsd-run
+        from pympsd.cli.routed_run import main as run
 
         return run(options.words[1:])
     if options.words[:1] == ["plot"]:

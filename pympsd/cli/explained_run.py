@@ -3,12 +3,11 @@
 An unmodified program gets CUDA_ERROR_MPS_CONNECTION_FAILED from the driver, whose wire has no place for a reason. The
 daemon has the reason; this process asks it when the program has ended, however soon that was:
 
-    pympsd-run PROGRAM              a shell script; with PYMPSD_EXPLAIN=1 it executes this module
+    pympsd-run PROGRAM              a shell script; with PYMPSD_EXPLAIN=1 routed_run calls this module
         PROGRAM                     a child, with an id of the run (RUN) in its environment, as all of its children
     get_refusal_list RUN --json     the user's own refusals of that run, each printed on standard error
 
-Where the daemon has servers of pympsd, or there is none, the program takes the place of this process: the client
-library explains its calls itself.
+Where the daemon has servers of pympsd, or there is none, the client library explains its calls itself.
 
 The program has the terminal's signals, because it is in the same process group. Those that a process sends to this
 one are passed on; if this process is killed, so is the program. The exit status is the program's, or its signal.
@@ -29,9 +28,6 @@ from pympsd.cli import control_client
 from pympsd.vocabulary.untrusted import printable
 from pympsd.vocabulary.variables import RUN
 
-NOT_FOUND: Final = 127
-NOT_EXECUTABLE: Final = 126
-"""Exit statuses of a shell for a program that cannot be started."""
 _PYMPSD: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "__main__.py")
 _PR_SET_PDEATHSIG: Final = 1
 _SIGNALS: Final = (
@@ -41,15 +37,16 @@ _SIGNALS: Final = (
 """The signals that are passed on."""
 
 
-def main(command: Sequence[str]) -> int:
-    """Run a command; return its exit status, or end by its signal."""
-    if RUN in os.environ or not _leads_drivers_server():
-        return _replace(command)
+def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | None:
+    """Run a command and print why its clients were refused; return its exit status, or end by its signal.
+
+    None if it was not run: within such a run, or where no daemon of pympsd leads the driver's server. Raise OSError
+    if it cannot be executed.
+    """
+    if RUN in environment or not _leads_drivers_server():
+        return None
     run = secrets.token_hex(16)
-    try:
-        status = _run(command, {**os.environ, RUN: run})
-    except OSError as error:
-        return _report(command, error)
+    status = _run(command, {**environment, RUN: run})
     _explain(run)
     if status < 0:
         _end_by(-status)
@@ -66,21 +63,6 @@ def _leads_drivers_server() -> bool:
         return False
     finally:
         daemon.close()
-
-
-def _replace(command: Sequence[str]) -> int:
-    """Execute a command in place of this process, without the signals that Python ignores."""
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(ignored, signal.SIG_DFL)
-    try:
-        os.execvp(command[0], list(command))
-    except OSError as error:
-        return _report(command, error)
-
-
-def _report(command: Sequence[str], error: OSError) -> int:
-    print(f"pympsd-run: {command[0]}: {error.strerror}", file=sys.stderr)
-    return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
 
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:

@@ -1,11 +1,19 @@
-"""The answer to loading a module: its functions with their parameter layouts and attributes, and its globals."""
+"""The answer to loading a module: its functions with their parameter layouts and attributes, and its globals.
+
+An executor may load functions later than their module, as CUDA does. Then the answer to LOAD_MODULE has only their
+names, and the answer to LOAD_FUNCTION describes one.
+"""
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.errors import RemoteError
+
+_Layout = TypeVar("_Layout")
 
 
 @frozen
@@ -13,10 +21,24 @@ class FunctionLayout:
     """One kernel. ``parameters`` are (offset, size) in bytes in the flat parameter buffer, in order."""
 
     name: str
-    parameters: tuple[tuple[int, int], ...]
-    parameter_bytes: int
-    attributes: dict[str, int]
-    """By the names of CUfunction_attribute without ``CU_FUNC_ATTRIBUTE_``."""
+    parameters: tuple[tuple[int, int], ...] = ()
+    parameter_bytes: int = 0
+    attributes: dict[str, int] = field(factory=dict)
+    """By the names of CUfunction_attribute without ``CU_FUNC_ATTRIBUTE_``; empty if the function is not loaded."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether more than its name is known."""
+        return bool(self.attributes)
+
+    def encode(self) -> bytes:
+        """Return it as JSON."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> FunctionLayout:
+        """Read the answer to LOAD_FUNCTION, of another process; raise RemoteError when it does not fit."""
+        return _decode(data, cls)
 
 
 @frozen
@@ -49,7 +71,11 @@ class ModuleLayout:
 
         ``data`` is not trusted: it comes from another process.
         """
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RemoteError(f"a malformed module layout: {error}") from None
+        return _decode(data, cls)
+
+
+def _decode(data: bytes, kind: type[_Layout]) -> _Layout:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteError(f"a malformed module layout: {error}") from None

@@ -221,6 +221,10 @@ _MODULES: Final = (
     Operation(0x203, "UNLOAD_MODULE", (_handle(Kind.MODULE, Use.DESTROYED),), answered=True, may_be_slow=True),
     # Before the first launch: managed variables move to page-locked memory that the client has mapped, too.
     Operation(0x204, "PLACE_MANAGED", (_MODULE, *_u64("address")), answered=True, answer_tail="json"),
+    # A function that LOAD_MODULE described by its name alone: it is translated now; the answer is its description.
+    Operation(
+        0x205, "LOAD_FUNCTION", (_MODULE, *_u64("function")), answered=True, answer_tail="json", may_be_slow=True
+    ),
 )
 _EXECUTION: Final = (
     Operation(

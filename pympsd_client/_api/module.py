@@ -7,13 +7,14 @@ from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code import module as core
-from pympsd_client._objects.code.library import function_of
+from pympsd_client._objects.code.library import find_function, function_of
 from pympsd_client._objects.code.module import modules
 from pympsd_client._objects.code.ptx_text import limit_registers
 from pympsd_client._objects.context import current
 
 _CACHE_PREFERENCES: Final = range(4)
 _BANK_SIZES: Final = range(3)
+_UNLOADED: Final = 0
 _LOADED: Final = 1
 _LAZY: Final = 2
 
@@ -94,12 +95,12 @@ def name_of_function(function: int) -> bytes:
     """Return a kernel's name as bytes; INVALID_VALUE for NULL, INVALID_HANDLE."""
     if not function:
         raise invalid_value("the function is NULL")
-    return function_of(function).layout.name.encode("utf-8", "surrogateescape")
+    return find_function(function).layout.name.encode("utf-8", "surrogateescape")
 
 
 def module_of_function(function: int) -> int:
     """Return the module of a kernel."""
-    return function_of(function).module
+    return find_function(function).module
 
 
 def parameter(function: int, index: int) -> tuple[int, int]:
@@ -121,13 +122,12 @@ def parameter_count(function: int) -> int:
 
 
 def loading_state(function: int) -> int:
-    """Return CU_FUNCTION_LOADING_STATE_LOADED: a module's functions are loaded with it."""
-    function_of(function)
-    return _LOADED
+    """Return CU_FUNCTION_LOADING_STATE_LOADED, or UNLOADED for a kernel of a large module that was not looked up."""
+    return _LOADED if find_function(function).layout.is_loaded else _UNLOADED
 
 
 def load_function(function: int) -> None:
-    """Do nothing: a module's functions are loaded with it."""
+    """Load a kernel of a large module that was not looked up; INVALID_PTX with the reason in last_error."""
     function_of(function)
 
 

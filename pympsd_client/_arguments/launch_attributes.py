@@ -28,11 +28,17 @@ HINTS: Final = frozenset(
         *STREAM_DEFAULTS,
         "IGNORE",
         "CLUSTER_SCHEDULING_POLICY_PREFERENCE",
+        "NVLINK_UTIL_CENTRIC_SCHEDULING",
         "PRIORITY",
         "PREFERRED_SHARED_MEMORY_CARVEOUT",
+        "PROGRAMMATIC_STREAM_SERIALIZATION",
     }
 )
-"""The attributes that change no result, by name."""
+"""The attributes that change no result, by name.
+
+Programmatic serialization *allows* a kernel to begin before the one in front of it has ended; here it begins after
+that, and griddepcontrol.wait has nothing to wait for.
+"""
 
 
 def name_of(number: int) -> str:
@@ -40,9 +46,12 @@ def name_of(number: int) -> str:
     return _NAMES.get(number, str(number))
 
 
-def not_there(name: str, those: str) -> CudaError:
-    """Return the refusal of an attribute, naming ``those`` that are supported."""
-    return not_supported(f"pympsd does not have the launch attribute {name} yet; it has {those}")
+def not_there(name: str, those: str = "COOPERATIVE, CLUSTER_DIMENSION, those of events") -> CudaError:
+    """Return the refusal of an attribute, naming ``those`` that are supported besides the hints."""
+    hints = ", ".join(sorted(HINTS))
+    return not_supported(
+        f"pympsd does not have the launch attribute {name}; it has {those}, and takes the hints {hints}"
+    )
 
 
 @frozen

@@ -3,7 +3,6 @@
 These are the server's executors, started by path over a socketpair, with the same command stream.
 """
 
-import ctypes
 import importlib.util
 import os
 import socket
@@ -38,6 +37,7 @@ from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended
+from pympsd_client._connect.driver_library import load_driver, without_own_libraries
 
 GENERATION: Final = 1
 _CLIENT: Final = 1
@@ -57,7 +57,7 @@ def native_driver() -> bool:
     """Return whether libcuda loads and cuInit succeeds: then the program runs natively."""
     try:
         # Not by cuda.bindings, whose cuInit may be this client's own (`pympsd_client.routing`).
-        return int(ctypes.CDLL("libcuda.so.1").cuInit(0)) == Result.SUCCESS
+        return int(load_driver().cuInit(0)) == Result.SUCCESS
     except (OSError, AttributeError):
         return False
 
@@ -68,7 +68,8 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
     try:
         child = subprocess.run(
             [sys.executable, "-I", str(script)],
-            env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT_S,
+            env=without_own_libraries(environment),
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT_S,
         )  # fmt: skip
         answer = msgspec.json.decode(child.stdout, type=dict[str, msgspec.Raw])
         if "devices" in answer:
@@ -242,7 +243,7 @@ def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]
         return subprocess.Popen(
             [sys.executable, "-I", str(script), _LINK_FD, str(link)],
             # An executor's own libcuda must not connect to a daemon.
-            env={**environment, "CUDA_MPS_PIPE_DIRECTORY": os.devnull},
+            env={**without_own_libraries(environment), "CUDA_MPS_PIPE_DIRECTORY": os.devnull},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             pass_fds=(link,), start_new_session=True,
         )  # fmt: skip

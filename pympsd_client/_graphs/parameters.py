@@ -164,8 +164,7 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
         check_cluster(clustered.function, clustered.shape, clustered.cluster)
         return clustered
     if name_of(number) not in HINTS and any(value):
-        those = f"COOPERATIVE and CLUSTER_DIMENSION, and takes the hints {', '.join(sorted(HINTS))}"
-        raise not_there(name_of(number), those)
+        raise not_there(name_of(number), "COOPERATIVE, CLUSTER_DIMENSION")
     return evolve(work, attributes={**work.attributes, number: value})
 
 

@@ -4,7 +4,7 @@ Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For 
 other finders for the module's spec, and puts a loader around the loader in it::
 
     import cuda.bindings.cydriver
-        _Finder.find_spec       -> the spec that Python would have found, with a _Loader
+        Finder.find_spec       -> the spec that Python would have found, with a _Loader
         _Loader.create_module   -> the real loader creates the extension module
         _Loader.exec_module     -> the real loader executes it: the table of pointers is filled
                                 -> pointers.replace(name, __pyx_capi__)
@@ -24,6 +24,7 @@ The invariants:
 
 import atexit
 import sys
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -53,7 +54,7 @@ def install() -> None:
 
     RuntimeError if a module of cuda.bindings was imported before: its users may have copied the pointers already.
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     imported = [name for name in (*MODULES, *_USERS) if name in sys.modules]
     if imported:
@@ -61,8 +62,17 @@ def install() -> None:
             f"{imported[0]} was imported before pympsd could replace its function pointers: start the program with "
             "pympsd-run, and let no .pth file or sitecustomize import it"
         )
-    sys.meta_path.insert(0, _Finder())
-    atexit.register(_end)  # registered first, so called last: after the program's own functions
+    sys.meta_path.insert(0, Finder())
+    register_end()
+
+
+_registered: Final[list[Callable[[], None]]] = []
+
+
+def register_end() -> None:
+    """Close the connection at the end, after the functions that the program registers after this one."""
+    if not _registered:
+        _registered.append(atexit.register(_end))
 
 
 def _end() -> None:
@@ -77,7 +87,7 @@ def _end() -> None:
             entry_points.end()
 
 
-class _Finder(MetaPathFinder):
+class Finder(MetaPathFinder):
     """A finder that finds the modules of function pointers as Python would, with a `_Loader` around their loader."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -111,10 +121,12 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Imported here, because it takes time.
-        if _leads_the_drivers_server():
-            import os
+        # Imported here, because they take time.
+        import os
 
+        from pympsd.channel.drivers_daemon import DRIVER, find_listener
+
+        if find_listener(os.environ) == DRIVER:
             from pympsd_client._arguments.explanations import report_settings
 
             report_settings(os.environ)
@@ -122,21 +134,3 @@ class _Loader(Loader):
             from pympsd_client.routing.pointers import replace
 
             replace(module.__name__, module.__dict__["__pyx_capi__"])
-
-
-def _leads_the_drivers_server() -> bool:
-    """Return whether the daemon of this process leads the driver's own server: its socket takes packets."""
-    import os
-    import socket
-
-    from pympsd.vocabulary import files
-
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(f"{files.pipe_directory(dict(os.environ))}/{files.CONTROL}")
-        except BlockingIOError:  # it takes packets; its queue of connections is full now
-            return True
-        except OSError:  # no daemon, or EPROTOTYPE: one with servers of pympsd
-            return False
-    return True

@@ -86,6 +86,7 @@ _CURRENT: Final = {
     "cuCtxSetCurrent": _SUCCEEDS,
 }
 """What destructors call before."""
+_VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""
 originals: Final[dict[str, int]] = {}
@@ -99,34 +100,54 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
     if module == "cuda.bindings.cydriver":
         name_the_driver()
     library = LIBRARIES[module]
-
-    def resolve(name: str, signature: str) -> Any:
-        function, format, *core = import_module(library.functions).resolve(name, signature)
-        timed = trace(name, function)
-        # The core alone may be called in its place, unless calls are traced.
-        return (function, format, *core) if timed is function else (timed, format)
-
-    def result_of_error(name: str, error: BaseException) -> Any:
-        return import_module(library.functions).result_of_error(name, error)
-
     for name, capsule in tuple(pointers.items()):
         originals[name] = _entry_points.address(capsule)
         signatures[name] = _entry_points.signature(capsule)
         is_replaced = name not in library.unless if library.only is None else name in library.only
         if not is_replaced or not signatures[name].startswith(f"{library.result} ("):
             continue
-        at_end = _SUCCEEDS if _RELEASING.fullmatch(name) else _CURRENT.get(name, _FAILS)
-        pointers[name] = _entry_points.route(
-            name, capsule, resolve, result_of_error, library.only is not None, at_end
+        replaced[name] = entry_point(
+            library.functions, name, signatures[name], originals[name], always_passes=library.only is not None
         )
-        replaced[name] = _entry_points.address(pointers[name])
+        pointers[name] = _entry_points.capsule(replaced[name], signatures[name])
     if "nvmlErrorString" in pointers:
         pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)
 
 
+def read_signatures(module: str) -> None:
+    """Note the functions of a module whose pointers were not replaced, because it was imported before."""
+    for name, capsule in import_module(module).__dict__["__pyx_capi__"].items():
+        if name not in signatures:
+            originals[name] = _entry_points.address(capsule)
+            signatures[name] = _entry_points.signature(capsule)
+
+
+def entry_point(functions: str, name: str, signature: str, original: int = 0, *, always_passes: bool = False) -> int:
+    """Return the address of a C function over the Python function that the module ``functions`` resolves.
+
+    ``signature`` has the C types of its parameters. At the first call the module is imported, and its ``resolve(name,
+    signature)`` returns the Python function and the format of its parameters; its ``result_of_error(name, error)``
+    returns the result of a call that raised. ``original``: the address of the function that takes the call if the
+    program runs natively, with ``always_passes`` at the end of the process too.
+    """
+
+    def resolve(name: str, signature: str) -> Any:
+        function, format, *core = import_module(functions).resolve(name, signature)
+        timed = trace(name, function)
+        # The core alone may be called in its place, unless calls are traced.
+        return (function, format, *core) if timed is function else (timed, format)
+
+    def result_of_error(name: str, error: BaseException) -> Any:
+        return import_module(functions).result_of_error(name, error)
+
+    plain = _VERSION.sub("", name)
+    at_end = _SUCCEEDS if _RELEASING.fullmatch(plain) else _CURRENT.get(plain, _FAILS)
+    return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
+
+
 _TextFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
-_text_functions: Final[list[tuple[Any, bytes]]] = []
-"""Never removed: C keeps their addresses and the names of their capsules."""
+_text_functions: Final[list[Any]] = []
+"""Never removed: C keeps their addresses."""
 
 
 def _text_function(name: str, library: Library) -> Any:
@@ -136,12 +157,8 @@ def _text_function(name: str, library: Library) -> Any:
         address: int = import_module(library.functions).error_string(code)
         return address
 
-    _text_functions.append((_TextFunction(text), signatures[name].encode()))
-    function, signature = _text_functions[-1]
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-        ("PyCapsule_New", ctypes.pythonapi)
-    )
-    return make(ctypes.cast(function, ctypes.c_void_p), signature, None)
+    _text_functions.append(_TextFunction(text))
+    return _entry_points.capsule(ctypes.cast(_text_functions[-1], ctypes.c_void_p).value or 0, signatures[name])
 
 
 def name_the_driver() -> None:

@@ -321,7 +321,14 @@ class Module(Protocol):
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """The module's kernels; ``Launch.function`` is an index into them."""
+        """The module's kernels; ``Launch.function`` is an index into them. Some may be known by name only."""
+
+    def function(self, index: int) -> FunctionLayout:
+        """Return the whole description of a kernel, which is loaded for it if it was not.
+
+        Raises:
+            BackendError: INVALID_HANDLE for an index that does not exist, or what ``load_module`` raises.
+        """
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:

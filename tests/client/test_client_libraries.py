@@ -219,6 +219,21 @@ def test_what_is_no_image_is_refused_at_once(context: Any, code: Any, result: st
     _failed(cuda.cuLibraryLoadData(code, [], [], 0, [], [], 0), result)
 
 
+def test_kernels_of_a_large_library(devices: None) -> None:
+    library = _load(PTX + b".visible .entry broken() { bra nowhere; }\n" + b"// what makes it large\n" * 4000)
+    kernel, broken = _kernel(library), _kernel(library, b"broken")  # without a context
+    assert ok(cuda.cuKernelGetAttribute(DYNAMIC, kernel, 1)) == 49152
+    _failed(cuda.cuKernelGetAttribute(DYNAMIC, broken, 1), "INVALID_PTX")
+    ok(cuda.cuCtxCreate(None, 0, 0))
+    assert ok(cuda.cuKernelGetParamCount(kernel)) == 2
+    _failed(cuda.cuKernelGetParamCount(broken), "INVALID_PTX")
+    ok(cuda.cuKernelSetAttribute(DYNAMIC, 100_000, kernel, 0))
+    function = ok(cuda.cuKernelGetFunction(kernel))
+    assert ok(cuda.cuFuncGetAttribute(DYNAMIC, function)) == 100_000
+    _failed(cuda.cuKernelGetFunction(broken), "INVALID_PTX")
+    assert _store(function) == 7
+
+
 def test_bad_ptx_is_refused_when_it_is_used_first(devices: None) -> None:
     library = _load(b".version 7.0\n.target sm_70\n.bad")  # as the driver does, with a context and without one
     _failed(cuda.cuLibraryGetKernel(library, b"add"), "INVALID_PTX")

@@ -296,6 +296,29 @@ def test_the_error_log_says_what_is_wrong_with_the_code(context: Any, buffer: An
     assert info[0] == 0
 
 
+def test_kernels_of_a_large_image_are_loaded_when_they_are_looked_up(context: Any) -> None:
+    padding, line = b"// what makes it large\n" * 4000, PTX.count(b"\n") + 3
+    module = ok(cuda.cuModuleLoadData(PTX + b".visible .entry broken()\n{\n bra nowhere;\n}\n" + padding))
+    count = ok(cuda.cuModuleGetFunctionCount(module))
+    functions = {ok(cuda.cuFuncGetName(each)): each for each in ok(cuda.cuModuleEnumerateFunctions(count, module))}
+    states = cuda.CUfunctionLoadingState
+    unloaded = states.CU_FUNCTION_LOADING_STATE_UNLOADED
+    assert [ok(cuda.cuFuncIsLoaded(function)) for function in functions.values()] == [unloaded] * count
+    for answer in (cuda.cuModuleGetFunction(module, b"broken"), cuda.cuFuncLoad(functions[b"broken"])):
+        assert answer[0] == cuda.CUresult.CUDA_ERROR_INVALID_PTX
+        assert f"line {line}: unknown or unsupported name nowhere" in last_error()
+    # A function is loaded by a launch, by a question for its attributes or parameters, and by looking it up.
+    out = ok(cuda.cuMemAlloc(8))
+    assert _launch(functions[b"store"], ((out, 7), (None, ctypes.c_uint))) == (cuda.CUresult.CUDA_SUCCESS,)
+    assert ok(cuda.cuFuncGetParamInfo(functions[b"add"], 1)) == (8, 8)
+    found = ctypes.c_uint(0)
+    ok(cuda.cuMemcpyDtoH(found, out, 4))
+    assert found.value == 7
+    for name in (b"store", b"add"):
+        assert ok(cuda.cuFuncIsLoaded(functions[name])) == states.CU_FUNCTION_LOADING_STATE_LOADED
+        assert int(_function(module, name)) == int(functions[name])
+
+
 def test_a_short_log_is_cut_and_ends_with_nul(context: Any) -> None:
     log = bytearray(b"x" * 32)
     options = [Option.CU_JIT_ERROR_LOG_BUFFER, Option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]

@@ -185,12 +185,38 @@ def test_a_launch_by_configuration(count: Any) -> None:
     assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(not_so, count, parameters, 0)) == 265
 
 
+def test_a_launch_in_programmatic_stream_serialization(count: Any) -> None:
+    """Its attributes are permissions and hints; the events of a launch stand for the kernel's end at the latest."""
+    attributes = [
+        _attribute("PROGRAMMATIC_STREAM_SERIALIZATION", programmaticStreamSerializationAllowed=1),
+        _attribute("PRIORITY", priority=-1),
+    ]
+    without_timing = ok(cuda.cuEventCreate(cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    with_timing = ok(cuda.cuEventCreate(0))
+    for name, field, event in (
+        ("PROGRAMMATIC_EVENT", "programmaticEvent", without_timing),
+        ("LAUNCH_COMPLETION_EVENT", "launchCompletionEvent", with_timing),
+    ):
+        attributes.append(_attribute(name))
+        getattr(attributes[-1].value, field).event = event
+    configuration = _configuration(gridDimX=3, blockDimX=32, attrs=attributes, numAttrs=4)
+    assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(configuration, count, parameters, 0)) == 96
+    for event in (without_timing, with_timing):
+        assert cuda.cuEventQuery(event) == (cuda.CUresult.CUDA_SUCCESS,)
+    attributes[2].value.programmaticEvent.event = with_timing
+    refused = _configuration(attrs=attributes[2:3], numAttrs=1)
+    assert cuda.cuLaunchKernelEx(refused, count, ((0,), (ctypes.c_void_p,)), 0) == (INVALID,)
+    assert "CU_EVENT_DISABLE_TIMING" in last_error()
+
+
 def test_a_launch_attribute_that_is_not_there_is_named(count: Any) -> None:
-    configuration = _configuration(attrs=[_attribute("PRIORITY", priority=-1)], numAttrs=1)
+    attribute = _attribute("DEVICE_UPDATABLE_KERNEL_NODE")
+    attribute.value.deviceUpdatableKernelNode.deviceUpdatable = 1
+    configuration = _configuration(attrs=[attribute], numAttrs=1)
     parameters = ((0,), (ctypes.c_void_p,))
     answer = cuda.cuLaunchKernelEx(configuration, count, parameters, 0)
     assert answer == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
-    assert "launch attribute PRIORITY" in last_error()
+    assert "launch attribute DEVICE_UPDATABLE_KERNEL_NODE" in last_error()
     configuration.numAttrs = 2
     assert cuda.cuLaunchKernelEx(configuration, count, parameters, 0) == (INVALID,)
     assert cuda.cuLaunchKernelEx(None, count, parameters, 0) == (INVALID,)

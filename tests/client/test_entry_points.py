@@ -14,7 +14,7 @@ import pytest
 _entry_points = pytest.importorskip("pympsd_client.native._entry_points")
 
 WORDS = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint64] * 16)
-SIGNATURE = b"CUresult (...)"
+SIGNATURE = "CUresult (...)"
 
 
 @WORDS
@@ -24,17 +24,14 @@ def _original(*words: int) -> int:
 
 def entry(format: str, function: Callable[..., Any], failures: list[BaseException]) -> Any:
     """Return the C function for a Python function; an exception is kept, and its result is 7."""
-    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-        ("PyCapsule_New", ctypes.pythonapi)
-    )
-    capsule = make(ctypes.cast(_original, ctypes.c_void_p), SIGNATURE, None)
+    original = ctypes.cast(_original, ctypes.c_void_p).value
 
     def failed(name: str, error: BaseException) -> int:
         failures.append(error)
         return 7
 
-    routed = _entry_points.route("cuAny", capsule, lambda name, signature: (function, format), failed)
-    return WORDS(_entry_points.address(routed))
+    resolved = (function, format)
+    return WORDS(_entry_points.route("cuAny", SIGNATURE, original, lambda name, signature: resolved, failed))
 
 
 def test_sixteen_words_are_read_in_order() -> None:
@@ -68,14 +65,11 @@ words, reals = [ctypes.c_uint64] * 18, [ctypes.c_double] * 8
 Function = ctypes.CFUNCTYPE(ctypes.c_int, *words[:6], *reals, *words[6:])
 calls = []
 original = Function(lambda *values: calls.append(values) or len(calls))
-make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
-    ("PyCapsule_New", ctypes.pythonapi)
-)
-capsule = make(ctypes.cast(original, ctypes.c_void_p), b"CUresult (...)", None)
+original_address = ctypes.cast(original, ctypes.c_void_p).value
 addresses = []
 try:
     while True:
-        addresses.append(_entry_points.address(_entry_points.route("cuAny", capsule, None, None)))
+        addresses.append(_entry_points.route("cuAny", "CUresult (...)", original_address, None, None))
 except RuntimeError as error:
     print(len(addresses), len(set(addresses)), error)
 _entry_points.pass_on()
@@ -87,5 +81,5 @@ print([Function(addresses[i])(*values) for i in (0, 777, len(addresses) - 1)], c
 def test_a_call_that_is_passed_on_reaches_the_original_with_every_argument() -> None:
     command = [sys.executable, "-P", "-c", PASSED_ON]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ran.stdout.splitlines() == ["1536 1536 there are no more than 1536 entry points", "[1, 2, 3] True"]
+    assert ran.stdout.splitlines() == ["4096 4096 there are no more than 4096 entry points", "[1, 2, 3] True"]
     assert ran.stderr == ""

@@ -322,3 +322,20 @@ def test_what_is_refused_of_variables(top: str, why: str) -> None:
 def test_what_is_refused_of_operands(body: str, why: str) -> None:
     with pytest.raises(InvalidPtx, match=why):
         load_program(kernel(body).encode())
+
+
+def test_reserved_shared_memory_is_apart_from_the_kernels_own() -> None:
+    """Cooperative groups synchronize tiles of several warps in 288 bytes at %reserved_smem_offset_1."""
+    body = """.shared .align 8 .u32 own[2]; .shared .u32 more; mov.u32 %r1, %reserved_smem_offset_1; mov.u32 %r2, 7;
+      st.shared.u32 [own], 1; st.shared.u32 [more], 2;
+      st.shared.u32 [%r1], %r2; st.shared.u32 [%r1+284], 8; cvt.u64.u32 %rd1, %r1; cvta.shared.u64 %rd1, %rd1;
+      ld.u32 %r3, [%rd1]; ld.shared.u32 %r4, [own]; ld.shared.u32 %r5, [more];
+      st.global.v4.u32 [%out], {%r3, %r4, %r5, %r6};
+      mov.u32 %r7, %reserved_smem_offset_begin; mov.u32 %r8, %reserved_smem_offset_end;
+      mov.u32 %r9, %reserved_smem_offset_cap; mov.u32 %r10, %reserved_smem_offset_0;
+      st.global.v4.u32 [%out+16], {%r7, %r8, %r9, %r10};"""
+    answers = words(body, count=8)
+    assert answers[:3] == [7, 1, 2]
+    begin, end, size, _ = answers[4:]
+    assert end - begin == size == 1024
+    assert load_program(kernel(body).encode()).kernels["k"].shared_bytes == 12

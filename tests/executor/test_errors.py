@@ -9,8 +9,9 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach
+from pympsd.wire.module_layout import FunctionLayout
 from tests.executor.executor_owner import ExecutorOwner
-from tests.executor.raw_client import EMPTY, HEADER, STORE, TRAPPED, RawClient
+from tests.executor.raw_client import EMPTY, HEADER, PTX, STORE, TRAPPED, RawClient
 
 QUIET = records.FLAG_QUIET
 UNKNOWN_INSTRUCTION = HEADER + ".visible .entry f() { .reg .b32 %r<2>; frobnicate.u32 %r1; }"
@@ -139,6 +140,20 @@ def test_a_bad_image_is_refused_with_a_reason(client: RawClient, ptx: str, code:
     assert words in answer.reason
     assert client.call("UNLOAD_MODULE", handle).result == Result.ERROR_INVALID_HANDLE
     assert client.call("LOAD_MODULE", handle).result == Result.ERROR_INVALID_IMAGE
+
+
+def test_functions_of_a_large_image_are_loaded_one_by_one(client: RawClient) -> None:
+    bad = ".visible .entry bad() { bra nowhere; }\n"
+    module, layout = client.load(PTX + bad + "// what makes it large\n" * 4000)
+    assert not any(function.is_loaded for function in layout.functions)
+    function = FunctionLayout.decode(client.good("LOAD_FUNCTION", module, STORE))
+    assert function.is_loaded
+    assert (function.name, function.parameter_bytes) == (layout.functions[STORE].name, 12)
+    for index, code in ((len(layout.functions) - 1, "INVALID_PTX"), (len(layout.functions), "INVALID_HANDLE")):
+        answer = client.call("LOAD_FUNCTION", module, index)
+        assert (answer.result, answer.flags) == (Result[f"ERROR_{code}"], 0)
+    client.launch(module, len(layout.functions) - 1)  # by a client that did not ask
+    assert client.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_INVALID_PTX
 
 
 @pytest.mark.parametrize(

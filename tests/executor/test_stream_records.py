@@ -159,7 +159,7 @@ def test_one_clients_endless_kernel_does_not_hold_another(executor: ExecutorOwne
 
 def test_a_layout_that_fits_no_answer_is_refused_by_name(client: RawClient) -> None:
     name = "kernel_with_quite_a_long_name_" * 30
-    kernels = "".join(f".visible .entry {name}{number}() {{ ret; }}\n" for number in range(1000))
+    kernels = "".join(f".visible .entry {name}{number}() {{ ret; }}\n" for number in range(1300))
     handle = client.handle()
     image = (".version 7.0\n.target sm_70\n.address_size 64\n" + kernels).encode()
     for start in range(0, len(image), 1 << 20):

@@ -5,11 +5,25 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from fake_mps.install import install
+from prepared import CLIENT, DAEMON, executed, prepared
 from processes import ClientProcess, DaemonProcess, adopt_orphans, clients_of
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _programs_are_prepared() -> Iterator[None]:
+    with prepared(CLIENT), prepared(DAEMON):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _module_is_executed(request: pytest.FixtureRequest, _programs_are_prepared: None) -> Iterator[None]:
+    with executed() if getattr(request.module, "EXECUTED", False) else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,6 +21,8 @@ from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.messages import ClientHello, Versions
 
+EXECUTED = True
+"""The processes that are attacked are what users have (see `prepared`)."""
 OWNER, STRANGER = 10001, 10002
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, SECONDS, DaemonProcess, alive, wait_until
 
+EXECUTED = True
+"""Its daemons are started as users start them (see `prepared`)."""
 FILES = {
     "control": ("s", 0o666),
     "control_lock": ("-", 0o666),

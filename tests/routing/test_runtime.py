@@ -229,10 +229,10 @@ print(int(runtime.cudaFree(memory)[0]), ok(runtime.cudaMalloc(64)) != 0, ok(runt
 
 
 def test_what_it_lacks(run: Run) -> None:
-    program = "print(int(runtime.cudaDeviceGetTexture1DLinearMaxWidth(runtime.cudaChannelFormatDesc(), 0)[0]))"
+    program = "print(int(runtime.cudaDeviceFlushGPUDirectRDMAWrites(0, 100)[0]))"
     done = run(program, begin=BEGINNING, PYMPSD_EXPLAIN="1")
     assert done.stdout == "801\n"
-    assert "pympsd does not have cudaDeviceGetTexture1DLinearMaxWidth yet" in done.stderr
+    assert "pympsd does not have cudaDeviceFlushGPUDirectRDMAWrites yet" in done.stderr
 
 
 def test_graphs_made_by_hand(run: Run) -> None:
@@ -410,3 +410,88 @@ print(ok(runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(kernel, 
 print(ok(runtime.cudaOccupancyAvailableDynamicSMemPerBlock(kernel, 2, 1024)) > 0)
 """
     assert run(program, begin=BEGINNING).stdout.split() == ["128", "1024", "65536", "2", "2", "True"]
+
+
+def test_changes_of_nodes(run: Run) -> None:
+    program = """
+from cuda.bindings import driver
+stream, graph = ok(runtime.cudaStreamCreate()), ok(runtime.cudaGraphCreate(0))
+memory, other, host = ok(runtime.cudaMalloc(64)), ok(runtime.cudaMalloc(64)), (ctypes.c_ubyte * 64)(*range(64))
+ok(runtime.cudaMemset(other, 9, 64))
+at, toHost, toDevice = ctypes.addressof(host), Kind.cudaMemcpyDeviceToHost, Kind.cudaMemcpyHostToDevice
+code = b'''
+.version 7.0
+.target sm_60
+.address_size 64
+.visible .entry put(.param .u64 to, .param .u32 value)
+{ .reg .b64 %d; .reg .b32 %r; ld.param.u64 %d, [to]; ld.param.u32 %r, [value]; st.global.u32 [%d], %r; ret; }
+\\0'''
+kernel = ok(runtime.cudaLibraryGetKernel(ok(runtime.cudaLibraryLoadData(code, [], [], 0, [], [], 0)), b"put"))
+launch = runtime.cudaKernelNodeParams()
+launch.func = int(kernel)
+for sizes in (launch.gridDim, launch.blockDim):
+    sizes.x = sizes.y = sizes.z = 1
+types = (ctypes.c_uint64, ctypes.c_uint32)
+launch.kernelParams = ((memory, 5), types)
+node = ok(runtime.cudaGraphAddKernelNode(graph, None, 0, launch))
+copy = ok(runtime.cudaGraphAddMemcpyNode1D(graph, [node], 1, at, memory, 4, toHost))
+found = ok(runtime.cudaGraphMemcpyNodeGetParams(copy))
+print(int(found.dstPtr.ptr) == at, found.extent.width, found.extent.height, found.kind.name)
+ready = ok(runtime.cudaGraphInstantiate(graph, 0))
+def result(executable=None):
+    ok(runtime.cudaGraphLaunch(executable or ready, stream)); ok(runtime.cudaStreamSynchronize(stream))
+    return list(host[:5])
+print(result())
+launch.kernelParams = ((memory, 6), types)
+ok(runtime.cudaGraphExecKernelNodeSetParams(ready, node, launch))
+print(result(), int(ok(runtime.cudaGraphKernelNodeGetParams(node)).func) == int(kernel))
+ok(runtime.cudaGraphExecMemcpyNodeSetParams1D(ready, copy, at + 1, memory, 4, toHost))
+print(result())
+ok(runtime.cudaGraphKernelNodeSetParams(node, launch)); ok(runtime.cudaGraphMemcpyNodeSetParams(copy, found))
+launch.kernelParams = ((memory, 8), types)
+whole = runtime.cudaGraphNodeParams()
+whole.type, whole.kernel.func = runtime.cudaGraphNodeType.cudaGraphNodeTypeKernel, kernel
+whole.kernel.kernelParams = ((memory, 8), types)
+for sizes in (whole.kernel.gridDim, whole.kernel.blockDim):
+    sizes.x = sizes.y = sizes.z = 1
+ok(runtime.cudaGraphNodeSetParams(node, whole))
+print(result(ok(runtime.cudaGraphInstantiate(graph, 0))))
+ok(runtime.cudaGraphMemcpyNodeSetParams1D(copy, at, other, 4, toHost))
+print(result(ok(runtime.cudaGraphInstantiate(graph, 0))))
+ok(runtime.cudaGraphNodeSetEnabled(ready, copy, 0)); print(ok(runtime.cudaGraphNodeGetEnabled(ready, copy)))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "True 4 1 cudaMemcpyDeviceToHost", "[5, 0, 0, 0, 4]", "[6, 0, 0, 0, 4] True", "[6, 6, 0, 0, 0]",
+        "[8, 0, 0, 0, 0]", "[9, 9, 9, 9, 0]", "0",
+    ]  # fmt: skip
+
+
+def test_memory_of_graphs_and_settings_of_streams(run: Run) -> None:
+    program = """
+stream, graph = ok(runtime.cudaStreamCreate()), ok(runtime.cudaGraphCreate(0))
+wanted = runtime.cudaMemAllocNodeParams()
+wanted.poolProps.allocType = runtime.cudaMemAllocationType.cudaMemAllocationTypePinned
+wanted.poolProps.location.type = runtime.cudaMemLocationType.cudaMemLocationTypeDevice
+wanted.bytesize = 1 << 20
+node = ok(runtime.cudaGraphAddMemAllocNode(graph, None, 0, wanted))
+print(wanted.dptr != 0, ok(runtime.cudaGraphMemAllocNodeGetParams(node)).bytesize)
+ok(runtime.cudaGraphAddMemFreeNode(graph, [node], 1, wanted.dptr))
+ready = ok(runtime.cudaGraphInstantiate(graph, 0))
+ok(runtime.cudaGraphLaunch(ready, stream)); ok(runtime.cudaStreamSynchronize(stream))
+Memory = runtime.cudaGraphMemAttributeType
+ok(runtime.cudaGraphExecDestroy(ready)); ok(runtime.cudaDeviceGraphMemTrim(0))
+print(int(ok(runtime.cudaDeviceGetGraphMemAttribute(0, Memory.cudaGraphMemAttrUsedMemHigh))))
+value, Attribute = runtime.cudaStreamAttrValue(), runtime.cudaStreamAttrID
+value.syncPolicy = runtime.cudaSynchronizationPolicy.cudaSyncPolicyYield
+ok(runtime.cudaStreamSetAttribute(stream, Attribute.cudaLaunchAttributeSynchronizationPolicy, value))
+print(ok(runtime.cudaStreamGetAttribute(stream, Attribute.cudaLaunchAttributeSynchronizationPolicy)).syncPolicy.name)
+ok(runtime.cudaCtxResetPersistingL2Cache()); ok(runtime.cudaProfilerStart()); ok(runtime.cudaProfilerStop())
+channels = ok(runtime.cudaCreateChannelDesc(32, 0, 0, 0, runtime.cudaChannelFormatKind.cudaChannelFormatKindFloat))
+print(ok(runtime.cudaDeviceGetTexture1DLinearMaxWidth(channels, 0)) > 1 << 20)
+requested = runtime.cudaDeviceProp()
+requested.major = 7
+print(ok(runtime.cudaChooseDevice(requested)))
+"""
+    assert run(program, begin=BEGINNING).stdout.splitlines() == [
+        "True 1048576", "2097152", "cudaSyncPolicyYield", "True", "0",
+    ]  # fmt: skip

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import AnyStr
 
 from attrs import define, field
+from prepared import CLIENT, DAEMON, PreparedProcess, can_start
 from tested_machine import on_gpu, with_machine
 
 BIN = Path(sys.executable).parent
 PYMPSD = str(BIN / "pympsd")
-CLIENT = str(Path(__file__).with_name("client_program.py"))
 SECONDS = 30.0
 """The absolute limit of anything a flow waits for."""
 
@@ -114,11 +114,21 @@ class DaemonProcess:
 
     def start(self, option: str = "-d", *more: str) -> subprocess.CompletedProcess[str]:
         """Run ``pympsd -d`` as a script does, its output captured: it hangs here if the daemon kept the pipe."""
-        done = self.run([option, *more])
+        done = self._start([option, *more])
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
         if done.returncode == 0 and pid_file.exists():
             self.found(int(pid_file.read_text()))
         return done
+
+    def _start(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        if self.command != PYMPSD or not can_start(DAEMON, self.environment):
+            return self.run(arguments)
+        words = [DAEMON, f"--argv0={self.command}", *arguments]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = PreparedProcess(words, env=self.environment, text=True, user=self.uid or None, **pipes)
+        with killed_after(process):
+            output, errors = process.communicate("", timeout=SECONDS)
+        return subprocess.CompletedProcess(words, process.returncode, output, errors)
 
     def found(self, pid: int) -> None:
         """Take over a daemon that runs."""
@@ -292,16 +302,11 @@ class ClientProcess:
         cls, environment: dict[str, str], uid: int, program: str = CLIENT, under: Sequence[str] = ()
     ) -> ClientProcess:
         """Start it with only this environment; ``under``: a command that executes it."""
-        process = subprocess.Popen(
-            [*under, sys.executable, program],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            user=uid or None,
-        )
-        return cls(process)
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        if not under and can_start(program, environment):
+            return cls(PreparedProcess([program], env=environment, text=True, user=uid or None, **pipes))
+        words = [*under, sys.executable, program]
+        return cls(subprocess.Popen(words, env=environment, text=True, user=uid or None, **pipes))
 
     @property
     def pid(self) -> int:

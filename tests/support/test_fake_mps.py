@@ -199,7 +199,10 @@ def test_termination(daemon: MinimalDaemon, launcher: Path, start: Callable[...,
     assert client.ask("destroy 0") == "destroy CUDA_SUCCESS"
     assert client.ask("sync") == "sync CUDA_SUCCESS"
     assert daemon.number(13, client.pid) == 0
+    daemon.log()
     daemon.say(13, struct.pack("<i", client.pid))
+    # The server sees the ends of clients before what the daemon sent meanwhile: it has to have heard this command.
+    daemon.await_line(f"MPS server requesting client {{PID: {client.pid}, Context ID: 2}} to exit")
     assert other.ask("sync") == "sync CUDA_SUCCESS"
     client.end()
     assert daemon.hear() == struct.pack("<i", 0), "the answer comes when the process has ended"

@@ -16,7 +16,7 @@ from pympsd.vocabulary.variables import BY_NAME, VARIABLES, Reader, problems
 
 PACKAGES = [Path(package.__path__[0]) for package in (pympsd, pympsd_client, pympsd_server)]
 QUOTED = re.compile(r"""["']((?:PYMPSD|CUDA_MPS)_[A-Z_]*[A-Z])["']""")
-INTERNAL = {"PYMPSD_ROUTING", "PYMPSD_RUN"}
+INTERNAL = {"PYMPSD_ROUTING", "PYMPSD_RUN", "PYMPSD_PYTHON", "PYMPSD_LIBPYTHON"}
 """Set by pympsd-run for its children, and in its manual page."""
 
 

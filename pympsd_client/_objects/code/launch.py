@@ -70,6 +70,7 @@ def launch(
         raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
     context.pulse(opened, cache is not None and cache.wants_pulse)
     if shape not in function.checked:
+        function.load()
         shape = check_shape(function, shape)
     if cooperative:
         check_cooperative(function, tuple(map(int, shape)))

@@ -5,7 +5,8 @@ If the process has no context, a library is loaded briefly into one of its own, 
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import RLock
 from typing import Final
 
@@ -69,7 +70,7 @@ class Library:
                     kernel = self._kernels[function.name] = Kernel(self, index, function)
                     kernels[kernel.handle] = kernel
             for kernel in self._kernels.values():
-                kernel.apply(context.device, loaded.function(kernel.name))
+                kernel.apply(context.device, loaded)
             return loaded
 
     def modules_on(self, device: Device) -> tuple[Module, ...]:
@@ -91,16 +92,17 @@ class Library:
             layout = self._layouts.get(device) if device else next(iter(self._layouts.values()), None)
             if layout is not None:
                 return layout
-            usable = _usable_context(device)
-            if usable is not None:
-                return self.module_in(usable).layout
-            temporary = Context(device or process.device(0), 0, primary=False)
-            try:
-                temporary.open(process.require())
-                return self.module_in(temporary).layout
-            finally:
-                contexts.pop(temporary.handle, None)
-                temporary.close(process.require())
+            with _some_context(device) as context:
+                return self.module_in(context).layout
+
+    def function_layout(self, index: int, device: Device | None = None) -> FunctionLayout:
+        """Return the description of a kernel as it is on a device (None: on any), loaded as `layout_on` does."""
+        with self._loading:
+            layout = self.layout_on(device).functions[index]
+            if layout.is_loaded:
+                return layout
+            with _some_context(device) as context:
+                return self.module_in(context).function(layout.name).layout
 
     def kernels(self) -> dict[str, Kernel]:
         """Return its kernels by name."""
@@ -136,9 +138,13 @@ class Kernel:
         self.handle: Final = new_handle()
         self.library: Final = library
         self.name: Final = layout.name
-        self.parameters: Final = layout.parameters
         self._index: Final = index
         self._set: Final[dict[tuple[Device, str], int]] = {}
+
+    @property
+    def parameters(self) -> tuple[tuple[int, int], ...]:
+        """Offsets and sizes of its parameters in bytes; the kernel is loaded for it."""
+        return self.library.function_layout(self._index).parameters
 
     def function_in(self, context: Context) -> Function:
         """Return its function in a context; raise CudaError."""
@@ -160,14 +166,14 @@ class Kernel:
         for module in self.library.modules_on(device):
             module.function(self.name).apply_attribute(name, value)
 
-    def apply(self, device: Device, function: Function) -> None:
-        """Set the attributes of a newly loaded function that were set for the kernel."""
+    def apply(self, device: Device, module: Module) -> None:
+        """Set the attributes of its function in a newly loaded module that were set for the kernel."""
         for (its_device, name), value in self._set.items():
             if its_device is device:
-                function.apply_attribute(name, value)
+                module.function(self.name).apply_attribute(name, value)
 
     def _layout(self, device: Device) -> FunctionLayout:
-        return self.library.layout_on(device).functions[self._index]
+        return self.library.function_layout(self._index, device)
 
 
 libraries: Final[dict[int, Library]] = {}
@@ -186,11 +192,18 @@ def kernel_of(handle: int) -> Kernel:
 
 
 def function_of(handle: int, context: Context | None = None) -> Function:
-    """Return the function of a handle, which may be that of a function or of a library's kernel.
+    """Return the function of a handle, which may be that of a function or of a library's kernel, loaded.
 
     A library's kernel is looked up in ``context`` (None: the current one), and loaded there if this is its first use.
-    INVALID_HANDLE.
+    INVALID_HANDLE; INVALID_PTX and others if it is loaded now and cannot be.
     """
+    function = find_function(handle, context)
+    function.load()
+    return function
+
+
+def find_function(handle: int, context: Context | None = None) -> Function:
+    """Return the function of a handle, as `function_of`; that of a module that was not looked up is not loaded."""
     function = functions.get(handle)
     if function is not None:
         return function
@@ -205,6 +218,22 @@ def new_library(image: bytes) -> Library:
     library = Library(image)
     libraries[library.handle] = library
     return library
+
+
+@contextmanager
+def _some_context(device: Device | None) -> Iterator[Context]:
+    """Yield a usable context of a device (None: of any), or one for the block alone. Raise CudaError."""
+    usable = _usable_context(device)
+    if usable is not None:
+        yield usable
+        return
+    temporary = Context(device or process.device(0), 0, primary=False)
+    try:
+        temporary.open(process.require())
+        yield temporary
+    finally:
+        contexts.pop(temporary.handle, None)
+        temporary.close(process.require())
 
 
 def _usable_context(device: Device | None) -> Context | None:

@@ -3,6 +3,8 @@
 import ctypes
 from typing import Any, Final
 
+from attrs import evolve
+
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import ModuleLayout
@@ -106,8 +108,14 @@ class Link:
             module = load_image(image, self._context)
         except CudaError as error:
             raise self._log(error) from None
-        module.unload()
-        return module.layout
+        try:
+            for function in module.all_functions():
+                function.load()
+        except CudaError as error:
+            raise self._log(error) from None
+        finally:
+            module.unload()
+        return evolve(module.layout, functions=tuple(function.layout for function in module.all_functions()))
 
     def _log(self, error: CudaError) -> CudaError:
         self._options.write(ptxas_message(error))

@@ -2,6 +2,8 @@
 
 The executor compiles an image and returns its layout: the kernels with their parameters and attributes, and the
 variables with their addresses. All queries are answered from the layout; only loading and unloading cost a message.
+Of a large image the executor returns only the names of kernels, and compiles each when the program first looks it up,
+as CUDA's lazy loading does: cuModuleGetFunction then costs a message, and raises the errors of that kernel.
 Other modules take part through `when_loaded` and `when_unloaded`: managed variables are moved to shared pages
 before the program learns their addresses.
 """
@@ -75,15 +77,16 @@ class Module:
         self.layout, self._globals = layout, {variable.name: variable for variable in layout.globals}
 
     def function(self, name: str) -> Function:
-        """Return a kernel by name; raise NOT_FOUND."""
+        """Return a kernel by name, loaded; raise NOT_FOUND, or INVALID_PTX and others if it cannot be loaded."""
         self.context.usable()
         function = self._functions.get(name)
         if function is None:
             raise _not_found("kernel", name, self._functions)
+        function.load()
         return functions.add(function)
 
     def all_functions(self) -> tuple[Function, ...]:
-        """Return its kernels in the order of the image."""
+        """Return its kernels in the order of the image; some may not be loaded."""
         self.context.usable()
         return tuple(map(functions.add, self._functions.values()))
 
@@ -121,13 +124,24 @@ class Function:
         self.module: Final = module.handle
         self.context: Final = module.context
         self.index: Final = index
-        self.layout: Final = layout
+        self.layout = layout
         self.handle: Final = module.context.allocate_handle()
         self.attributes: Final = dict(layout.attributes)
         self.packers: Final[dict[tuple[Any, ...], Packer]] = {}
         """One for each way of typing the parameters that a caller has used."""
         self.checked: Final[set[tuple[int, ...]]] = set()
         """Grid, block and shared sizes that were found to be within the limits."""
+
+    def load(self) -> None:
+        """Have the executor compile it, unless it has: its layout is complete then. Raise INVALID_PTX and others."""
+        if self.layout.is_loaded:
+            return
+        answer = self.context.call(operations.LOAD_FUNCTION, self.module, self.index)
+        try:
+            self.layout = FunctionLayout.decode(answer)
+        except RemoteError as error:
+            raise lost(f"the executor sent {error}") from None
+        self.attributes.update(self.layout.attributes)
 
     def attribute(self, attribute_number: int) -> int:
         """Return an attribute's value; INVALID_VALUE for one that does not exist or that pympsd does not have."""

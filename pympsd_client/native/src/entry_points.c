@@ -24,12 +24,15 @@
  *     program runs natively. A trampoline therefore never changes a register or the stack before it knows.
  *   - At the interpreter's end no call enters Python. Destructors of C++ objects still call then: functions that free
  *     succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
+ *   - A thread that Python did not start keeps one state of Python from its first call until it ends: with a state for each
+ *     call it would have another current context each time.
  *   - Slots and names are never freed, because programs keep the addresses. */
 
 #include "python.h"
 #include "trampolines.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -67,6 +70,8 @@ static int used;
 static _Atomic int passes, has_ended;
 static int is_checked; /* whether the checks before a core would pass; the GIL is its lock */
 static int (*is_finalizing)(void);
+static __thread char has_state; /* this thread has a state of Python that lasts */
+static pthread_key_t leaving;
 
 /* The next word of a call; NULL: beyond those that are taken from the stack. */
 static const uint64_t *word(const uint64_t *words, int *in_registers, int *on_stack) {
@@ -335,10 +340,34 @@ static int result_at_end(const Slot *slot, const uint64_t *words) {
     return slot->at_end == FAILS ? DEINITIALIZED : 0;
 }
 
+static int has_finished(void) {
+    return atomic_load_explicit(&has_ended, memory_order_acquire) || is_finalizing();
+}
+
+/* A thread that keeps a state ends: so does its state, and what `threading.local` has for it. */
+static void leave_thread(void *state) {
+    if (has_finished())
+        return;
+    PyEval_RestoreThread(state);
+    PyGILState_Release(PyGILState_UNLOCKED);
+}
+
+/* Give a thread that Python did not start one state for all of its calls: it holds the thread's current context. */
+static void keep_state(void) {
+    has_state = 1;
+    if (PyGILState_GetThisThreadState() != NULL)
+        return;
+    PyGILState_Ensure();
+    PyThreadState *state = PyEval_SaveThread();
+    pthread_setspecific(leaving, state);
+}
+
 static int enter(Slot *slot, const uint64_t *words) {
     PyObject *type, *value, *trace;
-    if (atomic_load_explicit(&has_ended, memory_order_acquire) || is_finalizing())
+    if (has_finished())
         return result_at_end(slot, words);
+    if (!has_state)
+        keep_state();
     PyGILState_STATE state = PyGILState_Ensure();
     int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception is on its way */
     if (had_error)
@@ -371,28 +400,24 @@ int enter_trampoline(uint64_t number, const uint64_t *registers, const uint64_t 
 
 static PyObject *route(PyObject *module, PyObject *arguments) {
     const char *name, *signature;
-    PyObject *capsule, *resolve, *failed;
+    PyObject *resolve, *failed, *number;
     int always_passes = 0, at_end = FAILS;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "sOOO|pi:route", &name, &capsule, &resolve, &failed, &always_passes, &at_end))
+    if (!PyArg_ParseTuple(arguments, "ssOOO|pi:route", &name, &signature, &number, &resolve, &failed, &always_passes,
+                          &at_end))
         return NULL;
-    if ((signature = PyCapsule_GetName(capsule)) == NULL)
-        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%s has no signature", name);
+    void *original = PyLong_AsVoidPtr(number);
+    if (original == NULL && PyErr_Occurred())
+        return NULL;
     if (used == TRAMPOLINES)
         return PyErr_Format(PyExc_RuntimeError, "there are no more than %d entry points", TRAMPOLINES);
-    void *original = PyCapsule_GetPointer(capsule, signature);
-    if (original == NULL)
-        return NULL;
     Slot *slot = &slots[used];
-    char *own_name = strdup(name), *own_signature = strdup(signature); /* for good, as the capsule's name must be */
+    char *own_name = strdup(name), *own_signature = strdup(signature); /* for good, as the slot */
     if (own_name == NULL || own_signature == NULL) {
         free(own_name);
         free(own_signature);
         return PyErr_NoMemory();
     }
-    PyObject *replacement = PyCapsule_New(trampoline(used), own_signature, NULL);
-    if (replacement == NULL)
-        return NULL;
     *slot = (Slot){.name = own_name, .signature = own_signature,
                    .is_launch_by_config = strcmp(own_name, "cuLaunchKernelEx") == 0,
                    .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed),
@@ -401,8 +426,20 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
     trampoline_originals[used] = original;
     if (strcmp(own_name, "cuLaunchKernel") == 0)
         launch = slot;
-    used++;
-    return replacement;
+    return PyLong_FromVoidPtr(trampoline(used++));
+}
+
+static PyObject *capsule(PyObject *module, PyObject *arguments) {
+    const char *signature;
+    PyObject *number;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "Os:capsule", &number, &signature))
+        return NULL;
+    void *function = PyLong_AsVoidPtr(number);
+    if (function == NULL)
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a capsule needs the address of a function, not 0");
+    char *name = strdup(signature); /* for good, as C keeps the address */
+    return name == NULL ? PyErr_NoMemory() : PyCapsule_New(function, name, NULL);
 }
 
 static PyObject *address(PyObject *module, PyObject *capsule) {
@@ -440,12 +477,14 @@ static PyObject *end(PyObject *module, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"route", route, METH_VARARGS,
-     PyDoc_STR("route(name, capsule, resolve, failed, always_passes=False, at_end=0): return a capsule of a C\n"
-               "function that takes the place of a capsule's. ``resolve(name, signature)`` returns at the first call\n"
+     PyDoc_STR("route(name, signature, original, resolve, failed, always_passes=False, at_end=0): return the address of\n"
+               "a C function that takes the place of the one at ``original``. ``resolve(name, signature)`` returns at the first call\n"
                "the Python function, the format of its parameters, and perhaps the core that it calls after its\n"
                "checks; ``failed(name, exception)`` the result for what it raises. Once the interpreter ends it calls\n"
                "the original if ``always_passes``, else by ``at_end``: 0 returns 4 (DEINITIALIZED), 1 returns 0, 2\n"
                "returns 0 and NULL for its first parameter.")},
+    {"capsule", capsule, METH_VARARGS,
+     PyDoc_STR("capsule(address, signature): return a capsule of a C function.")},
     {"address", address, METH_O, PyDoc_STR("address(capsule): return the address of a capsule's function.")},
     {"signature", signature, METH_O, PyDoc_STR("signature(capsule): return the C signature of a capsule's function.")},
     {"pass_on", pass_on, METH_NOARGS, PyDoc_STR("From now on all calls go to the original functions.")},
@@ -467,5 +506,9 @@ PyMODINIT_FUNC PyInit__entry_points(void) {
         return NULL;
     }
     memcpy(&is_finalizing, &symbol, sizeof symbol);
+    if (pthread_key_create(&leaving, leave_thread) != 0) {
+        PyErr_SetString(PyExc_ImportError, "this process has no more keys for data of threads");
+        return NULL;
+    }
     return PyModule_Create(&definition);
 }

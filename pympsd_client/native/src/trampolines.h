@@ -13,7 +13,7 @@ enum { REGISTERS = 8 };
 #endif
 
 /* `TRAMPOLINES` is a macro because the assembler counts to it, too. */
-#define TRAMPOLINES 1536
+#define TRAMPOLINES 4096
 #define PASS_ON (-2)
 #define HIDDEN __attribute__((visibility("hidden")))
 #define KEPT __attribute__((used)) /* the assembler refers to it; the compiler does not see that */

@@ -114,6 +114,30 @@ def slices(place: int) -> Any:
     return _slices(_Parameters.from_address(place))
 
 
+def write_slices(place: int, data: bytes) -> None:
+    """Write the cudaMemcpy3DParms of a driver's CUDA_MEMCPY3D: `slices` of it returns the same again."""
+    check_not_null("the cudaMemcpy3DParms", place)
+    description: Any = Memcpy3D.from_buffer_copy(data)
+    parameters: Any = _Parameters.from_address(place)
+    ctypes.memset(place, 0, ctypes.sizeof(_Parameters))
+    handles = [handle for handle in (description.dstArray, description.srcArray) if handle]
+    element = _element_bytes(handles[0]) if handles else 1
+    parameters.extent[:] = description.WidthInBytes // element, description.Height, description.Depth
+    sides = []
+    for name in ("dst", "src"):
+        handle, x = getattr(description, f"{name}Array"), getattr(description, f"{name}XInBytes")
+        kind = getattr(description, f"{name}MemoryType")
+        setattr(parameters, f"{name}Array", handle)
+        position = x // (_element_bytes(handle) if handle else 1), *(getattr(description, name + at) for at in "YZ")
+        getattr(parameters, f"{name}Pos")[:] = position
+        if not handle:
+            address = getattr(description, name + ("Host" if kind == _HOST else "Device"))
+            pitch, rows = (getattr(description, name + field) for field in ("Pitch", "Height"))
+            getattr(parameters, f"{name}Ptr")[:] = address, pitch, description.WidthInBytes, rows
+        sides.append(kind != _HOST)
+    parameters.kind = next((kind for kind, of in _BY_KIND.items() if of == tuple(sides)), _DEFAULT)
+
+
 def copy_3d_peer(place: int, stream: int = 0) -> None:
     """Copy slices of rows between devices in stream order; INVALID_DEVICE."""
     check_not_null("the cudaMemcpy3DPeerParms", place)

@@ -1,23 +1,30 @@
 """Devices and their primary contexts (CUDA runtime API, Device Management)."""
 
+import ctypes
 import threading
 from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.values import check_count, check_not_null
+from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
-from pympsd_client.routing.runtime.properties import write
+from pympsd_client.routing.runtime.arrays import CHANNELS, format_of
+from pympsd_client.routing.runtime.properties import OF_BINDINGS, Layout, requested, write
 
 
 class _Thread(threading.local):
-    device = 0
+    device: int | None = None
+    """The device that the thread has chosen."""
 
 
 _this_thread: Final = _Thread()
 _retained: Final[set[int]] = set()
 """The devices whose primary contexts the runtime has retained."""
+_valid: Final[list[int]] = [0]
+"""The first is the device of threads that have not chosen one."""
 
 
 def ready() -> None:
@@ -25,7 +32,11 @@ def ready() -> None:
     stack = this_thread.stack
     if stack and (stack[-1].active or not stack[-1].primary):
         return
-    _use(_this_thread.device)
+    _use(_chosen())
+
+
+def _chosen() -> int:
+    return _valid[0] if _this_thread.device is None else _this_thread.device
 
 
 def _use(device: int) -> None:
@@ -43,7 +54,7 @@ def _use(device: int) -> None:
 def current() -> int:
     """Return the device of the current context, or the one that this thread has chosen (0 at first)."""
     process.initialize(0)
-    return this_thread.stack[-1].device.number if this_thread.stack else _this_thread.device
+    return this_thread.stack[-1].device.number if this_thread.stack else _chosen()
 
 
 def set_current(device: int) -> None:
@@ -86,10 +97,44 @@ def set_flags(flags: int) -> None:
     api.cuDevicePrimaryCtxSetFlags(current(), flags)
 
 
-def properties(place: int, device: int) -> None:
+def properties(place: int, device: int, layout: Layout = OF_BINDINGS) -> None:
     """Write the cudaDeviceProp of a device; INVALID_DEVICE."""
     process.initialize(0)
-    write(place, process.device(device))
+    write(place, process.device(device), layout)
+
+
+def set_valid(place: int, count: int) -> None:
+    """Set the devices that threads use which choose none: the first that exists; INVALID_DEVICE, INVALID_VALUE."""
+    process.initialize(0)
+    if count:
+        check_not_null("the array of devices", place)
+        check_count(count, "the array of devices")
+    devices = list((ctypes.c_int * count).from_address(place)) if count else [0]
+    for device in devices:
+        process.device(device)
+    _valid[:] = devices
+
+
+def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
+    """Return the device that has most of what a cudaDeviceProp asks for."""
+    process.initialize(0)
+    minimums = requested(place, layout)
+
+    def score(device: Device) -> int:
+        own = ctypes.create_string_buffer(layout.size)
+        write(ctypes.addressof(own), device, layout)
+        has = requested(ctypes.addressof(own), layout)
+        return sum(least <= number for least, number in zip(minimums, has, strict=True))
+
+    return max(process.require().devices, key=score).number
+
+
+def max_texture_width(channels: int, device: int) -> int:
+    """Return the most elements of a texture in linear memory; INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR."""
+    process.initialize(0)
+    check_not_null("the cudaChannelFormatDesc", channels)
+    format, count = format_of(ctypes.string_at(channels, CHANNELS.size))
+    return int(api.cuDeviceGetTexture1DLinearMaxWidth(format, count, device))
 
 
 def enable_peer_access(peer: int, flags: int) -> None:

@@ -1,11 +1,16 @@
-"""Streams, events and execution contexts (CUDA runtime API, chapters of these names).
+"""Streams, events, clusters and execution contexts (CUDA runtime API, chapters of these names).
 
 An execution context is a device's own, which is its primary context, or a green context.
 """
 
+import ctypes
+import struct
+from typing import Final
+
 from pympsd_client._api import green_context
 from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects import context as contexts
 from pympsd_client._objects import green_context as green
 from pympsd_client._objects import stream as streams
@@ -13,9 +18,33 @@ from pympsd_client._objects.context import Context
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.devices import initialize
+from pympsd_client.routing.runtime.symbols import kernel_at
 
 _DEFAULT_STREAM: int = 1
 """CU_GREEN_CTX_DEFAULT_STREAM"""
+_CONFIG: Final = struct.Struct("=6IQQQI")
+"""cudaLaunchConfig_t: grid, block, dynamic shared memory, stream, attributes, their number"""
+_DRIVER_CONFIG: Final = struct.Struct("=7I4xQQI4x")
+"""CUlaunchConfig"""
+
+
+def _launch_config(place: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the CUlaunchConfig of a cudaLaunchConfig_t."""
+    check_not_null("the cudaLaunchConfig_t", place)
+    *sizes, shared, stream, attributes, count = _CONFIG.unpack(ctypes.string_at(place, _CONFIG.size))
+    return ctypes.create_string_buffer(_DRIVER_CONFIG.pack(*sizes, shared, stream, attributes, count))
+
+
+def active_clusters(function: int, config: int) -> int:
+    """Return the number of clusters of a launch that can be active at the same time; INVALID_CLUSTER_SIZE."""
+    driver_config = _launch_config(config)
+    return int(api.cuOccupancyMaxActiveClusters(kernel_at(function), ctypes.addressof(driver_config)))
+
+
+def largest_cluster(function: int, config: int) -> int:
+    """Return the most blocks of a launch in one cluster; NOT_SUPPORTED on a device without clusters."""
+    driver_config = _launch_config(config)
+    return int(api.cuOccupancyMaxPotentialClusterSize(kernel_at(function), ctypes.addressof(driver_config)))
 
 
 def create_default_stream() -> int:

@@ -1,4 +1,9 @@
-"""Nodes of graphs (CUDA runtime API, Graph Management): the runtime's descriptions as the driver's."""
+"""Nodes of graphs (CUDA runtime API, Graph Management): the runtime's descriptions as the driver's, and back.
+
+They differ in three ways. A kernel is the address of a host function (`symbols.kernel_at`), and the program gets that
+address back. A copy has a cudaMemcpyKind and counts elements of arrays. Contexts are left out: a new node is of the
+current context, a changed node of an executable graph too.
+"""
 
 import ctypes
 from typing import Any, Final
@@ -8,22 +13,50 @@ from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.context import current
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime import execution
-from pympsd_client.routing.runtime.copies import rows, slices
+from pympsd_client.routing.runtime.copies import rows, slices, write_slices
+from pympsd_client.routing.runtime.symbols import host_of, kernel_at, part
 
 _KERNEL_BYTES: Final = 56
 """The size of a cudaKernelNodeParams; a CUDA_KERNEL_NODE_PARAMS begins like it, and has two more fields."""
-_EXTRA_BYTES: Final = 16
+_DRIVER_KERNEL_BYTES: Final = 72
 _KERNEL, _COPY = 0, 1
 """cudaGraphNodeType: the driver describes all others alike."""
 _COPY_HEAD_BYTES: Final = 16
 """What comes before the cudaMemcpy3DParms in a cudaMemcpyNodeParams, and the CUDA_MEMCPY3D in the driver's."""
 
 
+def _kernel(parameters: int, size: int) -> Any:
+    """Return a buffer of ``size`` bytes with the driver's description of a kernel: its function comes first."""
+    check_not_null("the cudaKernelNodeParams", parameters)
+    host = ctypes.c_uint64.from_address(parameters).value
+    rest = ctypes.string_at(parameters + 8, _KERNEL_BYTES - 8)
+    return ctypes.create_string_buffer(kernel_at(host).to_bytes(8, "little") + rest, size)
+
+
 def add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> int:
     """Return a new node that launches a kernel."""
-    check_not_null("the cudaKernelNodeParams", parameters)
-    description = ctypes.create_string_buffer(ctypes.string_at(parameters, _KERNEL_BYTES) + bytes(_EXTRA_BYTES))
+    description = _kernel(parameters, _DRIVER_KERNEL_BYTES)
     return int(api.cuGraphAddKernelNode(graph, dependencies, count, ctypes.addressof(description)))
+
+
+def get_kernel(node: int, place: int) -> None:
+    """Write the cudaKernelNodeParams of a node; its func is the host function, if the program launches by it."""
+    check_not_null("the cudaKernelNodeParams", place)
+    description: Any = structs.KernelParameters.from_buffer_copy(bytes(api.cuGraphKernelNodeGetParams(node)))
+    description.func = host_of(description.func or description.kern)
+    ctypes.memmove(place, ctypes.addressof(description), _KERNEL_BYTES)
+
+
+def set_kernel(node: int, parameters: int) -> None:
+    """Change the kernel of a node, or its shape and parameters."""
+    description = _kernel(parameters, _DRIVER_KERNEL_BYTES)
+    api.cuGraphKernelNodeSetParams(node, ctypes.addressof(description))
+
+
+def set_executable_kernel(executable: int, node: int, parameters: int) -> None:
+    """Change the kernel of a node of an executable graph, or its shape and parameters."""
+    description = _kernel(parameters, _DRIVER_KERNEL_BYTES)
+    api.cuGraphExecKernelNodeSetParams(executable, node, ctypes.addressof(description))
 
 
 def add_copy(graph: int, dependencies: int, count: int, parameters: int) -> int:
@@ -36,6 +69,77 @@ def add_copy_1d(
 ) -> int:
     """Return a new node that copies bytes."""
     return _add_copy(graph, dependencies, count, rows(destination, 0, source, 0, size, 1, kind))
+
+
+def add_copy_to_symbol(
+    graph: int, dependencies: int, count: int, symbol: int, source: int, size: int, offset: int, kind: int
+) -> int:
+    """Return a new node that copies bytes to a device variable."""
+    return add_copy_1d(graph, dependencies, count, part(symbol, offset, size), source, size, kind)
+
+
+def add_copy_from_symbol(
+    graph: int, dependencies: int, count: int, destination: int, symbol: int, size: int, offset: int, kind: int
+) -> int:
+    """Return a new node that copies bytes of a device variable."""
+    return add_copy_1d(graph, dependencies, count, destination, part(symbol, offset, size), size, kind)
+
+
+def get_copy(node: int, place: int) -> None:
+    """Write the cudaMemcpy3DParms of a node."""
+    write_slices(place, bytes(api.cuGraphMemcpyNodeGetParams(node)))
+
+
+def set_copy(node: int, parameters: int) -> None:
+    """Change the copy of a node."""
+    _set_copy(0, node, slices(parameters))
+
+
+def set_copy_1d(node: int, destination: int, source: int, size: int, kind: int) -> None:
+    """Make a node copy bytes."""
+    _set_copy(0, node, rows(destination, 0, source, 0, size, 1, kind))
+
+
+def set_copy_to_symbol(node: int, symbol: int, source: int, size: int, offset: int, kind: int) -> None:
+    """Make a node copy bytes to a device variable."""
+    set_copy_1d(node, part(symbol, offset, size), source, size, kind)
+
+
+def set_copy_from_symbol(node: int, destination: int, symbol: int, size: int, offset: int, kind: int) -> None:
+    """Make a node copy bytes of a device variable."""
+    set_copy_1d(node, destination, part(symbol, offset, size), size, kind)
+
+
+def set_executable_copy(executable: int, node: int, parameters: int) -> None:
+    """Change the copy of a node of an executable graph."""
+    _set_copy(executable, node, slices(parameters))
+
+
+def set_executable_copy_1d(executable: int, node: int, destination: int, source: int, size: int, kind: int) -> None:
+    """Make a node of an executable graph copy bytes."""
+    _set_copy(executable, node, rows(destination, 0, source, 0, size, 1, kind))
+
+
+def set_executable_copy_to_symbol(
+    executable: int, node: int, symbol: int, source: int, size: int, offset: int, kind: int
+) -> None:
+    """Make a node of an executable graph copy bytes to a device variable."""
+    set_executable_copy_1d(executable, node, part(symbol, offset, size), source, size, kind)
+
+
+def set_executable_copy_from_symbol(
+    executable: int, node: int, destination: int, symbol: int, size: int, offset: int, kind: int
+) -> None:
+    """Make a node of an executable graph copy bytes of a device variable."""
+    set_executable_copy_1d(executable, node, destination, part(symbol, offset, size), size, kind)
+
+
+def _set_copy(executable: int, node: int, description: Any) -> None:
+    address = ctypes.addressof(description)
+    if executable:
+        api.cuGraphExecMemcpyNodeSetParams(executable, node, address, current().handle)
+    else:
+        api.cuGraphMemcpyNodeSetParams(node, address)
 
 
 def _add_copy(graph: int, dependencies: int, count: int, description: Any) -> int:
@@ -55,17 +159,36 @@ def set_fill(executable: int, node: int, parameters: int) -> None:
 
 def add_any(graph: int, dependencies: int, data: int, count: int, description: int) -> int:
     """Return a new node of the kind that is described."""
+    buffer = _any(description)
+    place = description if buffer is None else ctypes.addressof(buffer)
+    return int(api.cuGraphAddNode(graph, dependencies, data, count, place))
+
+
+def set_any(node: int, description: int) -> None:
+    """Change what a node does, within its kind."""
+    buffer = _any(description)
+    api.cuGraphNodeSetParams(node, description if buffer is None else ctypes.addressof(buffer))
+
+
+def set_executable_any(executable: int, node: int, description: int) -> None:
+    """Change what a node of an executable graph does, within its kind."""
+    buffer = _any(description)
+    place = description if buffer is None else ctypes.addressof(buffer)
+    api.cuGraphExecNodeSetParams(executable, node, place)
+
+
+def _any(description: int) -> Any:
+    """Return the driver's description of a cudaGraphNodeParams; None if it is the same."""
     check_not_null("the cudaGraphNodeParams", description)
     kind, at = ctypes.c_int.from_address(description).value, description + structs.NODE_PARAMETERS_AT
     if kind == _KERNEL:
-        parameters = ctypes.string_at(at, _KERNEL_BYTES)
+        parameters = bytes(_kernel(at, _KERNEL_BYTES))
     elif kind == _COPY:
         parameters = bytes(_COPY_HEAD_BYTES) + bytes(slices(at + _COPY_HEAD_BYTES))
     else:
-        return int(api.cuGraphAddNode(graph, dependencies, data, count, description))
+        return None
     head = ctypes.string_at(description, structs.NODE_PARAMETERS_AT)
-    buffer = ctypes.create_string_buffer(head + parameters, structs.NODE_PARAMETERS_BYTES)
-    return int(api.cuGraphAddNode(graph, dependencies, data, count, ctypes.addressof(buffer)))
+    return ctypes.create_string_buffer(head + parameters, structs.NODE_PARAMETERS_BYTES)
 
 
 def create_condition(graph: int, value: int, flags: int) -> int:

@@ -1,14 +1,21 @@
-"""cudaDeviceProp and cudaFuncAttributes: structures whose fields are attributes of a device, or of a kernel."""
+"""cudaDeviceProp and cudaFuncAttributes: structures whose fields are attributes of a device, or of a kernel.
 
+cudaDeviceProp differs between versions of CUDA: 13 left fields out that 12 has, and 12 has more than 11. The caller's
+version decides what is written (`LAYOUTS`), as more bytes than the caller has would destroy its other variables: that
+of a function's type in the table of a shared library, else that of the installed cuda.bindings.
+"""
+
+import ctypes
 import re
 from ctypes import memmove
-from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.code.library import function_of
 from pympsd_client.routing.driver import api
+from pympsd_client.routing.runtime.symbols import kernel_at
 
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
@@ -18,6 +25,39 @@ def _by_name(fields: str) -> dict[str, str]:
     return {field: _WORD.sub("_", field).upper() for field in fields.split()}
 
 
+_PROPERTIES: Final = """
+name![256] uuid![16] luid![8] luidDeviceNodeMask totalGlobalMem+ sharedMemPerBlock+ regsPerBlock warpSize memPitch+
+maxThreadsPerBlock maxThreadsDim[3] maxGridSize[3] 12:clockRate totalConstMem+ major minor textureAlignment+
+texturePitchAlignment+ 12:deviceOverlap multiProcessorCount 12:kernelExecTimeoutEnabled integrated canMapHostMemory
+12:computeMode maxTexture1D maxTexture1DMipmap 12:maxTexture1DLinear maxTexture2D[2] maxTexture2DMipmap[2]
+maxTexture2DLinear[3] maxTexture2DGather[2] maxTexture3D[3] maxTexture3DAlt[3] maxTextureCubemap
+maxTexture1DLayered[2] maxTexture2DLayered[3] maxTextureCubemapLayered[2] maxSurface1D maxSurface2D[2]
+maxSurface3D[3] maxSurface1DLayered[2] maxSurface2DLayered[3] maxSurfaceCubemap maxSurfaceCubemapLayered[2]
+surfaceAlignment+ concurrentKernels ECCEnabled pciBusID pciDeviceID pciDomainID tccDriver asyncEngineCount
+unifiedAddressing 12:memoryClockRate memoryBusWidth l2CacheSize persistingL2CacheMaxSize maxThreadsPerMultiProcessor
+streamPrioritiesSupported globalL1CacheSupported localL1CacheSupported sharedMemPerMultiprocessor+
+regsPerMultiprocessor managedMemory isMultiGpuBoard multiGpuBoardGroupID hostNativeAtomicSupported
+12:singleToDoublePrecisionPerfRatio pageableMemoryAccess concurrentManagedAccess computePreemptionSupported
+canUseHostPointerForRegisteredMem cooperativeLaunch 12:cooperativeMultiDeviceLaunch sharedMemPerBlockOptin+
+pageableMemoryAccessUsesHostPageTables directManagedMemAccessFromHost maxBlocksPerMultiProcessor
+accessPolicyMaxWindowSize reservedSharedMemPerBlock+ hostRegisterSupported sparseCudaArraySupported
+hostRegisterReadOnlySupported timelineSemaphoreInteropSupported memoryPoolsSupported gpuDirectRDMASupported
+gpuDirectRDMAFlushWritesOptions gpuDirectRDMAWritesOrdering memoryPoolSupportedHandleTypes
+deferredMappingCudaArraySupported ipcEventSupported clusterLaunch unifiedFunctionPointers 13:deviceNumaConfig
+13:deviceNumaId 13:mpsEnabled 13:hostNumaId 13:gpuPciDeviceID 13:gpuPciSubsystemID 13:hostNumaMultinodeIpcSupported
+12:reserved[63] 13:reserved[56]
+"""
+"""The fields of cudaDeviceProp in CUDA 12 and 13: ints, with + size_t, with ! bytes; some in one version only."""
+_CHOICE: Final = [
+    "major",
+    "minor",
+    "multiProcessorCount",
+    "totalGlobalMem",
+    "sharedMemPerBlock",
+    "maxThreadsPerBlock",
+    "regsPerBlock",
+]
+"""The fields of cudaDeviceProp that cudaChooseDevice compares."""
 _NUMBERS: Final = {
     **_by_name(
         """
@@ -29,17 +69,25 @@ _NUMBERS: Final = {
         multiGpuBoardGroupID pageableMemoryAccess pageableMemoryAccessUsesHostPageTables pciBusID
         pciDeviceID pciDomainID sparseCudaArraySupported streamPrioritiesSupported surfaceAlignment
         tccDriver textureAlignment texturePitchAlignment timelineSemaphoreInteropSupported unifiedAddressing
-        unifiedFunctionPointers warpSize
+        clockRate computeMode cooperativeMultiDeviceLaunch hostNumaId hostNumaMultinodeIpcSupported memoryClockRate
+        mpsEnabled singleToDoublePrecisionPerfRatio unifiedFunctionPointers warpSize
         """
     ),
     "accessPolicyMaxWindowSize": "MAX_ACCESS_POLICY_WINDOW_SIZE",
     "hostRegisterReadOnlySupported": "READ_ONLY_HOST_REGISTER_SUPPORTED",
+    "deviceNumaConfig": "NUMA_CONFIG",
+    "deviceNumaId": "NUMA_ID",
+    "deviceOverlap": "GPU_OVERLAP",
+    "gpuDirectRDMAFlushWritesOptions": "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS",
+    "gpuDirectRDMAWritesOrdering": "GPU_DIRECT_RDMA_WRITES_ORDERING",
     "isMultiGpuBoard": "MULTI_GPU_BOARD",
+    "kernelExecTimeoutEnabled": "KERNEL_EXEC_TIMEOUT",
     "major": "COMPUTE_CAPABILITY_MAJOR",
     "maxBlocksPerMultiProcessor": "MAX_BLOCKS_PER_MULTIPROCESSOR",
     "maxSurface1D": "MAXIMUM_SURFACE1D_WIDTH",
     "maxSurfaceCubemap": "MAXIMUM_SURFACECUBEMAP_WIDTH",
     "maxTexture1D": "MAXIMUM_TEXTURE1D_WIDTH",
+    "maxTexture1DLinear": "MAXIMUM_TEXTURE1D_LINEAR_WIDTH",
     "maxTexture1DMipmap": "MAXIMUM_TEXTURE1D_MIPMAPPED_WIDTH",
     "maxTextureCubemap": "MAXIMUM_TEXTURECUBEMAP_WIDTH",
     "maxThreadsPerMultiProcessor": "MAX_THREADS_PER_MULTIPROCESSOR",
@@ -62,6 +110,32 @@ _LISTS: Final = {
     "maxGridSize": ("MAX_GRID_DIM_X", "MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z"),
     "maxThreadsDim": ("MAX_BLOCK_DIM_X", "MAX_BLOCK_DIM_Y", "MAX_BLOCK_DIM_Z"),
     "maxTexture2D": ("MAXIMUM_TEXTURE2D_WIDTH", "MAXIMUM_TEXTURE2D_HEIGHT"),
+    "maxTexture2DGather": ("MAXIMUM_TEXTURE2D_GATHER_WIDTH", "MAXIMUM_TEXTURE2D_GATHER_HEIGHT"),
+    "maxTexture2DLinear": (
+        "MAXIMUM_TEXTURE2D_LINEAR_WIDTH",
+        "MAXIMUM_TEXTURE2D_LINEAR_HEIGHT",
+        "MAXIMUM_TEXTURE2D_LINEAR_PITCH",
+    ),
+    "maxTexture2DMipmap": ("MAXIMUM_TEXTURE2D_MIPMAPPED_WIDTH", "MAXIMUM_TEXTURE2D_MIPMAPPED_HEIGHT"),
+    "maxTexture1DLayered": ("MAXIMUM_TEXTURE1D_LAYERED_WIDTH", "MAXIMUM_TEXTURE1D_LAYERED_LAYERS"),
+    "maxTexture2DLayered": (
+        "MAXIMUM_TEXTURE2D_LAYERED_WIDTH",
+        "MAXIMUM_TEXTURE2D_LAYERED_HEIGHT",
+        "MAXIMUM_TEXTURE2D_LAYERED_LAYERS",
+    ),
+    "maxTextureCubemapLayered": ("MAXIMUM_TEXTURECUBEMAP_LAYERED_WIDTH", "MAXIMUM_TEXTURECUBEMAP_LAYERED_LAYERS"),
+    "maxTexture3DAlt": (
+        "MAXIMUM_TEXTURE3D_WIDTH_ALTERNATE",
+        "MAXIMUM_TEXTURE3D_HEIGHT_ALTERNATE",
+        "MAXIMUM_TEXTURE3D_DEPTH_ALTERNATE",
+    ),
+    "maxSurface1DLayered": ("MAXIMUM_SURFACE1D_LAYERED_WIDTH", "MAXIMUM_SURFACE1D_LAYERED_LAYERS"),
+    "maxSurface2DLayered": (
+        "MAXIMUM_SURFACE2D_LAYERED_WIDTH",
+        "MAXIMUM_SURFACE2D_LAYERED_HEIGHT",
+        "MAXIMUM_SURFACE2D_LAYERED_LAYERS",
+    ),
+    "maxSurfaceCubemapLayered": ("MAXIMUM_SURFACECUBEMAP_LAYERED_WIDTH", "MAXIMUM_SURFACECUBEMAP_LAYERED_LAYERS"),
     "maxTexture3D": ("MAXIMUM_TEXTURE3D_WIDTH", "MAXIMUM_TEXTURE3D_HEIGHT", "MAXIMUM_TEXTURE3D_DEPTH"),
     "maxSurface2D": ("MAXIMUM_SURFACE2D_WIDTH", "MAXIMUM_SURFACE2D_HEIGHT"),
     "maxSurface3D": ("MAXIMUM_SURFACE3D_WIDTH", "MAXIMUM_SURFACE3D_HEIGHT", "MAXIMUM_SURFACE3D_DEPTH"),
@@ -80,27 +154,70 @@ _FUNCTION_FIELDS: Final = {
 """The attribute of a function by the field of cudaFuncAttributes."""
 
 
-def write(place: int, device: Device) -> None:
+class Layout(NamedTuple):
+    """The cudaDeviceProp of a version of CUDA: its class, and how many of its bytes callers have."""
+
+    fields: Any
+    size: int
+
+
+def _structure(name: str, words: str, version: int = 0) -> Any:
+    """Return a structure with the fields of a text, of a major version of CUDA."""
+    fields: list[tuple[str, Any]] = []
+    for word in words.split():
+        only, _, field = word.rpartition(":")
+        name_and_type, _, count = field.rstrip("]").partition("[")
+        if only in ("", str(version)):
+            type_: Any = {"+": ctypes.c_size_t, "!": ctypes.c_ubyte}.get(name_and_type[-1], ctypes.c_int)
+            fields.append((name_and_type.rstrip("+!"), type_ * int(count) if count else type_))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+_OF_12, _OF_13 = (_structure("cudaDeviceProp", _PROPERTIES, version) for version in (12, 13))
+LAYOUTS: Final = {
+    "cudaDeviceProp_v11 *": Layout(_OF_12, _OF_12.hostRegisterSupported.offset),
+    "cudaDeviceProp_v12 *": Layout(_OF_12, ctypes.sizeof(_OF_12)),
+    "cudaDeviceProp_v13 *": Layout(_OF_13, ctypes.sizeof(_OF_13)),
+}
+"""By types in the tables of our shared libraries: CUDA 12's runtime still writes CUDA 11's for old programs."""
+OF_BINDINGS: Final = LAYOUTS[f"cudaDeviceProp_v{bindings.CUDA_VERSION // 1000} *"]
+_FUNCTION_ATTRIBUTES: Final = """
+sharedSizeBytes+ constSizeBytes+ localSizeBytes+ maxThreadsPerBlock numRegs ptxVersion binaryVersion cacheModeCA
+maxDynamicSharedSizeBytes preferredShmemCarveout clusterDimMustBeSet requiredClusterWidth requiredClusterHeight
+requiredClusterDepth clusterSchedulingPolicyPreference nonPortableClusterSizeAllowed reserved[16]
+"""
+_FunctionAttributes: Final = _structure("cudaFuncAttributes", _FUNCTION_ATTRIBUTES)
+
+
+def write(place: int, device: Device, layout: Layout) -> None:
     """Write a device's cudaDeviceProp, fields without an attribute are 0; INVALID_VALUE for NULL."""
     check_not_null("the cudaDeviceProp", place)
-    runtime = import_module("cuda.bindings.runtime")  # not before cuda.bindings.cyruntime has been executed
     attributes = device.properties.attributes
-    properties: Any = runtime.cudaDeviceProp(_ptr=place)
-    properties.name = device.properties.name.encode()[:255].ljust(256, b"\0")
+    properties = layout.fields()
+    properties.name[:] = device.properties.name.encode()[:255].ljust(256, b"\0")
     properties.totalGlobalMem = device.properties.memory_bytes
-    memmove(properties.uuid.getPtr(), api.cuDeviceGetUuid(device.number), 16)
+    properties.uuid[:] = api.cuDeviceGetUuid(device.number)
     for field, attribute in _NUMBERS.items():
         if hasattr(properties, field):
             setattr(properties, field, attributes.get(attribute, 0))
     for field, names in _LISTS.items():
-        setattr(properties, field, [attributes.get(name, 0) for name in names])
+        getattr(properties, field)[:] = [attributes.get(name, 0) for name in names]
+    memmove(place, bytes(properties), layout.size)
+
+
+def requested(place: int, layout: Layout) -> tuple[int, ...]:
+    """Return what the cudaDeviceProp of a cudaChooseDevice asks for, 0 for what it leaves open."""
+    check_not_null("the cudaDeviceProp", place)
+    properties = layout.fields.from_address(place)
+    return tuple(getattr(properties, field) for field in _CHOICE)
 
 
 def write_function_attributes(place: int, function: int) -> None:
     """Write the cudaFuncAttributes of a kernel, unknown ones are 0; INVALID_HANDLE."""
     check_not_null("the cudaFuncAttributes", place)
-    kernel = function_of(function)
+    kernel = function_of(kernel_at(function))
     kernel.context.usable()
-    attributes: Any = import_module("cuda.bindings.runtime").cudaFuncAttributes(_ptr=place)
+    attributes = _FunctionAttributes()
     for field, name in _FUNCTION_FIELDS.items():
         setattr(attributes, field, kernel.attributes.get(name, 0))
+    memmove(place, bytes(attributes), ctypes.sizeof(attributes))

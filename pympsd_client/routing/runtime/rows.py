@@ -9,40 +9,47 @@ from typing import Final
 from pympsd_client.signatures.rows import Calling, chapter
 
 _SAME_NAMES: Final = """
-DeviceCanAccessPeer DeviceGetAttribute DeviceGetByPCIBusId DeviceGetDefaultMemPool DeviceGetDevResource
-DeviceGetMemPool DeviceGetP2PAttribute DeviceGetPCIBusId DeviceSetMemPool DevResourceGenerateDesc DevSmResourceSplit
+CtxResetPersistingL2Cache DeviceCanAccessPeer DeviceGetAttribute DeviceGetByPCIBusId DeviceGetDefaultMemPool
+DeviceGetDevResource DeviceGetGraphMemAttribute DeviceGetMemPool DeviceGetP2PAttribute DeviceGetPCIBusId
+DeviceGraphMemTrim DeviceSetGraphMemAttribute DeviceSetMemPool DevResourceGenerateDesc DevSmResourceSplit
 DevSmResourceSplitByCount DriverGetVersion EventDestroy EventElapsedTime EventQuery EventRecord EventRecordWithFlags
-EventSynchronize FuncSetAttribute FuncSetCacheConfig GraphAddChildGraphNode GraphAddDependencies GraphAddEmptyNode
-GraphAddEventRecordNode GraphAddEventWaitNode GraphAddHostNode GraphAddMemFreeNode GraphChildGraphNodeGetGraph
-GraphClone GraphCreate GraphDebugDotPrint GraphDestroy GraphDestroyNode GraphExecDestroy
-GraphExecChildGraphNodeSetParams GraphExecEventRecordNodeSetEvent GraphExecEventWaitNodeSetEvent
-GraphExecHostNodeSetParams GraphExecUpdate GraphExecGetFlags GraphExecGetId GraphGetEdges GraphGetId GraphGetNodes
-GraphGetRootNodes GraphHostNodeGetParams GraphHostNodeSetParams GraphInstantiate GraphLaunch
-GraphKernelNodeCopyAttributes GraphMemsetNodeGetParams GraphMemsetNodeSetParams GraphNodeFindInClone
-GraphNodeGetContainingGraph GraphNodeGetDependencies GraphNodeGetDependentNodes GraphNodeGetLocalId
-GraphNodeGetToolsId GraphNodeGetType GraphReleaseUserObject GraphRemoveDependencies GraphRetainUserObject
-GraphUpload IpcCloseMemHandle IpcGetEventHandle IpcGetMemHandle IpcOpenEventHandle IpcOpenMemHandle LaunchHostFunc
-LibraryEnumerateKernels LibraryGetGlobal LibraryGetKernel LibraryGetKernelCount LibraryGetManaged
-LibraryGetUnifiedFunction LibraryLoadData LibraryLoadFromFile LibraryUnload MemAdvise
-MemDiscardAndPrefetchBatchAsync MemDiscardBatchAsync MemGetInfo MemcpyBatchAsync MemPoolCreate MemPoolDestroy
-MemPoolExportPointer MemPoolExportToShareableHandle MemPoolGetAccess MemPoolGetAttribute
-MemPoolImportFromShareableHandle MemPoolImportPointer MemPoolSetAccess MemPoolSetAttribute MemPoolTrimTo
-MemPrefetchAsync MemPrefetchBatchAsync MemRangeGetAttribute OccupancyAvailableDynamicSMemPerBlock
+EventSynchronize FuncGetName FuncGetParamInfo FuncSetAttribute FuncSetCacheConfig FuncSetSharedMemConfig
+GraphAddChildGraphNode GraphAddDependencies GraphAddEmptyNode GraphAddEventRecordNode GraphAddEventWaitNode
+GraphAddHostNode GraphAddMemAllocNode GraphAddMemFreeNode GraphChildGraphNodeGetGraph GraphClone GraphCreate
+GraphDebugDotPrint GraphDestroy GraphDestroyNode GraphEventRecordNodeGetEvent GraphEventRecordNodeSetEvent
+GraphEventWaitNodeGetEvent GraphEventWaitNodeSetEvent GraphExecChildGraphNodeSetParams GraphExecDestroy
+GraphExecEventRecordNodeSetEvent GraphExecEventWaitNodeSetEvent GraphExecGetFlags GraphExecGetId
+GraphExecHostNodeSetParams GraphExecUpdate GraphGetEdges GraphGetId GraphGetNodes GraphGetRootNodes
+GraphHostNodeGetParams GraphHostNodeSetParams GraphInstantiate GraphInstantiateWithParams
+GraphKernelNodeCopyAttributes GraphKernelNodeGetAttribute GraphKernelNodeSetAttribute GraphLaunch
+GraphMemAllocNodeGetParams GraphMemFreeNodeGetParams GraphMemsetNodeGetParams GraphMemsetNodeSetParams
+GraphNodeFindInClone GraphNodeGetContainingGraph GraphNodeGetDependencies GraphNodeGetDependentNodes
+GraphNodeGetEnabled GraphNodeGetLocalId GraphNodeGetToolsId GraphNodeGetType GraphNodeSetEnabled
+GraphReleaseUserObject GraphRemoveDependencies GraphRetainUserObject GraphUpload IpcCloseMemHandle IpcGetEventHandle
+IpcGetMemHandle IpcOpenEventHandle IpcOpenMemHandle LaunchHostFunc LibraryEnumerateKernels LibraryGetGlobal
+LibraryGetKernel LibraryGetKernelCount LibraryGetManaged LibraryGetUnifiedFunction LibraryLoadData
+LibraryLoadFromFile LibraryUnload MemAdvise MemcpyBatchAsync MemDiscardAndPrefetchBatchAsync MemDiscardBatchAsync
+MemGetDefaultMemPool MemGetInfo MemGetMemPool MemPoolCreate MemPoolDestroy MemPoolExportPointer
+MemPoolExportToShareableHandle MemPoolGetAccess MemPoolGetAttribute MemPoolImportFromShareableHandle
+MemPoolImportPointer MemPoolSetAccess MemPoolSetAttribute MemPoolTrimTo MemPrefetchAsync MemPrefetchBatchAsync
+MemRangeGetAttribute MemRangeGetAttributes MemSetMemPool OccupancyAvailableDynamicSMemPerBlock
 OccupancyMaxActiveBlocksPerMultiprocessor OccupancyMaxActiveBlocksPerMultiprocessorWithFlags ProfilerStart
 ProfilerStop StreamAddCallback StreamAttachMemAsync StreamBeginCapture StreamBeginCaptureToGraph
-StreamCopyAttributes StreamCreateWithPriority StreamDestroy StreamEndCapture StreamGetCaptureInfo
-StreamGetDevResource StreamGetFlags StreamGetId StreamGetPriority StreamIsCapturing StreamQuery StreamSynchronize
-StreamUpdateCaptureDependencies StreamWaitEvent ThreadExchangeStreamCaptureMode UserObjectCreate UserObjectRelease
-UserObjectRetain
+StreamCopyAttributes StreamCreateWithPriority StreamDestroy StreamEndCapture StreamGetAttribute StreamGetCaptureInfo
+StreamGetDevResource StreamGetFlags StreamGetId StreamGetPriority StreamIsCapturing StreamQuery StreamSetAttribute
+StreamSynchronize StreamUpdateCaptureDependencies StreamWaitEvent ThreadExchangeStreamCaptureMode UserObjectCreate
+UserObjectRelease UserObjectRetain
 """
 """The functions that the runtime calls ``cuda`` and the driver ``cu`` with this behind it."""
 
 _OTHER_NAMES: Final = """
 cudaDeviceGetCacheConfig cuCtxGetCacheConfig
 cudaDeviceGetLimit cuCtxGetLimit
+cudaDeviceGetSharedMemConfig cuCtxGetSharedMemConfig
 cudaDeviceGetStreamPriorityRange cuCtxGetStreamPriorityRange
 cudaDeviceSetCacheConfig cuCtxSetCacheConfig
 cudaDeviceSetLimit cuCtxSetLimit
+cudaDeviceSetSharedMemConfig cuCtxSetSharedMemConfig
 cudaDeviceSynchronize cuCtxSynchronize
 cudaDestroySurfaceObject cuSurfObjectDestroy
 cudaDestroyTextureObject cuTexObjectDestroy
@@ -61,6 +68,11 @@ cudaMallocFromPoolAsync cuMemAllocFromPoolAsync
 cudaMallocHost cuMemAllocHost
 cudaMallocManaged cuMemAllocManaged
 cudaStreamCreateWithFlags cuStreamCreate
+cudaThreadGetCacheConfig cuCtxGetCacheConfig
+cudaThreadGetLimit cuCtxGetLimit
+cudaThreadSetCacheConfig cuCtxSetCacheConfig
+cudaThreadSetLimit cuCtxSetLimit
+cudaThreadSynchronize cuCtxSynchronize
 """
 
 EQUAL: Final = {
@@ -72,6 +84,7 @@ EQUAL: Final = {
 _ERRORS: Final = """
 cudaGetLastError() = take_last
 cudaPeekAtLastError() = last
+pympsd_keep_error(int error) = keep
 """
 
 _DEVICES: Final = """
@@ -84,6 +97,12 @@ cudaSetDeviceFlags(unsigned int flags) = set_flags
 cudaGetDeviceProperties(cudaDeviceProp *prop, int device) = properties
 cudaDeviceEnablePeerAccess(int peerDevice, unsigned int flags) = enable_peer_access
 cudaDeviceDisablePeerAccess(int peerDevice) = disable_peer_access
+cudaSetValidDevices(int *device_arr, int len) = set_valid
+cudaChooseDevice(out int device, cudaDeviceProp *prop) = choose
+cudaDeviceGetTexture1DLinearMaxWidth(out size_t maxWidthInElements, cudaChannelFormatDesc *fmtDesc, int device)
+    = max_texture_width
+cudaThreadExit() = reset
+pympsd_ready() = ready
 """
 
 _MEMORY: Final = """
@@ -172,17 +191,63 @@ cudaEventCreate(out cudaEvent_t event) = create_event
 
 _KERNELS: Final = """
 cudaFuncGetAttributes(cudaFuncAttributes *attr, void *func) = write_function_attributes
+cudaOccupancyMaxActiveClusters(out int numClusters, void *func, cudaLaunchConfig_t *launchConfig)
+    = routing.runtime.execution.active_clusters
+cudaOccupancyMaxPotentialClusterSize(out int clusterSize, void *func, cudaLaunchConfig_t *launchConfig)
+    = routing.runtime.execution.largest_cluster
+"""
+
+_REGISTRATIONS: Final = """
+pympsd_set_registry(void *find) = set_registry
+pympsd_unload(void *wrapper) = unload
+"""
+"""Functions with such names are called by the C code of libcudart (native/src/cudart)."""
+
+_SYMBOLS: Final = """
+pympsd_kernel(out cudaKernel_t kernel, void *host) = registered_kernel
+pympsd_variable(out void *address, out size_t size, void *host) = variable_at
+cudaGetKernel(out cudaKernel_t kernelPtr, void *entryFuncAddr) = registered_kernel
+cudaGetFuncBySymbol(out cudaFunction_t functionPtr, void *symbolPtr) = function_at
+cudaGetSymbolAddress(out void *devPtr, void *symbol) = address
+cudaGetSymbolSize(out size_t size, void *symbol) = size
+cudaMemcpyToSymbol(void *symbol, void *src, size_t count, size_t offset, cudaMemcpyKind kind) = copy_to
+cudaMemcpyToSymbolAsync(void *symbol, void *src, size_t count, size_t offset, cudaMemcpyKind kind,
+    cudaStream_t stream) = copy_to
+cudaMemcpyFromSymbol(void *dst, void *symbol, size_t count, size_t offset, cudaMemcpyKind kind) = copy_from
+cudaMemcpyFromSymbolAsync(void *dst, void *symbol, size_t count, size_t offset, cudaMemcpyKind kind,
+    cudaStream_t stream) = copy_from
 """
 
 _DEPENDENCIES: Final = "out cudaGraphNode_t pGraphNode, cudaGraph_t graph, cudaGraphNode_t *pDependencies"
+_EXECUTABLE: Final = "cudaGraphExec_t hGraphExec, cudaGraphNode_t node"
+_BYTES: Final = "void *dst, void *src, size_t count, cudaMemcpyKind kind"
+_TO_SYMBOL: Final = "void *symbol, void *src, size_t count, size_t offset, cudaMemcpyKind kind"
+_FROM_SYMBOL: Final = "void *dst, void *symbol, size_t count, size_t offset, cudaMemcpyKind kind"
 _GRAPHS: Final = f"""
 cudaGraphAddKernelNode({_DEPENDENCIES}, size_t numDependencies, cudaKernelNodeParams *pNodeParams) = add_kernel
 cudaGraphAddMemcpyNode({_DEPENDENCIES}, size_t numDependencies, cudaMemcpy3DParms *pCopyParams) = add_copy
-cudaGraphAddMemcpyNode1D({_DEPENDENCIES}, size_t numDependencies, void *dst, void *src, size_t count,
-    cudaMemcpyKind kind) = add_copy_1d
+cudaGraphAddMemcpyNode1D({_DEPENDENCIES}, size_t numDependencies, {_BYTES}) = add_copy_1d
+cudaGraphAddMemcpyNodeToSymbol({_DEPENDENCIES}, size_t numDependencies, {_TO_SYMBOL})
+    = add_copy_to_symbol
+cudaGraphAddMemcpyNodeFromSymbol({_DEPENDENCIES}, size_t numDependencies, {_FROM_SYMBOL})
+    = add_copy_from_symbol
 cudaGraphAddMemsetNode({_DEPENDENCIES}, size_t numDependencies, cudaMemsetParams *pMemsetParams) = add_fill
 cudaGraphExecMemsetNodeSetParams(cudaGraphExec_t hGraphExec, cudaGraphNode_t node, cudaMemsetParams *pNodeParams)
     = set_fill
+cudaGraphKernelNodeGetParams(cudaGraphNode_t node, cudaKernelNodeParams *pNodeParams) = get_kernel
+cudaGraphKernelNodeSetParams(cudaGraphNode_t node, cudaKernelNodeParams *pNodeParams) = set_kernel
+cudaGraphExecKernelNodeSetParams({_EXECUTABLE}, cudaKernelNodeParams *pNodeParams) = set_executable_kernel
+cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node, cudaMemcpy3DParms *pNodeParams) = get_copy
+cudaGraphMemcpyNodeSetParams(cudaGraphNode_t node, cudaMemcpy3DParms *pNodeParams) = set_copy
+cudaGraphMemcpyNodeSetParams1D(cudaGraphNode_t node, {_BYTES}) = set_copy_1d
+cudaGraphMemcpyNodeSetParamsToSymbol(cudaGraphNode_t node, {_TO_SYMBOL}) = set_copy_to_symbol
+cudaGraphMemcpyNodeSetParamsFromSymbol(cudaGraphNode_t node, {_FROM_SYMBOL}) = set_copy_from_symbol
+cudaGraphExecMemcpyNodeSetParams({_EXECUTABLE}, cudaMemcpy3DParms *pNodeParams) = set_executable_copy
+cudaGraphExecMemcpyNodeSetParams1D({_EXECUTABLE}, {_BYTES}) = set_executable_copy_1d
+cudaGraphExecMemcpyNodeSetParamsToSymbol({_EXECUTABLE}, {_TO_SYMBOL}) = set_executable_copy_to_symbol
+cudaGraphExecMemcpyNodeSetParamsFromSymbol({_EXECUTABLE}, {_FROM_SYMBOL}) = set_executable_copy_from_symbol
+cudaGraphNodeSetParams(cudaGraphNode_t node, cudaGraphNodeParams *nodeParams) = set_any
+cudaGraphExecNodeSetParams({_EXECUTABLE}, cudaGraphNodeParams *nodeParams) = set_executable_any
 cudaGraphAddNode({_DEPENDENCIES}, cudaGraphEdgeData *dependencyData, size_t numDependencies,
     cudaGraphNodeParams *nodeParams) = add_any
 cudaGraphConditionalHandleCreate(out cudaGraphConditionalHandle pHandle_out, cudaGraph_t graph,
@@ -221,6 +286,8 @@ ROWS: Final = {
         *chapter(f"{_FOLDER}.textures", _TEXTURES),
         *chapter(f"{_FOLDER}.execution", _STREAMS),
         *chapter(f"{_FOLDER}.properties", _KERNELS),
+        *chapter(f"{_FOLDER}.symbols", _REGISTRATIONS, Calling.ANYWHERE),
+        *chapter(f"{_FOLDER}.symbols", _SYMBOLS),
         *chapter(f"{_FOLDER}.graphs", _GRAPHS),
         *chapter(f"{_FOLDER}.execution", _EXECUTION_CONTEXTS),
     )

@@ -30,6 +30,10 @@ def load_module(request: Request, handle: int) -> Answer:
     return Answer(tail=layout, created=module)
 
 
+def load_function(request: Request, module: Module, function: int) -> Answer:
+    return Answer(tail=module.function(function).encode())
+
+
 def _layout(module: Module) -> bytes:
     return ModuleLayout(tuple(module.functions), tuple(module.globals), module.managed_bytes).encode()
 

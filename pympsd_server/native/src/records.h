@@ -22,6 +22,7 @@ enum {
     OP_LOAD_MODULE = 0x202,
     OP_UNLOAD_MODULE = 0x203,
     OP_PLACE_MANAGED = 0x204,
+    OP_LOAD_FUNCTION = 0x205,
     OP_LAUNCH = 0x301,
     OP_HOST_FUNCTION = 0x302,
     OP_HOST_FUNCTION_DONE = 0x303,
@@ -94,7 +95,7 @@ static inline int is_native(uint16_t opcode)
 /* Whether executing an operation may take long. */
 static inline int may_be_slow(uint16_t opcode)
 {
-    return opcode == OP_LOAD_MODULE || opcode == OP_UNLOAD_MODULE || opcode == OP_CREATE_STREAM || opcode == OP_INSTANTIATE_GRAPH;
+    return opcode == OP_LOAD_MODULE || opcode == OP_UNLOAD_MODULE || opcode == OP_LOAD_FUNCTION || opcode == OP_CREATE_STREAM || opcode == OP_INSTANTIATE_GRAPH;
 }
 
 #endif

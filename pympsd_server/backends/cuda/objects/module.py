@@ -126,6 +126,10 @@ class CudaModule:
         """The kernels, in the order in which LAUNCH counts them."""
         return tuple(kernel.layout for kernel in self.kernels)
 
+    def function(self, index: int) -> FunctionLayout:
+        """Return a kernel's layout; all kernels are loaded with the module."""
+        return self.kernel(index).layout
+
     @property
     def variable_ranges(self) -> Mapping[int, int]:
         """The sizes of its variables by address; several names may stand for one address."""

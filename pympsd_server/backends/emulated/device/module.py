@@ -9,6 +9,7 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
+from pympsd_server.backends.emulated.device.programs import refusals_as_backend_errors
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program
 from pympsd_server.backends.interface import BackendError
@@ -47,12 +48,8 @@ class EmulatedModule:
 
     def __init__(self, owner: ModuleOwner, program: Program, loaded: LoadedModule) -> None:
         self.owner = owner
-        self._kernels = tuple(program.kernels.values())
+        self._kernels, self._names = program.kernels, tuple(program.kernels)
         self.loaded = loaded
-        attributes = owner.properties.attributes
-        capability = owner.properties.compute_capability
-        self.functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
-        """The kernels, in the order in which LAUNCH counts them."""
         self._variables = tuple(program.globals.values())
         offsets, end = {}, 0
         for variable in self._variables:
@@ -62,6 +59,20 @@ class EmulatedModule:
                 end = offsets[variable.name] + max(variable.size, 1)
         self._managed = offsets, end
         self._is_placed = False
+
+    @property
+    def functions(self) -> Sequence[FunctionLayout]:
+        """The kernels, in the order in which LAUNCH counts them; of those that are not translated the names."""
+        return [
+            self.function(index) if self._kernels.is_translated(name) else FunctionLayout(name)
+            for index, name in enumerate(self._names)
+        ]
+
+    def function(self, index: int) -> FunctionLayout:
+        """Return a kernel's layout; BackendError INVALID_HANDLE, or INVALID_PTX if it cannot be translated."""
+        return _function(
+            self.kernel(index), self.owner.properties.attributes, self.owner.properties.compute_capability
+        )
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
@@ -86,11 +97,12 @@ class EmulatedModule:
         self.owner.place_managed(self, {name: address + offset for name, offset in offsets.items()})
 
     def kernel(self, index: int) -> Kernel:
-        """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""
-        if not 0 <= index < len(self._kernels):
-            reason = f"function {index} of a module that has {len(self._kernels)}"
+        """Return a kernel by its index; BackendError INVALID_HANDLE when there is none, INVALID_PTX and others."""
+        if not 0 <= index < len(self._names):
+            reason = f"function {index} of a module that has {len(self._names)}"
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
-        return self._kernels[index]
+        with refusals_as_backend_errors():
+            return self._kernels[self._names[index]]
 
     def unload(self) -> None:
         """Free its memory once all work queued in the context before is done."""

@@ -1,5 +1,7 @@
 """Loading of images by the PTX translator, with its refusals as BackendError."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final
 
@@ -19,21 +21,34 @@ _translated: Final = lru_cache(_KEPT)(load_program)
 
 
 def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
-    """Translate an image, of a fatbin the PTX for a device. BackendError NO_BINARY_FOR_GPU for machine code,
-    INVALID_IMAGE if it is not text, INVALID_PTX with the line and the instruction for what cannot be executed, and
-    for the target of another device, NOT_SUPPORTED for what MPS does not support, and for code of other kinds.
+    """Load an image, of a fatbin the PTX for a device.
+
+    Raises BackendError: NO_BINARY_FOR_GPU for machine code, INVALID_IMAGE if it is not text, INVALID_PTX with the
+    line and the instruction for what cannot be executed, and for the target of another device, NOT_SUPPORTED for what
+    MPS does not support, and for code of other kinds. Kernels of a large image raise the last three when they are
+    looked up, as in `refusals_as_backend_errors`.
     """
-    try:
-        if image.startswith(fatbin.MAGIC):
-            image = fatbin.ptx_of(image, compute_capability)
-        program = _translated(image) if len(image) <= _KEPT_BYTES else load_program(image)
+    with refusals_as_backend_errors():
+        try:
+            if image.startswith(fatbin.MAGIC):
+                image = fatbin.ptx_of(image, compute_capability)
+            program = _translated(image) if len(image) <= _KEPT_BYTES else load_program(image)
+        except fatbin.FatbinError as error:
+            raise BackendError(error.code, error.reason) from None
+        except NotPtx as error:
+            code = Result.ERROR_NO_BINARY_FOR_GPU if image.startswith(_CUBIN) else Result.ERROR_INVALID_IMAGE
+            raise BackendError(code, str(error)) from None
         _check_target(program.target, compute_capability)
         return program
-    except fatbin.FatbinError as error:
-        raise BackendError(error.code, error.reason) from None
-    except NotPtx as error:
-        code = Result.ERROR_NO_BINARY_FOR_GPU if image.startswith(_CUBIN) else Result.ERROR_INVALID_IMAGE
-        raise BackendError(code, str(error)) from None
+
+
+@contextmanager
+def refusals_as_backend_errors() -> Iterator[None]:
+    """Raise what the translator refuses, or fails at, as BackendError: INVALID_PTX, or NOT_SUPPORTED by MPS."""
+    try:
+        yield
+    except BackendError:
+        raise
     except UnsupportedByMps as error:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
     except InvalidPtx as error:

@@ -85,7 +85,7 @@ class Batch:
             module.multiprocessors,
             module.facilities,
             setup,
-            kernel.shared_bytes,
+            kernel.translation.shared_bytes,
             kernel.local_bytes,
             first_block,
             sm_of_block,

@@ -42,6 +42,20 @@ _SCALARS = frozenset(_SCALAR_NAMES.split())
 TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
 
 
+RESERVED_SHARED_BYTES: Final = 1024
+"""The shared memory that each block has for system software; it begins at address 0 and is not the kernel's own."""
+_CG_OFFSET: Final = 512
+RESERVED_SHARED: Final = {
+    "%reserved_smem_offset_begin": 0,
+    "%reserved_smem_offset_end": RESERVED_SHARED_BYTES,
+    "%reserved_smem_offset_cap": RESERVED_SHARED_BYTES,
+    "%reserved_smem_offset_0": 0,
+    "%reserved_smem_offset_1": _CG_OFFSET,
+}
+"""The special registers of reserved shared memory. CUDA's cooperative groups synchronize tiles of several warps in
+288 bytes at the last one."""
+
+
 def is_special(text: str) -> bool:
     """Return whether `%text` is a special register that this device has."""
     name, _, axis = text[1:].partition(".")
@@ -57,4 +71,6 @@ def vector_axes(text: str) -> list[str]:
 
 def special_names() -> list[str]:
     """Return the names of all special registers."""
-    return sorted([f"%{name}.{{x,y,z}}" for name in _VECTORS] + [f"%{name}" for name in _SCALARS])
+    return sorted(
+        [f"%{name}.{{x,y,z}}" for name in _VECTORS] + [f"%{name}" for name in _SCALARS] + [*RESERVED_SHARED]
+    )

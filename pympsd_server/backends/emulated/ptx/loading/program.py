@@ -1,23 +1,49 @@
-"""PTX images, loaded: kernels and global variables."""
+"""PTX images, loaded: kernels and global variables.
 
-from collections.abc import Mapping
+CUDA compiles a whole image when it is loaded, so that errors of every kernel are found then. Here translating takes
+3 s a megabyte, and a program launches few of the kernels of a large library. So there are two ways to load:
+
+- Up to EAGER_BYTES, which is what people write by hand and compile at run time, everything is translated at load:
+  all errors are found then, as in CUDA.
+- Of a larger image a load reads all but the bodies of functions (syntax/outline.py), and looks in them only for what
+  must be known: variables of the module that functions declare, and instructions that do not exist. A kernel is
+  parsed and translated when it is first needed; its errors are those that a small image has, with the same text and
+  line.
+
+`Program.kernels` is a mapping that translates, so that nobody else has to know. Several threads may use it; one
+translates at a time.
+"""
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, NotPtx
 from pympsd_server.backends.emulated.ptx.loading.device_library import link_device_library
 from pympsd_server.backends.emulated.ptx.lowering.call_parameters import resolve_call_parameters
-from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout
-from pympsd_server.backends.emulated.ptx.lowering.inlining import flatten
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import ENDS_BLOCK
+from pympsd_server.backends.emulated.ptx.lowering.function_table import (
+    FunctionTable,
+    instructions_of,
+    parameter_layout,
+)
+from pympsd_server.backends.emulated.ptx.lowering.inlining import STACK_INSTRUCTIONS, flatten
 from pympsd_server.backends.emulated.ptx.lowering.procedures import STACK_BYTES, expand_calls
-from pympsd_server.backends.emulated.ptx.lowering.static_variables import place_static_variables
+from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import TABLE
 from pympsd_server.backends.emulated.ptx.numpy_tier.literals import initial_bytes
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation, translate
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target, Variable
 
 MAX_THREADS = 1024
+EAGER_BYTES: Final = 64 << 10
+"""The longest image, in bytes, whose kernels are all translated when it is loaded."""
+_INSTRUCTION: Final = re.compile(r"[;{}:]\s*(?:@!?[\w%$]+\s+)?([a-z]\w*)(?=[.\s;])")
+"""The name of an instruction: behind a semicolon, a brace or a label, and perhaps a guard."""
 _ELF = b"\x7fELF"
 
 
@@ -41,6 +67,7 @@ class Kernel:
     parameters: tuple[tuple[str, int, int], ...]
     parameter_bytes: int
     shared_bytes: int
+    """Static shared memory, without the reserved."""
     local_bytes: int
     stack_bytes: int
     """Part of the local bytes: for calls that are not inlined."""
@@ -54,11 +81,42 @@ class Kernel:
     translation: Translation
 
 
+@define(eq=False)
+class Kernels(Mapping[str, Kernel]):
+    """The kernels of a module by name, in the order of the image; looking one up translates it. Raises InvalidPtx."""
+
+    _table: FunctionTable
+    _constant_bytes: int
+    _functions: dict[str, Function]
+    _translated: dict[str, Kernel] = field(factory=dict)
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def __getitem__(self, name: str) -> Kernel:
+        kernel = self._translated.get(name)
+        if kernel is None:
+            function = self._functions[name]
+            with self._lock:
+                kernel = self._translated.get(name)
+                if kernel is None:
+                    kernel = self._translated[name] = _kernel(self._table, function, self._constant_bytes)
+        return kernel
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    def is_translated(self, name: str) -> bool:
+        """Return whether looking a kernel up costs nothing any more."""
+        return name in self._translated
+
+
 @frozen
 class Program:
-    """A translated module; any number of clients may link it."""
+    """A module whose kernels are translated when they are needed; any number of clients may link it."""
 
-    kernels: Mapping[str, Kernel]
+    kernels: Kernels
     globals: Mapping[str, Global]
     variables: Mapping[str, Variable]
     functions: Mapping[str, int]
@@ -67,10 +125,11 @@ class Program:
 
 
 def load_program(image: bytes) -> Program:
-    """Parse and translate a PTX image (trailing NUL bytes are fine).
+    """Parse a PTX image (trailing NUL bytes are fine), and translate its kernels if it has at most EAGER_BYTES.
 
-    Raises NotPtx for a cubin or anything that is not text, and InvalidPtx, naming the
-    instruction and the line, for syntax errors and for whatever is not supported.
+    Raises NotPtx for a cubin or anything that is not text, and InvalidPtx, naming the instruction and the line, for
+    syntax errors and for whatever is not supported. Of an image that is larger the kernels raise InvalidPtx when they
+    are looked up.
     """
     if image.startswith(_ELF):
         raise NotPtx("the image is a cubin (ELF); the emulated GPU executes PTX only")
@@ -82,17 +141,23 @@ def load_program(image: bytes) -> Program:
         raise NotPtx("the image is not PTX text: it contains NUL bytes")
     module = parse_module(text)
     link_device_library(module)
-    place_static_variables(module)
     table = FunctionTable(module)
+    table.parse_static_variables()
     variables = _variables(module, table)
     constant = sum(v.size for v in variables.values() if v.space == "const")
-    kernels = {
-        f.name: _kernel(table, f, constant) for f in module.functions.values() if f.is_entry and f.body is not None
-    }
+    defined = [function for function in module.functions.values() if function.body is not None]
+    kernels = Kernels(table, constant, {function.name: function for function in defined if function.is_entry})
+    if len(image) <= EAGER_BYTES:
+        for function in defined:
+            table.statements(function)
+        for name in kernels:
+            kernels[name]
+    else:
+        _check_instructions(table, defined)
     module_variables = [v for v in variables.values() if not v.key]
     listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const", v.managed) for v in module_variables}
     proxy = MappingProxyType
-    return Program(proxy(kernels), proxy(listed), proxy(variables), proxy(dict(table.addresses)), module.target)
+    return Program(kernels, proxy(listed), proxy(variables), proxy(dict(table.addresses)), module.target)
 
 
 def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
@@ -111,6 +176,21 @@ def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
     return placed
 
 
+def _check_instructions(table: FunctionTable, functions: Iterable[Function]) -> None:
+    """Raise InvalidPtx, with its name and line, for the first instruction of the functions that does not exist.
+
+    The functions are searched for names of instructions, which are few. The search may take something else for one,
+    which then has an unknown name: only an instruction that the parser finds is an error.
+    """
+    known = {name.split(".", 1)[0] for name in TABLE} | ENDS_BLOCK | STACK_INSTRUCTIONS | {"call", "ret"}
+    for function in functions:
+        assert function.body is not None
+        if not known.issuperset(_INSTRUCTION.findall(function.body.text)):
+            for instruction in instructions_of(table.statements(function)):
+                if instruction.name not in known:
+                    raise InvalidPtx(f"unsupported instruction {instruction.opcode}", instruction.line)
+
+
 def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Kernel:
     code = flatten(table, function)
     resolve_call_parameters(code)
@@ -127,7 +207,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
         name=function.name,
         parameters=parameters,
         parameter_bytes=max((offset + size for _, offset, size in parameters), default=0),
-        shared_bytes=translation.shared_bytes,
+        shared_bytes=translation.shared_bytes - code.reserved_shared_bytes,
         local_bytes=translation.local_bytes,
         stack_bytes=STACK_BYTES if code.stack is not None else 0,
         constant_bytes=constant_bytes,

@@ -1,13 +1,25 @@
-"""The functions of a module: their addresses, whose address is taken, and which call themselves."""
+"""The functions of a module: their statements, their addresses, whose address is taken, and which call themselves.
 
+A function is parsed when its statements are first asked for, so that a kernel costs only what it can reach: the
+functions that it calls, and if one of them calls by an address those whose address is taken.
+"""
+
+import re
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Final
 
-from attrs import define
+from attrs import define, evolve, field
 
 from pympsd_server.backends.emulated.ptx.isa.machine import FUNCTION_BASE, FUNCTION_BYTES
+from pympsd_server.backends.emulated.ptx.lowering.static_variables import (
+    declares_module_memory,
+    place_static_variables,
+)
+from pympsd_server.backends.emulated.ptx.syntax.parser import parse_body
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Function,
+    FunctionText,
     Instruction,
     Module,
     Name,
@@ -19,6 +31,8 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 )
 
 Layout = list[tuple[Variable, int]]
+_WORD: Final = re.compile(r"[A-Za-z_$%][\w$]*")
+_CALLEE: Final = re.compile(r"\bcall(?:\.\w+)*\s*(?:\([^()]*\)\s*,\s*)?[\w$%]+")
 
 
 def parameter_layout(parameters: tuple[Variable, ...]) -> Layout:
@@ -39,9 +53,34 @@ def shape(returns: tuple[Variable, ...], parameters: tuple[Variable, ...]) -> tu
 
 @define(slots=False)
 class FunctionTable:
-    """Computed from a module as far as its kernels ask."""
+    """Computed from a module as far as its kernels ask.
+
+    `parse_static_variables` comes first: the variables of the module are complete after it.
+    """
 
     module: Module
+    _statements: dict[FunctionText, tuple[Statement, ...]] = field(factory=dict)
+    _callees_of: dict[str, set[str]] = field(factory=dict)
+    _recursive: dict[str, bool] = field(factory=dict)
+
+    def parse_static_variables(self) -> None:
+        """Enter the .global and .const variables of functions in the module, and its aliases. Raises InvalidPtx."""
+        for function in self.module.functions.values():
+            if function.body is not None and declares_module_memory(function.body):
+                self.statements(function)
+        for alias, name in self.module.aliases.items():
+            self.module.functions[alias] = evolve(self.module.functions[name], name=alias)
+
+    def statements(self, function: Function) -> tuple[Statement, ...]:
+        """Return a function's statements, () for a declaration. Raises InvalidPtx."""
+        if function.body is None:
+            return ()
+        statements = self._statements.get(function.body)
+        if statements is None:
+            name = self.module.aliases.get(function.name, function.name)
+            statements = place_static_variables(self.module, name, parse_body(function.body))
+            self._statements[function.body] = statements
+        return statements
 
     @cached_property
     def addresses(self) -> Mapping[str, int]:
@@ -57,23 +96,45 @@ class FunctionTable:
         """The functions whose address is taken, in their order."""
         taken = {v.symbol for variable in self.module.variables.values() for v in variable.initial}
         for function in self.module.functions.values():
-            for instruction in _instructions(function.body or ()):
-                taken |= _names(instruction)
+            if self._may_take_address(function):
+                for instruction in instructions_of(self.statements(function)):
+                    taken |= _names(instruction)
         return tuple(self.module.functions[name] for name in self.addresses if name in taken)
 
     def candidates(self, call_shape: tuple[object, ...]) -> tuple[Function, ...]:
         """Return the functions that an indirect call of this shape may reach."""
         return tuple(f for f in self.addressed if shape(f.returns, f.parameters) == call_shape)
 
-    @cached_property
-    def recursive(self) -> frozenset[str]:
-        """The functions that can come to call themselves."""
-        calls = {name: self._callees(function) for name, function in self.module.functions.items()}
-        return frozenset(name for name in calls if name in _reachable(calls, name))
+    def _may_take_address(self, function: Function) -> bool:
+        """Return whether a function's text names another one, except as the callee of a call."""
+        if function.body is None or not self.addresses:
+            return False
+        return not self.addresses.keys().isdisjoint(_WORD.findall(_CALLEE.sub("", function.body.text)))
 
-    def _callees(self, function: Function) -> set[str]:
+    def is_recursive(self, name: str) -> bool:
+        """Return whether a function can come to call itself. Raises InvalidPtx."""
+        if name not in self._recursive:
+            self._recursive[name] = name in self._reachable(name)
+        return self._recursive[name]
+
+    def _reachable(self, name: str) -> set[str]:
+        reachable: set[str] = set()
+        todo = [name]
+        while todo:
+            new = self._callees(todo.pop()) - reachable
+            reachable |= new
+            todo += new
+        return reachable
+
+    def _callees(self, name: str) -> set[str]:
+        callees = self._callees_of.get(name)
+        if callees is None:
+            callees = self._callees_of[name] = self._find_callees(self.module.functions[name])
+        return callees
+
+    def _find_callees(self, function: Function) -> set[str]:
         callees: set[str] = set()
-        for instruction in _instructions(function.body or ()):
+        for instruction in instructions_of(self.statements(function)):
             if instruction.name != "call":
                 continue
             callee = next((o for o in instruction.operands if isinstance(o, Name)), None)
@@ -84,22 +145,13 @@ class FunctionTable:
         return callees
 
 
-def _reachable(calls: dict[str, set[str]], start: str) -> set[str]:
-    reachable: set[str] = set()
-    todo = [start]
-    while todo:
-        new = calls.get(todo.pop(), set()) - reachable
-        reachable |= new
-        todo += new
-    return reachable
-
-
-def _instructions(statements: tuple[Statement, ...]) -> Iterator[Instruction]:
+def instructions_of(statements: tuple[Statement, ...]) -> Iterator[Instruction]:
+    """Yield the instructions of statements and of the scopes in them."""
     for statement in statements:
         if isinstance(statement, Instruction):
             yield statement
         elif isinstance(statement, Scope):
-            yield from _instructions(statement.statements)
+            yield from instructions_of(statement.statements)
 
 
 def _names(instruction: Instruction) -> set[str]:

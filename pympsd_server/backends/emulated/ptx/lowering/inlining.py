@@ -69,10 +69,10 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 )
 
 MAX_OPERATIONS = 400_000
-_STACK = frozenset({"alloca", "stacksave", "stackrestore"})
+STACK_INSTRUCTIONS = frozenset({"alloca", "stacksave", "stackrestore"})
 _OF_ADDRESSES = frozenset({"mov", "cvta"})
 _NOT_PREDICABLE = frozenset(
-    {"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", "vote", "shfl", *_STACK}
+    {"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", "vote", "shfl", *STACK_INSTRUCTIONS}
 )
 _WITHOUT_SYNC_UNTIL = (6, 4)
 """The version of PTX from which votes and shuffles without .sync are for targets below sm_70 only."""
@@ -175,7 +175,7 @@ class _Flattener:
         """Append a function's body. `stack` has the names of the functions that are being inlined."""
         if function.body is None:
             raise InvalidPtx(f"unsupported: call of {function.name}, which has no body", function.line)
-        self._scope(function.body, names, stack)
+        self._scope(self.table.statements(function), names, stack)
 
     def _scope(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
         """Flatten a scope. Its labels are known in it alone: inline assembly repeats their names."""
@@ -263,7 +263,7 @@ class _Flattener:
         else:
             resolve = self.resolver.address if instruction.name in _OF_ADDRESSES else self.resolver.argument
             operands = tuple(resolve(o, names, instruction.line) for o in instruction.operands)
-            if instruction.name in _STACK:
+            if instruction.name in STACK_INSTRUCTIONS:
                 self.code.operations.append(stack_instruction(self.code, instruction, operands))
                 return
             self._emit(instruction, operands, names)
@@ -327,7 +327,7 @@ class _Flattener:
             raise InvalidPtx(f"unsupported: call of {callee.text}, which has no body here", line)
         if len(inputs) != len(function.parameters) or len(results) != len(function.returns):
             raise InvalidPtx(f"wrong number of arguments for {callee.text}", line)
-        if function.name in self.table.recursive:
+        if self.table.is_recursive(function.name):
             arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
             procedure_call(self.code, Target(self._entry(function)), function, arguments, back, line)
         else:

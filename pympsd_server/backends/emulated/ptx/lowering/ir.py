@@ -173,6 +173,8 @@ class Code:
     parameter_bytes: int = 0
     # Whether .target and .version allow loads and stores of 32 bytes.
     wide_accesses: bool = False
+    # The shared memory in front of the kernel's own that it reaches by special registers.
+    reserved_shared_bytes: int = 0
 
     def new_register(self, type_name: str) -> Register:
         """Return a new register of a type."""

@@ -14,7 +14,12 @@ from attrs import define, evolve, field
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.isa.machine import is_special, vector_axes
+from pympsd_server.backends.emulated.ptx.isa.machine import (
+    RESERVED_SHARED,
+    RESERVED_SHARED_BYTES,
+    is_special,
+    vector_axes,
+)
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -206,6 +211,9 @@ class Resolver:
         variable = self.module.variables.get(text)
         if variable is not None:
             return self._module_variable(variable, line)
+        if text in RESERVED_SHARED:
+            self.code.reserved_shared_bytes = RESERVED_SHARED_BYTES
+            return Immediate(RESERVED_SHARED[text])
         if is_special(text):
             return Special(text)
         if axes := vector_axes(text):

@@ -1,23 +1,36 @@
 """Variables that functions declare and that live as long as the module: .global, .const and .shared ones."""
 
+import re
+from typing import Final
+
 from attrs import define, evolve, field
 
-from pympsd_server.backends.emulated.ptx.syntax.tree import Initialiser, Module, Registers, Scope, Statement, Variable
+from pympsd_server.backends.emulated.ptx.syntax.tree import (
+    FunctionText,
+    Initialiser,
+    Module,
+    Registers,
+    Scope,
+    Statement,
+    Variable,
+)
 
 _STATIC = frozenset({"global", "const", "shared"})
+_DECLARATION: Final = re.compile(r"[\s;{}/]\.(?:global|const)\b")
 
 
-def place_static_variables(module: Module) -> None:
+def declares_module_memory(body: FunctionText) -> bool:
+    """Return whether a function may declare .global or .const variables, which exist before it is parsed."""
+    return _DECLARATION.search(body.text) is not None
+
+
+def place_static_variables(module: Module, function: str, statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Give each static variable of a function a key of its own, and enter .global and .const ones in the module.
 
     A key is not a name of PTX, so that nothing outside of the scope finds the variable. Two variables of one name, in
     two scopes of a function, are two variables; a function that is inlined twice has each of them once.
     """
-    for function in module.functions.values():
-        if function.body is not None:
-            function.body = _Function(module, function.name).statements(function.body, {})
-    for alias, name in module.aliases.items():
-        module.functions[alias] = evolve(module.functions[name], name=alias)
+    return _Function(module, function).statements(statements, {})
 
 
 @define

@@ -2,8 +2,8 @@
 
 The common case, round to nearest, is NumPy's own operator. `fma` needs one rounding (ptx/math/floats.py), directed
 roundings correct the nearest result by its error, bf16 is computed in single precision and rounded once, and pairs
-are computed as their halves. Functions that PTX calls approximate are as precise as NumPy, which is closer than a
-GPU.
+are computed as their halves. Functions that PTX calls approximate are those of ptx/math/functions.py, which are
+closer to the exact value than a GPU.
 """
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, F16, F32, F64, NEEDS_BLACKWELL, U16, U32, DType
@@ -129,11 +129,11 @@ _UNARY = {
     "rcp": "d_{t}(1) / {x}",
     "sqrt": "np.sqrt({x})",
     "rsqrt": "(d_{t}(1) / np.sqrt({x}))",
-    "ex2": "np.exp2({x})",
-    "lg2": "np.log2({x})",
-    "sin": "np.sin({x})",
-    "cos": "np.cos({x})",
-    "tanh": "np.tanh({x})",
+    "ex2": "ex2({x})",
+    "lg2": "lg2({x})",
+    "sin": "sin({x})",
+    "cos": "cos({x})",
+    "tanh": "tanh({x})",
 }
 
 
@@ -141,7 +141,7 @@ _HALF_FUNCTIONS = ("ex2", "tanh")
 
 
 def _half_unary(writer: Writer, operation: Operation) -> None:
-    """ex2 and tanh of bf16 and of pairs, computed in float32 and rounded once."""
+    """ex2 and tanh of f16 and bf16, and of pairs, computed in float32 and rounded once."""
     pair, kind = operation.type.endswith("x2"), operation.type.removesuffix("x2")
     packed = writer.input(1, U32 if pair else U16)
     results = []
@@ -164,10 +164,9 @@ def _half_unary(writer: Writer, operation: Operation) -> None:
     ("f16", "f32", "f64", "bf16", "f16x2", "bf16x2"),
 )
 def _unary(writer: Writer, operation: Operation) -> None:
-    """Transcendental functions are computed to NumPy's accuracy, which is better than the hardware's."""
     if operation.type in ("f16", "bf16", "f16x2", "bf16x2") and operation.name not in _HALF_FUNCTIONS:
         raise writer.refuse(f"type .{operation.type}")
-    if operation.type in ("bf16", "f16x2", "bf16x2"):
+    if operation.type in ("f16", "bf16", "f16x2", "bf16x2"):
         return _half_unary(writer, operation)
     dtype = dtype_of(writer, operation)
     if operation.type == "f64" and operation.name not in ("rcp", "sqrt", "rsqrt"):

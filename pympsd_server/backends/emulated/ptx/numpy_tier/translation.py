@@ -23,7 +23,7 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPE_NAMES
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Symbol
-from pympsd_server.backends.emulated.ptx.math import conversion, floats, integers, small_floats, video
+from pympsd_server.backends.emulated.ptx.math import conversion, floats, functions, integers, small_floats, video
 from pympsd_server.backends.emulated.ptx.matrices import multiply, transfers, warp_groups
 from pympsd_server.backends.emulated.ptx.numpy_tier import (
     emit_arithmetic,
@@ -61,8 +61,8 @@ EMITTERS = (
     emit_system, emit_tensor_maps, emit_textures, emit_video, emit_warp,
 )  # fmt: skip
 _LIBRARY = (
-    atomics, box_copies, bulk_copies, calls, conversion, descriptors, floats, integers, mbarrier, multiply, printing,
-    sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
+    atomics, box_copies, bulk_copies, calls, conversion, descriptors, floats, functions, integers, mbarrier, multiply,
+    printing, sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
 )  # fmt: skip
 
 
@@ -75,6 +75,7 @@ class Translation:
     source: str
     constants: Constants
     shared_bytes: int
+    """The end of the static shared memory, which begins after the reserved."""
     local_bytes: int
     _compiled: CodeType | None = None
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -116,7 +117,7 @@ class _Layout:
 
 
 def _layout(code: Code) -> _Layout:
-    layout, dynamic_alignment = _Layout(), 1
+    layout, dynamic_alignment = _Layout(shared_bytes=code.reserved_shared_bytes), 1
     for name, variable in code.shared.items():
         if variable.count is None or variable.extern:
             layout.offsets["shared", name] = -1

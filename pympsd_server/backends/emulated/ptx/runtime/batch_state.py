@@ -65,6 +65,7 @@ class BatchState:
     facilities: Facilities
     setup: LaunchSetup
     static_shared: int
+    """Where the static shared memory ends; reserved memory before it counts, if the kernel uses that."""
     local_bytes: int
     first_block: int
     sm_of_block: Array

@@ -1,13 +1,14 @@
-"""PTX text to its syntax: the items of a module."""
+"""PTX text to its syntax: the items of a module. The bodies of functions are parsed later (`parse_body`)."""
 
 import re
 
 from pympsd.vocabulary.device_runtime import EMULATED, is_device_runtime, refusal
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.syntax.declarations import SPACES, parse_parameters, parse_variable
-from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
+from pympsd_server.backends.emulated.ptx.syntax.outline import set_aside
+from pympsd_server.backends.emulated.ptx.syntax.statements import parse_statements
 from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream
-from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target
+from pympsd_server.backends.emulated.ptx.syntax.tree import Function, FunctionText, Module, Statement, Target
 
 _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
 _IGNORED_WITH_BRACES = frozenset({".section"})
@@ -23,11 +24,12 @@ _TARGET = re.compile(r"sm_(\d{1,4})([af]?)")
 
 
 def parse_module(text: str) -> Module:
-    """Parse a whole PTX image. Raises InvalidPtx with the line of the first error."""
-    tokens = TokenStream(text)
+    """Parse a PTX image except for the bodies of its functions. Raises InvalidPtx with the first error's line."""
+    rest, bodies = set_aside(text)
+    tokens = TokenStream(rest)
     module = Module()
     while tokens.current.kind != "end":
-        _item(tokens, module)
+        _item(tokens, module, bodies)
     if module.version == (0, 0):
         raise InvalidPtx("the image does not begin with .version", 1)
     for function in module.functions.values():
@@ -37,7 +39,12 @@ def parse_module(text: str) -> Module:
     return module
 
 
-def _item(tokens: TokenStream, module: Module) -> None:
+def parse_body(body: FunctionText) -> tuple[Statement, ...]:
+    """Return the statements of a function. Raises InvalidPtx with the line of the first error."""
+    return parse_statements(TokenStream(body.text, body.line))
+
+
+def _item(tokens: TokenStream, module: Module, bodies: list[FunctionText]) -> None:
     text = tokens.current.text
     if text == ".version":
         tokens.take()
@@ -57,9 +64,9 @@ def _item(tokens: TokenStream, module: Module) -> None:
     elif text == ".pragma":
         tokens.skip_past(";")
     elif text in _IGNORED_WITH_BRACES:
-        tokens.skip_braces()
+        tokens.skip_past_body()
     elif tokens.current.kind == "directive":
-        _definition(tokens, module)
+        _definition(tokens, module, bodies)
     else:
         raise tokens.error("a directive")
 
@@ -75,12 +82,12 @@ def _target(tokens: TokenStream) -> Target:
     return Target(int(match[1]), match[2], line)
 
 
-def _definition(tokens: TokenStream, module: Module) -> None:
+def _definition(tokens: TokenStream, module: Module, bodies: list[FunctionText]) -> None:
     extern = False
     while tokens.current.text in _LINKAGE:
         extern |= tokens.take().text == ".extern"
     if tokens.is_at(".entry", ".func"):
-        _add_function(module, _function(tokens))
+        _add_function(module, _function(tokens, bodies))
         return
     if tokens.accept(".alias"):
         line = tokens.line
@@ -109,7 +116,7 @@ def _add_function(module: Module, function: Function) -> None:
         raise InvalidPtx(f"{function.name} is defined twice", function.line)
 
 
-def _function(tokens: TokenStream) -> Function:
+def _function(tokens: TokenStream, bodies: list[FunctionText]) -> Function:
     line = tokens.line
     is_entry = tokens.take().text == ".entry"
     while tokens.accept(".attribute"):
@@ -129,8 +136,11 @@ def _function(tokens: TokenStream) -> Function:
             tokens.skip_past(";")
         elif text not in (".noreturn", ".explicitcluster"):
             raise InvalidPtx(f"unsupported function directive {text}", tokens.line)
-    if tokens.is_at("{"):
-        function.body = parse_body(tokens)
+    if tokens.current.kind == "body":
+        function.body = bodies[int(tokens.take().text)]
+    elif tokens.is_at("{"):
+        parse_statements(tokens)  # it is not closed, or the first of its errors hides the end
+        raise tokens.error("the end of the function")
     elif tokens.current.kind != "end" and tokens.current.text not in _NEXT_ITEM:  # nvopencc wrote no semicolon
         tokens.expect(";")
     return function

@@ -29,7 +29,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 _LINE_DIRECTIVES = frozenset({".loc", ".file"})
 
 
-def parse_body(tokens: TokenStream) -> tuple[Statement, ...]:
+def parse_statements(tokens: TokenStream) -> tuple[Statement, ...]:
     """Return everything up to the matching `}`, which is consumed too."""
     statements: list[Statement] = []
     tokens.expect("{")
@@ -43,7 +43,7 @@ def parse_body(tokens: TokenStream) -> tuple[Statement, ...]:
 def _statement(tokens: TokenStream) -> Statement | None:
     token = tokens.current
     if token.text == "{":
-        return Scope(parse_body(tokens))
+        return Scope(parse_statements(tokens))
     if token.kind == "directive":
         text = tokens.current.text
         if text in _LINE_DIRECTIVES:

@@ -1,14 +1,13 @@
 """PTX text to tokens."""
 
 import re
-
-from attrs import frozen
+from typing import NamedTuple
 
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 
 _PATTERN = re.compile(
     r"""
-    (?P<space>[ \t\r\f\v]+) | (?P<newline>\n)
+    (?P<space>[ \t\r\f\v]+) | (?P<newline>\n+) | (?P<body>\0\d+\0\n*)
   | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/)
   | (?P<string>"(?:[^"\\\n]|\\.)*")
   | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b
@@ -22,31 +21,42 @@ _PATTERN = re.compile(
 )
 
 
-@frozen
-class Token:
-    """A word, number, string or symbol, with its line; `kind` "end" after the last one."""
+class Token(NamedTuple):
+    """A word, number, string or symbol, with its line; `kind` "end" after the last one.
+
+    A `kind` of "body" stands for text in braces that `outline.set_aside` has taken out, and has its number.
+    """
 
     kind: str
     text: str
     line: int
 
 
-def tokenize(text: str) -> list[Token]:
-    """Return all tokens but space and comments, and an "end" token. Raises InvalidPtx at a strange character."""
+def tokenize(text: str, line: int = 1) -> list[Token]:
+    """Return all tokens but space and comments, and an "end" token. Raises InvalidPtx at a strange character.
+
+    ``line`` is the line of the image on which the text begins.
+    """
     tokens: list[Token] = []
-    line, position = 1, 0
-    while position < len(text):
-        match = _PATTERN.match(text, position)
+    position, end = 0, len(text)
+    match_at = _PATTERN.match
+    while position < end:
+        match = match_at(text, position)
         if match is None:
             raise InvalidPtx(f"syntax error at {text[position : position + 20]!r}", line)
-        kind = match.lastgroup or ""
+        kind, position = match.lastgroup or "", match.end()
+        if kind == "space":
+            continue
+        token = match.group()
         if kind == "newline":
-            line += 1
+            line += len(token)
         elif kind == "block":
-            line += match.group().count("\n")
-        elif kind not in ("space", "comment"):
-            tokens.append(Token(kind, match.group(), line))
-        position = match.end()
+            line += token.count("\n")
+        elif kind == "body":
+            tokens.append(Token(kind, token.strip("\0\n"), line))
+            line += token.count("\n")
+        elif kind != "comment":
+            tokens.append(Token(kind, token, line))
     tokens.append(Token("end", "end of file", line))
     return tokens
 
@@ -54,8 +64,8 @@ def tokenize(text: str) -> list[Token]:
 class TokenStream:
     """Looks at and consumes tokens; every refusal carries the current line."""
 
-    def __init__(self, text: str) -> None:
-        self._tokens = tokenize(text)
+    def __init__(self, text: str, line: int = 1) -> None:
+        self._tokens = tokenize(text, line)
         self._at = 0
 
     @property
@@ -75,7 +85,8 @@ class TokenStream:
 
     def error(self, expected: str) -> InvalidPtx:
         """Return the refusal of the next token, where something else is `expected`."""
-        return InvalidPtx(f"expected {expected}, found {self.current.text!r}", self.line)
+        found = "{" if self.current.kind == "body" else self.current.text
+        return InvalidPtx(f"expected {expected}, found {found!r}", self.line)
 
     def take(self) -> Token:
         """Return the next token and step over it. Raises InvalidPtx at the end."""
@@ -87,7 +98,7 @@ class TokenStream:
 
     def is_at(self, *texts: str) -> bool:
         """Return whether the next token is one of some texts."""
-        return self.current.text in texts and self.current.kind != "string"
+        return self.current.text in texts and self.current.kind not in ("string", "body")
 
     def accept(self, text: str) -> bool:
         """Step over a text if it is next; return whether it was."""
@@ -126,13 +137,10 @@ class TokenStream:
         while not self.accept(text):
             self.take()
 
-    def skip_braces(self) -> None:
-        """Step over everything up to the end of the next pair of braces."""
-        self.skip_past("{")
-        depth = 1
-        while depth:
-            token = self.take()
-            depth += (token.text == "{") - (token.text == "}")
+    def skip_past_body(self) -> None:
+        """Step over everything up to the next text in braces and that text."""
+        while self.take().kind != "body":
+            pass
 
 
 def parse_integer(text: str) -> int:

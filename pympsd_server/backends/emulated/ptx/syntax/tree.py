@@ -202,6 +202,14 @@ class Scope:
 Statement: TypeAlias = Instruction | Label | Registers | Variable | Targets | Prototype | Scope
 
 
+@define(eq=False)
+class FunctionText:
+    """The text of a function's body, with its braces, and the line of the image on which it begins."""
+
+    text: str
+    line: int
+
+
 @define
 class Function:
     """A .func or .entry; `body` is None for a declaration."""
@@ -211,7 +219,7 @@ class Function:
     returns: tuple[Variable, ...]
     parameters: tuple[Variable, ...]
     line: int
-    body: tuple[Statement, ...] | None = None
+    body: FunctionText | None = None
     directives: dict[str, tuple[int, ...]] = field(factory=dict)
 
 

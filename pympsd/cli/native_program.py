@@ -1,0 +1,129 @@
+"""What can be said of a native program before it runs: whether it uses CUDA, and whether it can be routed.
+
+A program reaches pympsd if the dynamic loader finds pympsd's libraries where the program asks for libcuda, libcudart
+and the others by name. It does not in these cases, each of which `examine` recognises in the ELF file (`elf`):
+
+- a CUDA runtime is inside the program. It asks the driver for tables of undocumented functions, which pympsd does not
+  answer (docs/native.md);
+- the program is for another machine;
+- the loader ignores LD_LIBRARY_PATH: for a static program, and where the program's execution is privileged (ld.so(8),
+  secure-execution mode);
+- the loader has another place first: a path in DT_NEEDED, or DT_RPATH without DT_RUNPATH.
+
+A program that opens such a library itself, by dlopen(3), is not known to use CUDA before it does.
+"""
+
+import os
+import stat
+
+from pympsd.cli.elf import BadElf, ElfFile, is_elf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CUDA = ("libcuda.so", "libcudart.so", "libnvidia-ml.so", "libnvrtc.so", "libnvJitLink.so")
+"""The beginnings of the names of libraries that pympsd has for native programs."""
+
+
+class Examined:
+    """What is known of a program.
+
+    ``obstacle`` is why it cannot be routed, a sentence after its name; empty if it can be, or is a script.
+    """
+
+    def __init__(self, obstacle: str = "", uses_cuda: bool = False, libraries: "Sequence[str]" = ()) -> None:
+        self.obstacle = obstacle
+        self.uses_cuda = uses_cuda
+        """It is linked with a library of CUDA, or has one or device code inside."""
+        self.libraries = libraries
+        """The names of the libraries of CUDA that it is linked with."""
+
+
+def examine(path: str, libraries: str) -> Examined:
+    """Return what is known of a program; ``libraries``: the folder of pympsd's.
+
+    >>> examine("/bin/sh", "/opt/libraries").uses_cuda
+    False
+    """
+    if not path or not is_elf(path):
+        return Examined()
+    try:
+        with ElfFile(path) as program:
+            return _examine(program, path, libraries)
+    except (OSError, BadElf) as error:
+        return Examined(f"its ELF file cannot be read: {getattr(error, 'strerror', None) or error}")
+
+
+def _examine(program: ElfFile, path: str, libraries: str) -> Examined:
+    if program.is_foreign:
+        reason = f"it is a program for {program.machine}, and pympsd's libraries here are for {os.uname().machine}"
+        return Examined(reason, uses_cuda=True)
+    linked = [name for name in program.needed if os.path.basename(name).startswith(_CUDA)]
+    if program.find_static_runtime():
+        reason = (
+            "it has a static CUDA runtime, which needs undocumented functions of the driver; build it with "
+            "nvcc -cudart shared (CMake: CMAKE_CUDA_RUNTIME_LIBRARY=Shared)"
+        )
+        return Examined(reason, uses_cuda=True, libraries=linked)
+    uses_cuda = bool(linked) or program.has_device_code()
+    if uses_cuda and not os.path.exists(f"{libraries}/libcuda.so.1"):
+        reason = f"{libraries} has no libcuda.so.1: pympsd was installed without a C compiler; install it again"
+    else:
+        reason = (
+            _loader_ignores_path(program, path)
+            or _loader_has_name(linked)
+            or _loader_has_rpath(program, path, libraries)
+        )
+    return Examined(reason, uses_cuda, linked)
+
+
+def _loader_ignores_path(program: ElfFile, path: str) -> str:
+    if program.is_static:
+        return "it is linked static, so the dynamic loader gives it no library"
+    if privilege := _privilege(path):
+        return f"it {privilege}, so the dynamic loader ignores LD_LIBRARY_PATH; run a copy that has not"
+    return ""
+
+
+def _privilege(path: str) -> str:
+    """Return what makes a program's execution privileged for this user."""
+    status = os.stat(path)
+    if status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid():
+        return "has its owner's rights (set-user-ID)"
+    if status.st_mode & stat.S_ISGID and status.st_mode & stat.S_IXGRP and status.st_gid != os.getegid():
+        return "has its group's rights (set-group-ID)"
+    try:
+        has_capabilities = os.geteuid() != 0 and bool(os.getxattr(path, "security.capability"))
+    except OSError:
+        return ""
+    return "has file capabilities" if has_capabilities else ""
+
+
+def _loader_has_name(linked: "Sequence[str]") -> str:
+    for name in linked:
+        if "/" in name:
+            return f"it is linked with {name} by its path; link it with -L and -l, by its name"
+    return ""
+
+
+def _loader_has_rpath(program: ElfFile, path: str, libraries: str) -> str:
+    origin = os.path.dirname(os.path.realpath(path))
+    for entry in () if program.runpath else program.rpath:
+        folder = entry.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
+        if os.path.realpath(folder) == os.path.realpath(libraries):
+            return ""
+        for name in _list_libraries(libraries):
+            if os.path.exists(os.path.join(folder, name)):
+                return (
+                    f"its DT_RPATH finds {folder}/{name} before LD_LIBRARY_PATH; link it with "
+                    "-Wl,--enable-new-dtags, or remove the entry with patchelf --remove-rpath"
+                )
+    return ""
+
+
+def _list_libraries(folder: str) -> "list[str]":
+    try:
+        return sorted(name for name in os.listdir(folder) if name.startswith(_CUDA))
+    except OSError:
+        return []

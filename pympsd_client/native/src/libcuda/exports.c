@@ -1,0 +1,110 @@
+/* libcuda.so.1: the functions of the driver API by their names, versions and addresses.
+ *
+ * Every documented function exists under every name that it has had (functions.h), because programs look all of them up
+ * when they start. What stands behind them is Python (gate.c); cuGetProcAddress and cuGetExportTable, which a program
+ * calls before it starts to use a device, are C. */
+
+#define _GNU_SOURCE
+#define STUBS "libcuda/functions.h"
+#include "stubs.h"
+
+#include "gate.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
+enum { FOUND = 0, NO_SYMBOL = 1, VERSION_TOO_LOW = 2 }; /* CUdriverProcAddressQueryResult */
+enum { PER_THREAD_DEFAULT_STREAM = 2 };                  /* CUdriverProcAddress_flags */
+
+static int fail(void) {
+    return gate_error();
+}
+
+void *resolve_stub(uint64_t number) {
+    if (pympsd_attach("libcuda.so.1", stub_count, stub_prototypes, stub_table) != SUCCESS)
+        return (void *)fail;
+    return stub_table[number];
+}
+
+/* A function, the version of CUDA since which it is what cuGetProcAddress returns for its name without suffixes. */
+typedef struct {
+    const char *name;
+    const void *address;
+    int version;
+} Export;
+
+#define FUNCTION(name, version, parameters) extern const char name[] __asm__(#name);
+#define OWN(name, version, parameters) extern const char address_of_##name[] __asm__(#name);
+#include STUBS
+#undef FUNCTION
+#undef OWN
+
+#define FUNCTION(name, version, parameters) {#name, name, version},
+#define OWN(name, version, parameters) {#name, address_of_##name, version},
+static const Export exports[] = {
+#include STUBS
+};
+#undef FUNCTION
+#undef OWN
+
+/* Return whether an exported name is a name without a version ("_v2"), for per-thread streams ("_ptsz", "_ptds") or not. */
+static int is_version_of(const char *exported, const char *name, size_t length, const char *suffix) {
+    if (strncmp(exported, name, length) != 0)
+        return 0;
+    const char *rest = exported + length;
+    if (rest[0] == '_' && rest[1] == 'v' && rest[2] >= '2' && rest[2] <= '9')
+        rest += 3;
+    return strcmp(rest, suffix) == 0;
+}
+
+/* Return the newest function of a name and suffix up to a version; NULL if there is none. */
+static const Export *newest(const char *name, const char *suffix, int version, int *is_known) {
+    size_t length = strlen(name);
+    const Export *result = NULL;
+    for (size_t index = 0; index < sizeof exports / sizeof exports[0]; index++) {
+        const Export *export = &exports[index];
+        if (!is_version_of(export->name, name, length, suffix))
+            continue;
+        *is_known = 1;
+        if (export->version <= version && (result == NULL || export->version > result->version))
+            result = export;
+    }
+    return result;
+}
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+    int is_known = 0;
+    const Export *export = NULL;
+    if (name == NULL || function == NULL)
+        return INVALID_VALUE;
+    if (flags & PER_THREAD_DEFAULT_STREAM) {
+        export = newest(name, "_ptsz", version, &is_known);
+        if (export == NULL)
+            export = newest(name, "_ptds", version, &is_known);
+    }
+    if (export == NULL)
+        export = newest(name, "", version, &is_known);
+    *function = export == NULL ? NULL : (void *)export->address;
+    if (status != NULL)
+        *status = export != NULL ? FOUND : is_known ? VERSION_TOO_LOW : NO_SYMBOL;
+    return export != NULL ? SUCCESS : NOT_FOUND;
+}
+
+int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}
+
+/* A CUDA runtime inside the program asks for tables that are not documented. It asks for one more after cuInit, and
+ * without that every call of it fails. */
+int cuGetExportTable(const void **table, const void *id) {
+    static atomic_int has_reported;
+    if (table == NULL || id == NULL)
+        return INVALID_VALUE;
+    *table = NULL;
+    if (gate_is_open() && !atomic_exchange(&has_reported, 1))
+        fprintf(stderr, "pympsd: this program has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver: "
+                        "link it with nvcc -cudart shared\n");
+    return NOT_SUPPORTED;
+}

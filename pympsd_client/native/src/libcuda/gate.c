@@ -1,0 +1,157 @@
+/* The gate between native code and Python: the one way in, for libcuda.so.1 and the libraries next to it.
+ *
+ * Theory of operation. A function of these libraries is a jump through a table (../stubs.h). The first call of any attaches
+ * its library: Python is found or started (interpreter.c), `pympsd_client.routing.libraries.attach` makes a C function over
+ * a Python function for each prototype (../entry_points.c) and writes its address to the table. Later calls do not come
+ * here.
+ *
+ *     program -> cuInit -> resolve_stub -> pympsd_attach -> [Python starts] -> libraries.attach -> stub_table[...]
+ *     program -> cuMemAlloc_v2 -> trampoline n -> Python
+ *
+ * Threads. A thread that Python did not start gets a state of Python at its first call, and keeps it until it ends
+ * (../entry_points.c), because `threading.local` and with it the thread's current context belong to that state. The GIL is
+ * free whenever the program's own code runs.
+ *
+ * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
+ * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
+ * this itself.
+ *
+ * Exit. The handler is registered when the library is loaded: in a program that is linked with it before all others, so
+ * that it runs after the program's own and after destructors of static objects, which still use CUDA. It has Python
+ * call the functions registered with `atexit`, the last of which closes the connection. The interpreter does not end, as
+ * threads may be in it; it vanishes with the process. In a Python program all this is done when Python ends.
+ *
+ * Signals. Python is started without handlers: SIGINT ends the program, unless it handles that itself. */
+
+#include "gate.h"
+#include "interpreter.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, OPERATING_SYSTEM = 304 };
+
+static const Python *python; /* the interpreter that was started here */
+static atomic_int is_open;
+static pthread_once_t handling_forks = PTHREAD_ONCE_INIT;
+static __thread int state_before_fork;
+
+int gate_error(void) {
+    return OPERATING_SYSTEM;
+}
+
+int gate_is_open(void) {
+    return atomic_load(&is_open);
+}
+
+static void before_fork(void) {
+    state_before_fork = python->PyGILState_Ensure();
+    python->PyOS_BeforeFork();
+}
+
+static void after_fork_in_parent(void) {
+    python->PyOS_AfterFork_Parent();
+    python->PyGILState_Release(state_before_fork);
+}
+
+static void after_fork_in_child(void) {
+    python->PyOS_AfterFork_Child();
+    python->PyGILState_Release(state_before_fork);
+}
+
+static void handle_forks(void) {
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+/* Put the exception that is set into one sentence on standard error. */
+static void report(const Python *py, const char *library) {
+    static atomic_int has_reported;
+    void *type, *value, *trace;
+    py->PyErr_Fetch(&type, &value, &trace);
+    py->PyErr_NormalizeException(&type, &value, &trace);
+    void *name = type == NULL ? NULL : py->PyObject_GetAttrString(type, "__name__");
+    void *text = value == NULL ? NULL : py->PyObject_Str(value);
+    const char *name_text = name == NULL ? NULL : py->PyUnicode_AsUTF8AndSize(name, NULL);
+    const char *reason = text == NULL ? NULL : py->PyUnicode_AsUTF8AndSize(text, NULL);
+    if (!atomic_exchange(&has_reported, 1))
+        fprintf(stderr, "pympsd: this program cannot use %s: the packages of %s cannot be imported: %s: %s\n", library,
+                packages_folder(), name_text == NULL ? "error" : name_text, reason == NULL ? "no reason" : reason);
+    py->Py_DecRef(name);
+    py->Py_DecRef(text);
+    py->Py_DecRef(type);
+    py->Py_DecRef(value);
+    py->Py_DecRef(trace);
+    py->PyErr_Clear();
+}
+
+/* Import the module that attaches. A Python that is the program's own may not have the packages on its path. */
+static void *import(const Python *py) {
+    void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries"), *type, *value, *trace;
+    void *path = module == NULL ? py->PySys_GetObject("path") : NULL;
+    if (path == NULL)
+        return module;
+    py->PyErr_Fetch(&type, &value, &trace);
+    void *done = py->PyObject_CallMethod(path, "append", "s", packages_folder());
+    py->Py_DecRef(done);
+    py->PyErr_Clear();
+    if ((module = py->PyImport_ImportModule("pympsd_client.routing.libraries")) != NULL) {
+        py->Py_DecRef(type);
+        py->Py_DecRef(value);
+        py->Py_DecRef(trace);
+        return module;
+    }
+    py->PyErr_Clear();
+    py->PyErr_Restore(type, value, trace); /* the first import's is the reason */
+    return NULL;
+}
+
+int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
+    int is_own, result = OPERATING_SYSTEM;
+    const Python *py = find_python(&is_own);
+    if (py == NULL)
+        return result;
+    int state = py->PyGILState_Ensure();
+    void *module = import(py);
+    void *answer = module == NULL ? NULL
+                                  : py->PyObject_CallMethod(module, "attach", "siKKi", library, count,
+                                                            (unsigned long long)(uintptr_t)prototypes,
+                                                            (unsigned long long)(uintptr_t)table, is_own);
+    if (answer != NULL)
+        result = (int)py->PyLong_AsLong(answer);
+    if (py->PyErr_Occurred() != NULL) {
+        report(py, library);
+        result = OPERATING_SYSTEM;
+    }
+    py->Py_DecRef(answer);
+    py->Py_DecRef(module);
+    py->PyGILState_Release(state);
+    if (result == SUCCESS) {
+        if (is_own) {
+            python = py;
+            pthread_once(&handling_forks, handle_forks);
+        }
+        atomic_store(&is_open, 1);
+    }
+    return result;
+}
+
+static void end(void) {
+    if (python == NULL)
+        return;
+    int state = python->PyGILState_Ensure();
+    void *module = python->PyImport_ImportModule("pympsd_client.routing.libraries");
+    void *done = module == NULL ? NULL : python->PyObject_CallMethod(module, "end", NULL);
+    python->Py_DecRef(done);
+    python->Py_DecRef(module);
+    python->PyErr_Clear();
+    python->PyGILState_Release(state);
+}
+
+int atexit(void (*)(void));
+
+__attribute__((constructor)) static void handle_exit(void) {
+    atexit(end);
+}

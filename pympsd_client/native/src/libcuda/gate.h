@@ -1,0 +1,14 @@
+/* The way from native code into Python (gate.c). */
+
+#pragma once
+
+/* For the sibling libraries, and this one: start Python if it does not run, have `pympsd_client.routing.libraries` find
+ * what stands behind the functions of `library`, and write their addresses to `table`. A prototype is
+ * "name(types of parameters)". Returns 0, or a CUresult after one sentence on standard error, the same at each call. */
+int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table);
+
+/* Return the result of calls in a program that cannot be attached. */
+__attribute__((visibility("hidden"))) int gate_error(void);
+
+/* Return whether a function has been attached. */
+__attribute__((visibility("hidden"))) int gate_is_open(void);

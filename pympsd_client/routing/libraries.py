@@ -1,0 +1,74 @@
+"""Native programs: the functions of the shared libraries in ``native/libraries``, over this client.
+
+Theory of operation. A compiled program is linked with ``libcuda.so.1`` and perhaps ``libcudart.so.13``, or loads them
+by name. pympsd-run puts pympsd's own libraries of these names into the program's library path. Their exported
+functions are jumps through a table, which is empty until the program calls one of them (native/src/stubs.h). Then the
+library's C code (native/src/libcuda/gate.c) finds the interpreter of the process, or starts one, and calls `attach`::
+
+    C       pympsd_attach("libcuda.so.1", 635, {"cuInit(unsigned int)", ...}, table)
+    here    attach: table[0] = entry_point("pympsd_client.routing.exports", "cuInit", ...)
+    C       the first call of cuInit -> exports.resolve("cuInit", "(unsigned int)") -> a Python function
+
+So a library brings the names and the C types of its functions, of its own version, and `RESOLVERS` names the module
+that resolves them. The entry points are those that Python programs get in place of the function pointers of
+cuda.bindings (`pointers`), and functions that pympsd does not have fail in the same way.
+
+The invariants:
+
+- An entry point is never taken back: C keeps its address. A library that is attached again gets the same ones.
+- In a program that was started as a native one, no function of Python's `atexit` runs by itself: C calls `end`.
+"""
+
+import atexit
+import sys
+from ctypes import c_char_p, c_void_p
+from typing import Final
+
+from pympsd_client.routing import hook
+from pympsd_client.routing.pointers import entry_point, read_signatures
+
+RESOLVERS: Final = {
+    "libcuda.so.1": "pympsd_client.routing.exports",
+    "libcudart.so.12": "pympsd_client.routing.runtime.functions",
+    "libcudart.so.13": "pympsd_client.routing.runtime.functions",
+    "libnvrtc.so.12": "pympsd_client.routing.compilers",
+    "libnvrtc.so.13": "pympsd_client.routing.compilers",
+    "libnvJitLink.so.12": "pympsd_client.routing.compilers",
+    "libnvJitLink.so.13": "pympsd_client.routing.compilers",
+}
+"""The module that resolves the functions of each library."""
+_attached: Final[dict[tuple[str, str], int]] = {}
+"""The addresses of entry points by library and prototype."""
+
+
+def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -> int:
+    """Write the addresses of C functions to a table, one for each prototype; return 0.
+
+    ``prototypes`` is the address of an array of ``count`` C strings, each "name(types of parameters)"; ``table`` that
+    of an array of as many addresses. ``is_own``: the interpreter was started for a native program.
+    """
+    if is_own:
+        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, hook.Finder)]
+    hook.register_end()
+    read_signatures("cuda.bindings.cydriver")
+    addresses = (c_void_p * count).from_address(table)
+    for index, prototype in enumerate((c_char_p * count).from_address(prototypes)):
+        addresses[index] = _address(library, (prototype or b"").decode())
+    return 0
+
+
+def _address(library: str, prototype: str) -> int:
+    address = _attached.get((library, prototype))
+    if address is None:
+        name, _, parameters = prototype.partition("(")
+        address = entry_point(RESOLVERS[library], name, f"({parameters}")
+        _attached[library, prototype] = address
+    return address
+
+
+def end() -> None:
+    """Do what Python does at its end, at the end of a native program: call the functions registered with `atexit`."""
+    atexit._run_exitfuncs()
+    for file in (sys.stdout, sys.stderr):
+        if file is not None:
+            file.flush()

@@ -1,0 +1,199 @@
+"""Kernels and variables of a compiled program, found by addresses of the host program.
+
+Theory of operation. A compiler of CUDA C++ puts a program's device code into fat binaries, and makes a host function
+for each kernel and a host variable for each device variable. When the program starts, it registers all three with its
+runtime: "the kernel ``_Z3addPf`` of this fat binary is the host function at 0x401234". Later calls name a kernel or
+a variable by the host's address::
+
+    add<<<1, 32>>>(p)              cudaLaunchKernel(0x401234, ...)
+    cudaMemcpyToSymbol(table, ..)  cudaMemcpyToSymbol(0x404050, ...)
+
+The shared libraries of ours record registrations in C (native/src/cudart/registration.c), because a program may never
+use them. This module looks an address up there at its first use, loads the fat binary as a library of the driver
+(`_library`), and returns the library's kernel or variable. The C part keeps the handle of a kernel and launches by
+it, so this module sees the first launch of each kernel only.
+
+In a Python process nothing is registered: `kernel_at` returns its argument, the handle of a kernel or function.
+
+The invariants:
+
+- A fat binary is loaded once in a process. Contexts come and go, its kernels' handles stay.
+- After the program has unregistered a fat binary (dlclose) its library is unloaded and its addresses are unknown.
+"""
+
+import ctypes
+import struct
+import sys
+from threading import RLock
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value, result_name
+from pympsd_client._arguments.values import check_not_null
+from pympsd_client._objects.code.library import kernels
+from pympsd_client._objects.code.module import functions, modules
+from pympsd_client.routing.driver import api
+from pympsd_client.routing.runtime.copies import copy
+
+_INVALID_SYMBOL: Final = 13
+"""cudaErrorInvalidSymbol, which the driver does not have"""
+_INVALID_FUNCTION: Final = 98
+"""cudaErrorInvalidDeviceFunction, which the driver does not have"""
+_KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
+_WRAPPER: Final = struct.Struct("=iiQQ")
+"""__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, further ones"""
+_NO_PTX: Final = (
+    "pympsd: the program contains no PTX that an emulated device can run ({reason}); compile it with "
+    "nvcc -gencode arch=compute_90,code=compute_90 (and -cudart shared)\n"
+)
+
+
+class _Registration(ctypes.Structure):
+    """The beginning of a Registration of native/src/cudart/runtime.h"""
+
+    _fields_ = (
+        ("host", ctypes.c_void_p),
+        ("wrapper", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("size", ctypes.c_size_t),
+        ("kind", ctypes.c_int),
+    )
+
+
+_FindFunction: Final = ctypes.CFUNCTYPE(ctypes.POINTER(_Registration), ctypes.c_void_p)
+_find_functions: Final[list[Any]] = []
+"""The functions of the shared libraries that find registrations."""
+_libraries: Final[dict[int, int]] = {}
+"""The driver's libraries by the addresses of the wrappers of their fat binaries."""
+_hosts: Final[dict[tuple[int, str], int]] = {}
+"""The host functions of kernels, by library and name."""
+_reported: Final[set[int]] = set()
+"""The wrappers of fat binaries whose errors have been reported."""
+_loading: Final = RLock()
+
+
+def set_registry(address: int) -> None:
+    """Look host addresses up with a C function too, which returns the address of a registration, or NULL."""
+    _find_functions.append(_FindFunction(address))
+
+
+def _registration(host: int) -> Any:
+    """Return what is registered for an address of the host program; None."""
+    for find in _find_functions if host else ():
+        entry = find(host)
+        if entry:
+            return entry.contents
+    return None
+
+
+def kernel_at(host: int) -> int:
+    """Return the kernel of a host function; any other value is returned as it is.
+
+    NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
+    """
+    entry = _registration(host)
+    if entry is None or entry.kind != _KERNEL:
+        return host
+    try:
+        library, name = _library(entry.wrapper), entry.name.decode()
+        kernel = int(api.cuLibraryGetKernel(library, name))
+        _hosts[library, name] = host
+        return kernel
+    except CudaError as error:
+        raise _explained(error, entry.wrapper) from None
+
+
+def host_of(handle: int) -> int:
+    """Return the host function of a kernel, or of its function in a context; any other handle as it is."""
+    kernel, function = kernels.get(handle), functions.get(handle)
+    if kernel is not None:
+        return _hosts.get((kernel.library.handle, kernel.name), handle)
+    if function is not None:
+        return _hosts.get((modules.find(function.module).library, function.layout.name), handle)
+    return handle
+
+
+def registered_kernel(host: int) -> int:
+    """Return the kernel of a host function, for its first launch; INVALID_DEVICE_FUNCTION if it is not registered."""
+    kernel = kernel_at(host)
+    if kernel == host:
+        raise CudaError(_INVALID_FUNCTION, f"{host:#x} is not a host function of a kernel of this program")
+    return kernel
+
+
+def function_at(host: int) -> int:
+    """Return the function of a host function in the current context."""
+    return int(api.cuKernelGetFunction(registered_kernel(host)))
+
+
+def variable_at(host: int) -> tuple[int, int]:
+    """Return the address in the current context, and the size in bytes, of a device variable; INVALID_SYMBOL."""
+    entry = _registration(host)
+    if entry is None or entry.kind == _KERNEL:
+        raise CudaError(_INVALID_SYMBOL, f"{host:#x} is not a device variable of this program")
+    try:
+        get = api.cuLibraryGetManaged if entry.kind == _MANAGED else api.cuLibraryGetGlobal
+        address, size = get(_library(entry.wrapper), entry.name.decode())
+    except CudaError as error:
+        raise _explained(error, entry.wrapper) from None
+    return int(address), int(size)
+
+
+def address(host: int) -> int:
+    """Return the address of a device variable in the current context."""
+    return variable_at(host)[0]
+
+
+def size(host: int) -> int:
+    """Return the size of a device variable in bytes."""
+    return variable_at(host)[1]
+
+
+def _library(wrapper: int) -> int:
+    with _loading:
+        library = _libraries.get(wrapper)
+        if library is None:
+            check_not_null("the fat binary", wrapper)
+            _, _, image, _ = _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))
+            library = _libraries[wrapper] = int(api.cuLibraryLoadData(image, 0, 0, 0, 0, 0, 0))
+        return library
+
+
+def unload(wrapper: int) -> None:
+    """Unload the library of a fat binary that the program has unregistered."""
+    with _loading:
+        library = _libraries.pop(wrapper, None)
+    if library is not None:
+        api.cuLibraryUnload(library)
+
+
+def _explained(error: CudaError, wrapper: int) -> CudaError:
+    """Report, once, why a fat binary cannot be used: C and C++ programs print the name of the error at best."""
+    if wrapper in _reported:
+        return error
+    _reported.add(wrapper)
+    if error.code == Result.ERROR_NO_BINARY_FOR_GPU:
+        sys.stderr.write(_NO_PTX.format(reason=error.reason))
+    elif error.code not in (Result.ERROR_NOT_INITIALIZED, Result.ERROR_OUT_OF_MEMORY):
+        sys.stderr.write(
+            f"pympsd: cannot load the program's device code: {result_name(error.code)}: {error.reason}\n"
+        )
+    return error
+
+
+def copy_to(symbol: int, source: int, count: int, offset: int, kind: int, stream: int | None = None) -> None:
+    """Copy bytes to a device variable: in stream order, else return when the copy is complete."""
+    copy(part(symbol, offset, count), source, count, kind, stream)
+
+
+def copy_from(destination: int, symbol: int, count: int, offset: int, kind: int, stream: int | None = None) -> None:
+    """Copy bytes of a device variable: in stream order, else return when the copy is complete."""
+    copy(destination, part(symbol, offset, count), count, kind, stream)
+
+
+def part(symbol: int, offset: int, count: int) -> int:
+    """Return the address of ``count`` bytes of a device variable, from ``offset`` on; INVALID_VALUE beyond it."""
+    start, length = variable_at(symbol)
+    if offset + count > length:
+        raise invalid_value(f"bytes {offset} to {offset + count} are not in the variable, which has {length}")
+    return start + offset

@@ -1,0 +1,89 @@
+"""Write the table of the driver's functions from CUDA's headers: names, C types and versions, which are facts.
+
+    python3 scripts/exports/driver_functions.py /usr/local/cuda/include
+
+cuda.h and cudaProfiler.h have the declarations. With __CUDA_API_VERSION_INTERNAL they declare every version of a
+function under its own name. cudaTypedefs.h has a type for each name that cuGetProcAddress knows, and the version of
+CUDA since which it stands for these parameters.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TABLE = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/libcuda/functions.h"
+OWN = ("cuGetExportTable", "cuGetProcAddress", "cuGetProcAddress_v2")
+"""Functions that libcuda's own C code has (exports.c)."""
+HEADERS = "#include <cuda.h>\n#include <cudaProfiler.h>\n"
+TYPEDEFS = "#include <cudaTypedefs.h>\n#include <cudaProfilerTypedefs.h>\n"
+EVERY_VERSION = "-D__CUDA_API_VERSION_INTERNAL"
+ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
+DECLARATION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
+TYPEDEF = re.compile(r"typedef\s+CUresult\s*\(\s*\*\s*PFN_(cu[A-Z]\w*?)_v(\d+)(_ptds|_ptsz)?\)\s*\(([^;]*)\)\s*;")
+SUFFIX = re.compile(r"(?:_v(\d+))?(_ptds|_ptsz)?$")
+BEGINNING = """\
+/* Written by scripts/exports/driver_functions.py: every function of the driver API of CUDA {version}.
+ *
+ * FUNCTION(name, version, parameters): the version of CUDA since which cuGetProcAddress returns it for the name
+ * without its suffix. OWN has the functions of exports.c. */
+
+"""
+
+
+def preprocess(source: str, include: str, *options: str) -> str:
+    command = ["cc", "-E", "-P", f"-I{include}", *options, "-xc", "-"]
+    text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    return ATTRIBUTE.sub("", text)
+
+
+def types(parameters: str) -> str:
+    """Return the types of a list of parameters, without their names."""
+    result = []
+    for parameter in parameters.split(","):
+        words = parameter.replace("*", " * ").replace("struct ", "").split()
+        if len(words) > 1 and words[-1] != "*":  # the last word is the parameter's name
+            words.pop()
+        result.append(" ".join(words).replace("* *", "**"))
+    return ", ".join(result)
+
+
+def versions(functions: dict[str, str], typedefs: str) -> dict[str, int]:
+    """Return the version of each function that cuGetProcAddress returns for a name without suffix.
+
+    The typedefs of a name and its functions are in the same order: the n-th oldest belong together. Names that have
+    had more functions than typedefs begin with functions without any.
+    """
+    of_name: dict[tuple[str, str], list[int]] = {}
+    for name, version, thread, _ in TYPEDEF.findall(typedefs):
+        of_name.setdefault((name, thread), []).append(int(version))
+    result = {}
+    for (name, thread), numbers in of_name.items():
+        names = sorted(
+            (f for f in functions if SUFFIX.sub("", f) == name and (SUFFIX.search(f)[2] or "") == thread),  # type: ignore[index]
+            key=lambda f: int(SUFFIX.search(f)[1] or 1),  # type: ignore[index]
+        )
+        numbers = sorted(set(numbers))
+        if len(names) < len(numbers):
+            sys.exit(f"{name}{thread}: versions {numbers}, but functions {names}")
+        result.update(zip(names[len(names) - len(numbers) :], numbers, strict=True))
+    return result
+
+
+def main() -> None:
+    include = sys.argv[1]
+    text = preprocess(HEADERS, include) + preprocess(HEADERS, include, EVERY_VERSION)
+    functions = {name: types(parameters) for name, parameters in DECLARATION.findall(text)}
+    version_of = versions(functions, preprocess(TYPEDEFS, include, EVERY_VERSION))
+    cuda = re.search(r"#define CUDA_VERSION (\d+)", Path(include, "cuda.h").read_text())
+    assert cuda is not None
+    lines = [
+        f'{"OWN" if name in OWN else "FUNCTION"}({name}, {version_of.get(name, 0)}, "{functions[name]}")'
+        for name in sorted(functions)
+    ]
+    version = f"{int(cuda[1]) // 1000}.{int(cuda[1]) % 1000 // 10}"
+    TABLE.write_text(BEGINNING.format(version=version) + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""C programs that are linked with pympsd's libcuda.so.1, compiled once, run under a daemon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import SECONDS, DaemonProcess, adopt_orphans
+
+import pympsd_client
+
+SOURCES = Path(__file__).parent
+LIBRARIES = Path(pympsd_client.__file__).parent / "native" / "libraries"
+Compile = Callable[[str], Path]
+"""From the name of a source file here to the program."""
+
+
+@pytest.fixture(scope="session")
+def compile_program(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    """A function that compiles a program and links it with libcuda.so.1."""
+    folder = tmp_path_factory.mktemp("programs")
+
+    def compile_program(name: str) -> Path:
+        program = folder / name
+        if not program.exists():
+            compiler = os.environ.get("CC", "cc")
+            options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-pthread", f"-L{LIBRARIES}"]
+            source = SOURCES / f"{name}.c"
+            command = [compiler, *options, "-o", str(program), str(source), "-l:libcuda.so.1"]
+            subprocess.run(command, check=True, timeout=SECONDS)
+        return program
+
+    return compile_program
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[DaemonProcess]:
+    """A daemon for the programs of all tests here."""
+    adopt_orphans()
+    directory = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
+    directory.chmod(0o755)
+    for name in ("pipe", "log"):
+        (directory / name).mkdir()
+    running = DaemonProcess(directory)
+    assert running.start().returncode == 0
+    adopt_orphans(False)
+    yield running
+    running.stop()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def environment(daemon: DaemonProcess) -> dict[str, str]:
+    """What pympsd-run sets for a native program."""
+    return {
+        "PATH": "/usr/bin:/bin",
+        "LD_LIBRARY_PATH": str(LIBRARIES),
+        "PYMPSD_PYTHON": sys.executable,
+        **daemon.environment,
+    }

@@ -1,0 +1,15 @@
+"""The program ``pympsd -d`` in a prepared process (see `prepared`): all that it imports, and then its own start."""
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    from prepared import serve_requests
+
+    import pympsd.cli.daemonize  # noqa: F401
+    from pympsd.cli.command_line import main
+
+    sys.path.pop(0)
+    arguments = serve_requests()
+    sys.exit(main(arguments))

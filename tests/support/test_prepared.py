@@ -1,0 +1,95 @@
+"""A process that a prepared one starts is for others what an executed one is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepared import CLIENT, DAEMON, PreparedProcess, can_start, prepared
+from processes import ClientProcess, DaemonProcess, adopt_orphans, alive
+
+USER = 10001
+OF_THE_PROCESS = ("Name", "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "SigBlk", "SigIgn")
+
+
+@contextmanager
+def client(environment: dict[str, str], uid: int) -> Iterator[ClientProcess]:
+    """A client, whose program has begun."""
+    running = ClientProcess.start(environment, uid)
+    with running.process:
+        assert running.do("pid") == str(running.pid)
+        yield running
+        running.end()
+    assert running.process.returncode == 0
+
+
+def facts(pid: int) -> dict[str, Any]:
+    """What the kernel reports of a process."""
+    folder = Path(f"/proc/{pid}")
+    status: dict[str, str] = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
+    numbers = (folder / "stat").read_text().rpartition(")")[2].split()
+    targets = {number: os.readlink(folder / "fd" / number) for number in os.listdir(folder / "fd")}
+    return {
+        **{name: status[name] for name in OF_THE_PROCESS},
+        "words": (folder / "cmdline").read_bytes(),
+        "environment": [entry for entry in (folder / "environ").read_bytes().split(b"\0") if entry],
+        "directory": os.readlink(folder / "cwd"),
+        "program": os.readlink(folder / "exe"),
+        "owner": folder.stat().st_uid,
+        "parent, group, session": numbers[1:4],
+        "descriptors": {number: target.partition(":")[0] for number, target in targets.items()},
+    }
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+def test_a_client_looks_like_an_executed_one(uid: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if uid and os.geteuid():
+        pytest.skip("only root becomes other users")
+    monkeypatch.chdir("/")
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "PLAIN": "a b=c"}
+    with client(environment, uid) as executed:
+        expected = facts(executed.pid)
+        assert not isinstance(executed.process, PreparedProcess)
+    with prepared(CLIENT), client(environment, uid) as forked:
+        assert isinstance(forked.process, PreparedProcess)
+        assert facts(forked.pid) == expected
+
+
+def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
+    adopt_orphans()
+    pipe, log = tmp_path / "pipe", tmp_path / "log"
+    found = []
+    for way in (nullcontext, lambda: prepared(DAEMON)):
+        pipe.mkdir()
+        log.mkdir()
+        with way():
+            daemon = DaemonProcess(tmp_path)
+            try:
+                done = daemon.start()
+                assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+                reported = facts(daemon.pid)
+            finally:
+                daemon.stop()
+        assert not alive(daemon.pid)
+        # The shell of the launcher adds PWD, and each daemon leads a session of its own.
+        reported["environment"] = {entry for entry in reported["environment"] if not entry.startswith(b"PWD=")}
+        reported["parent, group, session"][1:] = []
+        found.append(reported)
+        shutil.rmtree(pipe)
+        shutil.rmtree(log)
+    adopt_orphans(False)
+    assert found[0] == found[1]
+
+
+def test_what_an_interpreter_reads_early_is_executed() -> None:
+    with prepared(CLIENT):
+        assert can_start(CLIENT, {"PATH": "/bin"})
+        assert not can_start(CLIENT, {"PYTHONFAULTHANDLER": "1"})
+        assert not can_start(CLIENT, {"LD_PRELOAD": "x.so"})
+        assert not can_start(DAEMON, {})
+    assert not can_start(CLIENT, {})
