@@ -168,9 +168,14 @@ def device_of_current() -> int:
     return current().device.number
 
 
-def synchronize() -> None:
-    """Wait for all work of the current context; return the error of earlier asynchronous work, if any."""
-    current().synchronize()
+def device_of(handle: int) -> int:
+    """Return the device of a context (NULL: the current one)."""
+    return (context_of(handle) if handle else current()).device.number
+
+
+def synchronize(handle: int) -> None:
+    """Wait for all work of a context (NULL: the current one); return the error of earlier work, if any."""
+    (context_of(handle) if handle else current()).synchronize()
 
 
 def flags_of_current() -> int:

@@ -178,6 +178,19 @@ def of_stream_handle(handle: int) -> int:
     return 0 if green_context is None else green_context.handle
 
 
+def contexts_of_stream(handle: int) -> tuple[int, int]:
+    """Return the context of a stream and NULL; of a green context's stream the primary context and the green one.
+
+    A primary context that was never retained, which green contexts do not need here, is NULL.
+    """
+    context = streams.properties(handle).context
+    green_context = green.of(context)
+    if green_context is None:
+        return context.handle, 0
+    primary = process.primary(context.device.number).context
+    return 0 if primary is None else primary.handle, green_context.handle
+
+
 def record_event(handle: int, event: int) -> None:
     """Record an event after the present work of all streams of a green context."""
     green.record(green.find(handle).context, event)

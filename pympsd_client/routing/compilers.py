@@ -13,6 +13,11 @@ The idea: the libraries themselves do all the work. Only the functions that make
 
 Inputs without PTX, such as objects, are linked by nvJitLink alone: an emulated GPU then reports that it executes no
 machine code. Nothing changes for a program that runs natively.
+
+A library's own functions are reached in two ways, and each has its `Compilers`: through the capsules of cuda.bindings
+(`pointers.original`), and, for a program that is linked with one of pympsd's libraries of the same names, in the
+installed library (`installed_libraries`). Where both are used, the call of one is forwarded by the other: the outer
+one has put everything in terms of PTX, and the inner one changes nothing.
 """
 
 from __future__ import annotations
@@ -46,12 +51,6 @@ error."""
 _REGISTERS: Final = re.compile(rb"--?maxrregcount=(\d+)$")
 
 
-def _call(name: str, *arguments: Any) -> int:
-    """Return the result of a library's own function."""
-    format = _ORIGINALS.get(name) or _FUNCTIONS[name][1]
-    return int(original(name, *(_C_TYPES[code] for code in format))(*arguments))
-
-
 def _options_at(address: int, count: int) -> list[bytes]:
     """Return the options of an array of C strings."""
     texts = (c_void_p * count).from_address(address) if count > 0 and address else ()
@@ -69,54 +68,11 @@ def _max_registers(options: list[bytes]) -> int:
     return limits[-1] if limits else 0
 
 
-def _read_text(name: str, handle: Any) -> bytes | int:
-    """Return the PTX that ``name`` gives, without its end; the result of the call that gives none."""
-    size = c_size_t()
-    if result := _call(f"{name}Size", handle, byref(size)):
-        return result
-    text = create_string_buffer(size.value)
-    return _call(name, handle, text) or text.raw.rstrip(b"\0")
-
-
-def _in_place_of(name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
-    """Return a function that gives code for a handle; the library's own function gives it if there is none here.
-
-    ``code_of`` returns the code, or the result of the call that gave none. A ``name`` that ends in Size gives the
-    number of bytes.
-    """
-
-    def give(handle: int, place: int) -> int:
-        code = code_of(handle) if place else None
-        if code is None:
-            return _call(name, handle, place)
-        if isinstance(code, int):
-            return code
-        if name.endswith("Size"):
-            c_size_t.from_address(place).value = len(code)
-        else:
-            memmove(place, code, len(code))
-        return 0
-
-    return give
-
-
 # --- NVRTC
 
 _ARCHITECTURE: Final = re.compile(rb"(-arch=|--gpu-architecture=)sm_(\w+)$")
 _SPLIT: Final = (b"-arch", b"--gpu-architecture")
 _LINK_LATER: Final = (b"-dlto", b"--dlink-time-opt", b"-dlink-time-opt")
-_programs: Final[dict[int, int]] = {}
-"""The programs whose machine code is PTX, and the most registers that a thread of theirs may use (0: no limit)."""
-
-
-def _compile(program: int, count: int, options: int) -> int:
-    texts = _options_at(options, count)
-    _programs.pop(program, None)
-    if process.native is None and not any(text in _LINK_LATER for text in texts):
-        texts, is_code = _for_ptx(texts)
-        if is_code:
-            _programs[program] = _max_registers(texts)
-    return _call("nvrtcCompileProgram", program, len(texts), _array_of(texts))
 
 
 def _for_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
@@ -126,20 +82,6 @@ def _for_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
         if option in _SPLIT and options[index + 1].startswith(b"sm_"):
             result[index + 1] = b"compute_" + options[index + 1][3:]
     return result, result != options
-
-
-def _program_code(program: int) -> bytes | int | None:
-    """Return a program's PTX with its end, or the result of the call that gives none; None for other programs."""
-    if program not in _programs:
-        return None
-    text = _read_text("nvrtcGetPTX", program)
-    return text if isinstance(text, int) else limit_registers(text, _programs[program]) + b"\0"
-
-
-def _destroy_program(program: int) -> int:
-    if program:
-        _programs.pop(c_void_p.from_address(program).value or 0, None)
-    return _call("nvrtcDestroyProgram", program)
 
 
 # --- nvJitLink
@@ -160,37 +102,6 @@ class _Link:
     """The answer to a request for machine code; None: nvJitLink's own."""
 
 
-_links: Final[dict[int, _Link]] = {}
-
-
-def _create_link(handle: int, count: int, options: int) -> int:
-    result = _call("nvJitLinkCreate", handle, count, options)
-    if not result and process.native is None:
-        _links[c_void_p.from_address(handle).value or 0] = _Link(_options_at(options, count))
-    return result
-
-
-def _add_data(handle: int, kind: int, data: int, size: int, name: int) -> int:
-    link = _links.get(handle)
-    if link is not None and data and kind in _MAY_BE_PTX and is_ptx(string_at(data, size)):
-        kind = _PTX  # made by the routed NVRTC or nvJitLink in an earlier step
-    result = _call("nvJitLinkAddData", handle, kind, data, size, name)
-    if not result and link is not None:
-        link.inputs.append((kind, string_at(data, size), string_at(name) if name else b""))
-    return result
-
-
-def _add_file(handle: int, kind: int, name: int) -> int:
-    link = _links.get(handle)
-    data = _read_file(string_at(name)) if link is not None and name else b""
-    if kind in _MAY_BE_PTX and is_ptx(data):
-        kind = _PTX
-    result = _call("nvJitLinkAddFile", handle, kind, name)
-    if not result and link is not None:
-        link.inputs.append((kind, data, string_at(name)))
-    return result
-
-
 def _read_file(path: bytes) -> bytes:
     """Return the content of a file; nothing if it cannot be read, which nvJitLink reports itself."""
     try:
@@ -200,72 +111,9 @@ def _read_file(path: bytes) -> bytes:
         return b""
 
 
-def _complete(handle: int) -> int:
-    link = _links.get(handle)
-    result = _call("nvJitLinkComplete", handle)
-    if not result and link is not None and b"-ptx" not in link.options:
-        link.code = _join(link)
-    return result
-
-
-def _join(link: _Link) -> bytes | None:
-    """Return the PTX of all inputs, None if an input has none. Libraries are searched by nvJitLink alone."""
-    inputs = [entry for entry in link.inputs if entry[0] != _LIBRARY]
-    if len(inputs) == 1 and inputs[0][0] == _FATBIN:
-        return inputs[0][1]
-    texts = [(name.decode(errors="replace"), data) for kind, data, name in inputs if kind == _PTX]
-    for_later = [entry for entry in inputs if entry[0] == _LTO]
-    if len(texts) + len(for_later) != len(inputs) or not inputs:
-        return None
-    if for_later:
-        optimized = _optimize(link.options, for_later)
-        if optimized is None:
-            return None
-        texts.append(("code for link-time optimization", optimized))
-    try:
-        return limit_registers(join(texts), _max_registers(link.options)).rstrip(b"\0") + b"\0"
-    except LinkError:
-        return None
-
-
-def _optimize(options: list[bytes], inputs: list[tuple[int, bytes, bytes]]) -> bytes | None:
-    """Return the PTX that nvJitLink makes of code for link-time optimization, None if it makes none."""
-    handle, with_ptx = c_void_p(), [*options, b"-ptx"]
-    if _call("nvJitLinkCreate", byref(handle), len(with_ptx), _array_of(with_ptx)):
-        return None
-    try:
-        if any(_call("nvJitLinkAddData", handle, kind, data, len(data), name) for kind, data, name in inputs):
-            return None
-        if _call("nvJitLinkComplete", handle):
-            return None
-        text = _read_text("nvJitLinkGetLinkedPtx", handle)
-        return None if isinstance(text, int) else text
-    finally:
-        _call("nvJitLinkDestroy", byref(handle))
-
-
-def _link_code(handle: int) -> bytes | None:
-    link = _links.get(handle)
-    return None if link is None else link.code
-
-
-def _destroy_link(handle: int) -> int:
-    if handle:
-        _links.pop(c_void_p.from_address(handle).value or 0, None)
-    return _call("nvJitLinkDestroy", handle)
-
-
 # --- nvFatbin
 
 _TARGET: Final = re.compile(rb"\.target\s+sm_(\d+)")
-
-
-def _add_code(handle: int, code: int, size: int, architecture: int, name: int) -> int:
-    if code and is_ptx(image := string_at(code, size)):
-        if architecture and _is_too_new(image, string_at(architecture)):
-            return int(import_module("cuda.bindings.nvfatbin").Result.ERROR_ELF_ARCH_MISMATCH)
-        return _call("nvFatbinAddPTX", handle, code, size, architecture, name, None)
-    return _call("nvFatbinAddCubin", handle, code, size, architecture, name)
 
 
 def _is_too_new(image: bytes, architecture: bytes) -> bool:
@@ -274,26 +122,201 @@ def _is_too_new(image: bytes, architecture: bytes) -> bool:
     return target is not None and number is not None and int(target[1]) > int(number[0])
 
 
-_FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
-    "nvFatbinAddCubin": (_add_code, "QQQQQ"),
-    "nvJitLinkAddData": (_add_data, "QiQQQ"),
-    "nvJitLinkAddFile": (_add_file, "QiQ"),
-    "nvJitLinkComplete": (_complete, "Q"),
-    "nvJitLinkCreate": (_create_link, "QIQ"),
-    "nvJitLinkDestroy": (_destroy_link, "Q"),
-    "nvJitLinkGetLinkedCubin": (_in_place_of("nvJitLinkGetLinkedCubin", _link_code), "QQ"),
-    "nvJitLinkGetLinkedCubinSize": (_in_place_of("nvJitLinkGetLinkedCubinSize", _link_code), "QQ"),
-    "nvrtcCompileProgram": (_compile, "QiQ"),
-    "nvrtcDestroyProgram": (_destroy_program, "Q"),
-    "nvrtcGetCUBIN": (_in_place_of("nvrtcGetCUBIN", _program_code), "QQ"),
-    "nvrtcGetCUBINSize": (_in_place_of("nvrtcGetCUBINSize", _program_code), "QQ"),
+# --- the replaced functions
+
+FORMATS: Final = {
+    "nvFatbinAddCubin": "QQQQQ",
+    "nvJitLinkAddData": "QiQQQ",
+    "nvJitLinkAddFile": "QiQ",
+    "nvJitLinkComplete": "Q",
+    "nvJitLinkCreate": "QIQ",
+    "nvJitLinkDestroy": "Q",
+    "nvJitLinkGetLinkedCubin": "QQ",
+    "nvJitLinkGetLinkedCubinSize": "QQ",
+    "nvrtcCompileProgram": "QiQ",
+    "nvrtcDestroyProgram": "Q",
+    "nvrtcGetCUBIN": "QQ",
+    "nvrtcGetCUBINSize": "QQ",
 }
 """Each function that is replaced, and the format of its parameters."""
 
 
-def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
-    """Return the function behind an entry point, and the format of its parameters."""
-    return _FUNCTIONS[name]
+class Compilers:
+    """The functions that replace those of one copy of the libraries.
+
+    ``original`` returns a function of that copy, for its name and ctypes types of its parameters.
+    """
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self._original: Final = original
+        self._programs: Final[dict[int, int]] = {}
+        """The programs whose machine code is PTX, and the most registers of a thread of theirs (0: no limit)."""
+        self._links: Final[dict[int, _Link]] = {}
+        self._functions: Final[dict[str, Callable[..., int]]] = {
+            "nvFatbinAddCubin": self._add_code,
+            "nvJitLinkAddData": self._add_data,
+            "nvJitLinkAddFile": self._add_file,
+            "nvJitLinkComplete": self._complete,
+            "nvJitLinkCreate": self._create_link,
+            "nvJitLinkDestroy": self._destroy_link,
+            "nvJitLinkGetLinkedCubin": self._in_place_of("nvJitLinkGetLinkedCubin", self._link_code),
+            "nvJitLinkGetLinkedCubinSize": self._in_place_of("nvJitLinkGetLinkedCubinSize", self._link_code),
+            "nvrtcCompileProgram": self._compile,
+            "nvrtcDestroyProgram": self._destroy_program,
+            "nvrtcGetCUBIN": self._in_place_of("nvrtcGetCUBIN", self._program_code),
+            "nvrtcGetCUBINSize": self._in_place_of("nvrtcGetCUBINSize", self._program_code),
+        }
+
+    def resolve(self, name: str) -> tuple[Callable[..., int], str]:
+        """Return the function in place of a library's, and the format of its parameters; KeyError for others."""
+        return self._functions[name], FORMATS[name]
+
+    def _call(self, name: str, *arguments: Any) -> int:
+        """Return the result of a library's own function."""
+        format = _ORIGINALS.get(name) or FORMATS[name]
+        return int(self._original(name, *(_C_TYPES[code] for code in format))(*arguments))
+
+    def _read_text(self, name: str, handle: Any) -> bytes | int:
+        """Return the PTX that ``name`` gives, without its end; the result of the call that gives none."""
+        size = c_size_t()
+        if result := self._call(f"{name}Size", handle, byref(size)):
+            return result
+        text = create_string_buffer(size.value)
+        return self._call(name, handle, text) or text.raw.rstrip(b"\0")
+
+    def _in_place_of(self, name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
+        """Return a function that gives code for a handle; the library's own function gives it if there is none here.
+
+        ``code_of`` returns the code, or the result of the call that gave none. A ``name`` that ends in Size gives the
+        number of bytes.
+        """
+
+        def give(handle: int, place: int) -> int:
+            code = code_of(handle) if place else None
+            if code is None:
+                return self._call(name, handle, place)
+            if isinstance(code, int):
+                return code
+            if name.endswith("Size"):
+                c_size_t.from_address(place).value = len(code)
+            else:
+                memmove(place, code, len(code))
+            return 0
+
+        return give
+
+    def _compile(self, program: int, count: int, options: int) -> int:
+        texts = _options_at(options, count)
+        self._programs.pop(program, None)
+        if process.native is None and not any(text in _LINK_LATER for text in texts):
+            texts, is_code = _for_ptx(texts)
+            if is_code:
+                self._programs[program] = _max_registers(texts)
+        return self._call("nvrtcCompileProgram", program, len(texts), _array_of(texts))
+
+    def _program_code(self, program: int) -> bytes | int | None:
+        """Return a program's PTX with its end, or the result of the call that gives none; None for other programs."""
+        if program not in self._programs:
+            return None
+        text = self._read_text("nvrtcGetPTX", program)
+        return text if isinstance(text, int) else limit_registers(text, self._programs[program]) + b"\0"
+
+    def _destroy_program(self, program: int) -> int:
+        if program:
+            self._programs.pop(c_void_p.from_address(program).value or 0, None)
+        return self._call("nvrtcDestroyProgram", program)
+
+    def _create_link(self, handle: int, count: int, options: int) -> int:
+        result = self._call("nvJitLinkCreate", handle, count, options)
+        if not result and process.native is None:
+            self._links[c_void_p.from_address(handle).value or 0] = _Link(_options_at(options, count))
+        return result
+
+    def _add_data(self, handle: int, kind: int, data: int, size: int, name: int) -> int:
+        link = self._links.get(handle)
+        if link is not None and data and kind in _MAY_BE_PTX and is_ptx(string_at(data, size)):
+            kind = _PTX  # made by the routed NVRTC or nvJitLink in an earlier step
+        result = self._call("nvJitLinkAddData", handle, kind, data, size, name)
+        if not result and link is not None:
+            link.inputs.append((kind, string_at(data, size), string_at(name) if name else b""))
+        return result
+
+    def _add_file(self, handle: int, kind: int, name: int) -> int:
+        link = self._links.get(handle)
+        data = _read_file(string_at(name)) if link is not None and name else b""
+        if kind in _MAY_BE_PTX and is_ptx(data):
+            kind = _PTX
+        result = self._call("nvJitLinkAddFile", handle, kind, name)
+        if not result and link is not None:
+            link.inputs.append((kind, data, string_at(name)))
+        return result
+
+    def _complete(self, handle: int) -> int:
+        link = self._links.get(handle)
+        result = self._call("nvJitLinkComplete", handle)
+        if not result and link is not None and b"-ptx" not in link.options:
+            link.code = self._join(link)
+        return result
+
+    def _join(self, link: _Link) -> bytes | None:
+        """Return the PTX of all inputs, None if an input has none. Libraries are searched by nvJitLink alone."""
+        inputs = [entry for entry in link.inputs if entry[0] != _LIBRARY]
+        if len(inputs) == 1 and inputs[0][0] == _FATBIN:
+            return inputs[0][1]
+        texts = [(name.decode(errors="replace"), data) for kind, data, name in inputs if kind == _PTX]
+        for_later = [entry for entry in inputs if entry[0] == _LTO]
+        if len(texts) + len(for_later) != len(inputs) or not inputs:
+            return None
+        if for_later:
+            optimized = self._optimize(link.options, for_later)
+            if optimized is None:
+                return None
+            texts.append(("code for link-time optimization", optimized))
+        try:
+            return limit_registers(join(texts), _max_registers(link.options)).rstrip(b"\0") + b"\0"
+        except LinkError:
+            return None
+
+    def _optimize(self, options: list[bytes], inputs: list[tuple[int, bytes, bytes]]) -> bytes | None:
+        """Return the PTX that nvJitLink makes of code for link-time optimization, None if it makes none."""
+        handle, with_ptx = c_void_p(), [*options, b"-ptx"]
+        if self._call("nvJitLinkCreate", byref(handle), len(with_ptx), _array_of(with_ptx)):
+            return None
+        try:
+            if any(
+                self._call("nvJitLinkAddData", handle, kind, data, len(data), name) for kind, data, name in inputs
+            ):
+                return None
+            if self._call("nvJitLinkComplete", handle):
+                return None
+            text = self._read_text("nvJitLinkGetLinkedPtx", handle)
+            return None if isinstance(text, int) else text
+        finally:
+            self._call("nvJitLinkDestroy", byref(handle))
+
+    def _link_code(self, handle: int) -> bytes | None:
+        link = self._links.get(handle)
+        return None if link is None else link.code
+
+    def _destroy_link(self, handle: int) -> int:
+        if handle:
+            self._links.pop(c_void_p.from_address(handle).value or 0, None)
+        return self._call("nvJitLinkDestroy", handle)
+
+    def _add_code(self, handle: int, code: int, size: int, architecture: int, name: int) -> int:
+        if code and is_ptx(image := string_at(code, size)):
+            if architecture and _is_too_new(image, string_at(architecture)):
+                return int(import_module("cuda.bindings.nvfatbin").Result.ERROR_ELF_ARCH_MISMATCH)
+            return self._call("nvFatbinAddPTX", handle, code, size, architecture, name, None)
+        return self._call("nvFatbinAddCubin", handle, code, size, architecture, name)
+
+
+_routed: Final = Compilers(original)
+
+
+def resolve(name: str, signature: str) -> tuple[Callable[..., int], str]:
+    """Return the function behind an entry point of cuda.bindings, and the format of its parameters."""
+    return _routed.resolve(name)
 
 
 def result_of_error(name: str, error: BaseException | None) -> int:

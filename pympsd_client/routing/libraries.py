@@ -21,9 +21,11 @@ The invariants:
 
 import atexit
 import sys
+import warnings
 from ctypes import c_char_p, c_void_p
-from typing import Final
+from typing import Any, Final
 
+from pympsd.errors import FileError
 from pympsd_client.routing import hook
 from pympsd_client.routing.pointers import entry_point, read_signatures
 
@@ -31,29 +33,35 @@ RESOLVERS: Final = {
     "libcuda.so.1": "pympsd_client.routing.exports",
     "libcudart.so.12": "pympsd_client.routing.runtime.functions",
     "libcudart.so.13": "pympsd_client.routing.runtime.functions",
-    "libnvrtc.so.12": "pympsd_client.routing.compilers",
-    "libnvrtc.so.13": "pympsd_client.routing.compilers",
-    "libnvJitLink.so.12": "pympsd_client.routing.compilers",
-    "libnvJitLink.so.13": "pympsd_client.routing.compilers",
 }
-"""The module that resolves the functions of each library."""
+"""The module that resolves the functions of a library; those of others are in the installed one (`forwarding`)."""
 _attached: Final[dict[tuple[str, str], int]] = {}
 """The addresses of entry points by library and prototype."""
+_missing: Final[set[str]] = set()
+"""The libraries that are not installed, which was reported."""
 
 
 def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -> int:
-    """Write the addresses of C functions to a table, one for each prototype; return 0.
+    """Write the addresses of C functions to a table, one for each prototype; return 0, or 1 without the library.
 
     ``prototypes`` is the address of an array of ``count`` C strings, each "name(types of parameters)"; ``table`` that
     of an array of as many addresses. ``is_own``: the interpreter was started for a native program.
     """
     if is_own:
+        warnings.showwarning = _show_warning
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, hook.Finder)]
     hook.register_end()
     read_signatures("cuda.bindings.cydriver")
+    if library in _missing:
+        return 1
     addresses = (c_void_p * count).from_address(table)
-    for index, prototype in enumerate((c_char_p * count).from_address(prototypes)):
-        addresses[index] = _address(library, (prototype or b"").decode())
+    try:
+        for index, prototype in enumerate((c_char_p * count).from_address(prototypes)):
+            addresses[index] = _address(library, (prototype or b"").decode())
+    except FileError as error:
+        print(f"pympsd: {error}", file=sys.stderr, flush=True)
+        _missing.add(library)
+        return 1
     return 0
 
 
@@ -61,9 +69,19 @@ def _address(library: str, prototype: str) -> int:
     address = _attached.get((library, prototype))
     if address is None:
         name, _, parameters = prototype.partition("(")
-        address = entry_point(RESOLVERS[library], name, f"({parameters}")
+        if library in RESOLVERS:
+            address = entry_point(RESOLVERS[library], name, f"({parameters}")
+        else:
+            from pympsd_client.routing import forwarding  # most programs do not compile
+
+            address = forwarding.address(library, name)
         _attached[library, prototype] = address
     return address
+
+
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+    """Write a warning without a line of Python, which a native program has none of."""
+    print(f"pympsd: {message}", file=sys.stderr, flush=True)
 
 
 def end() -> None:

@@ -16,6 +16,8 @@ cuStreamAddCallback(CUstream hStream, CUstreamCallback callback, PyObject *userD
 cuStreamGetPriority(CUstream hStream, out int priority) = _api.stream.priority
 cuStreamGetFlags(CUstream hStream, out unsigned int flags) = _api.stream.flags
 cuStreamGetCtx(CUstream hStream, out CUcontext pctx) = _api.stream.context
+cuStreamGetCtx_v2(CUstream hStream, out CUcontext pCtx, out CUgreenCtx pGreenCtx)
+    = _api.green_context.contexts_of_stream
 cuLaunchHostFunc(CUstream hStream, CUhostFn fn, PyObject *userData) = _objects.host_function.launch
 """
 

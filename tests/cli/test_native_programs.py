@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import subprocess
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import BIN, SECONDS
 
+import pympsd_client.native
 from pympsd.channel.drivers_daemon import NOBODY, PYMPSD, find_listener
 from pympsd.cli.elf import BadElf, ElfFile
 from pympsd.cli.native_program import examine
 from pympsd.cli.routed_run import find_program
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the programs take a C compiler")
+LIBRARIES = Path(pympsd_client.native.__path__[0]) / "libraries"
 PLAIN = "int main(void) { return 3; }"
 USES_CUDA = "int cuInit(unsigned); int main(void) { return cuInit(0); }"
 WITH_RUNTIME = """
@@ -191,9 +194,40 @@ def test_the_environment_is_otherwise_the_callers(tmp_path: Path) -> None:
     assert {name: value for name, value in variables.items() if name not in added} == environment
 
 
-def test_the_kind_of_the_daemon_shows_in_its_socket(tmp_path: Path) -> None:
-    import socket
+def test_the_library_path_reaches_children_and_is_explained(
+    folder: Path, build: Callable[..., Path], tmp_path: Path
+) -> None:
+    environment = {
+        "PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "LD_LIBRARY_PATH": f"{folder}/others:/x",
+        "PYMPSD_EXPLAIN": "1",
+    }  # fmt: skip
+    program = build(USES_CUDA.replace("cuInit(0);", "0;") + "int uses(void) { return cuInit(0); }", *linked(folder))
+    script = tmp_path / "script"
+    script.write_text(f"echo $LD_LIBRARY_PATH\nexec {program}\n")
 
+    def run() -> tuple[str, str]:
+        """Return what pympsd-run explains of the program, and the library path in a script."""
+        program_, script_ = (
+            subprocess.run(
+                [BIN / "pympsd-run", *command], env=environment, capture_output=True, text=True, check=True
+            )
+            for command in ([program], ["sh", script])
+        )
+        return program_.stderr, script_.stdout
+
+    assert run() == (
+        f"pympsd-run: {program}: CUDA is routed to pympsd: libcuda.so.1 from {LIBRARIES}\n",
+        f"{LIBRARIES}:{folder}/others:/x\n",
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
+        daemon.bind(str(tmp_path / "control"))
+        daemon.listen()
+        explained, path = run()
+    assert "its CUDA libraries are not replaced: the daemon leads the driver's own server" in explained
+    assert path == f"{folder}/others:/x\n"
+
+
+def test_the_kind_of_the_daemon_shows_in_its_socket(tmp_path: Path) -> None:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
     assert find_listener(environment) == NOBODY
     with socket.socket(socket.AF_UNIX) as daemon:

@@ -123,6 +123,10 @@ def test_streams(context: Any) -> None:
     stream = ok(cuda.cuGreenCtxStreamCreate(handle, 1, 0))
     assert int(ok(cuda.cuStreamGetGreenCtx(stream))) == int(handle)
     assert int(ok(cuda.cuStreamGetCtx(stream))) == int(ok(cuda.cuCtxFromGreenCtx(handle)))
+    assert [int(item) for item in ok(cuda.cuStreamGetCtx_v2(stream))] == [0, int(handle)]
+    primary = int(ok(cuda.cuDevicePrimaryCtxRetain(0)))
+    assert [int(item) for item in ok(cuda.cuStreamGetCtx_v2(stream))] == [primary, int(handle)]
+    assert [int(item) for item in ok(cuda.cuStreamGetCtx_v2(0))] == [int(context), 0]
     assert ok(cuda.cuStreamGetDevResource(stream, SM)).sm.smCount == 16
     plain = ok(cuda.cuStreamCreate(1))
     assert int(ok(cuda.cuStreamGetGreenCtx(plain))) == 0

@@ -222,6 +222,10 @@ def test_contexts_make_a_stack(devices: None) -> None:
     assert cuda.cuCtxPopCurrent() == (R.CUDA_ERROR_INVALID_CONTEXT, None)
     first, second = ok(cuda.cuCtxCreate(None, 0, 0)), ok(cuda.cuCtxCreate(4, 1))  # the second as in CUDA 12
     assert int(ok(cuda.cuCtxGetDevice())) == 1
+    assert [int(ok(cuda.cuCtxGetDevice_v2(item))) for item in (None, second, first)] == [1, 1, 0]
+    assert cuda.cuCtxGetDevice_v2(12345) == (R.CUDA_ERROR_INVALID_CONTEXT, None)
+    for item in (None, second, first):
+        assert cuda.cuCtxSynchronize_v2(item) == (R.CUDA_SUCCESS,)
     assert ok(cuda.cuCtxGetFlags()) == 4
     assert int(ok(cuda.cuCtxPopCurrent())) == int(second)
     assert int(ok(cuda.cuCtxGetCurrent())) == int(first)

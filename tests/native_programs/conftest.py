@@ -17,22 +17,23 @@ import pympsd_client
 
 SOURCES = Path(__file__).parent
 LIBRARIES = Path(pympsd_client.__file__).parent / "native" / "libraries"
-Compile = Callable[[str], Path]
-"""From the name of a source file here to the program."""
+Compile = Callable[..., Path]
+"""From the name of a source file here, and of libraries, to the program."""
 
 
 @pytest.fixture(scope="session")
 def compile_program(tmp_path_factory: pytest.TempPathFactory) -> Compile:
-    """A function that compiles a program and links it with libcuda.so.1."""
+    """A function that compiles a program and links it with libraries of pympsd."""
     folder = tmp_path_factory.mktemp("programs")
 
-    def compile_program(name: str) -> Path:
-        program = folder / name
+    def compile_program(name: str, *libraries: str) -> Path:
+        program = folder / "-".join((name, *libraries))
         if not program.exists():
             compiler = os.environ.get("CC", "cc")
             options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-pthread", f"-L{LIBRARIES}"]
             source = SOURCES / f"{name}.c"
-            command = [compiler, *options, "-o", str(program), str(source), "-l:libcuda.so.1"]
+            command = [compiler, *options, "-o", str(program), str(source)]
+            command += [f"-l:{library}" for library in libraries or ("libcuda.so.1",)]
             subprocess.run(command, check=True, timeout=SECONDS)
         return program
 

@@ -30,18 +30,21 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
+from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD
 from pympsd_client.routing import c_types, driver
 from pympsd_client.routing.explain import refusing, result_of
 from pympsd_client.routing.runtime.devices import ready
 from pympsd_client.routing.runtime.properties import LAYOUTS
-from pympsd_client.routing.runtime.rows import EQUAL, ROWS
+from pympsd_client.routing.runtime.rows import EQUAL, NEED_NO_CONTEXT, ROWS
 from pympsd_client.routing.runtime.symbols import kernel_at
 from pympsd_client.routing.versions import adapt, arrange
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 _VARIANT: Final = re.compile(r"_pt[sd][sz]$")
 _VERSION: Final = re.compile(r"_v\d$")
+_PUBLIC_NAMES: Final = {"pympsd_kernel": "cudaLaunchKernel", "pympsd_variable": "cudaGetSymbolAddress"}
+"""What programs call, by the name of a function that libcudart calls for it."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
 """What may be the driver's type of a device address, by the runtime's."""
 
@@ -78,6 +81,10 @@ def _of_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any],
 def _of_driver(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
     row = SIGNATURES.get(name)
     function, format, *_ = driver.resolve(name, f"CUresult ({', '.join(_driver_types(row, types))})")
+    if name in NEED_NO_CONTEXT:
+        return _initialized(function), format
+    if row is not None and row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT):
+        return function, format
     if row is not None and len(row.parameters) == len(types):
         inputs = [parameter for parameter in row.parameters if parameter.is_input]
         for index, parameter in enumerate(inputs):
@@ -141,12 +148,20 @@ def _of_thread(function: Callable[..., Any], format: str, types: tuple[str, ...]
 
 def result_of_error(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised, which cudaGetLastError returns too."""
-    return keep(result_of(name, error))
+    return keep(result_of(_PUBLIC_NAMES.get(name, name), error))
 
 
 def _ready(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         ready()
+        return function(*arguments)
+
+    return call
+
+
+def _initialized(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        process.initialize(0)
         return function(*arguments)
 
     return call

@@ -28,10 +28,15 @@ from threading import RLock
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value, result_name
+from pympsd.wire.fatbin import FatbinError, ptx_of
+from pympsd_client._arguments import jit_options
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported, result_name
+from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.code.library import kernels
-from pympsd_client._objects.code.module import functions, modules
+from pympsd_client._objects.code.link import Link
+from pympsd_client._objects.code.module import functions, image_at, modules
+from pympsd_client._objects.context import current
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.copies import copy
 
@@ -40,6 +45,12 @@ _INVALID_SYMBOL: Final = 13
 _INVALID_FUNCTION: Final = 98
 """cudaErrorInvalidDeviceFunction, which the driver does not have"""
 _KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
+_LINKED: Final = 2
+"""The version of a wrapper with an array of the fat binaries that were linked."""
+_DEVICE_LAUNCH: Final = "__cudaCDP"
+"""How the functions begin that a kernel calls to launch another."""
+_PTX: Final = 1
+"""CU_JIT_INPUT_PTX"""
 _WRAPPER: Final = struct.Struct("=iiQQ")
 """__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, further ones"""
 _NO_PTX: Final = (
@@ -67,6 +78,8 @@ _libraries: Final[dict[int, int]] = {}
 """The driver's libraries by the addresses of the wrappers of their fat binaries."""
 _hosts: Final[dict[tuple[int, str], int]] = {}
 """The host functions of kernels, by library and name."""
+_managed: Final[dict[int, int]] = {}
+"""The host addresses of managed variables by the addresses of their memory."""
 _reported: Final[set[int]] = set()
 """The wrappers of fat binaries whose errors have been reported."""
 _loading: Final = RLock()
@@ -127,8 +140,11 @@ def function_at(host: int) -> int:
 
 
 def variable_at(host: int) -> tuple[int, int]:
-    """Return the address in the current context, and the size in bytes, of a device variable; INVALID_SYMBOL."""
-    entry = _registration(host)
+    """Return the address in the current context, and the size in bytes, of a device variable; INVALID_SYMBOL.
+
+    A program that names a managed variable passes the address of its memory.
+    """
+    entry = _registration(_managed.get(host, host))
     if entry is None or entry.kind == _KERNEL:
         raise CudaError(_INVALID_SYMBOL, f"{host:#x} is not a device variable of this program")
     try:
@@ -136,6 +152,8 @@ def variable_at(host: int) -> tuple[int, int]:
         address, size = get(_library(entry.wrapper), entry.name.decode())
     except CudaError as error:
         raise _explained(error, entry.wrapper) from None
+    if entry.kind == _MANAGED:
+        _managed[int(address)] = entry.host
     return int(address), int(size)
 
 
@@ -154,9 +172,45 @@ def _library(wrapper: int) -> int:
         library = _libraries.get(wrapper)
         if library is None:
             check_not_null("the fat binary", wrapper)
-            _, _, image, _ = _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))
-            library = _libraries[wrapper] = int(api.cuLibraryLoadData(image, 0, 0, 0, 0, 0, 0))
+            _, version, image, parts = _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))
+            library = _libraries[wrapper] = _load(image, parts if version == _LINKED else 0)
         return library
+
+
+def _load(image: int, parts: int) -> int:
+    """Return a library of a fat binary. One that nvcc linked (``-rdc=true``) is linked again if it has no PTX."""
+    library = int(api.cuLibraryLoadData(image, 0, 0, 0, 0, 0, 0))
+    try:
+        api.cuLibraryGetKernelCount(library)  # loads it
+    except CudaError as error:
+        api.cuLibraryUnload(library)
+        if error.code != Result.ERROR_NO_BINARY_FOR_GPU or not parts:
+            raise
+        link = _link(parts)
+        try:
+            address, _ = link.complete()
+        except CudaError as failure:
+            if _DEVICE_LAUNCH in failure.reason:
+                raise not_supported("kernels of the program launch kernels, which pympsd does not support") from None
+            raise
+        return int(api.cuLibraryLoadData(address, 0, 0, 0, 0, 0, 0))  # which copies it
+    return library
+
+
+def _link(parts: int) -> Link:
+    """Return a link of the PTX of fat binaries, whose addresses are in an array that ends with NULL."""
+    link = Link(current(), jit_options.read(0, None, None))
+    architecture = current().device.properties.compute_capability
+    while address := ctypes.c_uint64.from_address(parts).value:
+        parts += 8
+        try:
+            text = ptx_of(image_at(HostMemory(address)), architecture)
+        except FatbinError as error:
+            if error.code != Result.ERROR_NO_BINARY_FOR_GPU:
+                raise CudaError(error.code, error.reason) from None
+            continue  # parts of the toolkit's own libraries, which only kernels need that launch kernels
+        link.add(_PTX, text, "", 0)
+    return link
 
 
 def unload(wrapper: int) -> None:

@@ -10,6 +10,7 @@
 
 #include "gate.h"
 
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -96,6 +97,15 @@ int cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
+/* Return whether code is that of NVRTC or nvJitLink, which ask for tables too, and do without. */
+static int is_of_compiler(const void *code) {
+    Dl_info library;
+    if (!dladdr(code, &library))
+        return 0;
+    const char *slash = strrchr(library.dli_fname, '/'), *name = slash == NULL ? library.dli_fname : slash + 1;
+    return strncmp(name, "libnvrtc", 8) == 0 || strncmp(name, "libnvJitLink", 12) == 0;
+}
+
 /* A CUDA runtime inside the program asks for tables that are not documented. It asks for one more after cuInit, and
  * without that every call of it fails. */
 int cuGetExportTable(const void **table, const void *id) {
@@ -103,7 +113,7 @@ int cuGetExportTable(const void **table, const void *id) {
     if (table == NULL || id == NULL)
         return INVALID_VALUE;
     *table = NULL;
-    if (gate_is_open() && !atomic_exchange(&has_reported, 1))
+    if (gate_is_open() && !is_of_compiler(__builtin_return_address(0)) && !atomic_exchange(&has_reported, 1))
         fprintf(stderr, "pympsd: this program has a static CUDA runtime, which needs undocumented parts of NVIDIA's driver: "
                         "link it with nvcc -cudart shared\n");
     return NOT_SUPPORTED;

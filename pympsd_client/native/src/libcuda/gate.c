@@ -30,6 +30,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { SUCCESS = 0, OPERATING_SYSTEM = 304 };
@@ -87,25 +89,27 @@ static void report(const Python *py, const char *library) {
     py->PyErr_Clear();
 }
 
-/* Import the module that attaches. A Python that is the program's own may not have the packages on its path. */
+static void *append(const Python *py, void *path, const char *folder) {
+    return py->PyObject_CallMethod(path, "append", "s", folder);
+}
+
+/* Import the module that attaches. A Python that is the program's own may not have the packages on its path, nor those
+ * that they depend on, which an editable install keeps elsewhere: in the environment that pympsd-run names. */
 static void *import(const Python *py) {
-    void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries"), *type, *value, *trace;
+    void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries");
     void *path = module == NULL ? py->PySys_GetObject("path") : NULL;
     if (path == NULL)
         return module;
-    py->PyErr_Fetch(&type, &value, &trace);
-    void *done = py->PyObject_CallMethod(path, "append", "s", packages_folder());
-    py->Py_DecRef(done);
     py->PyErr_Clear();
-    if ((module = py->PyImport_ImportModule("pympsd_client.routing.libraries")) != NULL) {
-        py->Py_DecRef(type);
-        py->Py_DecRef(value);
-        py->Py_DecRef(trace);
-        return module;
-    }
+    py->Py_DecRef(append(py, path, packages_folder()));
+    const char *interpreter = getenv("PYMPSD_PYTHON"), *slash = interpreter == NULL ? NULL : strrchr(interpreter, '/');
+    char folder[4096];
+    int digits = (int)strcspn(py->Py_GetVersion() + 2, "."); /* 3.N.M */
+    if (slash != NULL && snprintf(folder, sizeof folder, "%.*s/../lib/python3.%.*s/site-packages",
+                                  (int)(slash - interpreter), interpreter, digits, py->Py_GetVersion() + 2) > 0)
+        py->Py_DecRef(append(py, path, folder));
     py->PyErr_Clear();
-    py->PyErr_Restore(type, value, trace); /* the first import's is the reason */
-    return NULL;
+    return py->PyImport_ImportModule("pympsd_client.routing.libraries"); /* its exception names what is missing */
 }
 
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {

@@ -33,7 +33,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 
 _MAGIC: Final = 6755399441055744.0
 _EXPONENT_BITS: Final = 52
@@ -178,5 +178,5 @@ def tanh(x: Value) -> Value:
 
 def _narrow(value: Value) -> Value:
     """Return doubles as float32, rounded to nearest, and NaN as GPUs write it."""
-    narrow = value.astype(np.float32)
-    return np.where(value == value, narrow, _NAN)[()]
+    narrow: Array = np.where(value == value, value.astype(np.float32), _NAN)
+    return narrow[()]

@@ -1,0 +1,190 @@
+/* libcudart.so.12 and .13: the functions of the CUDA runtime, for programs that are linked with nvcc -cudart shared.
+ *
+ * Theory of operation. Nearly every function is a stub (../stubs.h) over a Python function of
+ * pympsd_client/routing/runtime, which the libcuda.so.1 next to this library finds (../libcuda/gate.c). Here is what has
+ * to work before Python is started, what has to be quick, and what returns something else than an error:
+ *
+ *     registration.c   what the program registers before its main: fat binaries, kernels, variables
+ *     launches.c       launches
+ *     exports.c        the way to libcuda.so.1; texts and names of errors; versions; addresses of driver functions
+ *
+ *     main's constructors -> __cudaRegisterFunction(0x401234, "_Z3addPf")      recorded in C, no Python
+ *     add<<<1, 32>>>(p)   -> cudaLaunchKernel(0x401234) -> pympsd_kernel(0x401234)   Python loads the fat binary
+ *                                                       -> cuLaunchKernel(kernel)    later launches: only this
+ *
+ * Both libraries are this code (CUDA_MAJOR) with a table of functions each, which has the names and parameters of that
+ * version of CUDA. A program may load both: each has registrations of its own. */
+
+#define _GNU_SOURCE
+#if CUDA_MAJOR == 12
+#define STUBS "cudart/functions_12.h"
+#define CUDA_VERSION 12090
+#else
+#define STUBS "cudart/functions_13.h"
+#define CUDA_VERSION 13000
+#endif
+#include "runtime.h"
+#include "stubs.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TEXT(value) #value
+#define NUMBER(value) TEXT(value)
+#define LIBRARY "libcudart.so." NUMBER(CUDA_MAJOR)
+
+enum { PATH_BYTES = 4096, FLAG_PER_THREAD = 2 };
+
+static Driver driver;
+static int has_driver;
+static atomic_int attached;
+static __thread int own_error; /* the last error, as long as Python cannot be started */
+
+static void load_driver(void) {
+    char path[PATH_BYTES];
+    Dl_info info;
+    const char *slash = dladdr(&driver, &info) ? strrchr(info.dli_fname, '/') : NULL;
+    int length = slash == NULL ? 0 : (int)(slash + 1 - info.dli_fname);
+    snprintf(path, sizeof path, "%.*slibcuda.so.1", length, slash == NULL ? "" : info.dli_fname);
+    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (library != NULL) {
+        const char *const names[] = {"pympsd_attach", "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuLaunchKernelEx",
+                                     "cuGetProcAddress_v2"};
+        void *functions[sizeof names / sizeof names[0]];
+        has_driver = 1;
+        for (size_t index = 0; index < sizeof names / sizeof names[0]; index++)
+            has_driver &= (functions[index] = dlsym(library, names[index])) != NULL;
+        memcpy(&driver, functions, sizeof functions);
+    }
+    if (!has_driver)
+        fprintf(stderr, "pympsd: this program cannot use " LIBRARY ": %s is not pympsd's (%s); start it with pympsd-run\n",
+                path, library == NULL ? dlerror() : "it has other functions");
+}
+
+static pthread_once_t loading = PTHREAD_ONCE_INIT;
+
+const Driver *find_driver(void) {
+    pthread_once(&loading, load_driver);
+    return has_driver ? &driver : NULL;
+}
+
+/* The driver's library is loaded before the program's own constructors run, so that it ends after their destructors. */
+__attribute__((constructor)) static void begin(void) {
+    find_driver();
+}
+
+int is_attached(void) {
+    return atomic_load(&attached);
+}
+
+int keep(int error) {
+    if (!is_attached())
+        return own_error = error;
+    return error == SUCCESS ? SUCCESS : pympsd_keep_error(error);
+}
+
+static int fail(void) {
+    return own_error = OPERATING_SYSTEM;
+}
+
+static int own_last_error(void) {
+    return own_error;
+}
+
+static int take_own_error(void) {
+    int error = own_error;
+    own_error = SUCCESS;
+    return error;
+}
+
+void *resolve_stub(uint64_t number) {
+    static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
+    void *table[stub_count];
+    const Driver *found = find_driver();
+    pthread_mutex_lock(&attaching);
+    int is_ready = is_attached();
+    if (!is_ready && found != NULL && found->attach(LIBRARY, stub_count, stub_prototypes, table) == SUCCESS) {
+        memcpy(stub_table, table, sizeof table);
+        atomic_store(&attached, is_ready = 1);
+        pympsd_set_registry(registration);
+    }
+    pthread_mutex_unlock(&attaching);
+    if (is_ready)
+        return stub_table[number];
+    if (strcmp(stub_prototypes[number], "cudaGetLastError(void)") == 0)
+        return (void *)take_own_error;
+    return strcmp(stub_prototypes[number], "cudaPeekAtLastError(void)") == 0 ? (void *)own_last_error : (void *)fail;
+}
+
+/* --- errors */
+
+static const struct {
+    int number;
+    const char *name, *text;
+} errors[] = {
+#define ERROR(number, name, text) {number, name, text},
+#include "errors.h"
+#undef ERROR
+};
+
+const char *cudaGetErrorName(int error) {
+    for (size_t index = 0; index < sizeof errors / sizeof errors[0]; index++)
+        if (errors[index].number == error)
+            return errors[index].name;
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(int error) {
+    for (size_t index = 0; index < sizeof errors / sizeof errors[0]; index++)
+        if (errors[index].number == error)
+            return errors[index].text;
+    return "unrecognized error code";
+}
+
+/* --- versions, and functions of the driver */
+
+int cudaRuntimeGetVersion(int *version) {
+    if (version == NULL)
+        return keep(INVALID_VALUE);
+    *version = CUDA_VERSION;
+    return SUCCESS;
+}
+
+static int entry_point(const char *name, void **function, unsigned version, uint64_t flags, int *status) {
+    const Driver *found = find_driver();
+    if (found == NULL)
+        return fail();
+    int result = found->find_function(name, function, (int)version, flags, status);
+    return result == SYMBOL_NOT_FOUND && status != NULL ? SUCCESS : result == SUCCESS ? SUCCESS : keep(result);
+}
+
+int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
+                                     int *status) {
+    return entry_point(name, function, version, flags, status);
+}
+
+int cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **function, unsigned version, unsigned long long flags,
+                                          int *status) {
+    return entry_point(name, function, version, flags == 0 ? FLAG_PER_THREAD : flags, status);
+}
+
+int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status) {
+    return entry_point(name, function, CUDA_VERSION, flags, status);
+}
+
+int cudaGetDriverEntryPoint_ptsz(const char *name, void **function, unsigned long long flags, int *status) {
+    return entry_point(name, function, CUDA_VERSION, flags == 0 ? FLAG_PER_THREAD : flags, status);
+}
+
+/* --- a structure that is returned */
+
+typedef struct {
+    int x, y, z, w, kind;
+} ChannelFormat;
+
+ChannelFormat cudaCreateChannelDesc(int x, int y, int z, int w, int kind) {
+    return (ChannelFormat){x, y, z, w, kind};
+}

@@ -1,0 +1,90 @@
+/* The parts of libcudart: what the public headers declare of CUDA's types, and what the files here use of each other. */
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+enum {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    INVALID_CONFIGURATION = 9,
+    MISSING_CONFIGURATION = 52,
+    INVALID_DEVICE_FUNCTION = 98,
+    INVALID_CONTEXT = 201,
+    OPERATING_SYSTEM = 304,
+    INVALID_HANDLE = 400,
+    SYMBOL_NOT_FOUND = 500,
+    CONTEXT_IS_DESTROYED = 709,
+}; /* cudaError_t, whose numbers are the driver's except for the runtime's own */
+
+typedef struct {
+    unsigned x, y, z;
+} dim3;
+
+typedef void *Stream;
+#define PER_THREAD_STREAM ((Stream)2)
+
+/* cudaLaunchConfig_t, and the driver's CUlaunchConfig */
+typedef struct {
+    dim3 grid, block;
+    size_t shared_bytes;
+    Stream stream;
+    void *attributes;
+    unsigned attribute_count;
+} LaunchConfig;
+typedef struct {
+    dim3 grid, block;
+    unsigned shared_bytes;
+    Stream stream;
+    void *attributes;
+    unsigned attribute_count;
+} DriverLaunchConfig;
+
+/* The driver's functions that are called here. */
+typedef struct {
+    int (*attach)(const char *library, int count, const char *const *prototypes, void **table);
+    int (*launch)(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned shared_bytes, Stream,
+                  void **parameters, void **extra);
+    int (*launch_cooperative)(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                              unsigned shared_bytes, Stream, void **parameters);
+    int (*launch_by_config)(const DriverLaunchConfig *, void *function, void **parameters, void **extra);
+    int (*find_function)(const char *name, void **function, int version, uint64_t flags, int *status);
+} Driver;
+
+/* Return the driver's functions, those of the libcuda.so.1 next to this library; NULL after one sentence on standard error
+ * if it cannot be loaded. */
+HIDDEN const Driver *find_driver(void);
+
+/* What is registered for an address of the host program. Python reads the first five (runtime/symbols.py). */
+typedef enum { KERNEL, VARIABLE, MANAGED } Kind;
+typedef struct Registration {
+    const void *host;
+    void *wrapper; /* of the fat binary */
+    const char *name;
+    size_t size;
+    int kind;
+    void **managed_place;   /* where the program keeps the address of a managed variable */
+    _Atomic(void *) kernel; /* the driver's handle, found at the first launch */
+} Registration;
+
+/* Return the registration of an address of the host program; NULL if there is none. */
+HIDDEN Registration *registration(const void *host);
+
+/* Functions behind stubs that are not exported: pympsd_client/routing/runtime/rows.py has them. */
+HIDDEN int pympsd_keep_error(int error);
+HIDDEN int pympsd_kernel(void **kernel, const void *host);
+HIDDEN int pympsd_ready(void);
+HIDDEN int pympsd_set_registry(Registration *(*)(const void *));
+HIDDEN int pympsd_unload(void *wrapper);
+HIDDEN int pympsd_variable(void **address, size_t *size, const void *host);
+
+/* Return whether Python runs, and functions behind stubs can be called for what should not start it. */
+HIDDEN int is_attached(void);
+
+/* Keep an error for the thread's cudaGetLastError, and return it. */
+HIDDEN int keep(int error);

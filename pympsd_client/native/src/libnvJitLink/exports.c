@@ -1,0 +1,21 @@
+/* libnvJitLink.so.12 and .13: forward every call to the installed library of the same name, and give the PTX of a link
+ * for its machine code (pympsd_client/routing/forwarding.py). MAJOR is the version in the name. */
+
+#define _GNU_SOURCE 1 /* dladdr */
+#define STUBS "libnvJitLink/functions.h" /* from the folder of stubs.h */
+#include "../stubs.h"
+
+#include "../sibling.h"
+
+#define TEXT_OF(major) #major
+#define LIBRARY(major) "libnvJitLink.so." TEXT_OF(major)
+
+enum { INTERNAL = 6 }; /* NVJITLINK_ERROR_INTERNAL */
+
+static int fail(void) {
+    return INTERNAL;
+}
+
+void *resolve_stub(uint64_t number) {
+    return attach_stubs(LIBRARY(MAJOR)) == 0 ? stub_table[number] : (void *)fail;
+}

@@ -1,0 +1,139 @@
+"""libnvrtc and libnvJitLink for native programs: the installed library, with `compilers` in front of it.
+
+Theory of operation. A program that is started with pympsd's libraries in its path gets pympsd's libnvrtc.so.13, which
+compiles nothing. Its C code attaches as that of libcuda does (`libraries`), and `address` gives each of its functions
+one of three addresses::
+
+    nvrtcCompileProgram    a function of `compilers`, which calls the installed library's
+    nvrtcCreateProgram     the installed library's own: from then on nothing of pympsd is in between
+    nvrtcGetTileIR         of an installed library that is too old for it: an entry point that refuses
+
+The installed library is what the program would have got, as far as that can be known (`find`). It is loaded by its
+path, because by its name the dynamic loader returns pympsd's, which is loaded already.
+
+nvJitLink's header has a program call `__nvJitLinkCreate_13_5`, with the header's own version. An installed library of
+another version may lack that name, but not nvJitLinkCreate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from glob import escape, glob
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define
+
+from pympsd.errors import FileError
+from pympsd_client.native import _entry_points
+from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
+from pympsd_client.routing.explain import refusing
+
+_OWN_FOLDER: Final = "pympsd_client/native/libraries"
+"""The end of the folder of pympsd's own libraries, in this installation and others."""
+_VERSION: Final = re.compile(r"^__|_\d+_\d+$")
+_FAILS: Final = 0
+"""What entry points do at the end of the process if there is no function to pass the call on to."""
+
+
+class NotInstalled(FileError):
+    """A library that pympsd forwards to is not installed; the text says where it may be."""
+
+
+def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return the path of an installed library by its file name, such as "libnvrtc.so.13". NotInstalled.
+
+    Searched in this order: LD_LIBRARY_PATH, the toolkit of CUDA_HOME or CUDA_PATH, the packages of this interpreter
+    and of an active environment (nvidia/*/lib), /usr/local/cuda*, and the dynamic loader's cache.
+
+    >>> find("libnvrtc.so.13", {"CUDA_HOME": "/opt/cuda"})
+    '/opt/cuda/lib64/libnvrtc.so.13'
+    """
+    for folder in _folders(environment):
+        path = os.path.join(folder, library)
+        if os.path.isfile(path) and not _is_own(path):
+            return path
+    for path in _cached_paths(library):
+        if not _is_own(path):
+            return path
+    raise NotInstalled(
+        f"{library} is not installed: the program needs NVIDIA's, which is part of a CUDA toolkit and of the package "
+        "nvidia-cuda-nvrtc or nvidia-nvjitlink; set CUDA_HOME to the toolkit, or LD_LIBRARY_PATH to its folder"
+    )
+
+
+def _folders(environment: Mapping[str, str]) -> Iterator[str]:
+    yield from filter(None, environment.get("LD_LIBRARY_PATH", "").split(":"))
+    for toolkit in filter(None, map(environment.get, ("CUDA_HOME", "CUDA_PATH"))):
+        yield from (f"{toolkit}/lib64", f"{toolkit}/lib")
+    packages = [escape(folder) for folder in sys.path if folder]
+    if environment.get("VIRTUAL_ENV"):
+        packages += [f"{escape(environment['VIRTUAL_ENV'])}/lib/python3*/site-packages"]
+    for folder in packages:
+        yield from sorted(glob(f"{folder}/nvidia/*/lib"))
+    for toolkit in (environment.get("CONDA_PREFIX", ""), *sorted(glob("/usr/local/cuda*"), reverse=True)):
+        yield from (f"{toolkit}/lib64", f"{toolkit}/lib") if toolkit else ()
+
+
+def _cached_paths(library: str) -> Iterator[str]:
+    """Yield the paths of a library in the cache of the dynamic loader."""
+    for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
+        if os.path.exists(program):
+            listing = subprocess.run([program, "-p"], capture_output=True, text=True, check=False).stdout
+            yield from re.findall(rf"^\s*{re.escape(library)} \(.*\) => (.+)$", listing, re.MULTILINE)
+            return
+
+
+def _is_own(path: str) -> bool:
+    return str(Path(path).resolve().parent).endswith(_OWN_FOLDER)
+
+
+@define
+class _Installed:
+    """An installed library, and what replaces some of its functions."""
+
+    library: Any
+    compilers: Compilers
+
+    def address_of(self, name: str) -> int:
+        """Return the address of a function; 0 if the library does not have it."""
+        for candidate in (name, _VERSION.sub("", name)):
+            if (function := getattr(self.library, candidate, None)) is not None:
+                return ctypes.cast(function, ctypes.c_void_p).value or 0
+        return 0
+
+
+@cache
+def _load(library: str) -> _Installed:
+    loaded = ctypes.CDLL(find(library))
+
+    def original(name: str, *types: Any) -> Any:
+        return ctypes.CFUNCTYPE(ctypes.c_int, *types)((name, loaded))
+
+    return _Installed(loaded, Compilers(original))
+
+
+def address(library: str, name: str) -> int:
+    """Return the address of the C function behind a function of pympsd's libnvrtc or libnvJitLink. NotInstalled.
+
+    >>> hex(address("libnvrtc.so.13", "nvrtcVersion"))
+    '0x7f4c2a0e3a60'
+    """
+    installed, plain = _load(library), _VERSION.sub("", name)
+    original = installed.address_of(name)
+
+    def resolve(name: str, signature: str) -> tuple[Any, str]:
+        return installed.compilers.resolve(plain) if original else (refusing(plain), "")
+
+    def fail(name: str, error: BaseException) -> int:
+        return result_of_error(plain, error)
+
+    if original and plain not in FORMATS:
+        return original
+    return _entry_points.route(name, "", original, resolve, fail, True, _FAILS)

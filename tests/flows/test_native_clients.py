@@ -1,0 +1,108 @@
+"""Programs in C under pympsd-run are clients like those in Python: they share a device, its faults and its limits."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from processes import BIN, SECONDS, ClientProcess, DaemonProcess, wait_until
+
+import pympsd_client.native
+
+Make = Callable[..., ClientProcess]
+LIBRARY = Path(pympsd_client.native.__path__[0]) / "libraries" / "libcuda.so.1"
+SOURCE = Path(__file__).parents[1] / "support" / "native_client.c"
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+GIB = 1 << 30
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the library and the programs take a compiler")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client in C."""
+    program = tmp_path_factory.mktemp("native") / "native_client"
+    subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-o", program, SOURCE, LIBRARY], check=True, timeout=SECONDS)
+    return program
+
+
+@pytest.fixture
+def make_native(daemon: DaemonProcess, program: Path) -> Iterator[Make]:
+    """Start clients in C; they are killed after the test."""
+    clients: list[ClientProcess] = []
+
+    def make(**more: str) -> ClientProcess:
+        environment = {**daemon.environment, "PATH": "/usr/bin:/bin", "PYMPSD_REQUIRE_MPS": "1", **more}
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        process = subprocess.Popen([BIN / "pympsd-run", program], env=environment, text=True, **streams)
+        clients.append(ClientProcess(process))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.process.kill()
+        client.process.communicate(timeout=SECONDS)
+
+
+def pids(daemon: DaemonProcess) -> list[int]:
+    """Return the PIDs of the clients in ps."""
+    return sorted(int(line.split()[0]) for line in daemon.say("ps").splitlines()[1:])
+
+
+def test_two_native_programs_and_one_in_python_share_a_device(
+    daemon: DaemonProcess, make_native: Make, make_client: Make
+) -> None:
+    quarter = make_native(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect()
+    small = make_native(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G").connect()
+    python = make_client().connect()
+    clients = (quarter, small, python)
+    (server,) = daemon.servers()
+    assert pids(daemon) == sorted(client.pid for client in clients)
+
+    # Limits are each client's own.
+    assert [client.do("sm") for client in clients] == ["32", "132", "132"]
+    assert small.do("mem").split()[1] == "1024"
+    assert small.do(f"alloc {2 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert quarter.do(f"alloc {2 * GIB}").split()[0] == "CUDA_SUCCESS"
+    for client in clients:
+        client.begin("add")
+    assert [client.result() for client in clients] == [RIGHT] * 3
+
+    # A daemon that is killed is not missed; the next one has the clients.
+    daemon.kill()
+    assert [client.do("add") for client in clients] == [RIGHT] * 3
+    assert daemon.start().returncode == 0
+    assert daemon.servers() == [server]
+    assert pids(daemon) == sorted(client.pid for client in clients)
+
+    # terminate_client ends the contexts of one.
+    assert daemon.say(f"terminate_client {server} {small.pid}") == "0\n"
+    assert small.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert [client.do("add") for client in (quarter, python)] == [RIGHT] * 2
+    small.end()
+    assert small.process.returncode == 0
+
+    # A fatal fault reaches the neighbours on the device; then there is a new start.
+    assert quarter.do("illegal") == "CUDA_SUCCESS"
+    assert quarter.do("sync") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert python.first_error() == "CUDA_ERROR_ILLEGAL_ADDRESS"
+    python.end()
+    quarter.end(signal.SIGTERM)
+    assert quarter.process.returncode == -signal.SIGTERM, "no handler of Python's is in the way"
+    wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+    assert make_native().connect().do("add") == RIGHT
+
+
+def test_a_python_without_pympsd_loads_the_library_itself(daemon: DaemonProcess, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True, timeout=SECONDS)
+    code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    done = subprocess.run(
+        [BIN / "pympsd-run", tmp_path / "bin" / "python3", "-c", code],
+        env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("0\n", "")
