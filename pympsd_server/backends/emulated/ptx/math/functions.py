@@ -145,7 +145,8 @@ class _Arrays:
         return value.astype(np.float64)
 
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        return np.where(condition, yes, no)[()]
+        chosen: Array = np.where(condition, yes, no)
+        return chosen[()]
 
 
 _ARRAYS: Final = _Arrays()
