@@ -185,8 +185,7 @@ def _source(signature: Signature) -> str:
     if calling is not Calling.ANYWHERE:
         lines += [
             "    if _process.native is not None:",
-            # cuda.bindings names a function without the suffix of its version.
-            f"        return _process.native.{name.removesuffix('_v2')}({arguments})",
+            f"        return _process.native.{bindings.name_of(name)}({arguments})",
             "    if _process.calls_back and _this_thread.in_host_function:",
             f"        return _fail(_not_permitted(), {outputs})",
         ]

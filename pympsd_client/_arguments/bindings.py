@@ -24,6 +24,11 @@ CUstream: Final[Any] = _driver.CUstream
 cuuint64_t: Final[Any] = _driver.cuuint64_t
 
 
+def name_of(function: str) -> str:
+    """Return the name in cuda.bindings of a driver function; most have none with a version there."""
+    return function if hasattr(_driver, function) else function.removesuffix("_v2")
+
+
 def members(enum: str, prefix: str) -> dict[str, int]:
     """Return the values of an enum of cuda-bindings by name without prefix, aliases included."""
     names = vars(getattr(_driver, enum))

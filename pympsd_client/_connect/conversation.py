@@ -35,7 +35,8 @@ class Conversation:
     def send(self, message: object) -> None:
         """Send a message; raise Ended if the other side has gone."""
         try:
-            self.socket.sendall(messages.encode(message))
+            # Without the signal: a native program has not disabled SIGPIPE, which ends it.
+            self.socket.sendall(messages.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
             raise Ended(f"it does not take a message: {error.strerror}") from None
 

@@ -67,9 +67,14 @@ def resolve(name: str, signature: str) -> Resolved:
     """Return the function behind an entry point, and the format of its parameters."""
     types = c_types.parameters(signature)
     row = row_of(name, types, SIGNATURES)
-    by_hand = special.resolve(name if row is None else row.name)
     if row is None:
-        return by_hand or (refusing(name), "")
+        return special.resolve(name) or (refusing(name), "")
+    return resolve_row(row, types)
+
+
+def resolve_row(row: Signature, types: tuple[str, ...]) -> Resolved:
+    """Return the function of a row with C's types of its parameters, their format, and perhaps its core."""
+    by_hand = special.resolve(row.name)
     parameters = _variants(row, types) if row.calling is Calling.VARIANTS else arrange(row, types)
     if by_hand is not None:
         function, format = by_hand
@@ -80,7 +85,7 @@ def resolve(name: str, signature: str) -> Resolved:
     format = "".join(_format(row, parameter, type) for parameter, type in zip(parameters, types, strict=True))
     names = _names(row)
     source, is_direct = _source(row, parameters, types)
-    exec(compile(source, f"<routed {name}>", "exec"), names)
+    exec(compile(source, f"<routed {row.name}>", "exec"), names)
     function = names[row.name]
     return (function, format, names["_core"]) if is_direct else (function, format)
 

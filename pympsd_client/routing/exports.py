@@ -1,54 +1,167 @@
 """The functions of libcuda.so.1 by the names that it exports, over the same rows as those of cuda.bindings.
 
 Exported names end with a version ("_v2"), with parameters that belong to that version, and with "_ptds" or "_ptsz" in
-programs that are compiled for per-thread default streams. `resolve` finds the row that has the parameters. Functions
-of CUDA 2, whose sizes and device pointers have 32 bits, have none: no program can use them on a GPU of today either.
+programs that are compiled for per-thread default streams. `resolve` finds the row that has the parameters:
+
+- Functions of CUDA 2, whose sizes and device pointers have 32 bits, have none: they fail with NOT_SUPPORTED.
+- A few of CUDA 10 to 12 differ in more than a parameter that is missing: `_OLD`.
+- With "_ptsz" the default stream, NULL, is the calling thread's own, which is a matter of the format. With "_ptds"
+  functions without a stream wait for that one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
-from pympsd_client.routing import c_types, driver
+from attrs import evolve
+
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.graph_structs import UpdateResult
+from pympsd_client._arguments.values import check_not_null
+from pympsd_client._graphs import executable_functions
+from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import PER_THREAD
+from pympsd_client.routing import c_types, driver, special
+from pympsd_client.routing.driver import api
 from pympsd_client.routing.explain import refusing
 from pympsd_client.routing.versions import arrange
-from pympsd_client.signatures import SIGNATURES, Signature
+from pympsd_client.signatures import SIGNATURES, Calling, Signature
 
+Resolved = tuple[Any, ...]
 result_of_error = driver.result_of_error
-_SUFFIXES: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
-_WIDTHS: Final = {"i": 4, "I": 4, "f": 4, "H": 2, "B": 1}
+_VERSION: Final = re.compile(r"_v\d+$")
+_THREAD: Final = re.compile(r"_pt[ds][sz]$")
+_CODES: Final = re.compile(r"[>?|]?[a-zA-Z]\d*")
+"""A parameter in a format."""
+_BYTES: Final = {"i": 4, "I": 4, "f": 4, "H": 2, "B": 1}
 """Bytes of a code's values; 8 of others."""
 
 
-def resolve(name: str, signature: str) -> tuple[Any, ...]:
+def resolve(name: str, signature: str) -> Resolved:
     """Return the function behind an exported name, the format of its parameters, and perhaps its core."""
     types = c_types.parameters(signature)
-    for candidate in (re.sub("_pt[ds][sz]$", "", name), _SUFFIXES.sub("", name)):
+    versioned = _THREAD.sub("", name)
+    thread = name[len(versioned) :]
+    resolved: Resolved | None = _OLD.get(versioned)
+    for candidate in (versioned, _VERSION.sub("", versioned)):
         row = SIGNATURES.get(candidate)
-        if row is not None and _fits(row, types):
-            return driver.resolve(candidate, signature)
-    return refusing(name), ""
+        if resolved is None and row is not None and _fits(row, types):
+            resolved = _of_row(row, types, thread)
+    if resolved is None:
+        return refusing(name), ""
+    function, format, *core = resolved
+    return (function, _with_threads_stream(format, types) if thread == "_ptsz" else format, *core)
+
+
+def _of_row(row: Signature, types: tuple[str, ...], thread: str) -> Resolved:
+    if thread == "_ptds":  # the stream is the first 0 that the core gets
+        row = evolve(row, arguments=re.sub(r"\b0\b", str(PER_THREAD), row.arguments, count=1))
+    if thread and row.name == "cuLaunchKernelEx":
+        return special.launch_by_config(PER_THREAD)
+    return driver.resolve_row(row, types)
+
+
+def _with_threads_stream(format: str, types: tuple[str, ...]) -> str:
+    """Return a format in which the stream NULL is the calling thread's own."""
+    codes = _CODES.findall(format)
+    return "".join("t" if type == "CUstream" else code for code, type in zip(codes, types, strict=True))
 
 
 def _fits(row: Signature, types: tuple[str, ...]) -> bool:
     """Return whether a function with these types of parameters is that of a row."""
     if any(type.rstrip(" *").endswith("_v1") for type in types):
         return False
+    if row.calling is Calling.VARIANTS:
+        return True
     if len(types) != len(row.parameters):
         try:
             arrange(row, types)
         except TypeError:
             return False
         return True
-    return all(
-        not parameter.is_output or parameter.type == "void" or _width(parameter.type) == _width(type[:-1].strip())
-        if type.endswith("*")
-        else _width(parameter.type) == _width(type)
-        for parameter, type in zip(row.parameters, types, strict=True)
-    )
+    for parameter, type in zip(row.parameters, types, strict=True):
+        pointee = type.removesuffix("*").strip() if parameter.is_output else type
+        if parameter.type != "void" and _bytes(parameter.type) != _bytes(pointee):
+            return False
+    return True
 
 
-def _width(type: str) -> int:
-    size = c_types.BY_VALUE.get(type)
-    return _WIDTHS.get(c_types.code(type), 8) if size is None else size
+def _bytes(type: str) -> int:
+    by_value = c_types.BY_VALUE.get(type)
+    return _BYTES.get(c_types.code(type), 8) if by_value is None else by_value
+
+
+# --- functions of CUDA 10 to 12 with structures and outputs of their own
+
+_KERNEL_BYTES: Final = 56
+"""The size of a CUDA_KERNEL_NODE_PARAMS_v1; CUDA 12's begins like it, and has two more fields."""
+_NEW_KERNEL_BYTES: Final = 72
+
+
+def _new_kernel(parameters: int) -> Any:
+    """Return a buffer with CUDA 12's description of a kernel."""
+    check_not_null("the CUDA_KERNEL_NODE_PARAMS", parameters)
+    return ctypes.create_string_buffer(ctypes.string_at(parameters, _KERNEL_BYTES), _NEW_KERNEL_BYTES)
+
+
+def _add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> int:
+    description = _new_kernel(parameters)
+    return int(api.cuGraphAddKernelNode(graph, dependencies, count, ctypes.addressof(description)))
+
+
+def _get_kernel(node: int, place: int) -> None:
+    check_not_null("the CUDA_KERNEL_NODE_PARAMS", place)
+    ctypes.memmove(place, bytes(api.cuGraphKernelNodeGetParams(node)), _KERNEL_BYTES)
+
+
+def _set_kernel(node: int, parameters: int) -> None:
+    description = _new_kernel(parameters)
+    api.cuGraphKernelNodeSetParams(node, ctypes.addressof(description))
+
+
+def _set_executable_kernel(executable: int, node: int, parameters: int) -> None:
+    description = _new_kernel(parameters)
+    api.cuGraphExecKernelNodeSetParams(executable, node, ctypes.addressof(description))
+
+
+def _instantiate(graph: int, node: int, log: int, size: int) -> int:
+    """Return an executable graph; there is no text in the log, and no node that is named as refused."""
+    process.require()
+    if node:
+        ctypes.c_uint64.from_address(node).value = 0
+    if log and size:
+        ctypes.c_char.from_address(log).value = b"\0"
+    return executable_functions.instantiate(graph, 0)
+
+
+def _update_executable(executable: int, graph: int, node: int, verdict: int) -> None:
+    """Update an executable graph; write the node that differs, and how."""
+    process.require()
+    check_not_null("a result", node, verdict)
+    failure = None
+    try:
+        info = executable_functions.update(executable, graph)
+    except CudaError as error:
+        if not error.outputs:
+            raise
+        info, failure = error.outputs[0], error
+    result = UpdateResult.from_buffer_copy(info)
+    ctypes.c_int.from_address(verdict).value = result.result
+    ctypes.c_uint64.from_address(node).value = result.errorNode or 0
+    if failure is not None:
+        raise failure
+
+
+_OLD: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "cuGraphAddKernelNode": (_add_kernel, ">QQQQQ"),
+    "cuGraphExecKernelNodeSetParams": (_set_executable_kernel, "QQQ"),
+    "cuGraphExecUpdate": (_update_executable, "QQQQ"),
+    "cuGraphInstantiate": (_instantiate, ">QQQQQ"),
+    "cuGraphInstantiate_v2": (_instantiate, ">QQQQQ"),
+    "cuGraphKernelNodeGetParams": (_get_kernel, "QQ"),
+    "cuGraphKernelNodeSetParams": (_set_kernel, "QQ"),
+}
+"""Each function by its versioned name, and the format of its parameters."""

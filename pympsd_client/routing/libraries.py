@@ -21,8 +21,9 @@ The invariants:
 
 import atexit
 import sys
+import warnings
 from ctypes import c_char_p, c_void_p
-from typing import Final
+from typing import Any, Final
 
 from pympsd.errors import FileError
 from pympsd_client.routing import hook
@@ -47,6 +48,7 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     of an array of as many addresses. ``is_own``: the interpreter was started for a native program.
     """
     if is_own:
+        warnings.showwarning = _show_warning
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, hook.Finder)]
     hook.register_end()
     read_signatures("cuda.bindings.cydriver")
@@ -75,6 +77,11 @@ def _address(library: str, prototype: str) -> int:
             address = forwarding.address(library, name)
         _attached[library, prototype] = address
     return address
+
+
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+    """Write a warning without a line of Python, which a native program has none of."""
+    print(f"pympsd: {message}", file=sys.stderr, flush=True)
 
 
 def end() -> None:

@@ -36,20 +36,26 @@ Resolved = tuple[Callable[..., Any], str]
 """A function and the format of its parameters."""
 
 
-def _launch_by_config() -> Resolved:
-    """Return the launch with attributes; a launch without any is cuLaunchKernel's to the C part."""
+def launch_by_config(default_stream: int = 0) -> Resolved:
+    """Return the launch with attributes; a launch without any is cuLaunchKernel's to the C part.
+
+    ``default_stream`` is the stream that NULL stands for; with another than 0 the C part takes no part.
+    """
     public = _public("cuLaunchKernelEx")
 
     def launch(config: int, function: int, parameters: int, extra: int) -> Any:
         if not config:
             raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not NULL")
         *shape, stream, attributes, count = _CONFIG.unpack(string_at(config, _CONFIG.size))
-        if not attributes:
+        if not attributes and count:
             raise invalid_value(f"attrs of the CUlaunchConfig is NULL, and numAttrs {count}")
-        check_count(count, "attrs")
+        if count:
+            check_count(count, "attrs")
         names = ("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ", "sharedMemBytes")
         read = [bindings.CUlaunchAttribute(_ptr=attributes + _ATTRIBUTE_BYTES * index) for index in range(count)]
-        values = SimpleNamespace(**dict(zip(names, shape, strict=True)), hStream=stream, attrs=read, numAttrs=count)
+        values = SimpleNamespace(
+            **dict(zip(names, shape, strict=True)), hStream=stream or default_stream, attrs=read, numAttrs=count
+        )
         return public(values, function, parameters, extra)
 
     return launch, "QQQQ"
@@ -117,7 +123,7 @@ _FUNCTIONS: Final[dict[str, Resolved]] = {
 _LAUNCHES: Final[dict[str, Callable[[], Resolved]]] = {
     "cuLaunchCooperativeKernel": lambda: (_public("cuLaunchCooperativeKernel"), "QIIIIIIIQQ"),
     "cuLaunchKernel": lambda: (_public("cuLaunchKernel"), "QIIIIIIIQQQ"),
-    "cuLaunchKernelEx": _launch_by_config,
+    "cuLaunchKernelEx": launch_by_config,
 }
 
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
+from collections.abc import Callable
 
+import pytest
 from processes import SECONDS, DaemonProcess
 
-from tests.native_programs.conftest import Compile
+from tests.native_programs.conftest import LIBRARIES, Compile
+
+Ran = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Callable[..., Ran]:
+    """Run a command, and return what it wrote."""
+
+    def run(*command: object, **changes: str) -> Ran:
+        return subprocess.run(
+            [str(word) for word in command],
+            env={**environment, **changes}, capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+
+    return run
 
 
 def test_a_program_computes_and_is_a_client_of_the_daemon(
@@ -23,3 +42,85 @@ def test_a_program_computes_and_is_a_client_of_the_daemon(
         assert "twice" in clients
         running.communicate("\n", timeout=SECONDS)
     assert running.returncode == 0
+
+
+def test_names_of_all_versions_wrong_arguments_and_twenty_threads(
+    compile_program: Compile, run: Callable[..., Ran]
+) -> None:
+    ran = run(compile_program("contract"))
+    assert (ran.stdout, ran.returncode) == ("as documented\n", 0), ran.stderr
+    # Once each, though one of them is called twice.
+    assert [line.split()[1] for line in ran.stderr.splitlines()] == ["cuMemAlloc:", "cuTexRefCreate:"]
+
+
+def test_a_child_after_fork_gets_an_error_and_its_parent_goes_on(
+    compile_program: Compile, run: Callable[..., Ran]
+) -> None:
+    ran = run(compile_program("ends"), "fork")
+    assert ran.stdout.splitlines() == ["destructor: 3", "child 42, parent 7", "destructor: 0"], ran.stderr
+
+
+def test_exit_handlers_and_destructors_use_the_device(compile_program: Compile, run: Callable[..., Ran]) -> None:
+    ran = run(compile_program("ends"), "exit")
+    handlers = ["registered after cuInit: 0", "registered before cuInit: 0", "destructor: 0"]
+    assert ran.stdout.splitlines() == [*["hello"] * 3, *handlers], ran.stderr
+    assert ran.returncode == 0
+
+
+def test_a_signal_ends_the_program(compile_program: Compile, environment: dict[str, str]) -> None:
+    command = [str(compile_program("ends")), "signal"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "waiting\n"
+        running.send_signal(signal.SIGINT)
+        assert running.wait(SECONDS) == -signal.SIGINT
+
+
+def test_a_program_that_only_initializes(compile_program: Compile, run: Callable[..., Ran]) -> None:
+    ran = run(compile_program("ends"))
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("0\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("python", "sentence"),
+    [
+        ("/nowhere/python3", "no interpreter of Python is found"),
+        ("/bin/sh", "libpython of /bin/sh cannot be loaded (it is not called python3.X)"),
+    ],
+)
+def test_one_sentence_where_there_is_no_python(
+    python: str, sentence: str, compile_program: Compile, run: Callable[..., Ran]
+) -> None:
+    ran = run(compile_program("ends"), PYMPSD_PYTHON=python, PATH="")
+    assert ran.stdout == "304\n"  # CUDA_ERROR_OPERATING_SYSTEM
+    assert sentence in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+IN_PYTHON = """
+import ctypes, sys
+if sys.argv[1:]: import cuda.bindings.driver  # before: nobody has replaced its pointers
+driver = ctypes.CDLL("libcuda.so")
+count, context = ctypes.c_int(), ctypes.c_void_p()
+print(driver.cuInit(0), driver.cuDeviceGetCount(ctypes.byref(count)), count.value)
+print(driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0), driver.cuCtxSynchronize())
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("bindings",)], ids=["alone", "next to cuda.bindings"])
+def test_a_python_that_loads_the_library_itself(arguments: tuple[str, ...], run: Callable[..., Ran]) -> None:
+    ran = run(sys.executable, "-c", IN_PYTHON, *arguments)
+    assert ran.stdout.splitlines() == ["0 0 1", "0 0"], ran.stderr
+
+
+EXPORTED = """
+import ctypes, re, sys
+library = ctypes.CDLL("libcuda.so.1")
+names = re.findall(r"^(?:FUNCTION|OWN)\\((\\w+),", open(sys.argv[1]).read(), re.M)
+print(len(names) > 600, [name for name in names if not hasattr(library, name)])
+"""
+
+
+def test_every_documented_function_is_exported(run: Callable[..., Ran]) -> None:
+    ran = run(sys.executable, "-c", EXPORTED, LIBRARIES.parent / "src" / "libcuda" / "functions.h")
+    assert ran.stdout == "True []\n", ran.stderr

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from processes import SECONDS
 
+import pympsd_client
 from tests.native_programs import fat_binaries
-from tests.native_programs.conftest import Compile
+from tests.native_programs.conftest import SOURCES, Compile
+
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
 def _run(program: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -20,14 +25,16 @@ def _run(program: Path, *arguments: str, environment: dict[str, str]) -> subproc
 
 
 @pytest.mark.parametrize(
-    ("library", "image"), [("libcudart.so.13", "plain"), ("libcudart.so.12", "compressed")], ids=["13", "12"]
+    ("library", "image", "kind"),
+    [("libcudart.so.13", "plain", "whole"), ("libcudart.so.12", "compressed", "linked")],
+    ids=["13", "12"],
 )
 def test_a_registered_kernel_is_launched_in_every_way(
-    library: str, image: str, compile_program: Compile, environment: dict[str, str], tmp_path: Path
+    library: str, image: str, kind: str, compile_program: Compile, environment: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "fat"
     file.write_bytes(getattr(fat_binaries, image)())
-    done = _run(compile_program("registered", library), str(file), environment=environment)
+    done = _run(compile_program("registered", library), str(file), kind, environment=environment)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert "cudaGetExportTable" in done.stderr  # the one function that the program calls and pympsd lacks
     assert len(done.stderr.splitlines()) == 1
@@ -39,13 +46,45 @@ def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(
     file = tmp_path / "fat"
     file.write_bytes(fat_binaries.without_ptx())
     program = compile_program("registered", "libcudart.so.13")
-    done = _run(program, str(file), "without PTX", environment=environment)
+    done = _run(program, str(file), "refused", environment=environment)
     assert (done.returncode, done.stdout) == (0, "cudaErrorNoKernelImageForDevice\n")
     assert done.stderr.count("nvcc -gencode arch=compute_90,code=compute_90") == 1
 
 
 def test_functions_that_cuda_13_has_changed(compile_program: Compile, environment: dict[str, str]) -> None:
     done = _run(compile_program("version_12", "libcudart.so.12"), environment=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: its packages have 270 MB")
+def test_what_a_compiler_makes_of_cuda_cpp(environment: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "features"
+    options = ["-std=c++17", "-cudart", "shared", "-gencode", "arch=compute_90,code=compute_90", "-w"]
+    subprocess.run(
+        [str(NVCC), *options, "-o", str(program), str(SOURCES / "features.cu")], check=True, timeout=10 * SECONDS
+    )
+    done = _run(program, environment=environment)
+    assert done.stdout.splitlines() == [
+        "cooperative 4", "cluster 0 1", "attributes 4", "clusters 1 8", "texture 1 7", "template 47",
+        "occupancy 1 1024", "graph 15 1 16", "threads 0", "managed 46",
+    ], done.stderr  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_libraries_register_while_another_thread_launches(tmp_path: Path) -> None:
+    native = Path(pympsd_client.__file__).parent / "native" / "src"
+    compiler = [os.environ.get("CC", "cc"), "-std=gnu11", "-Wall", "-Werror"]
+    driver = ["-shared", "-fPIC", str(SOURCES / "fake_libcuda.c"), "-o", str(tmp_path / "libcuda.so.1")]
+    subprocess.run([*compiler, *driver, "-Wl,-soname,libcuda.so.1"], check=True, timeout=SECONDS)
+    sources = [SOURCES / "registry.c", *sorted((native / "cudart").glob("*.c"))]
+    options = ["-g", "-fsanitize=address,undefined", "-DCUDA_MAJOR=13", f"-I{native}", f"-L{tmp_path}"]
+    libraries = ["-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN", "-pthread", "-ldl"]
+    program = tmp_path / "registry"
+    subprocess.run(
+        [*compiler, *options, *map(str, sources), "-o", str(program), *libraries], check=True, timeout=SECONDS
+    )
+    # What a reader may still use is never freed.
+    done = _run(program, environment={"ASAN_OPTIONS": "detect_leaks=0"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

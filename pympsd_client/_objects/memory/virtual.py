@@ -10,7 +10,9 @@ in which `Reservations` finds free ranges. cuMemCreate makes `Physical` memory i
 
 **Lifetime.** Physical memory lives until the program has released its handle (``references``) *and* it is mapped
 nowhere (``mappings``). CUDA needs no context for it: if the program has none on the device, a context of the
-client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it.
+client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it. Otherwise the memory is in
+a context of the program, and is lost with it; CUDA's stays. A program that cleans up after cuCtxDestroy does not
+notice, because addresses to which nothing is mapped can be unmapped.
 
 **Several devices.** Addresses belong to the device whose context was current when they were reserved. To map
 another device's memory there, that device's executor imports it (``imported``), which needs peer access. Access of
@@ -275,11 +277,19 @@ class VirtualMemory:
             allocations.add(mapping)
 
     def unmap(self, address: int, size: int) -> None:
-        """Unmap a range of whole mappings; INVALID_VALUE."""
+        """Unmap what is mapped in a range of reserved addresses, as on an H100: perhaps nothing.
+
+        INVALID_VALUE for a range that ends within a mapping, and for addresses that are not reserved.
+        """
         with self._lock:
-            mappings = self._exactly(address, size)
-            mappings[0].context.call(operations.UNMAP_MEMORY, address, size)
+            mappings = self._between(address, size)
+            if not all(address <= each.handle <= address + size - each.size for each in mappings):
+                raise invalid_value(f"{size} bytes at {address:#x} have a part of a mapping; unmap all of it")
+            reservations = self._reservations.get(ordinal_of(address))
+            if reservations is None or not reservations.hold(address, size):
+                raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
             for mapping in mappings:
+                mapping.context.call(operations.UNMAP_MEMORY, mapping.handle, mapping.size)
                 if mapping.imported:
                     mapping.context.call(operations.RELEASE_MEMORY, mapping.imported)
                 del self._mappings[mapping.handle]

@@ -38,10 +38,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, DEINITIALIZED = 4, INVALID_VALUE = 1 };
+enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, DEINITIALIZED = 4, INVALID_VALUE = 1, PER_THREAD = 2 };
 
-/* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, v a structure by value of
- * `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
+/* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, t a stream of which NULL
+ * is the calling thread's own, v a structure by value of `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
 typedef struct {
     char code;
     char is_output, may_be_null; /* 1, or ONE_IS_NEEDED */
@@ -108,6 +108,7 @@ static PyObject *input(const Parameter *parameter, uint64_t word) {
     case 'I': return PyLong_FromUnsignedLong((uint32_t)word);
     case 'H': return PyLong_FromUnsignedLong((uint16_t)word);
     case 'B': return PyLong_FromUnsignedLong((uint8_t)word);
+    case 't': return PyLong_FromUnsignedLongLong(word == 0 ? PER_THREAD : word);
     case 's':
         if (word == 0)
             return Py_NewRef(Py_None);
@@ -233,7 +234,7 @@ static int read_format(Slot *slot, const char *format) {
         }
         parameter->code = *format++;
         uint64_t nothing[REGISTERS + STACK] = {0};
-        if (strchr(parameter->is_output ? "iIQfdb" : "iIQBHsv", parameter->code) == NULL) {
+        if (strchr(parameter->is_output ? "iIQfdb" : "iIQBHsvt", parameter->code) == NULL) {
             PyErr_Format(PyExc_ValueError, "%s has a parameter of unknown code %c", slot->name, parameter->code);
             return -1;
         }
@@ -349,7 +350,7 @@ static int has_finished(void) {
 static void leave_thread(void *state) {
     if (has_finished())
         return;
-    PyEval_RestoreThread(state);
+    PyEval_RestoreThread(state); /* PyGILState_Release does not find it: the C library clears all keys */
     PyThreadState_Clear(state);
     PyThreadState_Delete(PyEval_SaveThread());
 }

@@ -9,9 +9,9 @@
  *     atexit(__cudaUnregisterFatBinary(handle));
  *
  * They only record: a program may have thousands of kernels and use none. The records are a hash table by host address,
- * which launches read without a lock. It is replaced by one of twice the size when it is half full; replaced tables and
- * removed records are never freed, because a launch in another thread may still read them. Dynamic libraries register
- * while other threads launch, so writers hold a lock.
+ * which launches read without a lock. It is replaced by a copy when it is half full; replaced tables and removed records
+ * are never freed, because a launch in another thread may still read them. Dynamic libraries register while other threads
+ * launch, so writers hold a lock.
  *
  * Managed variables: the program reaches them through a pointer, and calls __cudaInitModule before it does. */
 
@@ -70,14 +70,19 @@ static void put(Table *of, Registration *entry) {
     atomic_store_explicit(&of->entries[place], entry, memory_order_release);
 }
 
-static Table *larger(const Table *of) {
-    int bits = of == NULL ? FIRST_BITS : of->bits + 1;
-    size_t count = (size_t)1 << bits;
-    Table *result = calloc(1, sizeof(Table) + count * sizeof result->entries[0]);
+/* Return a copy without the removed entries, of twice the size if more than a quarter is in use. */
+static Table *copy(const Table *of) {
+    size_t size = of == NULL ? 0 : (size_t)1 << of->bits, count = 0;
+    for (size_t place = 0; place < size; place++) {
+        Registration *entry = atomic_load(&of->entries[place]);
+        count += entry != NULL && entry != &removed;
+    }
+    int bits = of == NULL ? FIRST_BITS : of->bits + (count * 4 > size);
+    Table *result = calloc(1, sizeof(Table) + ((size_t)1 << bits) * sizeof result->entries[0]);
     if (result == NULL)
         return NULL;
     result->bits = bits;
-    for (size_t place = 0; of != NULL && place < count / 2; place++) {
+    for (size_t place = 0; place < size; place++) {
         Registration *entry = atomic_load(&of->entries[place]);
         if (entry != NULL && entry != &removed)
             put(result, entry);
@@ -98,7 +103,7 @@ static void add(void **handle, Registration record) {
     pthread_mutex_lock(&writing);
     Table *of = atomic_load(&table);
     if (of == NULL || of->used * 2 >= 1 << of->bits) {
-        Table *replacement = larger(of);
+        Table *replacement = copy(of);
         if (replacement != NULL)
             atomic_store_explicit(&table, of = replacement, memory_order_release);
     }

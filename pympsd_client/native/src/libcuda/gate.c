@@ -96,11 +96,11 @@ static void *append(const Python *py, void *path, const char *folder) {
 /* Import the module that attaches. A Python that is the program's own may not have the packages on its path, nor those
  * that they depend on, which an editable install keeps elsewhere: in the environment that pympsd-run names. */
 static void *import(const Python *py) {
-    void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries"), *type, *value, *trace;
+    void *module = py->PyImport_ImportModule("pympsd_client.routing.libraries");
     void *path = module == NULL ? py->PySys_GetObject("path") : NULL;
     if (path == NULL)
         return module;
-    py->PyErr_Fetch(&type, &value, &trace);
+    py->PyErr_Clear();
     py->Py_DecRef(append(py, path, packages_folder()));
     const char *interpreter = getenv("PYMPSD_PYTHON"), *slash = interpreter == NULL ? NULL : strrchr(interpreter, '/');
     char folder[4096];
@@ -109,16 +109,7 @@ static void *import(const Python *py) {
                                   (int)(slash - interpreter), interpreter, digits, py->Py_GetVersion() + 2) > 0)
         py->Py_DecRef(append(py, path, folder));
     py->PyErr_Clear();
-    if ((module = py->PyImport_ImportModule("pympsd_client.routing.libraries")) != NULL) {
-        py->Py_DecRef(type);
-        py->Py_DecRef(value);
-        py->Py_DecRef(trace);
-        return module;
-    }
-    py->Py_DecRef(type); /* that of the second import names what is missing */
-    py->Py_DecRef(value);
-    py->Py_DecRef(trace);
-    return NULL;
+    return py->PyImport_ImportModule("pympsd_client.routing.libraries"); /* its exception names what is missing */
 }
 
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {

@@ -19,9 +19,9 @@
 
 #include "interpreter.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,8 +90,9 @@ static int find_interpreter(char *path) {
     return 0;
 }
 
-/* Load libpython of an interpreter: from the folders at its prefix, else as the dynamic loader finds it. */
-static void *load_library(const char *interpreter) {
+/* Load libpython of an interpreter: from the folders at its prefix, else as the dynamic loader finds it. NULL: `reason`. */
+static void *load_library(const char *interpreter, const char **reason) {
+    *reason = "it is not called python3.X";
     char real[PATH_BYTES], path[PATH_BYTES + 64], name[64];
     int minor;
     if (realpath(interpreter, real) == NULL)
@@ -112,7 +113,10 @@ static void *load_library(const char *interpreter) {
         if (library != NULL)
             return library;
     }
-    return dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    void *library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (library == NULL)
+        *reason = dlerror();
+    return library;
 }
 
 /* Make Python believe that it is this interpreter: it finds its packages from there. */
@@ -144,6 +148,7 @@ static void initialize(void *library, const char *interpreter) {
 
 static int start(void) {
     char interpreter[PATH_BYTES];
+    const char *reason;
     Dl_info owner;
     void *symbol = dlsym(RTLD_DEFAULT, "Py_IsInitialized");
     void *library = RTLD_DEFAULT;
@@ -151,9 +156,9 @@ static int start(void) {
         if (!find_interpreter(interpreter))
             return fails("no interpreter of Python is found for the packages in %s; start it with pympsd-run%s",
                          packages_folder(), "");
-        if ((library = load_library(interpreter)) == NULL)
+        if ((library = load_library(interpreter, &reason)) == NULL)
             return fails("libpython of %s cannot be loaded (%s); install the package that has it (libpython3, python3-libs)",
-                         interpreter, dlerror());
+                         interpreter, reason);
     }
     if (!find_functions(library))
         return fails("its Python has no %s: pympsd needs Python 3.11 or newer%s", "functions that pympsd needs", "");
@@ -162,10 +167,14 @@ static int start(void) {
             const char *file = dladdr(symbol, &owner) ? owner.dli_fname : "a Python";
             return fails("it is linked with %s, which does not run yet%s", file, "; call CUDA after Py_Initialize");
         }
+        struct sigaction interrupt;
+        sigaction(SIGINT, NULL, &interrupt);
         initialize(library, interpreter);
         is_started_here = 1;
         if (!python.Py_IsInitialized())
             return fails("%s does not start%s", interpreter, "");
+        python.Py_DecRef(python.PyImport_ImportModule("_signal")); /* its import handles SIGINT, whoever imports it */
+        sigaction(SIGINT, &interrupt, NULL);
         python.PyEval_SaveThread();
     }
     int minor = 0;

@@ -18,7 +18,6 @@
     FUNCTION(long, PyLong_AsLong, (void *))                                                                             \
     FUNCTION(void *, PyErr_Occurred, (void))                                                                            \
     FUNCTION(void, PyErr_Fetch, (void **, void **, void **))                                                            \
-    FUNCTION(void, PyErr_Restore, (void *, void *, void *))                                                             \
     FUNCTION(void, PyErr_NormalizeException, (void **, void **, void **))                                               \
     FUNCTION(void, PyErr_Clear, (void))                                                                                 \
     FUNCTION(void *, PyObject_Str, (void *))                                                                            \
