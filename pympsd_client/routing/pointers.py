@@ -74,8 +74,9 @@ LIBRARIES: Final = {
             }
         ),
     ),
-    "cuda.bindings.cynvml": Library("pympsd_client.routing.nvml.functions", "nvmlReturn_t"),
 }
+NVML: Final = "cuda.bindings.cynvml"
+"""Its pointers stay: it loads libnvidia-ml.so.1, which is pympsd's own (native/src/nvml)."""
 _RELEASING: Final = re.compile(r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Unload|Unmap|Unregister).*")
 """Functions that free something. Destructors call them while the interpreter ends, when a driver still works."""
 _FAILS, _SUCCEEDS, _RETURNS_NULL = 0, 1, 2
@@ -97,6 +98,9 @@ replaced: Final[dict[str, int]] = {}
 
 def replace(module: str, pointers: dict[str, Any]) -> None:
     """Replace the function pointers in a module's dictionary of capsules."""
+    if module == NVML:
+        load_nvml()
+        return
     if module == "cuda.bindings.cydriver":
         name_the_driver()
     library = LIBRARIES[module]
@@ -110,8 +114,6 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
             library.functions, name, signatures[name], originals[name], always_passes=library.only is not None
         )
         pointers[name] = _entry_points.capsule(replaced[name], signatures[name])
-    if "nvmlErrorString" in pointers:
-        pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)
 
 
 def read_signatures(module: str) -> None:
@@ -145,22 +147,6 @@ def entry_point(functions: str, name: str, signature: str, original: int = 0, *,
     return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
 
 
-_TextFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
-_text_functions: Final[list[Any]] = []
-"""Never removed: C keeps their addresses."""
-
-
-def _text_function(name: str, library: Library) -> Any:
-    """Return a capsule of a function that returns a text for a result; entry points return ints."""
-
-    def text(code: int) -> int:
-        address: int = import_module(library.functions).error_string(code)
-        return address
-
-    _text_functions.append(_TextFunction(text))
-    return _entry_points.capsule(ctypes.cast(_text_functions[-1], ctypes.c_void_p).value or 0, signatures[name])
-
-
 def name_the_driver() -> None:
     """Without a driver, load a library with its name: numba looks for it before it calls cuda.bindings."""
     try:
@@ -168,6 +154,15 @@ def name_the_driver() -> None:
     except OSError:
         for file in Path(_entry_points.__file__).parent.glob("_libcuda_name*.so"):
             ctypes.CDLL(str(file))
+
+
+def load_nvml() -> None:
+    """Load pympsd's libnvidia-ml.so.1, which cuda.bindings and pynvml then find by its name.
+
+    pympsd-run sets the library path, but a program may call `hook.install` itself.
+    """
+    for file in Path(_entry_points.__file__).parent.glob("libraries/libnvidia-ml.so.1"):
+        ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 
 def original(name: str, *parameters: Any) -> Any:
