@@ -2,7 +2,7 @@
 
 The first launches of a kernel run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a thread compiles
 the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
-and kernels that are short and few are not compiled. PYMPSD_TIER=compiled compiles a kernel when its first batch begins.
+and kernels that are short and few are not compiled. PYMPSD_TIER=compiled compiles at the first batch of a kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
 peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
