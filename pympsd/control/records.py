@@ -1,4 +1,8 @@
-"""A daemon's devices, servers and clients as values; ``--json`` prints the same."""
+"""A daemon's devices, servers and clients as values; ``--json`` prints the same.
+
+`RunningDaemon` returns them. They are frozen, so two of them are equal if the daemon reported the same; bytes, SMs and
+percentages have their unit in the field's name or description.
+"""
 
 from typing import Annotated, Any, Final, TypeVar
 
