@@ -90,6 +90,7 @@ class Batch:
             kernel.local_bytes,
             first_block,
             sm_of_block,
+            kernel.translation.shared_bytes - kernel.shared_bytes,
         )
         # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from attrs import define, field
@@ -70,6 +70,9 @@ _LIBRARY = (
     atomics, box_copies, bulk_copies, calls, conversion, descriptors, floats, functions, integers, mbarrier, multiply,
     printing, sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
 )  # fmt: skip
+
+_MIN_DYNAMIC_ALIGNMENT: Final = 16
+"""That of dynamic shared memory in bytes, and so of what precedes it, on an H100."""
 
 
 @define
@@ -156,7 +159,7 @@ def _layout(code: Code) -> _Layout:
     for name, variable in code.shared.items():
         if variable.count is None or variable.extern:
             layout.offsets["shared", name] = -1
-            dynamic_alignment = max(dynamic_alignment, variable.alignment)
+            dynamic_alignment = max(dynamic_alignment, variable.alignment, _MIN_DYNAMIC_ALIGNMENT)
             continue
         start = -(-layout.shared_bytes // variable.alignment) * variable.alignment
         layout.offsets["shared", name] = start

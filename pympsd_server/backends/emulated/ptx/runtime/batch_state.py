@@ -71,6 +71,8 @@ class BatchState:
     local_bytes: int
     first_block: int
     sm_of_block: Array
+    reserved_shared: int = 0
+    """The part of the static shared memory that is not the kernel's own."""
     cancel: CancelFlag = field(factory=Event)
     """Checked within instructions that may take long."""
     memory: tuple[Array, Array] | None = None
