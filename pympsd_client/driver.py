@@ -48,8 +48,8 @@ from pympsd_client._arguments.bindings import bindings as _bindings
 from pympsd_client._objects.process import process as _process
 from pympsd_client.signatures import SIGNATURES as _SIGNATURES
 
-_CUDA_12: Final = frozenset({"cuCtxCreate_v3", "cuCtxCreate_v4"})
-"""Functions of the MPS documents that cuda-bindings 13 has no more: here by their names, and not in ``import *``."""
+_CUDA_12: Final = frozenset({"cuCtxCreate_v3", "cuCtxCreate_v4", "cuGraphInstantiateWithFlags"})
+"""Functions of MPS documents or libcuda that cuda-bindings 13 has no more: by their names, not in ``import *``."""
 _FUNCTIONS: Final = tuple(sorted(name for name in _SIGNATURES if name not in _CUDA_12))
 """The driver functions that are here. ``import *`` has the types and constants of cuda-bindings too."""
 _making: Final = Lock()

@@ -1,11 +1,12 @@
 """Launches of kernels (CUDA driver API, Execution Control)."""
 
+from ctypes import string_at
 from typing import Any
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MAX_CLUSTER, NO_CLUSTER
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.launch_attributes import HINTS, name_of, not_there
+from pympsd_client._arguments.launch_attributes import HINTS, VALUE_BYTES, name_of, not_there
 from pympsd_client._arguments.values import number
 from pympsd_client._objects import event as events
 from pympsd_client._objects.code import launch as launches
@@ -70,7 +71,7 @@ def _attributes(config: Any) -> tuple[bool, tuple[int, int, int], list[int]]:
             recorded.append(_event(number(attribute.value.programmaticEvent.event), events.DISABLE_TIMING))
         elif name == "LAUNCH_COMPLETION_EVENT":
             recorded.append(_event(number(attribute.value.launchCompletionEvent.event), 0))
-        elif name not in HINTS:
+        elif name not in HINTS and any(string_at(int(attribute.value.getPtr()), VALUE_BYTES)):
             raise not_there(name)
     return cooperative, cluster, recorded
 

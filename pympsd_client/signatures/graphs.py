@@ -96,6 +96,7 @@ cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 
 _EXECUTABLE: Final = """
 cuGraphInstantiate(out CUgraphExec phGraphExec, CUgraph hGraph, unsigned long long flags) = instantiate
+cuGraphInstantiateWithFlags(out CUgraphExec phGraphExec, CUgraph hGraph, unsigned long long flags) = instantiate
 cuGraphInstantiateWithParams(out CUgraphExec phGraphExec, CUgraph hGraph,
     CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) = instantiate_with_parameters
 cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) = launch

@@ -88,7 +88,7 @@ class Bench:
 
     def run(self, executable: Any = None) -> None:
         """Instantiate the graph if need be, launch it, and wait."""
-        executable = executable or ok(cuda.cuGraphInstantiate(self.graph, 0))
+        executable = executable or ok(cuda.cuGraphInstantiateWithFlags(self.graph, 0))
         ok(cuda.cuGraphLaunch(executable, self.stream))
         ok(cuda.cuStreamSynchronize(self.stream))
 

@@ -49,6 +49,13 @@ def test_asynchronous_copies_keep_stream_order(device_bytes: Any, size: int) -> 
     ok(cuda.cuStreamSynchronize(stream))
 
 
+def test_large_allocations_begin_at_pages(context: Any) -> None:
+    sizes = (700, 1 << 20, 700, (1 << 20) + 1, 5 << 20)
+    addresses = [int(ok(cuda.cuMemAlloc(size))) for size in sizes]
+    assert [address % (2 << 20) for address, size in zip(addresses, sizes, strict=True) if size > 700] == [0, 0, 0]
+    assert addresses[2] - addresses[0] < 2 << 20, "small ones lie close together"
+
+
 @pytest.mark.parametrize("copy", ["cuMemcpyDtoD", "cuMemcpy"])
 def test_copies_within_a_device(device_bytes: Any, copy: str) -> None:
     sent, back = _random(1000), np.zeros(1000, dtype=np.uint8)

@@ -217,6 +217,9 @@ def test_a_launch_attribute_that_is_not_there_is_named(count: Any) -> None:
     answer = cuda.cuLaunchKernelEx(configuration, count, parameters, 0)
     assert answer == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED,)
     assert "launch attribute DEVICE_UPDATABLE_KERNEL_NODE" in last_error()
+    attribute.value.deviceUpdatableKernelNode.deviceUpdatable = 0
+    unset = _configuration(attrs=[attribute], numAttrs=1)
+    assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(unset, count, parameters, 0)) == 1
     configuration.numAttrs = 2
     assert cuda.cuLaunchKernelEx(configuration, count, parameters, 0) == (INVALID,)
     assert cuda.cuLaunchKernelEx(None, count, parameters, 0) == (INVALID,)

@@ -286,6 +286,23 @@ def test_bad_mappings(context: Any) -> None:
     assert cuda.cuCtxDestroy(elsewhere) == DONE
 
 
+def test_mappings_of_a_context_that_was_destroyed_are_unmapped_as_usual(context: Any) -> None:
+    """As cuda-samples' memMapIPCDrv does; addresses of which a part was never mapped are refused as before."""
+    own = ok(cuda.cuCtxCreate(None, 0, 0))
+    address = reserved(4 * GRANULE)
+    for index in range(3):
+        assert cuda.cuMemMap(address + index * GRANULE, GRANULE, 0, created(), 0) == DONE
+    assert cuda.cuCtxDestroy(own) == DONE
+    assert cuda.cuMemSetAccess(address, GRANULE, [access()], 1) == (INVALID,)
+    assert cuda.cuMemUnmap(address, 4 * GRANULE) == (INVALID,)
+    assert cuda.cuMemUnmap(address, GRANULE) == DONE
+    assert cuda.cuMemUnmap(address, GRANULE) == (INVALID,)
+    assert cuda.cuCtxSetCurrent(context) == DONE
+    assert cuda.cuMemMap(address + GRANULE, GRANULE, 0, created(), 0) == DONE
+    assert cuda.cuMemUnmap(address + GRANULE, 2 * GRANULE) == DONE
+    assert cuda.cuMemAddressFree(address, 4 * GRANULE) == DONE
+
+
 def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from pympsd_client._objects.context import contexts
 

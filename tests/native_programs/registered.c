@@ -3,7 +3,8 @@
  *     __constant__ int factor; __device__ int calls; __managed__ int total;
  *     __global__ void scale(int *values) { values[threadIdx.x] *= factor; if (threadIdx.x == 0) { calls++; total += 5; } }
  *
- * The fat binary is in a file that the first argument names; a second argument: it has no PTX. Prints "done". */
+ * The fat binary is in a file that the first argument names. The second argument is "whole"; "linked": the fat binary is
+ * a part of a program that nvcc -rdc=true has linked; or "refused": it has no PTX. Prints "done". */
 
 #include "runtime.h"
 
@@ -17,12 +18,18 @@ static int *total;
 static void **handle;
 static Wrapper wrapper = {0x466243b1, 1, NULL, NULL};
 
-static void read_fat_binary(const char *name) {
-    FILE *file = fopen(name, "rb");
+static void read_fat_binary(const char *name, int is_linked) {
+    static const uint64_t nothing[2] = {0x00100001ba55ed50, 0}; /* a fat binary with no image */
     static char data[1 << 16];
+    static void *parts[] = {data, NULL};
+    FILE *file = fopen(name, "rb");
     EXPECT(file != NULL && fread(data, 1, sizeof data, file) > 0);
     fclose(file);
-    wrapper.data = data;
+    wrapper.data = is_linked ? (const void *)nothing : data;
+    if (is_linked) {
+        wrapper.version = 2;
+        wrapper.others = parts;
+    }
 }
 
 static void unregister(void) {
@@ -87,6 +94,8 @@ static void test_symbols(void) {
     CHECK(cudaGetSymbolSize(&size, &calls));
     EXPECT(address != NULL && size == sizeof calls);
     CHECK(cudaGetSymbolAddress(&end, &total));
+    EXPECT(end == total);
+    CHECK(cudaGetSymbolAddress(&end, total)); /* what a compiler makes of the name of a managed variable */
     EXPECT(end == total);
     EXPECT(cudaGetSymbolAddress(&address, &wrapper) == INVALID_SYMBOL && cudaGetLastError() == INVALID_SYMBOL);
     EXPECT(cudaMemcpyToSymbol(&calls, &size, sizeof size, 0, cudaMemcpyHostToDevice) == 1);
@@ -177,10 +186,10 @@ static void test_properties(void) {
 
 int main(int count, char **arguments) {
     int *memory;
-    EXPECT(count >= 2);
-    read_fat_binary(arguments[1]);
+    EXPECT(count == 3);
+    read_fat_binary(arguments[1], strcmp(arguments[2], "linked") == 0);
     register_all();
-    if (count == 3) { /* the fat binary has no PTX */
+    if (strcmp(arguments[2], "refused") == 0) {
         void *parameters[] = {&memory};
         for (int again = 0; again < 2; again++)
             EXPECT(cudaLaunchKernel((void *)scale, ONE, BLOCK, parameters, 0, NULL) == NO_KERNEL_IMAGE);

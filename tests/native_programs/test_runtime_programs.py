@@ -22,14 +22,16 @@ def _run(program: Path, *arguments: str, environment: dict[str, str]) -> subproc
 
 
 @pytest.mark.parametrize(
-    ("library", "image"), [("libcudart.so.13", "plain"), ("libcudart.so.12", "compressed")], ids=["13", "12"]
+    ("library", "image", "kind"),
+    [("libcudart.so.13", "plain", "whole"), ("libcudart.so.12", "compressed", "linked")],
+    ids=["13", "12"],
 )
 def test_a_registered_kernel_is_launched_in_every_way(
-    library: str, image: str, compile_program: Compile, environment: dict[str, str], tmp_path: Path
+    library: str, image: str, kind: str, compile_program: Compile, environment: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "fat"
     file.write_bytes(getattr(fat_binaries, image)())
-    done = _run(compile_program("registered", library), str(file), environment=environment)
+    done = _run(compile_program("registered", library), str(file), kind, environment=environment)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert "cudaGetExportTable" in done.stderr  # the one function that the program calls and pympsd lacks
     assert len(done.stderr.splitlines()) == 1
@@ -41,7 +43,7 @@ def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(
     file = tmp_path / "fat"
     file.write_bytes(fat_binaries.without_ptx())
     program = compile_program("registered", "libcudart.so.13")
-    done = _run(program, str(file), "without PTX", environment=environment)
+    done = _run(program, str(file), "refused", environment=environment)
     assert (done.returncode, done.stdout) == (0, "cudaErrorNoKernelImageForDevice\n")
     assert done.stderr.count("nvcc -gencode arch=compute_90,code=compute_90") == 1
 

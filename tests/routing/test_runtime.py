@@ -220,12 +220,13 @@ print(int(runtime.cudaDestroyTextureObject(texture)[0]))
 def test_the_runtime_and_the_driver_together(run: Run) -> None:
     program = """
 from cuda.bindings import driver
+print(ok(runtime.cudaGetDeviceCount()) > 0, int(ok(driver.cuCtxGetCurrent())))
 memory = ok(runtime.cudaMalloc(64))
 print(int(ok(driver.cuCtxGetCurrent())) != 0, int(driver.cuMemsetD8(memory, 1, 64)[0]))
 ok(runtime.cudaDeviceReset())
 print(int(runtime.cudaFree(memory)[0]), ok(runtime.cudaMalloc(64)) != 0, ok(runtime.cudaGetDevice()))
 """
-    assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 0", "1 True 0"]
+    assert run(program, begin=BEGINNING).stdout.splitlines() == ["True 0", "True 0", "1 True 0"]
 
 
 def test_what_it_lacks(run: Run) -> None:

@@ -10,7 +10,9 @@ in which `Reservations` finds free ranges. cuMemCreate makes `Physical` memory i
 
 **Lifetime.** Physical memory lives until the program has released its handle (``references``) *and* it is mapped
 nowhere (``mappings``). CUDA needs no context for it: if the program has none on the device, a context of the
-client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it.
+client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it. Otherwise the memory is in
+a context of the program, and is lost with it; CUDA's stays. A program that cleans up after cuCtxDestroy does not
+notice: lost mappings can be unmapped.
 
 **Several devices.** Addresses belong to the device whose context was current when they were reserved. To map
 another device's memory there, that device's executor imports it (``imported``), which needs peer access. Access of
@@ -148,6 +150,8 @@ class VirtualMemory:
         """By the ordinal of the device in whose window they are."""
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
+        self._lost: Final[dict[int, int]] = {}
+        """The sizes of mappings whose context was destroyed, by address: to unmap them is no error."""
         self._owners: Final[dict[int, Context]] = {}
         """Contexts opened by the client, by device ordinal: the program has memory there but had no context."""
         when_closed.append(self._drop)
@@ -178,6 +182,7 @@ class VirtualMemory:
             reservations = self._reservations.get(ordinal_of(start))
             if reservations is None or not reservations.free(start, size):
                 raise invalid_value(f"{size} bytes at {start:#x} were not returned by cuMemAddressReserve")
+            self._forget_lost(start, size)
 
     # --- handles
 
@@ -268,6 +273,7 @@ class VirtualMemory:
                 if imported:
                     context.call(operations.RELEASE_MEMORY, imported)
                 raise
+            self._forget_lost(address, size)
             physical.mappings += 1
             mapping = Mapping(address, context, size, physical=physical, imported=imported, is_host=physical.is_host)
             self._mappings[address] = mapping
@@ -277,9 +283,10 @@ class VirtualMemory:
     def unmap(self, address: int, size: int) -> None:
         """Unmap a range of whole mappings; INVALID_VALUE."""
         with self._lock:
-            mappings = self._exactly(address, size)
-            mappings[0].context.call(operations.UNMAP_MEMORY, address, size)
+            mappings = self._exactly(address, size, with_lost=True)
+            self._forget_lost(address, size)
             for mapping in mappings:
+                mapping.context.call(operations.UNMAP_MEMORY, mapping.handle, mapping.size)
                 if mapping.imported:
                     mapping.context.call(operations.RELEASE_MEMORY, mapping.imported)
                 del self._mappings[mapping.handle]
@@ -338,22 +345,28 @@ class VirtualMemory:
             if mapping.handle < start + size and start < mapping.handle + mapping.size
         ]
 
-    def _exactly(self, start: int, size: int) -> list[Mapping]:
+    def _exactly(self, start: int, size: int, with_lost: bool = False) -> list[Mapping]:
+        """Return the mappings that a range is made of, also of lost ones if those count; INVALID_VALUE."""
         mappings = sorted(self._between(start, size), key=lambda mapping: mapping.handle)
+        sizes = dict(self._lost) if with_lost else {}
+        sizes |= {mapping.handle: mapping.size for mapping in mappings}
         at = start
-        for mapping in mappings:
-            if mapping.handle != at:
-                break
-            at += mapping.size
-        if not mappings or at != start + size:
+        while at < start + size and at in sizes:
+            at += sizes[at]
+        if at != start + size:
             raise invalid_value(f"{size} bytes at {start:#x} are not whole mappings of cuMemMap")
         return mappings
+
+    def _forget_lost(self, start: int, size: int) -> None:
+        for address in [address for address in self._lost if start <= address < start + size]:
+            del self._lost[address]
 
     def _drop(self, context: Context) -> None:
         with self._lock:
             for mapping in tuple(self._mappings.values()):
                 if context in (mapping.context, mapping.physical.context) and mapping.handle in self._mappings:
                     del self._mappings[mapping.handle]
+                    self._lost[mapping.handle] = mapping.size
                     unmap_memory(mapping.handle)
                     peer_access.drop(mapping.handle)
                     if mapping.context is not context:

@@ -30,12 +30,13 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
+from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD
 from pympsd_client.routing import c_types, driver
 from pympsd_client.routing.explain import refusing, result_of
 from pympsd_client.routing.runtime.devices import ready
 from pympsd_client.routing.runtime.properties import LAYOUTS
-from pympsd_client.routing.runtime.rows import EQUAL, ROWS
+from pympsd_client.routing.runtime.rows import EQUAL, NEED_NO_CONTEXT, ROWS
 from pympsd_client.routing.runtime.symbols import kernel_at
 from pympsd_client.routing.versions import adapt, arrange
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
@@ -80,6 +81,10 @@ def _of_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any],
 def _of_driver(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
     row = SIGNATURES.get(name)
     function, format, *_ = driver.resolve(name, f"CUresult ({', '.join(_driver_types(row, types))})")
+    if name in NEED_NO_CONTEXT:
+        return _initialized(function), format
+    if row is not None and row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT):
+        return function, format
     if row is not None and len(row.parameters) == len(types):
         inputs = [parameter for parameter in row.parameters if parameter.is_input]
         for index, parameter in enumerate(inputs):
@@ -149,6 +154,14 @@ def result_of_error(name: str, error: BaseException | None) -> int:
 def _ready(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         ready()
+        return function(*arguments)
+
+    return call
+
+
+def _initialized(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        process.initialize(0)
         return function(*arguments)
 
     return call

@@ -81,6 +81,13 @@ EQUAL: Final = {
 }
 """The function of the driver with the same parameters, by the runtime's name."""
 
+_NEED_NO_CONTEXT: Final = """
+DeviceCanAccessPeer DeviceGetAttribute DeviceGetByPCIBusId DeviceGetCount DeviceGetDefaultMemPool DeviceGetMemPool
+DeviceGetP2PAttribute DeviceGetPCIBusId
+"""
+NEED_NO_CONTEXT: Final = frozenset(f"cu{name}" for name in _NEED_NO_CONTEXT.split())
+"""Functions of the driver that answer the runtime's without a context: the runtime then makes none."""
+
 _ERRORS: Final = """
 cudaGetLastError() = take_last
 cudaPeekAtLastError() = last

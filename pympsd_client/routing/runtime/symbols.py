@@ -30,7 +30,7 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire.fatbin import FatbinError, ptx_of
 from pympsd_client._arguments import jit_options
-from pympsd_client._arguments.errors import CudaError, invalid_value, result_name
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported, result_name
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.code.library import kernels
@@ -47,6 +47,8 @@ _INVALID_FUNCTION: Final = 98
 _KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
 _LINKED: Final = 2
 """The version of a wrapper with an array of the fat binaries that were linked."""
+_DEVICE_LAUNCH: Final = "__cudaCDP"
+"""How the functions begin that a kernel calls to launch another."""
 _PTX: Final = 1
 """CU_JIT_INPUT_PTX"""
 _WRAPPER: Final = struct.Struct("=iiQQ")
@@ -76,6 +78,8 @@ _libraries: Final[dict[int, int]] = {}
 """The driver's libraries by the addresses of the wrappers of their fat binaries."""
 _hosts: Final[dict[tuple[int, str], int]] = {}
 """The host functions of kernels, by library and name."""
+_managed: Final[dict[int, int]] = {}
+"""The host addresses of managed variables by the addresses of their memory."""
 _reported: Final[set[int]] = set()
 """The wrappers of fat binaries whose errors have been reported."""
 _loading: Final = RLock()
@@ -136,8 +140,11 @@ def function_at(host: int) -> int:
 
 
 def variable_at(host: int) -> tuple[int, int]:
-    """Return the address in the current context, and the size in bytes, of a device variable; INVALID_SYMBOL."""
-    entry = _registration(host)
+    """Return the address in the current context, and the size in bytes, of a device variable; INVALID_SYMBOL.
+
+    A program that names a managed variable passes the address of its memory.
+    """
+    entry = _registration(_managed.get(host, host))
     if entry is None or entry.kind == _KERNEL:
         raise CudaError(_INVALID_SYMBOL, f"{host:#x} is not a device variable of this program")
     try:
@@ -145,6 +152,8 @@ def variable_at(host: int) -> tuple[int, int]:
         address, size = get(_library(entry.wrapper), entry.name.decode())
     except CudaError as error:
         raise _explained(error, entry.wrapper) from None
+    if entry.kind == _MANAGED:
+        _managed[int(address)] = entry.host
     return int(address), int(size)
 
 
@@ -177,8 +186,14 @@ def _load(image: int, parts: int) -> int:
         api.cuLibraryUnload(library)
         if error.code != Result.ERROR_NO_BINARY_FOR_GPU or not parts:
             raise
-        address, _ = _link(parts).complete()
-        return int(api.cuLibraryLoadData(address, 0, 0, 0, 0, 0, 0))
+        link = _link(parts)
+        try:
+            address, _ = link.complete()
+        except CudaError as failure:
+            if _DEVICE_LAUNCH in failure.reason:
+                raise not_supported("kernels of the program launch kernels, which pympsd does not support") from None
+            raise
+        return int(api.cuLibraryLoadData(address, 0, 0, 0, 0, 0, 0))  # which copies it
     return library
 
 

@@ -20,9 +20,10 @@ the lock, because the last user of a storage takes it again.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
-from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.device_properties import MAPPING_GRANULE, DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import GRANULE_BYTES, round_up_to_granules
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
@@ -88,13 +89,23 @@ class ContextMemory:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._budget.take(round_up_to_granules(count))
             try:
-                address = self.space.allocate(count)
+                address = self._place(count)
             except OutOfMemory as error:
                 self._budget.give(round_up_to_granules(count))
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             self._allocations[address] = count
             self._client.own(address)
         return address
+
+    def _place(self, count: int) -> int:
+        """Return the address of new bytes: the beginning of a GPU's page if they fill half of one. OutOfMemory.
+
+        Drivers place them so, and there are programs that divide a large allocation into pages.
+        """
+        if count >= MAPPING_GRANULE // 2:
+            with suppress(OutOfMemory):
+                return self.space.allocate(count, MAPPING_GRANULE)
+        return self.space.allocate(count)
 
     def _check_open(self) -> None:
         if self._closed:
