@@ -44,8 +44,9 @@ class Library:
     """Functions that are not replaced."""
 
 
+LIBRARY_FOLDER: Final = Path(_entry_points.__file__).parent / "libraries"
+"""The shared libraries of pympsd (`libraries`)."""
 LIBRARIES: Final = {
-    "cuda.bindings.cydriver": Library("pympsd_client.routing.driver", "CUresult"),
     "cuda.bindings.cyruntime": Library(
         "pympsd_client.routing.runtime.functions",
         "cudaError_t",
@@ -98,7 +99,9 @@ replaced: Final[dict[str, int]] = {}
 def replace(module: str, pointers: dict[str, Any]) -> None:
     """Replace the function pointers in a module's dictionary of capsules."""
     if module == "cuda.bindings.cydriver":
-        name_the_driver()
+        load_driver_library()
+        read_signatures(module)
+        return
     library = LIBRARIES[module]
     for name, capsule in tuple(pointers.items()):
         originals[name] = _entry_points.address(capsule)
@@ -115,7 +118,7 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
 
 
 def read_signatures(module: str) -> None:
-    """Note the functions of a module whose pointers were not replaced, because it was imported before."""
+    """Note the functions of a module whose pointers are not replaced."""
     for name, capsule in import_module(module).__dict__["__pyx_capi__"].items():
         if name not in signatures:
             originals[name] = _entry_points.address(capsule)
@@ -131,16 +134,17 @@ def entry_point(functions: str, name: str, signature: str, original: int = 0, *,
     program runs natively, with ``always_passes`` at the end of the process too.
     """
 
+    plain = _VERSION.sub("", name)
+
     def resolve(name: str, signature: str) -> Any:
         function, format, *core = import_module(functions).resolve(name, signature)
-        timed = trace(name, function)
+        timed = trace(plain, function)
         # The core alone may be called in its place, unless calls are traced.
         return (function, format, *core) if timed is function else (timed, format)
 
     def result_of_error(name: str, error: BaseException) -> Any:
-        return import_module(functions).result_of_error(name, error)
+        return import_module(functions).result_of_error(plain, error)
 
-    plain = _VERSION.sub("", name)
     at_end = _SUCCEEDS if _RELEASING.fullmatch(plain) else _CURRENT.get(plain, _FAILS)
     return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
 
@@ -161,13 +165,21 @@ def _text_function(name: str, library: Library) -> Any:
     return _entry_points.capsule(ctypes.cast(_text_functions[-1], ctypes.c_void_p).value or 0, signatures[name])
 
 
-def name_the_driver() -> None:
-    """Without a driver, load a library with its name: numba looks for it before it calls cuda.bindings."""
+def load_driver_library() -> None:
+    """Load pympsd's libcuda.so.1: cuda.bindings, and whoever else asks the dynamic loader for that name, gets it.
+
+    ImportError if another one was loaded before, to which the process would go instead, or if there is none.
+    """
+    file = str(LIBRARY_FOLDER / "libcuda.so.1")
     try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        for file in Path(_entry_points.__file__).parent.glob("_libcuda_name*.so"):
-            ctypes.CDLL(str(file))
+        ctypes.CDLL(file, ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise ImportError(f"pympsd's libcuda.so.1 cannot be loaded: {error}") from None
+    if not hasattr(ctypes.CDLL("libcuda.so.1"), "pympsd_attach"):
+        raise ImportError(
+            "another libcuda.so.1 was loaded before pympsd's: start the program with pympsd-run, and import nothing "
+            "that loads CUDA before pympsd_client.routing.hook.install()"
+        )
 
 
 def original(name: str, *parameters: Any) -> Any:
