@@ -1,7 +1,8 @@
 """Print the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1.
 
 They are those of a program without a daemon, or with ``--daemon`` those of a daemon. ``complaint`` is about
-PYMPSD_STATE_DIRECTORY, and empty if that can be used.
+PYMPSD_STATE_DIRECTORY, and empty if that can be used. With ``--nvml`` they are printed as libnvidia-ml.so.1 reads
+them (`pympsd.devices.nvml_text`), or the reason alone why there are none.
 """
 
 import os
@@ -10,11 +11,14 @@ import sys
 if not __package__:  # run by path, isolated: the packages are two folders up
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from typing import Any
+
 import msgspec
 from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
+from pympsd.devices.nvml_text import nvml_text
 from pympsd.devices.state_folder import unusable_directory, with_current_modes, with_machine_file
 from pympsd.vocabulary.settings import Settings
 
@@ -33,11 +37,17 @@ def main() -> int:
         if machine.backend == "emulated":
             devices = with_current_modes(devices, settings.emulated_devices)
         complaint = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
-        answer: dict[str, object] = {"devices": devices, "backend": machine.backend, "complaint": complaint}
+        answer: dict[str, Any] = {"devices": devices, "backend": machine.backend, "complaint": complaint}
     except ValueError as error:
         answer = {"error": str(error)}
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.write(_as_nvml(answer) if sys.argv[1:] == ["--nvml"] else msgspec.json.encode(answer) + b"\n")
     return 1 if "error" in answer else 0
+
+
+def _as_nvml(answer: dict[str, Any]) -> bytes:
+    if "error" in answer:
+        return f"{answer['error']}\n".encode()
+    return nvml_text(answer["backend"], answer["devices"]).encode()
 
 
 if __name__ == "__main__":

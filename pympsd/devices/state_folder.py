@@ -54,6 +54,11 @@ class StateFolder:
             return os.path.join(directory(), f"{self.description.strip('/').replace('/', '-')}.state")
         return f"{self.description}.state"
 
+    @property
+    def modes_path(self) -> str:
+        """The path of the file of compute modes, whether or not it exists."""
+        return os.path.join(self.path, MODES)
+
     def make(self) -> None:
         """Create the folder for all users unless it exists; raise OSError. Changes the umask for a moment."""
         if os.geteuid() == 0 and not os.environ.get(DIRECTORY):

@@ -106,6 +106,7 @@ CONTROL_LINES: Final = {
     "state_not_kept": Line(
         "Cannot write the state file ({reason}); if this daemon dies, its servers cannot be taken over", None
     ),
+    "nvml_not_kept": Line("Cannot write {file} ({reason}); NVML reports what it had before", None),
     "daemon_hands_over": Line("Handing over to another daemon; servers keep running", None),
     "trace_ends": Line("Trace {file} ends because this daemon is exiting", None),
     "client_memory_unknown": Line(

@@ -27,12 +27,13 @@ from pympsd.service.children import spawn_server
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.driver_server import NAME, is_vendor_server, note_line, spawn_vendor_server
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
+from pympsd.service.followers import MemorySharing, follow
 from pympsd.service.listeners import Listener
 from pympsd.service.log_fifo import read_fifo
-from pympsd.service.memory_sharing import MemorySharing
 from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
+from pympsd.service.nvml_file import NvmlFile
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.sessions.conversation import Conversation
@@ -171,7 +172,11 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         if setup.metrics is not None:
             nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
         if dispatcher.state.options.has_own_servers:
-            nursery.start_soon(MemorySharing(dispatcher).run)
+            nvml = NvmlFile(dispatcher, directory)
+            nvml.update()
+            nursery.start_soon(follow, dispatcher, MemorySharing(dispatcher).send, nvml.update)
+        else:
+            directory.remove(files.NVML)
         of_servers = partial(is_vendor_server, dispatcher), partial(note_line, dispatcher)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, *of_servers)
         os.chdir("/")

@@ -213,6 +213,7 @@ def _context_gone(daemon: Daemon, server: Server, event: events.ContextGonePushe
 
 def _memory_reported(daemon: Daemon, server: Server, event: events.MemoryPushed) -> None:
     server.launches[event.device] = event.launches
+    server.left_behind[event.device] = event.left
     for client in server.clients.values():
         client.memory[event.device] = event.clients.get(client.id, 0)
 

@@ -158,6 +158,8 @@ class MemoryPushed(Event):
     clients: dict[int, int]
     launches: int = 0
     """Kernels that the server has started there."""
+    left: int = 0
+    """Bytes that exited clients still hold there."""
 
 
 @frozen

@@ -22,9 +22,13 @@ NAMED_SERVERS = "pympsd.named-servers"
 """An empty file in the directory of a daemon of protocol 3, which remains when the daemon ends. A path below it is
 that of a server or a namespace, and a program there must not run without its limits."""
 
+NVML = "pympsd.nvml"
+"""The devices, and who uses them, for libnvidia-ml.so.1 (`pympsd.devices.nvml_text`)."""
+NEW_NVML = f"{NVML}.new"
+
 OF_THE_DAEMON = (
     *(CONTROL, CONTROL_PRIVILEGED, OWN_CONTROL, LOCK, KEEPER, LOG_FIFO, PID, STATE, NEW_STATE),
-    NAMED_SERVERS,
+    *(NAMED_SERVERS, NVML, NEW_NVML),
 )
 """The names in the pipe directory that nothing else may have."""
 

@@ -201,6 +201,8 @@ class MemoryReported:
     clients: dict[int, int]
     launches: int = 0
     """The kernels that this server has started on the device."""
+    left: int = 0
+    """The bytes that exited clients still hold there: their kernels run."""
 
 
 @message(61)

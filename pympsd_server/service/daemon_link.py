@@ -110,9 +110,9 @@ class DaemonLink:
         self._last_left = self._clients.pop(client, None)
         self._change((client, 0), link.ClientGone(client))
 
-    def memory_used(self, device: int, clients: dict[int, int], launches: int) -> None:
-        """Push the memory that clients hold on a device, and the number of kernels started there."""
-        self._memory[device] = link.MemoryReported(device, clients, launches)
+    def memory_used(self, device: int, clients: dict[int, int], launches: int, left: int) -> None:
+        """Push the memory that clients hold on a device, exited ones too, and the number of kernels started there."""
+        self._memory[device] = link.MemoryReported(device, clients, launches, left)
         self._change((0, device), self._memory[device])
 
     def terminated(self, token: int, code: int) -> None:

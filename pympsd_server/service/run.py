@@ -106,11 +106,10 @@ def _record_memory(containment: Containment, devices: RegisteredDevices) -> None
     def record(device: int, used: dict[int, int]) -> None:
         clients = containment.server.client_table.clients
         launches = containment.executors.launches[device]
-        containment.server.link.memory_used(
-            device, {client_id: used[client_id] for client_id in used if client_id in clients}, launches
-        )
-        present = [(clients[client_id].pid, count) for client_id, count in used.items() if client_id in clients]
-        left_behind = sum(count for client_id, count in used.items() if client_id not in clients)
+        living = {client_id: count for client_id, count in used.items() if client_id in clients}
+        left_behind = sum(used.values()) - sum(living.values())
+        containment.server.link.memory_used(device, living, launches, left_behind)
+        present = [(clients[client_id].pid, count) for client_id, count in living.items()]
         rows = [*present, (GONE, left_behind)] if left_behind else present
         if rows != recorded.get(device):  # else kernels were launched, no more
             devices.report(device, rows)

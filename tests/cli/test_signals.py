@@ -103,7 +103,7 @@ def _end_keeper(path: Path) -> None:
     ids=lambda signals: " ".join(signal.Signals(number).name for number in signals),
 )
 def test_a_starting_daemon_handles_signals(tmp_path: Path, when: str, signals: list[signal.Signals]) -> None:
-    left = {files.STATE, files.KEEPER} if signals == HANDED_OVER else set()
+    left = {files.STATE, files.KEEPER, files.NVML} if signals == HANDED_OVER else set()
     assert _ended(tmp_path, when, signals) == left
     if left:
         _end_keeper(tmp_path / "pipe" / files.KEEPER)

@@ -27,6 +27,7 @@ NOT_FOUND: Final = "Cannot find MPS control daemon process"
 ELIDED: Final = "(usage text"
 UNRECOGNIZED: Final = "Unrecognized option "
 OURS_ONLY: Final = {
+    "pympsd.nvml": "the devices and who uses them, for libnvidia-ml.so.1",
     "pympsd.state": "what another daemon needs to take the servers in if this one is killed",
     "pympsd.control": "the socket of our own tools and clients where control is libcuda's",
     "pympsd.keeper": "where another daemon gets what this one's keeper holds",

@@ -24,6 +24,7 @@ FILES = {
     "log": ("p", 0o777),
     "nvidia-cuda-mps-control.pid": ("-", 0o644),
     "pympsd.keeper": ("s", 0o600),
+    "pympsd.nvml": ("-", 0o644),
     "pympsd.state": ("-", 0o600),
 }
 

@@ -177,13 +177,14 @@ class PipeDirectory:
         return (present.st_dev, present.st_ino) != (own.st_dev, own.st_ino)
 
     def release(self, *, handed_over: bool = False) -> None:
-        """Remove the pid file and the FIFO, as the vendor's daemon does, and the state file; release the lock.
+        """Remove the pid file and the FIFO, as the vendor's daemon does, and pympsd's own files; release the lock.
 
-        ``handed_over``: leave the state file for the next daemon. Change nothing if another daemon has taken the
-        directory.
+        ``handed_over``: leave the state, and the description of devices, for the next daemon. Change nothing if
+        another daemon has taken the directory.
         """
         if not self.is_taken_by_another():
-            for file in (files.PID, files.LOG_FIFO, files.NEW_STATE, *(() if handed_over else (files.STATE,))):
+            lasting = () if handed_over else (files.STATE, files.NVML)
+            for file in (files.PID, files.LOG_FIFO, files.NEW_STATE, files.NEW_NVML, *lasting):
                 with contextlib.suppress(remains.NotOfADaemon):
                     remains.remove(self.name(file))
         os.close(self._lock)

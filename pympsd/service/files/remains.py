@@ -8,6 +8,7 @@ daemon makes under that name is replaced or removed:
     nvidia-cuda-mps-control.pid                                   a regular file with a PID in it
     control_lock, pympsd.named-servers                            an empty regular file with one name
     pympsd.state, pympsd.state.new                                a regular file that begins as a saved state does
+    pympsd.nvml, pympsd.nvml.new                                  a regular file that begins as a list of devices
 
 An empty file also counts as a PID file or a state file, because that is what a full disk or a power failure leaves.
 Everything else stays, links included, and is reported with its path (``NotOfADaemon``).
@@ -24,6 +25,8 @@ from pympsd.vocabulary import files
 
 STATE_BEGINS: Final = (b'{"backend":', b'{"boot":')
 """The first bytes of a saved state (``state_file.SavedState``, whose keys are sorted), and of an early version's."""
+NVML_BEGINS: Final = b"pympsd-nvml "
+"""The first bytes of a description of devices, in every version (`pympsd.devices.nvml_text`)."""
 _PID_BYTES: Final = 20
 _SOCKETS: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL, files.KEEPER)
 _KINDS: Final = {
@@ -83,11 +86,17 @@ def _expect(name: str) -> tuple[str, int, Callable[[bytes], bool] | None]:
         return "PID file", stat.S_IFREG, _is_pid
     if name in (files.LOCK, files.NAMED_SERVERS):
         return "lock file" if name == files.LOCK else "empty file", stat.S_IFREG, lambda data: not data
+    if name in (files.NVML, files.NEW_NVML):
+        return "list of devices", stat.S_IFREG, _is_nvml_text
     return "state file", stat.S_IFREG, _is_state
 
 
 def _is_pid(data: bytes) -> bool:
     return not data or (len(data) < _PID_BYTES and data.strip().isdigit())
+
+
+def _is_nvml_text(data: bytes) -> bool:
+    return data.startswith(NVML_BEGINS[: len(data)])
 
 
 def _is_state(data: bytes) -> bool:

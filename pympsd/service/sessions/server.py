@@ -242,12 +242,13 @@ class ServerSession:
             case link.ContextGone(client, context_id):
                 self._contexts -= 1
                 dispatcher.feed(events.ContextGonePushed(self.id, client, context_id))
-            case link.MemoryReported(device, clients, launches):
+            case link.MemoryReported(device, clients, launches, left):
                 devices = dispatcher.state.devices
                 most = devices[device].memory_bytes if 0 <= device < len(devices) else -1
-                if any(not 0 <= count <= most for count in (0, *clients.values())) or not 0 <= launches < 1 << 63:
+                counts = 0, left, *clients.values()
+                if any(not 0 <= count <= most for count in counts) or not 0 <= launches < 1 << 63:
                     raise RemoteError(f"nobody holds such memory on device {device}")
-                dispatcher.feed(events.MemoryPushed(self.id, device, clients, launches))
+                dispatcher.feed(events.MemoryPushed(self.id, device, clients, launches, left))
             case link.ClientGone(client):
                 self._unwatch((client,))
                 dispatcher.feed(events.ClientGonePushed(self.id, client))

@@ -76,6 +76,8 @@ class Server:
     a context there, whose id stands before them."""
     launches: dict[int, int] = field(factory=dict)
     """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
+    left_behind: dict[int, int] = field(factory=dict)
+    """Bytes that its exited clients still hold, by device ordinal, as it reported."""
     closed: bool = False
     """New clients of its user wait because another user has waited long enough; kept for the log."""
     pending: bool = False

@@ -1,0 +1,97 @@
+"""The description of a machine's devices that libnvidia-ml.so.1 reads: what they are, and which processes use them.
+
+A native program has no Python, so the format is one that C reads easily: a line for each fact, with its name before
+its values. Facts before the first ``device`` are the machine's; ``process`` lines follow their device. An example::
+
+    pympsd-nvml 1
+    backend emulated
+    driver 590.0 590 13010 13010       version, branch, CUDA version of it, and of the driver API that programs have
+    modes 0 1000 /run/pympsd/pympsd-devices.state/modes     whose file of compute modes counts, and its path
+    device
+    uuid GPU-7685caad-23a2-2403-a46b-a1dfeabe3819
+    name NVIDIA H200
+    pci 0 0 6 0                        domain, bus, device, function
+    board 0 0                          PCI ids of the board and its subsystem
+    capability 9 0
+    memory 150109880320 67108864       bytes: all, and what processes hold
+    compute_mode 0
+    numa_node 0
+    ordinal 0
+    process 4711 C 0                   PID, C (a server) or M (a client of one), bytes
+    process 4712 M 67108864
+    end
+
+A reader ignores facts that it does not know, so new ones may be added; a change of what is there needs another number
+in the first line. `pympsd_client/native/src/nvml/machine.c` is the reader.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.process.version import API_VERSION, CUDA_VERSIONS, driver_version
+from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.untrusted import printable
+
+FIRST_LINE: Final = "pympsd-nvml 1"
+_MAX_NAME: Final = 95
+"""The longest name of a device, in bytes: NVML_DEVICE_NAME_V2_BUFFER_SIZE less its NUL."""
+
+
+@frozen
+class DeviceProcess:
+    """A process on a device: a server, or a client of one."""
+
+    pid: int
+    is_client: bool
+    used: int
+    """Bytes of device memory."""
+
+
+@frozen
+class ModesFile:
+    """The file of compute modes that pympsd-smi changes; it counts if root or ``owner`` has written it."""
+
+    path: str
+    owner: int = 0
+
+
+def nvml_text(
+    backend: str,
+    devices: Sequence[DeviceProperties],
+    processes: Sequence[Sequence[DeviceProcess]] = (),
+    modes: ModesFile | None = None,
+) -> str:
+    """Return the description of devices and of the processes on each, in the same order; none: nobody uses them."""
+    of_devices = processes or [()] * len(devices)
+    lines = [FIRST_LINE, f"backend {backend}", *_driver(devices)]
+    if modes is not None and modes.path.isprintable():
+        lines.append(f"modes 0 {modes.owner} {modes.path}")
+    for ordinal, (device, users) in enumerate(zip(devices, of_devices, strict=True)):
+        lines += _device(ordinal, device, users)
+    return "".join(f"{line}\n" for line in (*lines, "end"))
+
+
+def _driver(devices: Sequence[DeviceProperties]) -> Iterator[str]:
+    for device in devices[:1]:
+        yield f"driver {driver_version(device.driver)} {device.driver} {CUDA_VERSIONS[device.driver]} {API_VERSION}"
+
+
+def _device(ordinal: int, device: DeviceProperties, users: Sequence[DeviceProcess]) -> Iterator[str]:
+    domain, bus, slot, function = (int(part, 16) for part in device.pci.replace(":", ".").split("."))
+    attributes = device.attributes
+    used = min(sum(process.used for process in users), device.memory_bytes)
+    yield "device"
+    yield f"uuid {device.uuid}"
+    name = " ".join(printable(device.name).split())
+    yield f"name {name.encode()[:_MAX_NAME].decode(errors='ignore')}"
+    yield f"pci {domain} {bus} {slot} {function}"
+    yield f"board {attributes.get('GPU_PCI_DEVICE_ID', 0)} {attributes.get('GPU_PCI_SUBSYSTEM_ID', 0)}"
+    yield "capability {} {}".format(*device.compute_capability)
+    yield f"memory {device.memory_bytes} {used}"
+    yield f"compute_mode {attributes.get('COMPUTE_MODE', 0)}"
+    yield f"numa_node {attributes.get('HOST_NUMA_ID', -1)}"
+    yield f"ordinal {ordinal}"
+    for process in users:
+        yield f"process {process.pid} {'M' if process.is_client else 'C'} {process.used}"

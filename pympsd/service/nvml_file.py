@@ -1,0 +1,115 @@
+"""The file pympsd.nvml in the pipe directory: the devices, and who uses them, as libnvidia-ml.so.1 reads it.
+
+Theory of operation. NVML answers without a server and without being asked anything of the daemon, so the daemon keeps
+what it would answer in a file (`pympsd.devices.nvml_text`) that every user can read. `NvmlFile.update` follows the
+state: it is called after changes of it (`pympsd.service.followers`), at most a few times a second, and an idle daemon
+writes nothing. The file is replaced as a whole, so a reader sees one state or the next, and recognises a new one by
+its inode.
+
+The invariants:
+
+- The processes are those that pympsd-smi shows: each server on its devices, and the clients with a context there.
+  Before Volta all memory is the server's (MPS documents, 2.3.1.1).
+- Compute modes are not in it, beyond those of the description: pympsd-smi changes them in a file of its own, which is
+  named here.
+- The file of an ended daemon is removed; that of a killed one is replaced by the next. With the driver's own server
+  there is none, and NVML is the driver's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
+from pympsd.devices.state_folder import state_folder_of
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.files import remains
+from pympsd.service.files.pipe_directory import PipeDirectory
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary import files
+
+MODE: Final = 0o644
+
+
+@define
+class NvmlFile:
+    """The file of the running daemon."""
+
+    dispatcher: Dispatcher
+    directory: PipeDirectory
+    _written: str = field(default="", init=False)
+    _has_failed: bool = field(default=False, init=False)
+
+    def update(self) -> None:
+        """Replace the file if what it describes has changed; log a failure once, and try again at the next change."""
+        text = self._text()
+        if text == self._written and os.path.lexists(self.directory.name(files.NVML)):
+            return
+        try:
+            self._replace(text)
+        except OSError as error:
+            if not self._has_failed:
+                reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
+                self.dispatcher.log.error("nvml_not_kept", file=self.directory.name(files.NVML), reason=reason)
+            self._has_failed = True
+            return
+        self._written, self._has_failed = text, False
+
+    def _text(self) -> str:
+        state, settings = self.dispatcher.state, self.dispatcher.settings
+        processes = [list_processes(state, ordinal) for ordinal in range(len(state.devices))]
+        return nvml_text(settings.backend, state.devices, processes, self._modes())
+
+    def _modes(self) -> ModesFile | None:
+        if self.dispatcher.settings.backend != "emulated":
+            return None
+        folder = state_folder_of(self.dispatcher.settings.emulated_devices)
+        try:
+            owner = os.stat(folder.description).st_uid if folder.description else 0
+        except OSError:
+            owner = 0
+        return ModesFile(folder.modes_path, owner)
+
+    def _replace(self, text: str) -> None:
+        if self.directory.is_taken_by_another():
+            return  # that one keeps it
+        remains.check(self.directory.name(files.NVML))
+        new = self.directory.name(files.NEW_NVML)
+        remains.remove(new)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with os.fdopen(os.open(new, flags, MODE), "w") as file:
+                file.write(text)
+            os.rename(new, self.directory.name(files.NVML))
+        except OSError:
+            remains.remove(new)
+            raise
+
+
+def list_processes(daemon: Daemon, ordinal: int) -> list[DeviceProcess]:
+    """Return the processes on a device: each server by PID, followed by its clients by PID."""
+    servers = [server for server in daemon.running_servers() if ordinal in daemon.ordinals_of(server)]
+    is_volta = daemon.devices[ordinal].is_volta_or_newer
+    return [
+        process
+        for server in sorted(servers, key=lambda server: server.pid)
+        for process in _list_processes(server, ordinal, is_volta)
+    ]
+
+
+def _list_processes(server: Server, ordinal: int, is_volta: bool) -> Iterator[DeviceProcess]:
+    used: Counter[int] = Counter()
+    for client in server.clients.values():
+        held = client.memory.get(ordinal, 0)
+        if held or any(context.device == ordinal for context in client.contexts.values()):
+            used[client.pid] += held
+    left = server.left_behind.get(ordinal, 0)
+    yield DeviceProcess(server.pid, False, left if is_volta else left + used.total())
+    if is_volta:
+        yield from (DeviceProcess(pid, True, held) for pid, held in sorted(used.items()))

@@ -1,0 +1,424 @@
+/* NVML's functions about what a device is, how much memory it has, and what the machine's software is. */
+
+#define _GNU_SOURCE
+#include "session.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* --- results */
+
+static int write_text(char *place, unsigned length, const char *text) {
+    size_t size = strlen(text) + 1;
+    if (length < size)
+        return INSUFFICIENT_SIZE;
+    memcpy(place, text, size);
+    return SUCCESS;
+}
+
+/* --- the machine */
+
+static int own_nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    int result;
+    const struct machine *machine = lock_machine(&result);
+    return machine ? unlock(version ? write_text(version, length, machine->driver) : INVALID_ARGUMENT) : result;
+}
+
+static int own_nvmlSystemGetNVMLVersion(char *version, unsigned length) {
+    char text[64];
+    int result;
+    const struct machine *machine = lock_machine(&result);
+    if (!machine)
+        return result;
+    snprintf(text, sizeof text, "%d.%s", machine->cuda / 1000, machine->driver);
+    return unlock(version ? write_text(version, length, text) : INVALID_ARGUMENT);
+}
+
+static int own_nvmlSystemGetCudaDriverVersion(int *version) {
+    int result;
+    const struct machine *machine = lock_machine(&result);
+    if (!machine)
+        return result;
+    if (!version)
+        return unlock(INVALID_ARGUMENT);
+    *version = machine->api;
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    return own_nvmlSystemGetCudaDriverVersion(version);
+}
+
+static int own_nvmlSystemGetDriverBranch(void *place, unsigned length) {
+    struct {
+        unsigned version;
+        char branch[80];
+    } *info = place;
+    int result;
+    const struct machine *machine = lock_machine(&result);
+    (void)length;
+    if (!machine)
+        return result;
+    if (!info)
+        return unlock(INVALID_ARGUMENT);
+    if (info->version != STRUCT_VERSION(*info, 1))
+        return unlock(VERSION_MISMATCH);
+    memset(info->branch, 0, sizeof info->branch);
+    snprintf(info->branch, sizeof info->branch, "r%u_00", machine->branch);
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
+    char path[64], text[4096];
+    int result;
+    if (!lock_machine(&result))
+        return result;
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    int command = name ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t count = command < 0 ? -1 : read(command, text, sizeof text - 1);
+    if (command >= 0)
+        close(command);
+    if (!name || count < 0)
+        return unlock(name ? NOT_FOUND : INVALID_ARGUMENT);
+    text[count] = '\0'; /* its first word ends earlier */
+    return unlock(write_text(name, length, text));
+}
+
+/* --- handles */
+
+static int own_nvmlDeviceGetCount_v2(unsigned *count) {
+    int result;
+    const struct machine *machine = lock_machine(&result);
+    if (!machine)
+        return result;
+    if (!count)
+        return unlock(INVALID_ARGUMENT);
+    *count = (unsigned)machine->device_count;
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlDeviceGetCount(unsigned *count) {
+    return own_nvmlDeviceGetCount_v2(count);
+}
+
+static int own_nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *handle) {
+    int result;
+    const struct machine *machine = lock_machine(&result);
+    if (!machine)
+        return result;
+    if (!handle || index >= machine->device_count)
+        return unlock(INVALID_ARGUMENT);
+    *handle = handle_of(index);
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *handle) {
+    return own_nvmlDeviceGetHandleByIndex_v2(index, handle);
+}
+
+static void bus_ids(const struct device *device, char long_id[32], char short_id[32]) {
+    snprintf(long_id, 32, "%08X:%02X:%02X.%X", device->domain, device->bus, device->slot, device->function);
+    snprintf(short_id, 32, "%04X:%02X:%02X.%X", device->domain, device->bus, device->slot, device->function);
+}
+
+static int has_uuid(const struct device *device, const char *text) {
+    const char *bare = strncmp(device->uuid, "GPU-", 4) ? device->uuid : device->uuid + 4;
+    return !strcasecmp(text, device->uuid) || !strcasecmp(text, bare);
+}
+
+static int has_bus_id(const struct device *device, const char *text) {
+    char long_id[32], short_id[32];
+    bus_ids(device, long_id, short_id);
+    return !strcasecmp(text, long_id) || !strcasecmp(text, short_id);
+}
+
+static int find(const char *text, nvmlDevice_t *handle, int (*has)(const struct device *, const char *)) {
+    int result;
+    const struct machine *machine = lock_machine(&result);
+    if (!machine)
+        return result;
+    if (!text || !handle)
+        return unlock(INVALID_ARGUMENT);
+    for (size_t number = 0; number < machine->device_count; ++number)
+        if (has(&machine->devices[number], text)) {
+            *handle = handle_of(number);
+            return unlock(SUCCESS);
+        }
+    return unlock(NOT_FOUND);
+}
+
+static int own_nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *handle) {
+    return find(uuid, handle, has_uuid);
+}
+
+static int own_nvmlDeviceGetHandleByUUIDV(const void *place, nvmlDevice_t *handle) {
+    enum { ASCII = 1, BINARY = 2 };
+    const struct {
+        unsigned version, type;
+        union {
+            char text[41];
+            unsigned char bytes[16];
+        } value;
+    } *uuid = place;
+    char text[41] = "";
+    if (!uuid)
+        return find(NULL, handle, has_uuid);
+    if (uuid->version != STRUCT_VERSION(*uuid, 1))
+        return VERSION_MISMATCH;
+    if (uuid->type == ASCII)
+        snprintf(text, sizeof text, "%.40s", uuid->value.text);
+    else if (uuid->type == BINARY)
+        for (size_t at = 0, end = 0; at < 16; ++at)
+            end += (size_t)sprintf(text + end, "%s%02x", at >= 4 && at <= 10 && !(at & 1) ? "-" : "", uuid->value.bytes[at]);
+    else
+        return INVALID_ARGUMENT;
+    return find(text, handle, has_uuid);
+}
+
+static int own_nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t *handle) {
+    return find(bus_id, handle, has_bus_id);
+}
+
+static int own_nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *handle) {
+    return find(bus_id, handle, has_bus_id);
+}
+
+/* --- a device */
+
+#define TEXT_FUNCTION(name, member)                                                                                     \
+    static int own_##name(nvmlDevice_t handle, char *text, unsigned length) {                                           \
+        int result;                                                                                                     \
+        const struct device *device = lock_device(handle, &result);                                                     \
+        return device ? unlock(text ? write_text(text, length, device->member) : INVALID_ARGUMENT) : result;            \
+    }
+
+#define NUMBER_FUNCTION(name, value)                                                                                    \
+    static int own_##name(nvmlDevice_t handle, unsigned *place) {                                                       \
+        int result;                                                                                                     \
+        const struct device *device = lock_device(handle, &result);                                                     \
+        if (!device)                                                                                                    \
+            return result;                                                                                              \
+        if (!place)                                                                                                     \
+            return unlock(INVALID_ARGUMENT);                                                                            \
+        *place = (unsigned)(value);                                                                                     \
+        return unlock(SUCCESS);                                                                                         \
+    }
+
+static unsigned architecture(const struct device *device) {
+    static const int since[][3] = {{100, 10}, {90, 9}, {89, 8}, {80, 7}, {75, 6}, {70, 5}, {60, 4}};
+    for (size_t at = 0; at < sizeof since / sizeof *since; ++at)
+        if (device->major * 10 + device->minor >= since[at][0])
+            return (unsigned)since[at][1];
+    return 0xffffffff; /* NVML_DEVICE_ARCH_UNKNOWN */
+}
+
+/* nvmlBrandType_t: by the first word of the name. */
+static unsigned brand(const struct device *device) {
+    return !strncmp(device->name, "NVIDIA ", 7) ? 14 : !strncmp(device->name, "Tesla ", 6) ? 2 : 0;
+}
+
+TEXT_FUNCTION(nvmlDeviceGetName, name)
+TEXT_FUNCTION(nvmlDeviceGetUUID, uuid)
+NUMBER_FUNCTION(nvmlDeviceGetIndex, number_of(device))
+NUMBER_FUNCTION(nvmlDeviceGetArchitecture, architecture(device))
+NUMBER_FUNCTION(nvmlDeviceGetBrand, brand(device))
+NUMBER_FUNCTION(nvmlDeviceIsMigDeviceHandle, !strncmp(device->uuid, "MIG-", 4))
+NUMBER_FUNCTION(nvmlDeviceGetMinorNumber, device->ordinal)
+NUMBER_FUNCTION(nvmlDeviceGetDisplayActive, 0)
+NUMBER_FUNCTION(nvmlDeviceGetDisplayMode, 0)
+NUMBER_FUNCTION(nvmlDeviceGetNumFans, 0)
+NUMBER_FUNCTION(nvmlDeviceGetPersistenceMode, 0)
+NUMBER_FUNCTION(nvmlDeviceGetMaxMigDeviceCount, 0)
+
+static int own_nvmlDeviceSetPersistenceMode(nvmlDevice_t handle, int mode) {
+    int result;
+    return lock_device(handle, &result) ? unlock(mode ? NOT_SUPPORTED : SUCCESS) : result;
+}
+
+static int own_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int *major, int *minor) {
+    int result;
+    const struct device *device = lock_device(handle, &result);
+    if (!device)
+        return result;
+    if (!major || !minor)
+        return unlock(INVALID_ARGUMENT);
+    *major = device->major;
+    *minor = device->minor;
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlDeviceGetComputeMode(nvmlDevice_t handle, unsigned *mode) {
+    int result;
+    const struct device *device = lock_device(handle, &result);
+    if (!device)
+        return result;
+    if (!mode)
+        return unlock(INVALID_ARGUMENT);
+    *mode = (unsigned)current_compute_mode(locked_machine(), device);
+    return unlock(SUCCESS);
+}
+
+/* Devices that can be divided: the large ones of compute capability 8.0 and later. None is. */
+static int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigned *pending) {
+    int result;
+    const struct device *device = lock_device(handle, &result);
+    if (!device)
+        return result;
+    if (!mode || !pending)
+        return unlock(INVALID_ARGUMENT);
+    if (device->major < 8 || (device->major == 8 && device->minor))
+        return unlock(NOT_SUPPORTED);
+    *mode = *pending = 0;
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned index, nvmlDevice_t *mig) {
+    int result;
+    (void)index;
+    return lock_device(handle, &result) ? unlock(mig ? NOT_FOUND : INVALID_ARGUMENT) : result;
+}
+
+/* --- PCI */
+
+struct pci_info {
+    char short_id[16];
+    unsigned domain, bus, device, board, subsystem;
+    char long_id[32];
+};
+
+/* Write the first `size` bytes: earlier versions of the structure end before the long id, and before the subsystem. */
+static int write_pci_info(nvmlDevice_t handle, struct pci_info *place, size_t size) {
+    int result;
+    const struct device *device = lock_device(handle, &result);
+    if (!device)
+        return result;
+    if (!place)
+        return unlock(INVALID_ARGUMENT);
+    char short_id[32];
+    struct pci_info info = {
+        .domain = device->domain, .bus = device->bus, .device = device->slot, .board = device->board, .subsystem = device->subsystem};
+    bus_ids(device, info.long_id, short_id);
+    memcpy(info.short_id, short_id, sizeof info.short_id);
+    info.short_id[sizeof info.short_id - 1] = '\0';
+    memcpy(place, &info, size);
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlDeviceGetPciInfo_v3(nvmlDevice_t handle, void *place) {
+    return write_pci_info(handle, place, sizeof(struct pci_info));
+}
+
+static int own_nvmlDeviceGetPciInfo_v2(nvmlDevice_t handle, void *place) {
+    return write_pci_info(handle, place, offsetof(struct pci_info, long_id));
+}
+
+static int own_nvmlDeviceGetPciInfo(nvmlDevice_t handle, void *place) {
+    return write_pci_info(handle, place, offsetof(struct pci_info, subsystem));
+}
+
+static int own_nvmlDeviceGetPciInfoExt(nvmlDevice_t handle, void *place) {
+    enum { DISPLAY_CONTROLLER = 3, THREE_D = 2 }; /* these GPUs have no display */
+    struct {
+        unsigned version, domain, bus, device, board, subsystem, class, subclass;
+        char long_id[32];
+    } *info = place;
+    char short_id[32];
+    int result;
+    const struct device *device = lock_device(handle, &result);
+    if (!device)
+        return result;
+    if (!info)
+        return unlock(INVALID_ARGUMENT);
+    if (info->version != STRUCT_VERSION(*info, 1))
+        return unlock(VERSION_MISMATCH);
+    info->domain = device->domain;
+    info->bus = device->bus;
+    info->device = device->slot;
+    info->board = device->board;
+    info->subsystem = device->subsystem;
+    info->class = DISPLAY_CONTROLLER;
+    info->subclass = THREE_D;
+    bus_ids(device, info->long_id, short_id);
+    return unlock(SUCCESS);
+}
+
+/* --- memory */
+
+static int own_nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, unsigned long long *place) {
+    int result;
+    const struct device *device = lock_current_device(handle, &result);
+    if (!device)
+        return result;
+    if (!place)
+        return unlock(INVALID_ARGUMENT);
+    place[0] = device->memory;
+    place[1] = device->memory - device->used;
+    place[2] = device->used;
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
+    struct {
+        unsigned version;
+        unsigned long long total, reserved, free, used;
+    } *info = place;
+    int result;
+    const struct device *device = lock_current_device(handle, &result);
+    if (!device)
+        return result;
+    if (!info)
+        return unlock(INVALID_ARGUMENT);
+    if (info->version != STRUCT_VERSION(*info, 2))
+        return unlock(VERSION_MISMATCH);
+    info->total = device->memory;
+    info->reserved = 0;
+    info->free = device->memory - device->used;
+    info->used = device->used;
+    return unlock(SUCCESS);
+}
+
+const struct own_function device_functions[] = {
+    EMULATED(nvmlSystemGetDriverVersion),
+    EMULATED(nvmlSystemGetNVMLVersion),
+    EMULATED(nvmlSystemGetCudaDriverVersion),
+    EMULATED(nvmlSystemGetCudaDriverVersion_v2),
+    EMULATED(nvmlSystemGetDriverBranch),
+    EMULATED(nvmlSystemGetProcessName),
+    LISTED(nvmlDeviceGetCount),
+    LISTED(nvmlDeviceGetCount_v2),
+    LISTED(nvmlDeviceGetHandleByIndex),
+    LISTED(nvmlDeviceGetHandleByIndex_v2),
+    LISTED(nvmlDeviceGetHandleByUUID),
+    LISTED(nvmlDeviceGetHandleByUUIDV),
+    LISTED(nvmlDeviceGetHandleByPciBusId),
+    LISTED(nvmlDeviceGetHandleByPciBusId_v2),
+    LISTED(nvmlDeviceGetIndex),
+    EMULATED(nvmlDeviceGetName),
+    EMULATED(nvmlDeviceGetUUID),
+    EMULATED(nvmlDeviceGetArchitecture),
+    EMULATED(nvmlDeviceGetBrand),
+    EMULATED(nvmlDeviceIsMigDeviceHandle),
+    EMULATED(nvmlDeviceGetMinorNumber),
+    EMULATED(nvmlDeviceGetDisplayActive),
+    EMULATED(nvmlDeviceGetDisplayMode),
+    EMULATED(nvmlDeviceGetNumFans),
+    EMULATED(nvmlDeviceGetPersistenceMode),
+    EMULATED(nvmlDeviceSetPersistenceMode),
+    EMULATED(nvmlDeviceGetCudaComputeCapability),
+    EMULATED(nvmlDeviceGetComputeMode),
+    EMULATED(nvmlDeviceGetMigMode),
+    EMULATED(nvmlDeviceGetMaxMigDeviceCount),
+    EMULATED(nvmlDeviceGetMigDeviceHandleByIndex),
+    EMULATED(nvmlDeviceGetPciInfo),
+    EMULATED(nvmlDeviceGetPciInfo_v2),
+    EMULATED(nvmlDeviceGetPciInfo_v3),
+    EMULATED(nvmlDeviceGetPciInfoExt),
+    EMULATED(nvmlDeviceGetMemoryInfo),
+    EMULATED(nvmlDeviceGetMemoryInfo_v2),
+    {0},
+};

@@ -1,0 +1,53 @@
+/* The devices of a machine and the processes on them, as the file of a daemon describes them (machine.c). */
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#define HIDDEN_NAME __attribute__((visibility("hidden")))
+
+enum { MAX_DEVICES = 256, MAX_PROCESSES = 1 << 16, MAX_FILE_BYTES = 8 << 20, REASON_BYTES = 1024 };
+
+struct process {
+    unsigned pid;
+    int is_client; /* of a server; otherwise it is a server */
+    uint64_t used; /* bytes of device memory */
+};
+
+struct device {
+    char name[96], uuid[80];
+    unsigned domain, bus, slot, function; /* of its PCI address */
+    unsigned board, subsystem;            /* PCI ids, 0 if they are unknown */
+    int major, minor;                     /* the compute capability */
+    int compute_mode, numa_node;          /* nvmlComputeMode_t; -1 if the device names no node */
+    unsigned ordinal;                     /* its number on the machine */
+    uint64_t memory;                      /* bytes, all of it */
+    uint64_t used;                        /* bytes that processes hold */
+    struct process *processes;
+    size_t process_count;
+};
+
+struct machine {
+    char backend[16]; /* "emulated" or "cuda" */
+    char driver[32];  /* "590.0" */
+    unsigned branch;  /* 590 */
+    int cuda, api;    /* versions of CUDA: the driver's, and what programs have (13010) */
+    char modes[4096]; /* the path of the file of compute modes; empty if there is none */
+    uid_t trusted[2]; /* whose file of modes counts */
+    struct device *devices;
+    size_t device_count;
+};
+
+/* Read a description; return it, to be freed with `free_machine`, or NULL with the reason in `reason`. */
+HIDDEN_NAME struct machine *parse_machine(char *text, size_t length, char reason[REASON_BYTES]);
+HIDDEN_NAME void free_machine(struct machine *machine);
+
+/* Read the regular file `path`, and its status; return its text with a NUL after `*length` bytes, to be freed, or NULL
+ * with the reason. */
+HIDDEN_NAME char *read_file(const char *path, size_t *length, struct stat *status, char reason[REASON_BYTES]);
+
+/* Return the device's current compute mode: that of the file of modes, or the one of its description. */
+HIDDEN_NAME int current_compute_mode(const struct machine *machine, const struct device *device);

@@ -1,0 +1,62 @@
+/* What the functions of NVML share: results, handles, and the machine (session.c). */
+
+#pragma once
+
+#include "machine.h"
+
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    TIMEOUT = 10,
+    GPU_IS_LOST = 15,
+    NO_MEMORY = 20,
+    VERSION_MISMATCH = 25,
+};
+
+typedef void *nvmlDevice_t;
+
+/* The version that a structure begins with: its size, and a number. */
+#define STRUCT_VERSION(type, number) ((unsigned)sizeof(type) | (number) << 24)
+
+/* Lock the machine. Return the device of a handle; NULL, with the machine not locked, and the result of the call in
+ * `*result`, if there is none. It is as it was when NVML was initialized. */
+HIDDEN_NAME const struct device *lock_device(nvmlDevice_t handle, int *result);
+
+/* The same, with its processes as they are now. */
+HIDDEN_NAME const struct device *lock_current_device(nvmlDevice_t handle, int *result);
+
+/* Lock the machine, and return it as it was when NVML was initialized; or NULL as above. */
+HIDDEN_NAME const struct machine *lock_machine(int *result);
+
+/* Return the machine while a device of it is locked. */
+HIDDEN_NAME const struct machine *locked_machine(void);
+
+/* Unlock the machine, and return `result`. */
+HIDDEN_NAME int unlock(int result);
+
+/* Return the handle of a device of the locked machine. */
+HIDDEN_NAME nvmlDevice_t handle_of(size_t number);
+
+/* Return the number of a device of the locked machine. */
+HIDDEN_NAME size_t number_of(const struct device *device);
+
+/* Ways to have devices (session.c). */
+enum way { CLOSED, OURS, WITH_DRIVER, NATIVE };
+
+/* The code behind a name, and a bit for each way in which it is. */
+struct own_function {
+    const char *name;
+    void *code;
+    unsigned ways;
+};
+#define ALWAYS(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS | 1 << WITH_DRIVER | 1 << NATIVE}
+#define LISTED(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS | 1 << WITH_DRIVER}
+#define EMULATED(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS}
+
+/* The functions of each file; a row without a name is the last. */
+HIDDEN_NAME extern const struct own_function session_functions[], device_functions[], process_functions[], place_functions[];

@@ -1,0 +1,55 @@
+"""Write the table of NVML's functions: every name that a release of nvml.h has declared, old versions included.
+
+    python3 scripts/exports/nvml_functions.py [NVML.H...]
+
+The names are those of cuda.bindings.cynvml and of pynvml (nvidia-ml-py, if installed), those that the given headers
+declare, and those that the table has, because a name stays. Only names are taken.
+"""
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+TABLE = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/nvml/functions.h"
+BEGINNING = """\
+/* Written by scripts/exports/nvml_functions.py: every function of NVML, old versions included.
+ *
+ * FUNCTION(name, version, parameters): for ../stubs.h; what is behind a name decides session.c. */
+
+"""
+NOT_EXPORTED = {"nvmlEventTypeAll", "nvmlClocksEventReasonAll"}
+"""Names in headers that are not functions of the library."""
+COMMENTS = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+IN_TABLE = r"^FUNCTION\((\w+),"
+IN_BINDINGS = r"^cdef \S.*?\b(nvml[A-Z]\w+)\("
+IN_PYNVML = r'_nvmlGetFunctionPointer\("(\w+)"'
+FORMER_NAMES = r"^#undef (nvml[A-Z]\w*[a-zA-Z0-9])$(?<!_t)"
+IN_HEADERS = r"\bDECLDIR\s+(?:char\s*\*\s*)?(nvml[A-Z]\w+)\s*\("
+
+
+def find_names(path: Path, pattern: str) -> set[str]:
+    """Return the names that a pattern finds in a file without its C comments; none if there is no file."""
+    if not path.is_file():
+        return set()
+    return set(re.findall(pattern, COMMENTS.sub("", path.read_text(errors="replace")), re.MULTILINE))
+
+
+def file_of(module: str) -> Path:
+    """Return the path of a module's file; one that does not exist if the module is not installed."""
+    spec = find_spec(module)
+    return Path((spec.origin if spec is not None else None) or "/nonexistent")
+
+
+def main() -> None:
+    """Write the table."""
+    names = find_names(TABLE, IN_TABLE)
+    names |= find_names(file_of("cuda.bindings").parent / "cynvml.pxd", IN_BINDINGS)
+    names |= find_names(file_of("pynvml"), IN_PYNVML)
+    for header in sys.argv[1:]:
+        names |= find_names(Path(header), IN_HEADERS) | find_names(Path(header), FORMER_NAMES)
+    TABLE.write_text(BEGINNING + "".join(f'FUNCTION({name}, 0, "")\n' for name in sorted(names - NOT_EXPORTED)))
+
+
+if __name__ == "__main__":
+    main()
