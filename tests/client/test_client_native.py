@@ -13,7 +13,7 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._connect import private_executor
+from pympsd_client._connect import driver_library, private_executor
 from pympsd_client._objects import process as process_module
 from pympsd_client._objects.process import process
 
@@ -102,12 +102,25 @@ def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPat
     def no_library(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(private_executor.ctypes, "CDLL", no_library)
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", no_library)
     assert not private_executor.native_driver()
 
 
 @pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
 def test_a_driver_counts_only_if_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
     library = SimpleNamespace(cuInit=lambda flags: int(getattr(cuda.CUresult, result)))
-    monkeypatch.setattr(private_executor.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: library)
     assert private_executor.native_driver() is found
+
+
+def test_pympsds_own_library_is_not_the_machines_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own, other = SimpleNamespace(pympsd_attach=None), SimpleNamespace(cuInit=None)
+    libraries = {"libcuda.so.1": own, f"{tmp_path}/libcuda.so.1": other}
+    folder = Path(driver_library.__file__).parents[1] / "native" / "libraries"
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{folder}:{tmp_path}")
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: libraries[name])
+    assert driver_library.load_driver() is other
+    assert driver_library.without_own_libraries({"LD_LIBRARY_PATH": f"{folder}:{tmp_path}", "A": "b"}) == {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "A": "b",
+    }
