@@ -100,6 +100,7 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
     read_worker(environment)
     if backend == "emulated":
         has_strict_bounds(environment)
+        read_tier(environment)
     if backend == "cuda":
         read_connections(environment)
 
@@ -112,6 +113,11 @@ def read_worker(environment: Mapping[str, str]) -> str:
 def read_connections(environment: Mapping[str, str]) -> str:
     """Return the number of hardware queues of an executor on a GPU, as text; raise BadSetting."""
     return read(environment, variables.CONNECTIONS)
+
+
+def read_tier(environment: Mapping[str, str]) -> str:
+    """Return what runs the kernels of an emulated device, one of TIERS; raise BadSetting."""
+    return read(environment, variables.TIER)
 
 
 def has_strict_bounds(environment: Mapping[str, str]) -> bool:

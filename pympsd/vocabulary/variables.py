@@ -32,6 +32,8 @@ from pympsd.vocabulary.limits import (
 BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
 WORKERS: Final = ("auto", "native", "python")
 """auto: native if that helps and is available; native: required; python: never native."""
+TIERS: Final = ("numpy", "compiled")
+"""What runs the kernels of the emulated GPU: NumPy, or machine code where a kernel can be compiled."""
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 USERS: Final = ("in-turn", "together")
@@ -48,6 +50,7 @@ CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 """The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
+TIER: Final = "PYMPSD_TIER"
 DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
 TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
@@ -428,6 +431,15 @@ VARIABLES: Final = (
         "backend `emulated`: the daemon does not start; others: reported",
         _switch,
         default="0",
+    ),
+    Variable(
+        TIER,
+        Reader.DAEMON,
+        "what runs the kernels of the emulated GPU: `numpy`, or `compiled`: machine code by LLVM, which needs "
+        "`pip install pympsd[compiled]`; kernels that cannot be compiled run in NumPy",
+        "backend `emulated`: the daemon does not start; others: reported",
+        _one_of(*TIERS),
+        default="numpy",
     ),
     Variable(
         EXPLAIN,

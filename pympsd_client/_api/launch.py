@@ -1,12 +1,11 @@
 """Launches of kernels (CUDA driver API, Execution Control)."""
 
-from ctypes import string_at
 from typing import Any
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MAX_CLUSTER, NO_CLUSTER
-from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.launch_attributes import HINTS, VALUE_BYTES, name_of, not_there
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
+from pympsd_client._arguments.launch_attributes import HINTS, name_of, not_there
 from pympsd_client._arguments.values import number
 from pympsd_client._objects import event as events
 from pympsd_client._objects.code import launch as launches
@@ -35,7 +34,8 @@ def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: A
 
     The events of PROGRAMMATIC_EVENT and LAUNCH_COMPLETION_EVENT are recorded after the kernel, which is later than
     they may be. INVALID_CLUSTER_SIZE for clusters that the device, or the grid, does not have; INVALID_HANDLE,
-    INVALID_VALUE for an event that cannot be recorded; NOT_SUPPORTED for attributes that are neither these nor hints.
+    INVALID_VALUE, NOT_SUPPORTED for an event that cannot be recorded; NOT_SUPPORTED for attributes that are neither
+    these nor hints, INVALID_VALUE for wrong values.
     """
     if config is None:
         raise invalid_value("cuLaunchKernelEx takes a CUlaunchConfig, not None")
@@ -68,20 +68,37 @@ def _attributes(config: Any) -> tuple[bool, tuple[int, int, int], list[int]]:
             if not all(1 <= size <= MAX_CLUSTER for size in cluster):
                 raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {cluster}")
         elif name == "PROGRAMMATIC_EVENT":
-            recorded.append(_event(number(attribute.value.programmaticEvent.event), events.DISABLE_TIMING))
+            recorded.append(_event(attribute.value.programmaticEvent))
         elif name == "LAUNCH_COMPLETION_EVENT":
-            recorded.append(_event(number(attribute.value.launchCompletionEvent.event), 0))
-        elif name not in HINTS and any(string_at(int(attribute.value.getPtr()), VALUE_BYTES)):
-            raise not_there(name)
+            recorded.append(_event(attribute.value.launchCompletionEvent))
+        else:
+            _check_hint(name, attribute.value)
     return cooperative, cluster, recorded
 
 
-def _event(handle: int, required: int) -> int:
-    """Return an event that can be recorded by an attribute of a launch; INVALID_HANDLE, INVALID_VALUE."""
+def _event(value: Any) -> int:
+    """Return an event to be recorded with a launch; raise CudaError as recorded with an H100."""
+    handle = number(value.event)
     flags = events.events.find(handle).flags
-    if flags & events.INTERPROCESS or flags & required != required:
-        raise invalid_value(
-            "a launch attribute records events without CU_EVENT_INTERPROCESS, and PROGRAMMATIC_EVENT only those with "
-            "CU_EVENT_DISABLE_TIMING"
+    if number(value.flags):
+        raise invalid_value(f"the flags of an event in a launch attribute are 0, not {number(value.flags):#x}")
+    if flags & events.INTERPROCESS or not flags & events.DISABLE_TIMING:
+        raise not_supported(
+            "a launch records events with CU_EVENT_DISABLE_TIMING and without CU_EVENT_INTERPROCESS only"
         )
     return handle
+
+
+def _check_hint(name: str, value: Any) -> None:
+    """Raise CudaError for an attribute that is not a hint, or has a value that an H100 refuses."""
+    if name not in HINTS:
+        raise not_there(name)
+    if name == "SYNCHRONIZATION_POLICY":
+        raise invalid_value("the synchronization policy is an attribute of streams, not of launches")
+    if (
+        name == "CLUSTER_SCHEDULING_POLICY_PREFERENCE"
+        and not 0 <= number(value.clusterSchedulingPolicyPreference) <= 2
+    ):
+        raise invalid_value("the preference is a CUclusterSchedulingPolicy, 0 to 2")
+    if name == "PREFERRED_SHARED_MEMORY_CARVEOUT" and not -1 <= number(value.sharedMemCarveout) <= 100:
+        raise invalid_value("the carveout is a percentage, 0 to 100, or -1 for the default")

@@ -75,8 +75,9 @@ LIBRARIES: Final = {
             }
         ),
     ),
-    "cuda.bindings.cynvml": Library("pympsd_client.routing.nvml.functions", "nvmlReturn_t"),
 }
+NVML: Final = "cuda.bindings.cynvml"
+"""Its pointers stay: it loads libnvidia-ml.so.1, which is pympsd's own (native/src/nvml)."""
 _RELEASING: Final = re.compile(r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Unload|Unmap|Unregister).*")
 """Functions that free something. Destructors call them while the interpreter ends, when a driver still works."""
 _FAILS, _SUCCEEDS, _RETURNS_NULL = 0, 1, 2
@@ -92,12 +93,13 @@ signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""
 originals: Final[dict[str, int]] = {}
 """The addresses of all functions of these modules by name, as they were."""
-replaced: Final[dict[str, int]] = {}
-"""The addresses of the functions in their places."""
 
 
 def replace(module: str, pointers: dict[str, Any]) -> None:
     """Replace the function pointers in a module's dictionary of capsules."""
+    if module == NVML:
+        load_nvml()
+        return
     if module == "cuda.bindings.cydriver":
         load_driver_library()
         read_signatures(module)
@@ -109,12 +111,10 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
         is_replaced = name not in library.unless if library.only is None else name in library.only
         if not is_replaced or not signatures[name].startswith(f"{library.result} ("):
             continue
-        replaced[name] = entry_point(
+        address = entry_point(
             library.functions, name, signatures[name], originals[name], always_passes=library.only is not None
         )
-        pointers[name] = _entry_points.capsule(replaced[name], signatures[name])
-    if "nvmlErrorString" in pointers:
-        pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)
+        pointers[name] = _entry_points.capsule(address, signatures[name])
 
 
 def read_signatures(module: str) -> None:
@@ -149,22 +149,6 @@ def entry_point(functions: str, name: str, signature: str, original: int = 0, *,
     return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
 
 
-_TextFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
-_text_functions: Final[list[Any]] = []
-"""Never removed: C keeps their addresses."""
-
-
-def _text_function(name: str, library: Library) -> Any:
-    """Return a capsule of a function that returns a text for a result; entry points return ints."""
-
-    def text(code: int) -> int:
-        address: int = import_module(library.functions).error_string(code)
-        return address
-
-    _text_functions.append(_TextFunction(text))
-    return _entry_points.capsule(ctypes.cast(_text_functions[-1], ctypes.c_void_p).value or 0, signatures[name])
-
-
 def load_driver_library() -> None:
     """Load pympsd's libcuda.so.1: cuda.bindings, and whoever else asks the dynamic loader for that name, gets it.
 
@@ -180,6 +164,15 @@ def load_driver_library() -> None:
             "another libcuda.so.1 was loaded before pympsd's: start the program with pympsd-run, and import nothing "
             "that loads CUDA before pympsd_client.routing.hook.install()"
         )
+
+
+def load_nvml() -> None:
+    """Load pympsd's libnvidia-ml.so.1, which cuda.bindings and pynvml then find by its name.
+
+    pympsd-run sets the library path, but a program may call `hook.install` itself.
+    """
+    for file in LIBRARY_FOLDER.glob("libnvidia-ml.so.1"):
+        ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 
 def original(name: str, *parameters: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Mapping
 from ctypes import POINTER, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -36,20 +37,26 @@ class NoLibrary(StartError):
 @cache
 def library() -> Any:
     """Return the library with its functions declared; raise NoLibrary. ctypes releases the GIL in each call."""
+    loaded = load("_worker", _SIGNATURES)
+    _check_sizes(loaded)
+    return loaded
+
+
+def load(module: str, signatures: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> Any:
+    """Return a library of this package, with the functions of ``signatures`` declared; raise NoLibrary."""
     folder = os.path.dirname(__file__)
     # The build names it .abi3.so, for every version of Python; that of an earlier build may be next to it.
     suffixes = sorted(EXTENSION_SUFFIXES, key=lambda suffix: "abi3" not in suffix)
-    paths = [path for suffix in suffixes if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))]
+    paths = [path for suffix in suffixes if os.path.exists(path := os.path.join(folder, f"{module}{suffix}"))]
     if not paths:
         raise NoLibrary("it was not built: install a C compiler, then pympsd again")
     try:
         loaded = ctypes.CDLL(paths[0])
-        for name, (result, arguments) in _SIGNATURES.items():
+        for name, (result, arguments) in signatures.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise NoLibrary(f"it cannot be loaded: {error}") from None
-    _check_sizes(loaded)
     return loaded
 
 

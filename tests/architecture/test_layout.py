@@ -45,7 +45,7 @@ SAME_NAMES = {
     ),
     "ordinary words for values of one module": (
         "Allocation Answer BadShare CannotStart Column Condition Ended Extent Flag Foreign Holder Kind Limit "
-        "NvmlError Options Origin PinnedMemory Pool Refused Request Resource Row Slot Trace Usage"
+        "Options Origin PinnedMemory Pool Refused Request Resource Row Slot Trace Usage"
     ),
 }
 """Public classes of several modules that have one name."""

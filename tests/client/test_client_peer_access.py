@@ -329,7 +329,7 @@ def test_the_memory_of_a_closed_context_is_unmapped_everywhere(peers: list[Any])
     ok(cuda.cuCtxDestroy(peers[1]))
     use(peers[0])
     assert add_one(address) == DONE
-    assert cuda.cuMemUnmap(address + GRANULE, GRANULE) == (R.CUDA_ERROR_INVALID_VALUE,)
+    assert cuda.cuMemUnmap(address + GRANULE, GRANULE) == DONE
     assert add_one(address + GRANULE) == ILLEGAL
 
 
@@ -341,7 +341,7 @@ def test_the_memory_of_another_device_is_freed_when_the_addresses_context_has_cl
     handle = made(address, 1)
     ok(cuda.cuCtxDestroy(peers[0]))
     use(peers[1])
-    assert cuda.cuMemUnmap(address, GRANULE) == (R.CUDA_ERROR_INVALID_VALUE,)
+    assert cuda.cuMemUnmap(address, GRANULE) == DONE
     assert cuda.cuMemRelease(handle) == DONE
     assert ok(cuda.cuMemGetInfo())[0] == before
 

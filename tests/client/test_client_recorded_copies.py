@@ -22,7 +22,8 @@ from tests.client.conftest import ok
 RECORD = Path(__file__).parents[1] / "data" / "recorded-row-copies.jsonl"
 CASES = [json.loads(line) for line in RECORD.read_text().splitlines()]
 SIZE = 1 << 18
-PATTERN = bytes(random.Random(5).getrandbits(8) for _ in range(SIZE))
+PATTERN = bytes([random.Random(5).getrandbits(8)]) * SIZE
+"""As it was recorded: the same byte everywhere."""
 TYPES = {"H": 1, "D": 2, "U": 4}
 """CUmemorytype of host, device and unified."""
 COPIES = {"2D": "cuMemcpy2D", "2DU": "cuMemcpy2DUnaligned", "2DA": "cuMemcpy2DAsync", "3D": "cuMemcpy3D"}

@@ -5,15 +5,23 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from prepared import prepared
 from processes import adopt_orphans
 
 from tests.conformance import this_machine
 from tests.conformance.replay import ReplayDaemon
 
 HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clients_are_prepared() -> Iterator[None]:
+    with nullcontext() if this_machine.LEADS else prepared(this_machine.CLIENT):
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

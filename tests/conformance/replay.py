@@ -7,7 +7,6 @@ import re
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -300,11 +299,7 @@ class Replay:
         if "CUDA_VISIBLE_DEVICES" not in step.get("environment", {}):
             # The daemon's settings are not its clients'.
             environment.pop("CUDA_VISIBLE_DEVICES", None)
-        pipe = subprocess.PIPE
-        command, user = [sys.executable, CLIENT], step.get("uid", 0) or None
-        return ClientProcess(
-            subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True, user=user)
-        )
+        return ClientProcess.start(environment, step.get("uid", 0), CLIENT)
 
     def _listing(self, step: dict[str, Any]) -> Said:
         directory = self.daemon(step.get("at", 0)).directory

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
@@ -84,14 +86,14 @@ def batches(
     block: tuple[int, int, int],
     arguments: tuple[Any, ...],
     shared: int = 0,
-) -> list[Batch]:
+) -> list[Batch | CompiledBatch]:
     cluster = module.program.kernels[name].cluster
     setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
     together = int(np.prod(cluster))
     total, each = grid[0] * grid[1] * grid[2], blocks_per_batch(block[0] * block[1] * block[2])
     each = max(1, each // together) * together
     return [
-        Batch(module, name, setup, first, np.zeros(min(each, total - first), np.int64))
+        begin_batch(module, name, setup, first, np.zeros(min(each, total - first), np.int64))
         for first in range(0, total, each)
     ]
 

@@ -336,6 +336,24 @@ def test_reserved_shared_memory_is_apart_from_the_kernels_own() -> None:
       st.global.v4.u32 [%out+16], {%r7, %r8, %r9, %r10};"""
     answers = words(body, count=8)
     assert answers[:3] == [7, 1, 2]
-    begin, end, size, _ = answers[4:]
-    assert end - begin == size == 1024
+    assert answers[4:] == [0, 288, 1024, 0]
     assert load_program(kernel(body).encode()).kernels["k"].shared_bytes == 12
+
+
+@pytest.mark.parametrize("first", ["", "mov.u32 %r9, %reserved_smem_offset_1;"])
+@pytest.mark.parametrize(
+    ("static", "dynamic", "answers"),
+    [(0, 200, [0x100, 0x4C8, 200]), (100, 0, [0x80, 0x470, 0]), (100, 1000, [0x480, 0x858, 1000]),
+     (5000, 200, [0x1480, 0x1858, 200])],
+)  # fmt: skip
+def test_sizes_of_shared_memory(first: str, static: int, dynamic: int, answers: list[int]) -> None:
+    """As recorded with an H100, where dynamic shared memory begins at a multiple of 16 bytes."""
+    own = f".shared .align 4 .b8 own[{static}]; st.shared.u32 [own], 1;" if static else ""
+    body = f"""{first} {own} mov.u32 %r1, dyn; mov.u32 %r1, %total_smem_size; mov.u32 %r2, %aggr_smem_size;
+      mov.u32 %r3, %dynamic_smem_size; st.global.v2.u32 [%out], {{%r1, %r2}}; st.global.u32 [%out+8], %r3;"""
+    device = Device(1 << 20)
+    out = device.put(np.zeros(3, "u4"))
+    module = device.load(kernel(body, ".extern .shared .align 4 .b8 dyn[];"))
+    device.launch(module, "k", 1, 32, out, shared=dynamic)
+    assert device.get(out, np.zeros(3, "u4")).tolist() == answers
+    assert module.program.kernels["k"].shared_bytes == -(-static // 16) * 16

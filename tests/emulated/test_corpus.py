@@ -13,7 +13,7 @@ from recorded_corpus import CORPUS, KERNELS, failures, is_recorded, maps_of, mod
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import load_program
-from tests.emulated.harness import Device, Never, batches
+from tests.emulated.harness import Device, Never, batches, three
 
 
 def outputs_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
@@ -38,7 +38,8 @@ def outputs_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
 
 def run_together(module: LoadedModule, entry: dict[str, Any], arguments: list[bytes]) -> None:
     """Step all batches of the launch in turn, as kernels that wait for other CTAs need it."""
-    waiting = batches(module, entry["entry"], entry["grid"], entry["block"], tuple(arguments), entry["shared"])
+    grid, block = three(tuple(entry["grid"])), three(tuple(entry["block"]))
+    waiting = batches(module, entry["entry"], grid, block, tuple(arguments), entry["shared"])
     while waiting:
         waiting = [batch for batch in waiting if not batch.step(0.01, Never())]
 

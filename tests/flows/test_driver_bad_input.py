@@ -142,6 +142,7 @@ def test_what_is_sent_without_credentials_before_the_daemon_asks(daemon: DaemonP
         serves(daemon)
 
 
+@pytest.mark.long(but=["text5"])
 @pytest.mark.parametrize("text", [b"OUTBCRE2\0", b"OUTBCRED", b"\0", b"OUTBCRED\0\0", b"x" * 4096, b"x" * 100_000])
 def test_a_wrong_first_packet(daemon: DaemonProcess, text: bytes) -> None:
     with visitor(control(daemon)) as wrong:
@@ -150,6 +151,7 @@ def test_a_wrong_first_packet(daemon: DaemonProcess, text: bytes) -> None:
     wait_until(has_logged(daemon, "User did not send valid credentials"))
 
 
+@pytest.mark.long(but=["control-role5", "control_privileged-role5"])
 @pytest.mark.parametrize(
     "role",
     [struct.pack("<i", 3), struct.pack("<i", 0), struct.pack("<i", -1), struct.pack("<q", 2), b"\2", b"\2" * 9999],
@@ -196,6 +198,7 @@ def test_a_false_server_while_a_true_one_starts(daemon: DaemonProcess) -> None:
 # --- descriptors
 
 
+@pytest.mark.long(but=["250-control", "250-control_privileged"])
 @pytest.mark.parametrize("name", ["control", "control_privileged"])
 @pytest.mark.parametrize("count", [1, 4, 250])
 def test_descriptors_that_are_sent_along_are_closed(daemon: DaemonProcess, name: str, count: int) -> None:
@@ -271,6 +274,7 @@ def test_a_length_of_too_many_bytes(daemon: DaemonProcess) -> None:
         assert heard in (b"", struct.pack("<ii", 1, 0))
 
 
+@pytest.mark.long(but=["a\\nb\\nc\\n\\x00"])
 @pytest.mark.parametrize(
     "line", [b"", b"\n", b"\0\0\0", b"get_server_list\0junk\n\0", b"foo\0\0\0\n\0\0", b"\xff\xfe\n\0", b"a\nb\nc\n\0"]
 )
@@ -406,6 +410,7 @@ def test_a_client_that_is_stopped_for_a_moment_while_its_server_speaks_is_not_cu
         assert client.answer() == f"ctx {SUCCESS}"
 
 
+@pytest.mark.long(but=["words2"])
 @pytest.mark.parametrize("words", [(), (b"\0",), (CREDENTIALS,), (b"\0", b"\0", b"\0", b"\0")])
 def test_a_client_who_leaves_its_server_at_once_does_not_block_it(
     daemon: DaemonProcess, words: tuple[bytes, ...]
@@ -464,6 +469,7 @@ def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonPro
     wait_until(lambda: watched(daemon) <= before, seconds=5)
 
 
+@pytest.mark.long(but=["0"])
 @pytest.mark.parametrize("_time", range(4))
 def test_a_daemon_that_is_stopped_while_a_client_answers_its_server_does_not_drop_it(
     daemon: DaemonProcess, _time: int

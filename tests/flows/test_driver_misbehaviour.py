@@ -134,6 +134,7 @@ def has_logged(daemon: DaemonProcess, pattern: str) -> Callable[[], bool]:
 # --- before it is ready
 
 
+@pytest.mark.long(but=["keys1-Server {pid} exited with status -9"])
 @pytest.mark.parametrize(
     ("keys", "logged"),
     [
@@ -259,6 +260,7 @@ def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None
     users.next_one_works(client)
 
 
+@pytest.mark.long(but=["ps -p {0}"])
 @pytest.mark.parametrize("line", ["get_client_list {0}", "ps -p {0}", "get_device_client_list {0}"])
 def test_a_command_for_one_server_does_not_ask_another(users: TwoUsers, line: str) -> None:
     client, silent = users.connected(hang="on_command:14")
@@ -294,6 +296,7 @@ def test_a_server_that_closes_half_way(users: TwoUsers, command: int) -> None:
     users.next_one_works(client)
 
 
+@pytest.mark.long(but=["14"])
 @pytest.mark.parametrize("command", [7, 14])
 def test_a_server_that_gives_no_answer_to_a_question(users: TwoUsers, command: int) -> None:
     """The answer to a later question is not taken for it: that is a violation, or it does not answer at all."""
@@ -341,6 +344,7 @@ def test_a_server_that_never_takes_its_clients_can_be_ended(users: TwoUsers, key
     users.next_one_works(client)
 
 
+@pytest.mark.long(but=["keys0"])
 @pytest.mark.parametrize("keys", [{"wrong_size": 24}, {"close": "half_way:24"}, {"crash": "on_command:24"}])
 def test_a_server_that_reports_its_devices_wrong(
     start_driver_daemon: Callable[..., DaemonProcess], launcher: Path, directory: Path, keys: dict[str, object]

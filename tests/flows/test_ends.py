@@ -174,7 +174,7 @@ def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
         client.end(signal.SIGKILL)
 
 
-@pytest.mark.long(but=["copying-9", "launching-15", "computing-11"])
+@pytest.mark.long(but=["computing-11"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT])
 @pytest.mark.parametrize("moment", ["idle", "copying", "launching", "computing"])
 def test_4_a_client_that_dies_frees_everything(

@@ -128,7 +128,7 @@ def test_a_log_that_cannot_be_reopened_is_named(make_daemon: MakeDaemon, protoco
 # --- dialects
 
 
-@pytest.mark.long(but=["documented-option with =", "r580-environment", "json-option"])
+@pytest.mark.long(but=["r580-environment", "json-option"])
 @pytest.mark.parametrize("by", ["option", "option with =", "environment"])
 @pytest.mark.parametrize("dialect", ["documented", "r580", "json"])
 def test_dialects(make_daemon: MakeDaemon, dialect: str, by: str) -> None:

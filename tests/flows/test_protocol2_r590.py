@@ -17,10 +17,16 @@ SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol2_r590.toml").read_t
 MACHINE = "H200"
 WITH_CLIENTS = ("P16", "P21")
 """Sequences with clients that stand for the others when long tests are left out."""
+LIKE_ANOTHER = ("P05 A100", "P05 L40S", "P05 B200", "P23", "P24", "P35 after kill -9", "P39 static")
+"""Sequences without clients that are left out too: the one before or after has the same commands."""
 
 
 def _starts(sequence: dict[str, Any]) -> bool:
     return any("client" in step for step in sequence["steps"])
+
+
+def _is_short(sequence: dict[str, Any]) -> bool:
+    return sequence["id"] in WITH_CLIENTS or not (_starts(sequence) or sequence["id"] in LIKE_ANOTHER)
 
 
 @pytest.fixture
@@ -46,7 +52,7 @@ def replay(request: pytest.FixtureRequest, directory: Path) -> Iterator[Replay]:
         daemon.stop()
 
 
-@pytest.mark.long(but=[each["id"] for each in SEQUENCES if each["id"] in WITH_CLIENTS or not _starts(each)])
+@pytest.mark.long(but=[each["id"] for each in SEQUENCES if _is_short(each)])
 @pytest.mark.parametrize(
     ("replay", "steps"),
     [pytest.param(each, each["steps"], id=each["id"]) for each in SEQUENCES],

@@ -165,6 +165,7 @@ def test_a_state_directory_that_is_not_there_is_reported(make_daemon: MakeDaemon
     assert (shown.returncode, complaint in shown.stderr) == (0, True)
 
 
+@pytest.mark.long(but=["192.0.2.1:9000"])
 @pytest.mark.parametrize("address", ["x", "0", "99999", "192.0.2.1:9000", "/nonexistent/metrics"])
 def test_an_impossible_address_of_metrics_does_not_end_the_daemon_that_runs(
     daemon: DaemonProcess, make_client: MakeClient, address: str

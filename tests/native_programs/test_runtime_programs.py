@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from processes import SECONDS
 import pympsd_client
 from tests.native_programs import fat_binaries
 from tests.native_programs.conftest import SOURCES, Compile
+
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
 def _run(program: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -51,6 +54,21 @@ def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(
 def test_functions_that_cuda_13_has_changed(compile_program: Compile, environment: dict[str, str]) -> None:
     done = _run(compile_program("version_12", "libcudart.so.12"), environment=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: its packages have 270 MB")
+def test_what_a_compiler_makes_of_cuda_cpp(environment: dict[str, str], tmp_path: Path) -> None:
+    program = tmp_path / "features"
+    options = ["-std=c++17", "-cudart", "shared", "-gencode", "arch=compute_90,code=compute_90", "-w"]
+    subprocess.run(
+        [str(NVCC), *options, "-o", str(program), str(SOURCES / "features.cu")], check=True, timeout=10 * SECONDS
+    )
+    done = _run(program, environment=environment)
+    assert done.stdout.splitlines() == [
+        "cooperative 4", "cluster 0 1", "attributes 4", "clusters 1 8", "texture 1 7", "template 47",
+        "occupancy 1 1024", "graph 15 1 16", "threads 0", "managed 46",
+    ], done.stderr  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_libraries_register_while_another_thread_launches(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ program cannot be changed any more: processes with such variables are executed (
          | <------------------- PID |                                                 runs the program
          adopts orphans until here, so that it is the new process's parent
 
-Servers and executors are always executed; in modules of flows that set ``EXECUTED``, and outside tests/flows, so are
-daemons and clients; with the variable PYMPSD_TEST_EXECUTED=1 everywhere.
+Servers and executors are always executed. Daemons are outside tests/flows, and with clients in those modules there
+that set ``EXECUTED``. With the variable PYMPSD_TEST_EXECUTED=1 everything is.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ REQUESTS = "PYMPSD_TEST_REQUESTS"
 """In a prepared process: the descriptor on which it gets its requests."""
 EXECUTE_ALL = "PYMPSD_TEST_EXECUTED"
 
-_COMMANDS = {CLIENT: [sys.executable, CLIENT], DAEMON: [sys.executable, "-I", DAEMON, " " * 4096]}
-"""With room for the words that a daemon shows itself as."""
+_FOR_THE_TITLE = " " * 4096
+"""An argument that makes room for the words that a daemon shows itself as."""
 _MAX_BYTES = 32 * 1024
 """The longest request, and the longest environment."""
 _READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OPENBLAS_", "OMP_", "PYMPSD_TEST_DRIVER")
@@ -67,7 +67,7 @@ _prepared: dict[str, _Prepared] = {}
 
 @contextmanager
 def prepared(program: str) -> Iterator[None]:
-    """Have a process that has imported a program, CLIENT or DAEMON, for a block."""
+    """Have a process that has imported a program for a block: DAEMON, or a client's that calls `serve_requests`."""
     if os.environ.get(EXECUTE_ALL) == "1":
         yield
         return
@@ -75,9 +75,8 @@ def prepared(program: str) -> Iterator[None]:
     with its:
         # The kernel shows a process's environment where it was at first: there has to be room for any.
         environment = {REQUESTS: str(its.fileno()), "PADDING": " " * _MAX_BYTES, "OPENBLAS_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            _COMMANDS[program], env=environment, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()]
-        )
+        command = [sys.executable, "-I", program, _FOR_THE_TITLE] if program == DAEMON else [sys.executable, program]
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
     with process, ours:
         _prepared[program] = _Prepared(ours)
         try:

@@ -121,7 +121,7 @@ class DaemonProcess:
         return done
 
     def _start(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        if self.command != PYMPSD or not can_start(DAEMON, self.environment):
+        if not os.path.samefile(self.command, PYMPSD) or not can_start(DAEMON, self.environment):
             return self.run(arguments)
         words = [DAEMON, f"--argv0={self.command}", *arguments]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

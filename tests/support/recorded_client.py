@@ -120,4 +120,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "PYMPSD_TEST_REQUESTS" in os.environ:  # a prepared process
+        from prepared import serve_requests
+
+        serve_requests()
     main()

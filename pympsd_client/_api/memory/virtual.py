@@ -176,7 +176,7 @@ def map_memory(address: int, size: int, offset: int, handle: int, flags: int) ->
 
 
 def unmap(address: int, size: int) -> None:
-    """Unmap a range of whole mappings; kernels that still use it fault. INVALID_VALUE."""
+    """Unmap what is mapped in a range of reserved addresses; kernels that still use it fault. INVALID_VALUE."""
     _own_device("cuMemUnmap")
     _check_granules(size)
     virtual_memory.unmap(address, size)

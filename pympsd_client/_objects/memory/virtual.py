@@ -12,7 +12,7 @@ in which `Reservations` finds free ranges. cuMemCreate makes `Physical` memory i
 nowhere (``mappings``). CUDA needs no context for it: if the program has none on the device, a context of the
 client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it. Otherwise the memory is in
 a context of the program, and is lost with it; CUDA's stays. A program that cleans up after cuCtxDestroy does not
-notice: lost mappings can be unmapped.
+notice, because addresses to which nothing is mapped can be unmapped.
 
 **Several devices.** Addresses belong to the device whose context was current when they were reserved. To map
 another device's memory there, that device's executor imports it (``imported``), which needs peer access. Access of
@@ -150,8 +150,6 @@ class VirtualMemory:
         """By the ordinal of the device in whose window they are."""
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
-        self._lost: Final[dict[int, int]] = {}
-        """The sizes of mappings whose context was destroyed, by address: to unmap them is no error."""
         self._owners: Final[dict[int, Context]] = {}
         """Contexts opened by the client, by device ordinal: the program has memory there but had no context."""
         when_closed.append(self._drop)
@@ -182,7 +180,6 @@ class VirtualMemory:
             reservations = self._reservations.get(ordinal_of(start))
             if reservations is None or not reservations.free(start, size):
                 raise invalid_value(f"{size} bytes at {start:#x} were not returned by cuMemAddressReserve")
-            self._forget_lost(start, size)
 
     # --- handles
 
@@ -273,7 +270,6 @@ class VirtualMemory:
                 if imported:
                     context.call(operations.RELEASE_MEMORY, imported)
                 raise
-            self._forget_lost(address, size)
             physical.mappings += 1
             mapping = Mapping(address, context, size, physical=physical, imported=imported, is_host=physical.is_host)
             self._mappings[address] = mapping
@@ -281,10 +277,17 @@ class VirtualMemory:
             allocations.add(mapping)
 
     def unmap(self, address: int, size: int) -> None:
-        """Unmap a range of whole mappings; INVALID_VALUE."""
+        """Unmap what is mapped in a range of reserved addresses, as on an H100: perhaps nothing.
+
+        INVALID_VALUE for a range that ends within a mapping, and for addresses that are not reserved.
+        """
         with self._lock:
-            mappings = self._exactly(address, size, with_lost=True)
-            self._forget_lost(address, size)
+            mappings = self._between(address, size)
+            if not all(address <= each.handle <= address + size - each.size for each in mappings):
+                raise invalid_value(f"{size} bytes at {address:#x} have a part of a mapping; unmap all of it")
+            reservations = self._reservations.get(ordinal_of(address))
+            if reservations is None or not reservations.hold(address, size):
+                raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
             for mapping in mappings:
                 mapping.context.call(operations.UNMAP_MEMORY, mapping.handle, mapping.size)
                 if mapping.imported:
@@ -345,28 +348,22 @@ class VirtualMemory:
             if mapping.handle < start + size and start < mapping.handle + mapping.size
         ]
 
-    def _exactly(self, start: int, size: int, with_lost: bool = False) -> list[Mapping]:
-        """Return the mappings that a range is made of, also of lost ones if those count; INVALID_VALUE."""
+    def _exactly(self, start: int, size: int) -> list[Mapping]:
         mappings = sorted(self._between(start, size), key=lambda mapping: mapping.handle)
-        sizes = dict(self._lost) if with_lost else {}
-        sizes |= {mapping.handle: mapping.size for mapping in mappings}
         at = start
-        while at < start + size and at in sizes:
-            at += sizes[at]
-        if at != start + size:
+        for mapping in mappings:
+            if mapping.handle != at:
+                break
+            at += mapping.size
+        if not mappings or at != start + size:
             raise invalid_value(f"{size} bytes at {start:#x} are not whole mappings of cuMemMap")
         return mappings
-
-    def _forget_lost(self, start: int, size: int) -> None:
-        for address in [address for address in self._lost if start <= address < start + size]:
-            del self._lost[address]
 
     def _drop(self, context: Context) -> None:
         with self._lock:
             for mapping in tuple(self._mappings.values()):
                 if context in (mapping.context, mapping.physical.context) and mapping.handle in self._mappings:
                     del self._mappings[mapping.handle]
-                    self._lost[mapping.handle] = mapping.size
                     unmap_memory(mapping.handle)
                     peer_access.drop(mapping.handle)
                     if mapping.context is not context:

@@ -140,6 +140,11 @@ class AddressSpace(AccessibleMemory):
         self.bounds = choose_bounds()
 
     @property
+    def has_peers(self) -> bool:
+        """Whether kernels here reach windows of other devices."""
+        return bool(self._peers)
+
+    @property
     def views(self) -> dict[DType, Array]:
         """A view of all of the range, and of peers' behind it, for each element type: kernels index these."""
         return self._window.views
@@ -307,7 +312,7 @@ class AddressSpace(AccessibleMemory):
 
     def contains_places(self, low: int, high: int) -> bool:
         """Return the same for places in the views, a peer's among them."""
-        return holds(*self._reach(), low, high)
+        return holds(*self.reach(), low, high)
 
     def locate(self, offsets: Value, accesses: Sequence[tuple[int, int]]) -> Value:
         """Return where offsets (int64, relative to base) are in the views, a peer's behind the own ones.
@@ -325,7 +330,7 @@ class AddressSpace(AccessibleMemory):
                 has = peer.has(begins)
                 np.copyto(places, requested + (peer.place - peer.distance), where=has)
                 is_located |= has
-        starts, ends = self._reach()
+        starts, ends = self.reach()
         for delta, nbytes in accesses:
             inside = places + delta
             at = np.searchsorted(starts, inside, "right") - 1
@@ -337,7 +342,7 @@ class AddressSpace(AccessibleMemory):
             self._raise_first(targets, (targets & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
         return places if offsets.ndim else places[0]
 
-    def _reach(self) -> tuple[Array, Array]:
+    def reach(self) -> tuple[Array, Array]:
         """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
         seen = [(peer, generation) for peer, generation, _, _ in peers]

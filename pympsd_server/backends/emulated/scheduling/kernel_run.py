@@ -25,6 +25,8 @@ from math import prod
 
 from attrs import define, field
 
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
@@ -38,7 +40,7 @@ from pympsd_server.backends.interface import Launch
 class _Resident:
     """Blocks that have begun and not ended."""
 
-    batch: Batch
+    batch: Batch | CompiledBatch
     placed: ResidentBlocks
 
 
@@ -133,7 +135,7 @@ class KernelRun(WorkItem):
         placed = self.owner.placement.place(self._size, count)
         blocks = len(placed.sm_of_block)
         if blocks:
-            batch = Batch(self._loaded, self._kernel.name, self._setup, self._begun, placed.sm_of_block)
+            batch = begin_batch(self._loaded, self._kernel.name, self._setup, self._begun, placed.sm_of_block)
             self._residents.append(_Resident(batch, placed))
             owner, name = self.owner, self._kernel.name
             owner.trace.add_batch(owner.id, name, self._begun, blocks, owner.queue.level)

@@ -49,6 +49,10 @@ class Barriers:
         np.add.at(self._announced, (cta, numbers), WARP)
         self._expected[cta, numbers] = spread(count, threads.count)[first]
 
+    def announce(self, threads: Array) -> None:
+        """Set, by (CTA, barrier), how many threads have been announced by bar.arrive."""
+        self._announced[:, : threads.shape[1]] = threads
+
     def wait(self, waiting: Waiting, count: Value | None) -> None:
         """Add threads that have arrived and wait. `count`: the threads that the barrier waits for, None for
         all of the block.

@@ -27,6 +27,7 @@ stopped between two blocks. A batch in which nobody can run and nothing can be r
 """
 
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -89,6 +90,7 @@ class Batch:
             kernel.local_bytes,
             first_block,
             sm_of_block,
+            kernel.translation.shared_bytes - kernel.shared_bytes,
         )
         # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
@@ -130,6 +132,33 @@ class Batch:
                 if time.perf_counter() >= deadline:
                     return self.finished
         return True
+
+    def take_over(
+        self,
+        groups: Iterable[tuple[int, Group]],
+        waiting: Iterable[tuple[Waiting, Value | None]],
+        announced: Array,
+        alive: Array,
+    ) -> None:
+        """Go on from where another tier has left all blocks of the batch, whose memory the state has.
+
+        `groups` are those at the beginnings of blocks, `waiting` those at barriers and the threads that each barrier
+        waits for, `announced` the threads announced by bar.arrive, `alive` which threads have not exited.
+        """
+        self._run = {}
+        for at, group in groups:
+            self._run.setdefault(at, []).append(group)
+        self._state.alive[:] = alive
+        self._barriers = Barriers(self._state)
+        self._barriers.announce(announced)
+        for entry, count in waiting:
+            self._barriers.wait(entry, count)
+        self._open_barriers()
+
+    @property
+    def state(self) -> BatchState:
+        """The threads of the batch and their memory."""
+        return self._state
 
     def _has_waiting(self) -> bool:
         """Return whether threads wait at barriers."""

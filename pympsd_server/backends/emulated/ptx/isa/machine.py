@@ -44,16 +44,17 @@ TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_
 
 RESERVED_SHARED_BYTES: Final = 1024
 """The shared memory that each block has for system software; it begins at address 0 and is not the kernel's own."""
-_CG_OFFSET: Final = 512
 RESERVED_SHARED: Final = {
     "%reserved_smem_offset_begin": 0,
-    "%reserved_smem_offset_end": RESERVED_SHARED_BYTES,
+    "%reserved_smem_offset_end": 288,
     "%reserved_smem_offset_cap": RESERVED_SHARED_BYTES,
     "%reserved_smem_offset_0": 0,
-    "%reserved_smem_offset_1": _CG_OFFSET,
+    "%reserved_smem_offset_1": 0,
 }
-"""The special registers of reserved shared memory. CUDA's cooperative groups synchronize tiles of several warps in
-288 bytes at the last one."""
+"""The special registers of reserved shared memory, as on an H100. CUDA's cooperative groups synchronize tiles of
+several warps in 288 bytes at the last one."""
+SHARED_UNIT_BYTES: Final = 128
+"""The unit in which a block's shared memory is allocated, since compute capability 8.0."""
 
 
 def is_special(text: str) -> bool:

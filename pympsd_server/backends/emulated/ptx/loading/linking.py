@@ -33,6 +33,8 @@ class LoadedModule:
         self._allocations: list[int] = []
         self._managed: dict[str, int] = {}
         self._functions: dict[str, list[Callable[..., Any]]] = {}
+        self.bound: dict[object, Any] = {}
+        """The kernels of the compiled tier with this module's addresses."""
         variables = program.variables.values()
         try:
             self._place_constants([v for v in variables if v.space == "const"])
@@ -62,7 +64,7 @@ class LoadedModule:
         self._addresses |= {CONSTANTS: start} | {name: start + offset for name, offset in offsets.items()}
 
     def _initialise(self) -> None:
-        addresses = {**self.program.functions, **self._addresses}
+        addresses = self.addresses
         for name, variable in self.program.variables.items():
             if variable.initial:
                 self.space.write(self._addresses[name], initial_bytes(variable, addresses))
@@ -77,11 +79,17 @@ class LoadedModule:
             self._allocations.remove(self._managed.pop(name))
             self._addresses[name] = address
         self._functions.clear()
+        self.bound.clear()
         self._initialise()
 
     def address_of(self, name: str) -> int:
         """Return the device address of a global or constant. Raises KeyError."""
         return self._addresses[name]
+
+    @property
+    def addresses(self) -> dict[str, int]:
+        """The device addresses of all variables and functions, and of the beginning of the constants."""
+        return {**self.program.functions, **self._addresses}
 
     @property
     def allocations(self) -> Sequence[int]:

@@ -42,6 +42,10 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Ta
 MAX_THREADS = 1024
 EAGER_BYTES: Final = 64 << 10
 """The longest image, in bytes, whose kernels are all translated when it is loaded."""
+EAGER_OPERATIONS: Final = 50_000
+"""The operations after which no more kernels are translated at load: inlined calls can make much of a small image."""
+MAX_LOCAL_BYTES: Final = 512 << 10
+"""The local memory of a thread, as on a GPU."""
 _INSTRUCTION: Final = re.compile(r"[;{}:]\s*(?:@!?[\w%$]+\s+)?([a-z]\w*)(?=[.\s;])")
 """The name of an instruction: behind a semicolon, a brace or a label, and perhaps a guard."""
 _ELF = b"\x7fELF"
@@ -150,8 +154,11 @@ def load_program(image: bytes) -> Program:
     if len(image) <= EAGER_BYTES:
         for function in defined:
             table.statements(function)
+        operations = 0
         for name in kernels:
-            kernels[name]
+            operations += len(kernels[name].translation.code.operations)
+            if operations > EAGER_OPERATIONS:
+                break
     else:
         _check_instructions(table, defined)
     module_variables = [v for v in variables.values() if not v.key]
@@ -196,6 +203,9 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
     resolve_call_parameters(code)
     expand_calls(code)
     translation = translate(code)
+    if translation.local_bytes > MAX_LOCAL_BYTES:
+        reason = f"{translation.local_bytes} bytes of local memory a thread; there are {MAX_LOCAL_BYTES}"
+        raise InvalidPtx(f"{function.name} uses {reason}", function.line)
     layout = parameter_layout(function.parameters)
     parameters = tuple((p.name, offset, p.size) for p, offset in layout)
     required = _block_shape(function.directives.get("reqntid"))

@@ -52,3 +52,8 @@ class BlockPlan:
     barrier: BarrierPlan | None
     warps: int = 1
     in_turn: bool = False
+
+    @property
+    def barrier_reduces(self) -> bool:
+        """Whether the block ends at a bar.red."""
+        return self.barrier is not None and bool(self.barrier.reduction)

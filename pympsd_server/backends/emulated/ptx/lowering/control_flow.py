@@ -20,6 +20,8 @@ ENDS_BLOCK = frozenset({"bra", "brx", "exit", "bar", "barrier", "trap", "brkpt",
 WHOLE_WARP = frozenset({"mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg"})
 _EVERYONE = Immediate(0xFFFFFFFF)
 EXIT = -1
+MAX_LIVE = 2_000_000
+"""The sum over a kernel's blocks of the registers that are alive at their starts, which bounds its translation."""
 
 
 @frozen
@@ -129,21 +131,30 @@ def _target(name: str, labels: dict[str, int], line: int) -> int:
 
 
 def _liveness(blocks: list[Block], carry: Register) -> None:
+    """Fill live_in: follow each use of a register back to its definitions. Raises InvalidPtx above MAX_LIVE."""
     used, defined = [], []
     for block in blocks:
         uses, definitions = _uses(block, carry)
         used.append(uses)
         defined.append(definitions)
-    live = [set(u) for u in used]
-    changed = True
-    while changed:
-        changed = False
-        for index in range(len(blocks) - 1, -1, -1):
-            after = set().union(*(live[s] for s in blocks[index].successors if s != EXIT))
-            now = used[index] | (after - defined[index])
-            if now != live[index]:
-                live[index] = now
-                changed = True
+    predecessors: list[list[int]] = [[] for _ in blocks]
+    for index, block in enumerate(blocks):
+        for successor in dict.fromkeys(block.successors):
+            if successor != EXIT:
+                predecessors[successor].append(index)
+    live = [uses.copy() for uses in used]
+    total = sum(map(len, live))
+    for index, uses in enumerate(used):
+        for register in uses:
+            todo = [index]
+            while todo:
+                for before in predecessors[todo.pop()]:
+                    if register not in live[before] and register not in defined[before]:
+                        live[before].add(register)
+                        todo.append(before)
+                        total += 1
+            if total > MAX_LIVE:
+                raise InvalidPtx(f"the kernel has more than {MAX_LIVE} live registers, counted at all its labels")
     for block, registers in zip(blocks, live, strict=True):
         block.live_in = tuple(sorted(registers))
 

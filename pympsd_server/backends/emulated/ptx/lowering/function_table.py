@@ -11,6 +11,7 @@ from typing import Final
 
 from attrs import define, evolve, field
 
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.isa.machine import FUNCTION_BASE, FUNCTION_BYTES
 from pympsd_server.backends.emulated.ptx.lowering.static_variables import (
     declares_module_memory,
@@ -31,6 +32,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 )
 
 Layout = list[tuple[Variable, int]]
+MAX_STATEMENTS: Final = 400_000
 _WORD: Final = re.compile(r"[A-Za-z_$%][\w$]*")
 _CALLEE: Final = re.compile(r"\bcall(?:\.\w+)*\s*(?:\([^()]*\)\s*,\s*)?[\w$%]+")
 
@@ -77,6 +79,8 @@ class FunctionTable:
             return ()
         statements = self._statements.get(function.body)
         if statements is None:
+            if function.body.text.count(";") > MAX_STATEMENTS:
+                raise InvalidPtx(f"{function.name} has more than {MAX_STATEMENTS} statements", function.line)
             name = self.module.aliases.get(function.name, function.name)
             statements = place_static_variables(self.module, name, parse_body(function.body))
             self._statements[function.body] = statements

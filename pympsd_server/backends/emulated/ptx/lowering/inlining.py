@@ -52,6 +52,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, align, stack_instruction, stack_register
 from pympsd_server.backends.emulated.ptx.lowering.wide_registers import WIDE, check_wide, lower_wide
+from pympsd_server.backends.emulated.ptx.syntax.tokens import MAX_REGISTERS
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,
     Function,
@@ -207,6 +208,8 @@ class _Flattener:
                     self._scope(statement.statements, names.inner(), stack)
 
     def _registers(self, registers: Registers, names: Names) -> None:
+        if len(self.code.register_types) + len(registers.names) > MAX_REGISTERS:
+            raise InvalidPtx(f"the kernel has more than {MAX_REGISTERS} registers", registers.line)
         if registers.type != WIDE:
             for name in registers.names:
                 new = tuple(self.code.new_register(registers.type) for _ in range(registers.length))

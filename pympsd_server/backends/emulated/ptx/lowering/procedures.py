@@ -27,6 +27,8 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Instructi
 
 STACK_BYTES = 64 << 10
 """The stack of each thread of a kernel with such calls. (CUDA's default is 1 KiB, for spilled registers only.)"""
+MAX_RETURNS = 100_000
+"""The calls of a kernel that are not inlined, times the places from which they return, which may each reach each."""
 _ALIGNMENT = 16
 _STACK = "$stack"
 _RETURNS = "$returns"
@@ -80,12 +82,16 @@ def stack_instruction(code: Code, o: Instruction, operands: tuple[Argument, ...]
 
 
 def expand_calls(code: Code) -> None:
-    """Replace the operations "callproc" and "procreturn" by saves, branches and restores."""
+    """Replace the operations "callproc" and "procreturn" by saves, branches and restores. Raises InvalidPtx."""
     if not any(operation.name in ("callproc", "procreturn") for operation in code.operations):
         return
     alive = _alive_after_calls(code)
     expanded: list[Operation] = []
     sites = [o for o in code.operations if o.name == "callproc"]
+    returns = sum(operation.name == "procreturn" for operation in code.operations)
+    if len(sites) * returns > MAX_RETURNS:
+        reason = f"{len(sites)} calls that are not inlined, and {returns} places from which they return"
+        raise InvalidPtx(f"the kernel has {reason}: more than {MAX_RETURNS} together", sites[0].line)
     code.branch_targets[_RETURNS] = tuple(_site(number) for number in range(len(sites)))
     number = 0
     for operation in code.operations:

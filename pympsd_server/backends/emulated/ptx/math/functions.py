@@ -33,7 +33,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
 
 _MAGIC: Final = 6755399441055744.0
 _EXPONENT_BITS: Final = 52
@@ -145,7 +145,8 @@ class _Arrays:
         return value.astype(np.float64)
 
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        return np.where(condition, yes, no)[()]
+        chosen: Any = np.where(condition, yes, no)
+        return chosen[()]
 
 
 _ARRAYS: Final = _Arrays()
@@ -178,5 +179,5 @@ def tanh(x: Value) -> Value:
 
 def _narrow(value: Value) -> Value:
     """Return doubles as float32, rounded to nearest, and NaN as GPUs write it."""
-    narrow: Array = np.where(value == value, value.astype(np.float32), _NAN)
+    narrow: Any = np.where(value == value, value.astype(np.float32), _NAN)
     return narrow[()]

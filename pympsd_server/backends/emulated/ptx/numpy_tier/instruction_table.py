@@ -52,7 +52,7 @@ def emits(
 def emit(writer: Writer, operation: Operation) -> None:
     """Write one operation. Raises InvalidPtx, with its name and line, for anything not in the table."""
     writer.begin(operation)
-    name = _name_of(operation)
+    name = name_of(operation)
     emitter = TABLE.get(name)
     if emitter is None:
         raise writer.refuse()
@@ -68,7 +68,7 @@ def emit(writer: Writer, operation: Operation) -> None:
     emitter.emit(writer, operation)
 
 
-def _name_of(operation: Operation) -> str:
+def name_of(operation: Operation) -> str:
     """Return the longest beginning of an opcode that is in the table, at least its name."""
     longest = name = operation.name
     for modifier in operation.modifiers:

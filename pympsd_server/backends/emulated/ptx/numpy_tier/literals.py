@@ -37,12 +37,20 @@ def _float(value: Any, dtype: DType) -> Any:
 
 
 def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
-    """Return a variable's initial contents; elements without an initialiser are zero."""
+    """Return a variable's initial contents, up to the last element that has an initialiser. Raises InvalidPtx."""
     dtype = DTYPES[variable.type]
-    values = b"".join(_initial_value(v, dtype, addresses, variable) for v in variable.initial)
+    if dtype.kind in "iu" and all(map(_is_plain, variable.initial)):
+        mask = (1 << 8 * dtype.itemsize) - 1
+        values = np.array([v.value.value & mask for v in variable.initial], f"u{dtype.itemsize}").tobytes()
+    else:
+        values = b"".join(_initial_value(v, dtype, addresses, variable) for v in variable.initial)
     if len(values) > variable.size:
         raise InvalidPtx(f"too many initial values for {variable.name}", variable.line)
-    return values.ljust(variable.size, b"\0")
+    return values
+
+
+def _is_plain(initial: Initialiser) -> bool:
+    return initial.symbol is None and initial.shift is None and initial.value.form == "int"
 
 
 def _initial_value(

@@ -12,9 +12,9 @@ there has to be unique, and renaming one means changing the emitters that write 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import CodeType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from attrs import define, field
@@ -22,7 +22,13 @@ from attrs import define, field
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPE_NAMES
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
-from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Symbol
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Code,
+    Operation,
+    Symbol,
+    registers_read,
+    registers_written,
+)
 from pympsd_server.backends.emulated.ptx.math import conversion, floats, functions, integers, small_floats, video
 from pympsd_server.backends.emulated.ptx.matrices import multiply, transfers, warp_groups
 from pympsd_server.backends.emulated.ptx.numpy_tier import (
@@ -65,6 +71,9 @@ _LIBRARY = (
     printing, sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
 )  # fmt: skip
 
+_MIN_DYNAMIC_ALIGNMENT: Final = 16
+"""That of dynamic shared memory in bytes, and so of what precedes it, on an H100."""
+
 
 @define
 class Translation:
@@ -77,6 +86,10 @@ class Translation:
     shared_bytes: int
     """The end of the static shared memory, which begins after the reserved."""
     local_bytes: int
+    offsets: dict[tuple[str, str], int]
+    """Of shared and local variables in their frames; dynamic shared memory at -1."""
+    machine_codes: dict[Hashable, Any] = field(factory=dict)
+    """The machine code of the compiled tier, by the kind of the block's shape."""
     _compiled: CodeType | None = None
     _lock: threading.Lock = field(factory=threading.Lock)
 
@@ -87,10 +100,35 @@ class Translation:
                 self._compiled = compile(self.source, f"<ptx {self.code.name}>", "exec")
         names = dict(_namespace())
         names.update(self.constants.values)
-        for name, (variable, offset) in self.constants.addresses.items():
-            names[name] = np.uint64((addresses[variable] + offset) & (2**64 - 1))
+        names.update(_bind(self.constants, addresses))
         exec(self._compiled, names)
         return [names[f"block{i}"] for i in range(len(self.plans))]
+
+    def operation_function(
+        self, operation: Operation, addresses: dict[str, int]
+    ) -> tuple[Callable[..., Any], list[int], list[int]]:
+        """Return the function of one operation, for the compiled tier, and the registers that it reads and sets.
+
+        It takes the state, the threads and the registers that it reads, and returns those that it sets.
+        """
+        inputs = sorted({r.number for r in registers_read(operation, self.code.carry)})
+        outputs = sorted({r.number for r in registers_written(operation, self.code.carry)})
+        writer = Writer(self.code, Constants(), self._offset_of, tuple(inputs))
+        emit(writer, operation)
+        lines = writer.text(f"({''.join(writer.register_value(r) + ', ' for r in outputs)})")
+        source = f"def run(B, T{''.join(f', r{r}' for r in inputs)}):\n" + "\n".join(f"    {line}" for line in lines)
+        names = dict(_namespace()) | writer.constants.values | _bind(writer.constants, addresses)
+        exec(compile(source, f"<ptx {operation.opcode}>", "exec"), names)
+        return names["run"], inputs, outputs
+
+    def _offset_of(self, symbol: Symbol) -> int:
+        return 0 if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
+
+
+def _bind(constants: Constants, addresses: dict[str, int]) -> dict[str, np.uint64]:
+    """Return the addresses of variables that constants name."""
+    places = constants.addresses.items()
+    return {name: np.uint64((addresses[variable] + offset) & (2**64 - 1)) for name, (variable, offset) in places}
 
 
 def _namespace() -> dict[str, Any]:
@@ -121,7 +159,7 @@ def _layout(code: Code) -> _Layout:
     for name, variable in code.shared.items():
         if variable.count is None or variable.extern:
             layout.offsets["shared", name] = -1
-            dynamic_alignment = max(dynamic_alignment, variable.alignment)
+            dynamic_alignment = max(dynamic_alignment, variable.alignment, _MIN_DYNAMIC_ALIGNMENT)
             continue
         start = -(-layout.shared_bytes // variable.alignment) * variable.alignment
         layout.offsets["shared", name] = start
@@ -151,7 +189,7 @@ def translate(code: Code) -> Translation:
         lines.append(f"def block{number}(B, T{arguments}):")
         lines += [f"    {line}" for line in writer.text(returned)]
     source = "\n".join(lines)
-    return Translation(code, plans, source, constants, layout.shared_bytes, layout.local_bytes)
+    return Translation(code, plans, source, constants, layout.shared_bytes, layout.local_bytes, layout.offsets)
 
 
 def _parameters_at_zero(layout: _Layout) -> Callable[[Symbol], int]:

@@ -18,11 +18,13 @@ _FRAME_ALIGNMENT = 16
 _MIN_SLEEP_SECONDS = 1e-4
 
 
-def _align(size: int) -> int:
+def align_frame(size: int) -> int:
+    """Return the bytes from one block's or thread's frame of memory to the next."""
     return -(-size // _FRAME_ALIGNMENT) * _FRAME_ALIGNMENT
 
 
-def _place(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
+def place_in(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return the place (x, y, z) of a number in a box, x fastest."""
     rows, x = divmod(number, extent[0])
     z, y = divmod(rows, extent[1])
     return x, y, z
@@ -69,8 +71,12 @@ class BatchState:
     local_bytes: int
     first_block: int
     sm_of_block: Array
+    reserved_shared: int = 0
+    """The part of the static shared memory that is not the kernel's own."""
     cancel: CancelFlag = field(factory=Event)
     """Checked within instructions that may take long."""
+    memory: tuple[Array, Array] | None = None
+    """The bytes of the shared and local frames, if they are another tier's."""
 
     def __attrs_post_init__(self) -> None:
         self.grid, self.block, self.cluster = self.setup.grid, self.setup.block, self.setup.cluster
@@ -85,13 +91,15 @@ class BatchState:
         self.cluster_blocks = prod(self.cluster)
         self.clusters = tuple(g // c for g, c in zip(self.grid, self.cluster, strict=True))
         self.all = Threads(None, self.count)
-        self.dynamic_offset = _align(self.static_shared)
+        self.dynamic_offset = align_frame(self.static_shared)
         static = self.dynamic_offset if self.dynamic_shared else self.static_shared
         self.shared_bytes = static + self.dynamic_shared
         self.reached_shared_bytes = self.space.bounds.end_of_shared(self.shared_bytes)
-        self.shared_frame, self.local_frame = _align(self.reached_shared_bytes), _align(self.local_bytes)
-        self._shared = np.zeros(self.blocks * self.shared_frame, np.uint8)
-        self._local = np.zeros(self.count * self.local_frame, np.uint8)
+        self.shared_frame, self.local_frame = align_frame(self.reached_shared_bytes), align_frame(self.local_bytes)
+        if self.memory is None:
+            shared, local = self.blocks * self.shared_frame, self.count * self.local_frame
+            self.memory = np.zeros(shared, np.uint8), np.zeros(local, np.uint8)
+        self._shared, self._local = self.memory
         self.parameter_bytes = len(self.setup.parameters)
         padding = bytes(-self.parameter_bytes % 8 + 8)
         self._parameters = np.frombuffer(self.setup.parameters + padding, np.uint8)
@@ -150,9 +158,9 @@ class BatchState:
         """Return a thread's block and its place in the block, as (x, y, z)."""
         number, rank = divmod(self.first_block + int(self.cta[thread]), self.cluster_blocks)
         x, y, z = self.clusters
-        corner, inside = _place(number, (x, y, z)), _place(rank, self.cluster)
+        corner, inside = place_in(number, (x, y, z)), place_in(rank, self.cluster)
         first, second, third = (c * s + i for c, s, i in zip(corner, self.cluster, inside, strict=True))
-        return (first, second, third), _place(int(self.thread[thread]), self.block)
+        return (first, second, third), place_in(int(self.thread[thread]), self.block)
 
     def living_lanes(self) -> Array:
         """Return per warp (uint32) the lanes that have not exited."""

@@ -5,7 +5,13 @@ import time
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value
-from pympsd_server.backends.emulated.ptx.isa.machine import AXES, TIMERS, WARP
+from pympsd_server.backends.emulated.ptx.isa.machine import (
+    AXES,
+    RESERVED_SHARED_BYTES,
+    SHARED_UNIT_BYTES,
+    TIMERS,
+    WARP,
+)
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
@@ -96,8 +102,11 @@ def _constant(state: BatchState, name: str) -> int:
             return state.cluster_blocks
         case "is_explicit_cluster":
             return int(state.cluster_blocks > 1)
-        case "total_smem_size" | "aggr_smem_size":
-            return state.shared_bytes
+        case "total_smem_size":
+            own = state.shared_bytes - state.reserved_shared
+            return -(-own // SHARED_UNIT_BYTES) * SHARED_UNIT_BYTES
+        case "aggr_smem_size":
+            return state.shared_bytes - state.reserved_shared + RESERVED_SHARED_BYTES
         case "envreg1":  # with envreg2 the address of a cooperative launch's workspace, 0 in any other
             return state.workspace >> 32
         case "envreg2":

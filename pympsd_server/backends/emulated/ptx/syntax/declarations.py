@@ -31,7 +31,9 @@ def parse_registers(tokens: TokenStream) -> Registers:
     while True:
         name = tokens.word("a register name")
         if tokens.accept("<"):
-            names += [f"{name}{i}" for i in range(tokens.integer())]
+            count = tokens.integer()
+            tokens.count_registers(count)
+            names += [f"{name}{i}" for i in range(count)]
             tokens.expect(">")
         else:
             names.append(name)

@@ -15,7 +15,8 @@ because they may contain braces. It takes out what is in braces at the top of th
 leaves a mark with the body's number and as many newlines, so that the lines of all other tokens stay right. Tokens of
 a body know their lines, too: an error has the same message whenever it is found.
 
-What is not closed is left in the text, for the parser to report. A mark is a NUL, which no image contains inside.
+What is not closed is left in the text, for the parser to report; a string or a comment that is not closed ends with
+its line or the text, so that the pass takes linear time. A mark is a NUL, which no image contains inside.
 """
 
 import re
@@ -24,7 +25,7 @@ from typing import Final
 from pympsd_server.backends.emulated.ptx.syntax.tree import FunctionText
 
 _EVENT: Final = re.compile(
-    r'[{}]|"(?:[^"\\\n]|\\.)*"|//[^\n]*|/\*.*?\*/|(?:\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*', re.DOTALL
+    r'[{}]|"(?:[^"\\\n]|\\.)*+"?|//[^\n]*|/\*.*?(?:\*/|\Z)|(?:\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*', re.DOTALL
 )
 
 

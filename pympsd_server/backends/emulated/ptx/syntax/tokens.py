@@ -5,10 +5,12 @@ from typing import NamedTuple
 
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 
+MAX_REGISTERS = 1 << 20
+"""The registers of a function, and of a kernel with the functions that are inlined."""
 _PATTERN = re.compile(
     r"""
     (?P<space>[ \t\r\f\v]+) | (?P<newline>\n+) | (?P<body>\0\d+\0\n*)
-  | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/)
+  | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/) | (?P<unclosed>/\*)
   | (?P<string>"(?:[^"\\\n]|\\.)*")
   | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b
       |(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
@@ -42,7 +44,7 @@ def tokenize(text: str, line: int = 1) -> list[Token]:
     match_at = _PATTERN.match
     while position < end:
         match = match_at(text, position)
-        if match is None:
+        if match is None or match.lastgroup == "unclosed":
             raise InvalidPtx(f"syntax error at {text[position : position + 20]!r}", line)
         kind, position = match.lastgroup or "", match.end()
         if kind == "space":
@@ -67,6 +69,7 @@ class TokenStream:
     def __init__(self, text: str, line: int = 1) -> None:
         self._tokens = tokenize(text, line)
         self._at = 0
+        self._registers = 0
 
     @property
     def current(self) -> Token:
@@ -125,6 +128,12 @@ class TokenStream:
             raise self.error("an integer")
         value = parse_integer(self.take().text)
         return -value if negative else value
+
+    def count_registers(self, count: int) -> None:
+        """Count registers that the text declares by a range. Raises InvalidPtx above MAX_REGISTERS."""
+        self._registers += count
+        if self._registers > MAX_REGISTERS:
+            raise InvalidPtx(f"a function declares more than {MAX_REGISTERS} registers", self.line)
 
     def skip_line(self) -> None:
         """Skip the rest of the line, as .loc and .file end there."""

@@ -1,1 +1,0 @@
-"""NVML, in the place of cuda.bindings.cynvml: the devices that the daemon lists."""

@@ -1,0 +1,379 @@
+"""The facts about a kernel that its machine code depends on: who may wait where, and what a warp shares.
+
+The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
+*pending* at some blocks P(b). `find_pending` computes these sets: wherever lanes may go from b, together with those
+that were pending already, the lowest block runs next and the others are pending during it.
+
+Everything else follows from P:
+
+- A definition of a register in b has to keep the old value of other lanes (*blend*) exactly if the register is live
+  at the beginning of a block of P(b). Otherwise nobody can read what it overwrites.
+- A register is *uniform*, a scalar of the machine, if all its definitions have uniform operands and none of them
+  blends; else it is *varying*, a vector. Uniform branches make smaller P, so both are computed together, starting
+  from "everything is uniform", until nothing changes.
+- A branch to a block at which no lanes are pending needs no test of masks.
+
+A *segment* is a block of the kernel, or a part of one: an instruction that escapes to the NumPy tier is a segment of
+its own, so that a warp can stop before it. Lanes are never pending in the middle of a block, so a state in which the
+NumPy tier can take over consists of blocks' beginnings.
+
+`find_strides` guesses by how much addresses grow from lane to lane. A guess decides which code is written, never what
+it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field, frozen
+
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block, Meeting, without_dead_results
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Argument,
+    Both,
+    Code,
+    Group,
+    Memory,
+    Not,
+    Operation,
+    Register,
+    Special,
+    has_result,
+    items_of,
+    registers_read,
+    registers_written,
+)
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
+
+SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
+SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
+_VARYING_SPECIALS = ("%tid", "%laneid", "%lanemask")
+_ALWAYS_VARYING = frozenset({"atom", "shfl"})
+_SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"})
+_ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"})
+_OPERATIONS_PER_FUEL = 16
+_SPINNING_WEIGHT = 64
+
+
+def space_of(operation: Operation) -> str:
+    """Return the state space of a memory access, "generic" if it names none."""
+    return next((SPACES[m] for m in operation.modifiers if m in SPACES), "generic")
+
+
+def access_bytes(operation: Operation) -> int:
+    """Return the bytes that a load or store accesses for each lane."""
+    value = operation.operands[1] if operation.name == "st" else operation.operands[0]
+    return DTYPES[operation.type].itemsize * len(items_of(value))
+
+
+def is_ordered(operation: Operation) -> bool:
+    """Return whether an access is one that no compiler may move or leave out."""
+    return not _ORDERED.isdisjoint(operation.modifiers)
+
+
+@define
+class CodeSegment:
+    """A block of the kernel, or the part of one before, at or after an escaping instruction."""
+
+    operations: list[Operation]
+    origin: int
+    """The block that begins here, -1 in the middle of one."""
+    escapes: bool = False
+    terminator: Operation | None = None
+    targets: tuple[int, ...] = ()
+    following: int | None = None
+    live_in: frozenset[int] = frozenset()
+    meeting: Meeting | None = None
+
+    @property
+    def successors(self) -> tuple[int, ...]:
+        """The segments that may run next; EXIT for the end of a thread."""
+        return (*self.targets, *(() if self.following is None else (self.following,)))
+
+
+def is_left_whole(terminator: Operation | None) -> bool:
+    """Return whether the NumPy tier executes a whole block, because of its end: a failed assertion."""
+    return terminator is not None and terminator.name == "system:assertfail"
+
+
+def split_blocks(code: Code, blocks: list[Block], is_escape: Callable[[Operation], bool]) -> list[CodeSegment]:
+    """Return the kernel's segments in the order of its blocks, their targets as indices of segments."""
+    parts = []
+    for block in blocks:
+        operations = without_dead_results(block, blocks, code.carry)
+        parts.append([(operations, False)] if is_left_whole(block.terminator) else _parts(operations, is_escape))
+    begins = [sum(map(len, parts[:number])) for number in range(len(blocks))]
+    segments: list[CodeSegment] = []
+    for number, block in enumerate(blocks):
+        own = [CodeSegment(operations, -1, escapes) for operations, escapes in parts[number]]
+        for index, segment in enumerate(own[:-1]):
+            segment.following = begins[number] + index + 1
+        first, last = own[0], own[-1]
+        first.origin, first.meeting, last.terminator = number, block.meeting, block.terminator
+        last.targets = tuple(t if t == EXIT else begins[t] for t in block.targets)
+        last.following = EXIT if block.following == EXIT else None
+        if block.following is not None and block.following != EXIT:
+            last.following = begins[block.following]
+        live: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
+        for segment in reversed(own):
+            ending = [] if segment.terminator is None else [segment.terminator]
+            for operation in [*ending, *reversed(segment.operations)]:
+                live -= {r.number for r in registers_written(operation, code.carry)}
+                live |= {r.number for r in registers_read(operation, code.carry)}
+            segment.live_in = frozenset(live)
+        first.live_in |= frozenset(block.live_in)
+        segments += own
+    return segments
+
+
+def _parts(operations: list[Operation], is_escape: Callable[[Operation], bool]) -> list[tuple[list[Operation], bool]]:
+    parts: list[tuple[list[Operation], bool]] = []
+    for operation in operations:
+        escapes = is_escape(operation)
+        if escapes or not parts or parts[-1][1]:
+            parts.append(([], escapes))
+        parts[-1][0].append(operation)
+    if not parts or parts[-1][1]:
+        parts.append(([], False))
+    return parts
+
+
+@define
+class WarpPlan:
+    """The result of the analysis; lists are by segment."""
+
+    segments: list[CodeSegment]
+    rows: bool
+    """Whether a row of the block's threads (%tid.x) is a multiple of the vector's width."""
+    pending: list[set[int]] = field(factory=list)
+    varying: set[int] = field(factory=set)
+    blend: list[set[int]] = field(factory=list)
+    """The registers that are live where lanes may be pending meanwhile."""
+    weights: dict[int, int] = field(factory=dict)
+    """The targets of back edges, and the fuel that one round of the loop takes."""
+    spinning: set[int] = field(factory=set)
+    """The loops whose lanes may wait for other lanes."""
+
+    def is_varying(self, argument: Argument) -> bool:
+        """Return whether an operand may differ between the lanes of a warp."""
+        match argument:
+            case Register(number):
+                return number in self.varying
+            case Not(register):
+                return register.number in self.varying
+            case Memory(base=Register(number)):
+                return number in self.varying
+            case Special(name):
+                return is_varying_special(name, rows=self.rows)
+            case Group(items):
+                return any(self.is_varying(item) for item in items)
+            case Both(first, second):
+                return self.is_varying(first) or self.is_varying(second)
+        return False
+
+
+def is_varying_special(name: str, *, rows: bool) -> bool:
+    """Return whether a special register may differ between the lanes of a warp."""
+    return name.startswith(_VARYING_SPECIALS) and not (rows and name in ("%tid.y", "%tid.z"))
+
+
+def differs_by_lane(operation: Operation) -> bool:
+    """Return whether one address is different memory for each lane, or the access is guarded."""
+    is_param = space_of(operation) == "param"
+    local = space_of(operation) in ("generic", "local")
+    return operation.name in ("ld", "ldu") and not is_param and (local or operation.guard is not None)
+
+
+def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
+    """Return the plan of a kernel."""
+    plan = WarpPlan(segments, rows)
+    while True:
+        before = len(plan.varying)
+        plan.pending = find_pending(plan)
+        plan.blend = [set().union(*(segments[k].live_in for k in p)) for p in plan.pending]
+        for segment, kept in zip(segments, plan.blend, strict=True):
+            ending = [] if segment.terminator is None else [segment.terminator]
+            for operation in [*segment.operations, *ending]:
+                results = {r.number for r in registers_written(operation, code.carry)}
+                if results & kept or segment.escapes or _result_varies(operation, plan, code.carry):
+                    # A load of several registers is one access: all of them vary, or none.
+                    plan.varying |= results
+        if len(plan.varying) == before:
+            break
+    _find_loops(plan)
+    return plan
+
+
+def _result_varies(operation: Operation, plan: WarpPlan, carry: Register) -> bool:
+    if operation.name in _ALWAYS_VARYING or differs_by_lane(operation):
+        return True
+    if operation.guard is not None and operation.guard.register.number in plan.varying:
+        return True
+    if operation.name in ("bar", "barrier", "activemask"):
+        return False
+    if operation.name in ("vote", "redux"):
+        return operation.has("sync") and plan.is_varying(operation.operands[-1])
+    if operation.name in ("addc", "subc", "madc") and carry.number in plan.varying:
+        return True
+    start = 1 if has_result(operation) else 0
+    return any(plan.is_varying(operand) for operand in operation.operands[start:])
+
+
+def _find_loops(plan: WarpPlan) -> None:
+    for end, segment in enumerate(plan.segments):
+        for header in segment.successors:
+            if header == EXIT or header > end:
+                continue
+            body = [o for s in plan.segments[header : end + 1] for o in s.operations]
+            spins = any(o.name in _SPINNING or is_ordered(o) for o in body)
+            weight = _SPINNING_WEIGHT if spins else 1 + len(body) // _OPERATIONS_PER_FUEL
+            plan.weights[header] = max(weight, plan.weights.get(header, 0))
+            if spins:
+                plan.spinning.add(header)
+
+
+def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
+    """Return, for each way a segment may end, the segments that lanes may go to."""
+    last = segment.terminator
+    following = set() if segment.following is None else {segment.following}
+    if last is None or last.name in ("bar", "barrier"):
+        return [following - {EXIT}]
+    targets = set(segment.targets) - {EXIT}
+    if last.name == "brx":
+        return [targets] if plan.is_varying(last.operands[0]) else [{t} for t in targets]
+    if last.guard is None:
+        return [targets]
+    if last.guard.register.number in plan.varying:
+        return [(targets | following) - {EXIT}]
+    return [targets, following - {EXIT}]
+
+
+def find_pending(plan: WarpPlan) -> list[set[int]]:
+    """Return for each segment where other lanes of the warp may be pending while it runs."""
+    segments = plan.segments
+    pending: list[set[int]] = [set() for _ in segments]
+    reached, work = {0}, [0]
+
+    def choose_among(candidates: list[int], parked: frozenset[int] = frozenset()) -> None:
+        for index, chosen in enumerate(candidates):
+            rest = {*candidates[index + 1 :], *parked}
+            if chosen not in reached or not rest <= pending[chosen]:
+                reached.add(chosen)
+                pending[chosen] |= rest
+                work.append(chosen)
+
+    while work:
+        at = work.pop()
+        for targets in _ways(segments[at], plan):
+            choose_among(sorted(pending[at] | targets))
+        if segments[at].meeting is not None:  # lanes that must wait for others stay behind
+            choose_among(sorted(pending[at] - {at}), frozenset({at}))
+    return pending
+
+
+def find_strides(plan: WarpPlan, *, linear: bool) -> dict[int, int | None]:
+    """Guess by how much each varying register grows from lane to lane; None if by no constant.
+
+    `linear`: a block's threads are one row.
+    """
+    strides: dict[int, int | None] = {}
+
+    def stride_of(argument: Argument) -> int | None:
+        if isinstance(argument, Register):
+            return strides.get(argument.number) if argument.number in plan.varying else 0
+        if isinstance(argument, Special) and is_varying_special(argument.name, rows=plan.rows):
+            return 1 if argument.name == "%laneid" or (argument.name == "%tid.x" and (plan.rows or linear)) else None
+        return 0
+
+    for _ in range(4):
+        for segment in plan.segments:
+            for operation in segment.operations:
+                if has_result(operation) and operation.operands and isinstance(operation.operands[0], Register):
+                    number = operation.operands[0].number
+                    value = _stride(operation, [stride_of(x) for x in operation.inputs])
+                    strides[number] = value if strides.get(number, value) == value else None
+    return strides
+
+
+def _stride(operation: Operation, strides: list[int | None]) -> int | None:
+    name, inputs = operation.name, operation.inputs
+    if name in ("mov", "cvt", "cvta"):
+        return strides[0]
+    if name == "shl" and strides[0] is not None and isinstance(inputs[1], Immediate):
+        return strides[0] << min(inputs[1].value, 63)
+    if None in strides or name not in ("add", "sub", "or", "mul", "mad"):
+        return None
+    known = [s or 0 for s in strides]
+    if name in ("add", "or"):
+        return known[0] + known[1]
+    if name == "sub":
+        return known[0] - known[1]
+    factors = [x.value if isinstance(x, Immediate) else None for x in inputs[:2]]
+    total = known[2] if name == "mad" else 0
+    for stride, factor in ((known[0], factors[1]), (known[1], factors[0])):
+        if stride and factor is None:
+            return None
+        total += stride * (factor or 0)
+    return total
+
+
+@frozen
+class Accesses:
+    """Accesses of a segment off the same value of a register, or a single one: one check serves all of them."""
+
+    space: str
+    base: Memory
+    """The address of the accesses less their offsets."""
+    sites: set[tuple[int, int]] = field(factory=set)
+    """Their offsets and bytes."""
+    guarded: bool = False
+
+    @property
+    def low(self) -> int:
+        """The lowest offset."""
+        return min(offset for offset, _ in self.sites)
+
+    @property
+    def high(self) -> int:
+        """The end of the last access."""
+        return max(offset + nbytes for offset, nbytes in self.sites)
+
+    @property
+    def align(self) -> int:
+        """The bytes of each of the accesses."""
+        return max(nbytes for _, nbytes in self.sites)
+
+
+def group_accesses(operations: list[Operation], carry: Register) -> dict[int, Accesses]:
+    """Return the accesses that each load and store of a segment belongs to, by its index.
+
+    Accesses of one group have one size, and no offset leads from an aligned address to one that is not.
+    """
+    groups: dict[int, Accesses] = {}
+    open_groups: dict[tuple[str, int, int], Accesses] = {}
+    for index, operation in enumerate(operations):
+        if operation.name in ("ld", "ldu", "st"):
+            memory = operation.operands[0] if operation.name == "st" else operation.operands[1]
+            if isinstance(memory, Memory):
+                groups[index] = _group(operation, memory, open_groups)
+        elif operation.name in ("atom", "red"):
+            place = next((x for x in operation.operands[:2] if isinstance(x, Memory)), None)
+            if place is not None:
+                guarded = operation.guard is not None
+                sites = {(place.offset, DTYPES[operation.type].itemsize)} if operation.type in DTYPES else set()
+                groups[index] = Accesses(space_of(operation), Memory(place.base), sites, guarded)
+        for register in registers_written(operation, carry):
+            for key in [k for k in open_groups if k[1] == register.number]:
+                del open_groups[key]
+    return groups
+
+
+def _group(operation: Operation, memory: Memory, open_groups: dict[tuple[str, int, int], Accesses]) -> Accesses:
+    space, nbytes = space_of(operation), access_bytes(operation)
+    group = Accesses(space, Memory(memory.base), guarded=operation.guard is not None)
+    in_window = space in ("global", "const", "shared") and abs(memory.offset) < 1 << 20
+    if isinstance(memory.base, Register) and not group.guarded and in_window and memory.offset % nbytes == 0:
+        group = open_groups.setdefault((space, memory.base.number, nbytes), group)
+    group.sites.add((memory.offset, nbytes))
+    return group

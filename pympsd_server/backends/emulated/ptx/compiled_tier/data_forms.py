@@ -1,0 +1,324 @@
+"""Comparison and selection, moves, conversions, and the instructions that access memory.
+
+Loads and stores are written by memory_text.py. Atomics act lane by lane, the lowest first, in one loop; accesses that
+no compiler may move (volatile, relaxed, atomic) stand between fences for LLVM.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import SCALAR, Shape
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.isa.machine import WINDOW_BITS, WINDOWS
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Both,
+    Group,
+    Memory,
+    Operation,
+    Sink,
+    Symbol,
+    items_of,
+)
+
+_RELATIONS: Final = {r: r for r in ("eq", "ne", "lt", "le", "gt", "ge")} | {
+    "lo": "lt",
+    "ls": "le",
+    "hi": "gt",
+    "hs": "ge",
+}
+_FLOAT_RELATIONS: Final = {r: f"o{r}" for r in ("eq", "ne", "lt", "le", "gt", "ge")}
+_FLOAT_RELATIONS.update({"equ": "ueq", "neu": "une", "ltu": "ult", "leu": "ule", "gtu": "ugt", "geu": "uge"})
+_FLOAT_RELATIONS.update({"num": "ord", "nan": "uno"})
+_COMBINES: Final = ("and", "or", "xor")
+
+
+def _compare_values(text: MemoryText, operation: Operation, type_name: str, shape: Shape) -> str:
+    which = operation.modifiers[0]
+    if type_name in FLOATS:
+        a, b = (text.use_float(v, type_name, shape) for v in operation.operands[1:3])
+        return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of(FLOATS[type_name]), a, b)
+    if type_name.endswith("x2") or type_name == "bf16":
+        raise text.refuse()
+    a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
+    relation = _RELATIONS[which]
+    if relation not in ("eq", "ne"):
+        relation = ("s" if is_signed(type_name) else "u") + relation
+    return text.op(f"icmp {relation}", shape.of(f"i{BITS[type_name]}"), a, b)
+
+
+@writes("setp set")
+def _compare(text: MemoryText, operation: Operation) -> None:
+    target = operation.operands[0]
+    shape, combine = text.shape_of(target), operation.one_of(*_COMBINES)
+    truth = _compare_values(text, operation, operation.type, shape)
+    both = [truth]
+    if isinstance(target, Both):
+        both.append(text.op("xor", shape.of("i1"), truth, shape.constant("i1", -1)))
+    if combine:
+        both = [text.op(combine, shape.of("i1"), v, text.predicate(operation.operands[3], shape)) for v in both]
+    if operation.name == "setp":
+        targets = (target.first, target.second) if isinstance(target, Both) else (target,)
+        for register, value in zip(targets, both, strict=True):
+            text.assign_predicate(register, value, shape)
+        return
+    type_name = operation.types[0]
+    if BITS[type_name] != 32 or type_name.endswith("x2"):
+        raise text.refuse()
+    word, true = shape.of("i32"), 0x3F800000 if type_name == "f32" else -1
+    result = text.choose(shape, both[0], word, shape.constant("i32", true), shape.constant("i32", 0))
+    text.assign(target, result, type_name, shape)
+
+
+@writes("selp")
+def _select(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
+    truth = text.predicate(operation.operands[3], shape)
+    text.assign(
+        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
+    )
+
+
+@writes("slct")
+def _select_by_sign(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.types[0], text.shape_of(operation.operands[0])
+    a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
+    if operation.types[1] == "f32":
+        truth = text.op(
+            "fcmp oge", shape.of("float"), text.use_float(operation.operands[3], "f32", shape), shape.zero()
+        )
+    else:
+        by = text.use(operation.operands[3], "s32", shape)
+        truth = text.op("icmp sge", shape.of("i32"), by, shape.constant("i32", 0))
+    text.assign(
+        operation.operands[0], text.choose(shape, truth, shape.of(f"i{BITS[type_name]}"), a, b), type_name, shape
+    )
+
+
+@writes("mov")
+def _move(text: MemoryText, operation: Operation) -> None:
+    target, source = operation.operands
+    type_name, shape = operation.type, text.shape_of(target)
+    if operation.modifiers:
+        raise text.refuse()
+    if type_name == "pred":
+        return text.assign_predicate(target, text.predicate(source, shape), shape)
+    bits = BITS[type_name]
+    element, kind = f"i{bits}", shape.of(f"i{bits}")
+    if isinstance(source, Group):
+        part, result = bits // len(source.items), shape.constant(element, 0)
+        for index, item in enumerate(source.items):
+            value = text.cast("zext", text.use(item, f"u{part}", shape), shape.of(f"i{part}"), kind)
+            moved = text.op("shl", kind, value, shape.constant(element, part * index))
+            result = text.op("or", kind, result, moved)
+        return text.assign(target, result, f"u{bits}", shape)
+    if isinstance(target, Group):
+        part, whole = bits // len(target.items), text.use(source, type_name, shape)
+        pieces = []
+        for index in range(len(target.items)):
+            moved = text.op("lshr", kind, whole, shape.constant(element, part * index))
+            pieces.append(text.cast("trunc", moved, kind, shape.of(f"i{part}")))
+        for item, piece in zip(target.items, pieces, strict=True):
+            text.assign(item, piece, f"u{part}", shape)
+        return None
+    return text.assign(target, text.use(source, type_name, shape), type_name, shape)
+
+
+@writes("cvta")
+def _convert_address(text: MemoryText, operation: Operation) -> None:
+    space = next((SPACES[m] for m in operation.modifiers if m in SPACES), "")
+    if operation.type != "u64" or not space:
+        raise text.refuse()
+    shape = text.shape_of(operation.operands[0])
+    value = text.use(operation.operands[1], "u64", shape)
+    if space in WINDOWS:
+        name = "sub" if operation.has("to") else "add"
+        value = text.op(name, shape.of("i64"), value, shape.constant("i64", WINDOWS[space]))
+    text.assign(operation.operands[0], value, "u64", shape)
+
+
+@writes("isspacep")
+def _is_space(text: MemoryText, operation: Operation) -> None:
+    space = next((SPACES[m] for m in operation.modifiers if m in SPACES), "")
+    shape = text.shape_of(operation.operands[0])
+    wide = shape.of("i64")
+    value = text.op("lshr", wide, text.use(operation.operands[1], "u64", shape), shape.constant("i64", WINDOW_BITS))
+    if space == "global":
+        truth = text.op("icmp uge", wide, value, shape.constant("i64", 4))
+    elif space in WINDOWS:
+        truth = text.op("icmp eq", wide, value, shape.constant("i64", WINDOWS[space] >> WINDOW_BITS))
+    else:
+        raise text.refuse()
+    text.assign_predicate(operation.operands[0], truth, shape)
+
+
+_INTEGRAL: Final = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+_CONVERTED: Final = frozenset(f"{letter}{bits}" for letter in "usb" for bits in (8, 16, 32, 64)) | set(FLOATS)
+
+
+@writes("cvt")
+def _convert(text: MemoryText, operation: Operation) -> None:
+    is_plain = len(operation.types) == 2 and len(operation.operands) == 2 and _CONVERTED.issuperset(operation.types)
+    if not is_plain or operation.has("relu") or operation.has("pack"):
+        raise text.refuse()
+    (to, source), target = operation.types, operation.operands[0]
+    shape, bits, source_bits = text.shape_of(target), BITS[operation.types[0]], BITS[operation.types[1]]
+    if source in FLOATS:
+        return _convert_float(text, operation, shape)
+    value = text.use(operation.operands[1], source, shape)
+    kind = shape.of(f"i{source_bits}")
+    if to in FLOATS:
+        if operation.one_of("rz", "rm", "rp") or to == "f16":
+            raise text.refuse()
+        name = "sitofp" if is_signed(source) else "uitofp"
+        return text.assign_float(target, text.cast(name, value, kind, shape.of(FLOATS[to])), to, shape)
+    if operation.has("sat"):
+        raise text.refuse()
+    if bits != source_bits:
+        name = "trunc" if bits < source_bits else "sext" if is_signed(source) else "zext"
+        value = text.cast(name, value, kind, shape.of(f"i{bits}"))
+    return text.assign(target, value, to, shape)
+
+
+def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None:
+    (to, source), target = operation.types, operation.operands[0]
+    element, kind, bits = FLOATS[source], shape.of(FLOATS[source]), BITS[to]
+    whole, value = operation.one_of(*_INTEGRAL), text.use_float(operation.operands[1], source, shape)
+    if to in FLOATS:
+        if whole:
+            value = text.intrinsic(_INTEGRAL[whole], element, shape, value)
+        if bits < BITS[source]:
+            if operation.one_of("rz", "rm", "rp") or (to, source) == ("f16", "f64"):
+                raise text.refuse()  # processors have no conversion of a double to a half that rounds once
+            value = text.cast("fptrunc", value, kind, shape.of(FLOATS[to]))
+        elif bits > BITS[source]:
+            value = text.cast("fpext", value, kind, shape.of(FLOATS[to]))
+        if operation.has("ftz") and (to, source) == ("f32", "f64"):
+            value = text.flush(value, shape)
+        return text.assign_float(target, value, to, shape)
+    if not whole:
+        raise text.refuse()
+    if whole != "rzi":
+        value = text.intrinsic(_INTEGRAL[whole], element, shape, value)
+    result = shape.of(f"i{bits}")
+    name = f"llvm.{'fptosi' if is_signed(to) else 'fptoui'}.sat.{shape.mangled(f'i{bits}')}.{shape.mangled(element)}"
+    converted = text.call(name, result, (kind, value))
+    if 64 in (bits, BITS[source]):  # NaN gives the highest bit, otherwise 0
+        missing = text.op("fcmp uno", kind, value, value)
+        converted = text.choose(shape, missing, result, shape.constant(f"i{bits}", 1 << (bits - 1)), converted)
+    return text.assign(target, converted, to, shape)
+
+
+# --- memory
+
+
+@writes("ld ldu")
+def _load(text: MemoryText, operation: Operation) -> None:
+    target, memory = operation.operands[:2]
+    items, bits, space = items_of(target), BITS[operation.type], space_of(operation)
+    if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:
+        raise text.refuse()
+    if isinstance(memory.base, Symbol) and memory.base.space == "param":
+        for index, item in enumerate(items):
+            place = text.field("%params", memory.base.offset + memory.offset + index * bits // 8)
+            text.assign(item, text.load(f"i{bits}", place, 1), operation.type, SCALAR)
+        return
+    if space == "param":
+        raise text.refuse()
+    group = text.groups[text.index]
+    if all(isinstance(item, Sink) for item in items):
+        text.check(group, text.active() if group.guarded else text.current())
+        return
+    values, shape = text.load_items(group, memory.offset, bits, len(items))
+    if shape.lanes and not text.shape_of(target).lanes:
+        raise text.refuse("a vector where a scalar is needed")
+    assert shape.lanes or not differs_by_lane(operation)
+    for item, value in zip(items, values, strict=True):
+        text.assign(item, value, operation.type, shape)
+
+
+@writes("st")
+def _store(text: MemoryText, operation: Operation) -> None:
+    memory, items = operation.operands[0], items_of(operation.operands[1])
+    bits, space = BITS[operation.type], space_of(operation)
+    is_wide = len(items) * bits > 128
+    if bits == 1 or not isinstance(memory, Memory) or space in ("param", "const") or is_wide:
+        raise text.refuse()
+    text.store_items(text.groups[text.index], memory.offset, operation.type, list(items), bits)
+
+
+_ATOMIC: Final = {
+    "add": "add",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+    "exch": "xchg",
+    "inc": "uinc_wrap",
+    "dec": "udec_wrap",
+    "min": "min",
+    "max": "max",
+}
+_ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
+
+
+@writes("atom red")
+def _atomic(text: MemoryText, operation: Operation) -> None:
+    function, type_name = operation.one_of(*_ATOMIC, "cas"), operation.type
+    is_vector = operation.one_of("v2", "v4", "v8")
+    if type_name not in _ATOMIC_TYPES or is_vector or (type_name in FLOATS and function != "add"):
+        raise text.refuse()
+    target = operation.operands[0] if operation.name == "atom" else Sink()
+    memory, *inputs = operation.inputs if operation.name == "atom" else operation.operands
+    inputs = inputs[: 2 if function == "cas" else 1]
+    if not isinstance(memory, Memory):
+        raise text.refuse()
+    bits, vector = BITS[type_name], text.vector
+    group, mask = text.groups[text.index], text.active()
+    text.fence_compiler()
+    pointers = text.check(group, mask)
+    text.store(vector.of("i64"), text.host_addresses(group, pointers, memory.offset), "%scratch0")
+    for index, value in enumerate(inputs):
+        text.store(vector.of(f"i{bits}"), text.use(value, type_name, vector), f"%scratch{index + 1}")
+    kind = f"i{bits}" if function == "cas" else FLOATS.get(type_name, f"i{bits}")
+    used = not isinstance(target, Sink)
+
+    def act(lane: str) -> None:
+        place = text.load("ptr", text.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
+        x = [_element(text, kind, bits, index + 1, lane) for index in range(len(inputs))]
+        if function == "cas":
+            pair = text.value(f"cmpxchg ptr {place}, {kind} {x[0]}, {kind} {x[1]} seq_cst seq_cst")
+            old = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
+        elif group.space == "shared" and function == "add":  # no other thread of the host has this block
+            old = text.load(kind, place)
+            text.store(kind, text.op("fadd" if type_name in FLOATS else "add", kind, old, x[0]), place)
+        else:
+            name = "f" * (type_name in FLOATS) + _ATOMIC[function]
+            name = f"u{name}" if function in ("min", "max") and not is_signed(type_name) else name
+            old = text.value(f"atomicrmw {name} ptr {place}, {kind} {x[0]} monotonic")
+        if used:
+            at = text.value(f"getelementptr i{bits}, ptr %scratch3, i64 {lane}")
+            text.store(kind, old, at)
+
+    text.each_lane(mask, act)
+    text.fence_compiler()
+    if used:
+        text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
+
+
+def _element(text: MemoryText, kind: str, bits: int, scratch: int, lane: str) -> str:
+    return text.load(kind, text.value(f"getelementptr i{bits}, ptr %scratch{scratch}, i64 {lane}"))
+
+
+@writes("membar fence")
+def _fence(text: MemoryText, operation: Operation) -> None:
+    text.fence_compiler()
+    text.line("fence seq_cst")
+
+
+@writes("prefetch prefetchu griddepcontrol nanosleep discard applypriority pmevent")
+def _nothing(text: MemoryText, operation: Operation) -> None:
+    """Nothing: there is no cache, and a warp that sleeps has its turn when the others have had theirs."""

@@ -1,0 +1,91 @@
+"""Arithmetic of floats, rounded to nearest. No fast-math: LLVM may change nothing that shows in a result.
+
+`fma` is one rounding; everything else is what the processor does, as in NumPy. Other roundings, packed pairs and
+bfloat16 escape.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import FLOATS
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+
+_INFIX: Final = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_ROUNDINGS: Final = ("rz", "rm", "rp")
+_FLUSHED_INPUTS_ONLY: Final = ("abs", "neg", "min", "max")
+_CLASSES: Final = {
+    "finite": 0x1F8,
+    "infinite": 0x204,
+    "number": 0x3FC,
+    "notanumber": 3,
+    "normal": 0x168,
+    "subnormal": 0x90,
+}
+
+
+def write_float(text: MemoryText, operation: Operation) -> None:
+    """Write an arithmetic instruction whose type is a float."""
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    name = "fma" if operation.name == "mad" else operation.name
+    is_unknown = operation.one_of(*_ROUNDINGS, "relu", "xorsign") or len(operation.types) != 1
+    if is_unknown or type_name not in FLOATS or (type_name == "f16" and name == "fma"):
+        raise text.refuse()
+    x = [text.use_float(a, type_name, shape) for a in operation.inputs]
+    element, kind = FLOATS[type_name], shape.of(FLOATS[type_name])
+    if name in _INFIX:
+        result = text.op(_INFIX[name], kind, *x)
+    elif name == "fma":
+        result = text.intrinsic("fma", element, shape, *x)
+    elif name in ("min", "max") and len(x) == 2:
+        result = text.intrinsic(f"{name}imum" + ("" if operation.has("NaN") else "num"), element, shape, *x)
+    elif name == "neg":
+        result = text.value(f"fneg {kind} {x[0]}")
+    elif name == "abs":
+        result = text.intrinsic("fabs", element, shape, x[0])
+    else:
+        raise text.refuse()
+    if operation.has("ftz") and type_name == "f32" and name not in _FLUSHED_INPUTS_ONLY:
+        result = text.flush(result, shape)
+    text.assign_float(operation.operands[0], result, type_name, shape)
+
+
+@writes("fma")
+def _multiply_add(text: MemoryText, operation: Operation) -> None:
+    write_float(text, operation)
+
+
+@writes("rcp sqrt rsqrt")
+def _root(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    if type_name not in ("f32", "f64") or operation.one_of(*_ROUNDINGS):
+        raise text.refuse()
+    element, kind = FLOATS[type_name], shape.of(FLOATS[type_name])
+    value = text.use_float(operation.operands[1], type_name, shape)
+    if operation.name != "rcp":
+        value = text.intrinsic("sqrt", element, shape, value)
+    if operation.name != "sqrt":
+        one = text.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), kind)
+        value = text.op("fdiv", kind, one, value)
+    if operation.has("ftz") and type_name == "f32":
+        value = text.flush(value, shape)
+    text.assign_float(operation.operands[0], value, type_name, shape)
+
+
+@writes("copysign")
+def _copy_sign(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    sign, size = (text.use_float(v, type_name, shape) for v in operation.inputs)
+    result = text.intrinsic("copysign", FLOATS[type_name], shape, size, sign)
+    text.assign_float(operation.operands[0], result, type_name, shape)
+
+
+@writes("testp")
+def _test(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    kind, value = shape.of(FLOATS[type_name]), text.use_float(operation.operands[1], type_name, shape)
+    name = f"llvm.is.fpclass.{shape.mangled(FLOATS[type_name])}"
+    truth = text.call(name, shape.of("i1"), (kind, value), ("i32", str(_CLASSES[operation.modifiers[0]])))
+    text.assign_predicate(operation.operands[0], truth, shape)

@@ -1,0 +1,110 @@
+"""The frames of warps as columns of NumPy: what an escaping instruction, or the NumPy tier's groups, are made of.
+
+A frame is a row of the frame slab. A varying register is as many elements as the vector has lanes, a varying
+predicate one bit for each lane, a uniform register one element. Rows are chosen by their indices, lanes by a matrix
+of truths with a line for each row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode
+from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
+    FRAME_ALIVE,
+    FRAME_HEADER,
+    FRAME_MASK,
+    FRAME_STOP,
+)
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, Array, DType, Value
+from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
+
+_WORD = np.dtype(np.uint32)
+
+
+class Frames:
+    """The frames of a batch's slots, warp by warp."""
+
+    def __init__(self, code: MachineCode, memory: Array, translation: Translation) -> None:
+        self.memory = memory
+        self._rows = memory.reshape(-1, code.frame_bytes)
+        self._code, self._translation = code, translation
+        self._lane = np.arange(code.width, dtype=np.uint32)
+
+    def _column(self, rows: Array, at: int, dtype: DType, count: int = 1) -> Array:
+        """Return a copy of `count` elements of each row."""
+        part = np.ascontiguousarray(self._rows[rows, at : at + count * dtype.itemsize])
+        return part.view(dtype).reshape(len(rows), count)
+
+    def _set_column(self, rows: Array, at: int, values: Array) -> None:
+        part = np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), -1)
+        self._rows[rows, at : at + part.shape[1]] = part
+
+    def _bits(self, words: Array) -> Array:
+        truths: Array = (words >> self._lane & 1).astype(np.bool_)
+        return truths
+
+    def stops(self, rows: Array) -> Array:
+        """Return the stops at which warps are."""
+        return self._column(rows, FRAME_STOP, _WORD)[:, 0]
+
+    def move(self, rows: Array, stop: int) -> None:
+        """Let warps go on at another stop."""
+        self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
+
+    def lanes(self, rows: Array) -> Array:
+        """Return which lanes have stopped there."""
+        return self._bits(self._column(rows, FRAME_MASK, _WORD))
+
+    def living_lanes(self, row: int) -> Array:
+        """Return which lanes of a warp have not exited."""
+        alive: Array = self._bits(self._column(np.array([row]), FRAME_ALIVE, _WORD))[0]
+        return alive
+
+    def _dtype(self, number: int) -> DType:
+        return DTYPES[self._translation.code.register_types[number]]
+
+    def read(self, rows: Array, number: int, lanes: Array) -> Value:
+        """Return a register of some lanes, one element for each, warp by warp."""
+        dtype, at = self._dtype(number), self._code.slots.get(number)
+        if at is None:
+            return dtype.type(0)
+        if not self._code.varies(number):
+            return np.repeat(self._column(rows, at, dtype)[:, 0], lanes.sum(axis=1))
+        if dtype.kind == "b":
+            return self._bits(self._column(rows, at, self._mask_dtype()))[lanes]
+        return self._column(rows, at, dtype, self._code.width)[lanes]
+
+    def _mask_dtype(self) -> DType:
+        return np.dtype(f"u{self._code.width // 8}")
+
+    def write(self, rows: Array, number: int, lanes: Array, value: Value) -> None:
+        """Set a varying register of some lanes; nothing if no stop needs it."""
+        dtype, at = self._dtype(number), self._code.slots.get(number)
+        if at is None:
+            return
+        if dtype.kind == "b":
+            truths = self._bits(self._column(rows, at, self._mask_dtype()))
+            truths[lanes] = value
+            self._set_column(rows, at, np.packbits(truths, axis=1, bitorder="little"))
+            return
+        elements = self._column(rows, at, dtype, self._code.width)
+        elements[lanes] = value
+        self._set_column(rows, at, elements)
+
+    def places(self, row: int) -> list[tuple[int, Array, int]]:
+        """Return where lanes of a warp are: a block, the lanes, and the block of the barrier they wait at or -1."""
+        one = np.array([row])
+        stop = self._code.stops[int(self.stops(one)[0])]
+        places = [(self._code.origins[stop.segment], self.lanes(one)[0], stop.barrier)]
+        for segment in stop.pending:
+            mask = self._column(one, FRAME_HEADER + 4 * segment, _WORD)
+            places.append((self._code.origins[segment], self._bits(mask)[0], -1))
+        return [place for place in places if place[1].any()]
+
+    def registers(self, row: int, block: int, lanes: Array) -> tuple[Value, ...]:
+        """Return the registers that a block begins with, for some lanes of a warp."""
+        one = np.array([row])
+        if self._code.stops[int(self.stops(one)[0])].is_entry:
+            return tuple(dtype.type(0) for dtype in self._translation.plans[block].dtypes)
+        return tuple(self.read(one, number, lanes[None]) for number in self._translation.plans[block].live_in)

@@ -1,0 +1,44 @@
+"""The table of instructions that the compiled tier writes itself; all others escape to the NumPy tier.
+
+A form is given the text of a kernel and an operation. It writes scalars or vectors, by the shape of the result.
+It refuses what it does not know (types, modifiers, operands) by raising Refused: then the operation escapes. Which
+modifiers an instruction may have at all was checked when the NumPy tier translated the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import name_of
+
+Form = Callable[[MemoryText, Operation], None]
+_TABLE: Final[dict[str, Form]] = {}
+
+
+def writes(names: str) -> Callable[[Form], Form]:
+    """Register the form of some instructions."""
+
+    def register(form: Form) -> Form:
+        _TABLE.update(dict.fromkeys(names.split(), form))
+        return form
+
+    return register
+
+
+def write(text: MemoryText, operation: Operation) -> None:
+    """Write one operation; raise Refused for one that escapes. ``st.async`` is not ``st``."""
+    text.operation = operation
+    form = _TABLE.get(operation.name)
+    if form is None or name_of(operation) != operation.name:
+        raise text.refuse()
+    form(text, operation)
+
+
+def call_integer(text: Lanes, name: str, shape: Shape, bits: int, *values: str) -> str:
+    """Return the result of an intrinsic of integers."""
+    return text.intrinsic(name, f"i{bits}", shape, *values)

@@ -1,0 +1,314 @@
+"""Integer arithmetic, carries, and operations on bits.
+
+Amounts of shifts are clamped and divisors made other than zero before LLVM sees them, because it gives no meaning to
+the rest. What PTX leaves open has the result of the NumPy tier, which was recorded on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import write_float
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import call_integer, writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
+
+_INTEGERS: Final = ("u16", "s16", "u32", "s32", "u64", "s64")
+_MAX_DIVIDED_AS_DOUBLES: Final = 32
+
+
+@writes("add sub mul div rem min max abs neg mad")
+def _arithmetic(text: MemoryText, operation: Operation) -> None:
+    if operation.type in FLOATS:
+        return write_float(text, operation)
+    if operation.type not in _INTEGERS or operation.has("sat") or operation.has("relu"):
+        raise text.refuse()
+    type_name, shape, name = operation.type, text.shape_of(operation.operands[0]), operation.name
+    if operation.has("cc"):
+        return _carry(text, operation, shape)
+    bits = BITS[type_name]
+    kind = shape.of(f"i{bits}")
+    x = [text.use(a, type_name, shape) for a in operation.inputs[:2]]
+    zero = shape.constant(f"i{bits}", 0)
+    if name in ("add", "sub"):
+        result = text.op(name, kind, *x)
+    elif name in ("mul", "mad"):
+        result, type_name = _product(text, operation, shape, x)
+        if name == "mad":
+            addend = text.use(operation.operands[3], type_name, shape)
+            result = text.op("add", shape.of(f"i{BITS[type_name]}"), result, addend)
+    elif name in ("min", "max"):
+        result = call_integer(text, ("s" if is_signed(type_name) else "u") + name, shape, bits, *x)
+    elif name == "neg":
+        result = text.op("sub", kind, zero, x[0])
+    elif name == "abs":
+        result = call_integer(text, "smax", shape, bits, x[0], text.op("sub", kind, zero, x[0]))
+    else:
+        result = _quotient(text, name, type_name, shape, x)
+    return text.assign(operation.operands[0], result, type_name, shape)
+
+
+def _product(text: MemoryText, operation: Operation, shape: Shape, x: list[str]) -> tuple[str, str]:
+    """Return a product's half, or the whole of .wide, and its type."""
+    type_name = operation.type
+    bits = BITS[type_name]
+    kind, wide = shape.of(f"i{bits}"), shape.of(f"i{2 * bits}")
+    if operation.has("lo"):
+        return text.op("mul", kind, *x), type_name
+    if not (operation.has("wide") or operation.has("hi")) or (bits == 64 and operation.has("wide")):
+        raise text.refuse()
+    extend = "sext" if is_signed(type_name) else "zext"
+    whole = text.op("mul", wide, *(text.cast(extend, v, kind, wide) for v in x))
+    if operation.has("wide"):
+        return whole, f"{type_name[0]}{2 * bits}"
+    high = text.op("lshr", wide, whole, shape.constant(f"i{2 * bits}", bits))
+    return text.cast("trunc", high, wide, kind), type_name
+
+
+def _quotient(text: MemoryText, name: str, type_name: str, shape: Shape, x: list[str]) -> str:
+    """Return a quotient or remainder; by zero all bits are one. Vectors of 32 bits are divided as doubles."""
+    bits, (a, b) = BITS[type_name], x
+    kind = shape.of(f"i{bits}")
+    ones = shape.constant(f"i{bits}", -1)
+    none = text.op("icmp eq", kind, b, shape.constant(f"i{bits}", 0))
+    safe = text.choose(shape, none, kind, shape.constant(f"i{bits}", 1), b)
+    if shape.lanes and bits <= _MAX_DIVIDED_AS_DOUBLES:
+        double, wide = shape.of("double"), shape.of("i64")
+        extend = "sext" if is_signed(type_name) else "zext"
+        halves = [text.cast("sitofp", text.cast(extend, v, kind, wide), wide, double) for v in (a, safe)]
+        quotient = text.cast("fptosi", text.op("fdiv", double, *halves), double, wide)
+        quotient = text.cast("trunc", quotient, wide, kind)
+    elif is_signed(type_name):  # the least number by -1 overflows
+        minus = text.op("icmp eq", kind, b, ones)
+        safe = text.choose(shape, minus, kind, shape.constant(f"i{bits}", 1), safe)
+        quotient = text.op("sdiv", kind, a, safe)
+        opposite = text.op("sub", kind, shape.constant(f"i{bits}", 0), a)
+        quotient = text.choose(shape, minus, kind, opposite, quotient)
+    else:
+        quotient = text.op("udiv", kind, a, safe)
+    if name == "rem":
+        quotient = text.op("sub", kind, a, text.op("mul", kind, quotient, b))
+    return text.choose(shape, none, kind, ones, quotient)
+
+
+def _carry(text: MemoryText, operation: Operation, shape: Shape) -> None:
+    """add.cc, addc, sub.cc, subc, mad.cc, madc: the flag is 0 or 1 in the kernel's carry register."""
+    if operation.type not in ("u32", "s32", "u64", "s64"):
+        raise text.refuse()
+    type_name, bits = "u" + operation.type[1:], BITS[operation.type]
+    kind, name = shape.of(f"i{bits}"), operation.name
+    if name in ("mad", "madc"):
+        a = text.use(operation.operands[3], type_name, shape)
+        b, _ = _product(text, operation, shape, [text.use(v, operation.type, shape) for v in operation.inputs[:2]])
+    else:
+        a, b = (text.use(v, type_name, shape) for v in operation.inputs)
+    subtracts, continues = name.startswith("sub"), name.endswith("c")
+    if subtracts and not continues:
+        total, flag = text.op("sub", kind, a, b), text.op("icmp uge", kind, a, b)
+    else:  # a difference is the sum of a, the complement of b, and the flag: 1 if nothing was borrowed
+        b = text.op("xor", kind, b, shape.constant(f"i{bits}", -1)) if subtracts else b
+        total = text.op("add", kind, a, b)
+        flag = text.op("icmp ult", kind, total, a)
+    if continues:
+        carry = text.use(text.code.carry, "u32", shape)
+        carry = text.cast("zext", carry, shape.of("i32"), kind) if bits == 64 else carry
+        more = text.op("add", kind, total, carry)
+        flag = text.op("or", shape.of("i1"), flag, text.op("icmp ult", kind, more, total))
+        total = more
+    flag = text.cast("zext", flag, shape.of("i1"), shape.of("i32"))
+    text.assign(operation.operands[0], total, type_name, shape)
+    if operation.has("cc"):
+        text.assign(text.code.carry, flag, "u32", shape)
+
+
+@writes("addc subc madc")
+def _carried(text: MemoryText, operation: Operation) -> None:
+    results = [operation.operands[0], *([text.code.carry] if operation.has("cc") else [])]
+    _carry(text, operation, text.shape_of(*results))
+
+
+@writes("sad")
+def _difference(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    kind = shape.of(f"i{BITS[type_name]}")
+    a, b, c = (text.use(v, type_name, shape) for v in operation.inputs)
+    less = text.op(f"icmp {'s' if is_signed(type_name) else 'u'}lt", kind, a, b)
+    size = text.choose(shape, less, kind, text.op("sub", kind, b, a), text.op("sub", kind, a, b))
+    text.assign(operation.operands[0], text.op("add", kind, c, size), type_name, shape)
+
+
+@writes("and or xor")
+def _logic(text: MemoryText, operation: Operation) -> None:
+    target, shape = operation.operands[0], text.shape_of(operation.operands[0])
+    if operation.type == "pred":
+        truths = [text.predicate(v, shape) for v in operation.inputs]
+        return text.assign_predicate(target, text.op(operation.name, shape.of("i1"), *truths), shape)
+    values = [text.use(v, operation.type, shape) for v in operation.inputs]
+    result = text.op(operation.name, shape.of(f"i{BITS[operation.type]}"), *values)
+    return text.assign(target, result, operation.type, shape)
+
+
+@writes("not cnot")
+def _not(text: MemoryText, operation: Operation) -> None:
+    target, shape = operation.operands[0], text.shape_of(operation.operands[0])
+    if operation.type == "pred":
+        truth = text.predicate(operation.operands[1], shape)
+        return text.assign_predicate(target, text.op("xor", shape.of("i1"), truth, shape.constant("i1", -1)), shape)
+    element = f"i{BITS[operation.type]}"
+    kind, value = shape.of(element), text.use(operation.operands[1], operation.type, shape)
+    if operation.name == "not":
+        result = text.op("xor", kind, value, shape.constant(element, -1))
+    else:
+        result = text.cast("zext", text.op("icmp eq", kind, value, shape.constant(element, 0)), shape.of("i1"), kind)
+    return text.assign(target, result, operation.type, shape)
+
+
+@writes("shl shr")
+def _shift(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    bits = BITS[type_name]
+    kind, word = shape.of(f"i{bits}"), shape.of("i32")
+    value, amount = text.use(operation.operands[1], type_name, shape), text.use(operation.operands[2], "u32", shape)
+    by = call_integer(text, "umin", shape, 32, amount, shape.constant("i32", bits - 1))
+    if bits != 32:
+        by = text.cast("zext" if bits > 32 else "trunc", by, word, kind)
+    arithmetic = operation.name == "shr" and is_signed(type_name)
+    result = text.op("shl" if operation.name == "shl" else "ashr" if arithmetic else "lshr", kind, value, by)
+    if not arithmetic:
+        far = text.op("icmp uge", word, amount, shape.constant("i32", bits))
+        result = text.choose(shape, far, kind, shape.constant(f"i{bits}", 0), result)
+    text.assign(operation.operands[0], result, type_name, shape)
+
+
+def _pair(text: MemoryText, shape: Shape, high: str, low: str) -> str:
+    """Return two words as one value of 64 bits."""
+    word, wide = shape.of("i32"), shape.of("i64")
+    above = text.op("shl", wide, text.cast("zext", high, word, wide), shape.constant("i64", 32))
+    return text.op("or", wide, above, text.cast("zext", low, word, wide))
+
+
+@writes("shf")
+def _funnel_shift(text: MemoryText, operation: Operation) -> None:
+    shape = text.shape_of(operation.operands[0])
+    low, high, amount = (text.use(v, "u32", shape) for v in operation.inputs)
+    word, wide = shape.of("i32"), shape.of("i64")
+    if operation.has("wrap"):
+        amount = text.op("and", word, amount, shape.constant("i32", 31))
+    else:
+        amount = call_integer(text, "umin", shape, 32, amount, shape.constant("i32", 32))
+    pair, by = _pair(text, shape, high, low), text.cast("zext", amount, word, wide)
+    if operation.has("l"):
+        result = text.op("lshr", wide, text.op("shl", wide, pair, by), shape.constant("i64", 32))
+    else:
+        result = text.op("lshr", wide, pair, by)
+    text.assign(operation.operands[0], text.cast("trunc", result, wide, word), "u32", shape)
+
+
+@writes("lop3")
+def _logic_of_three(text: MemoryText, operation: Operation) -> None:
+    table = operation.operands[4]
+    if operation.modifiers or not isinstance(table, Immediate):
+        raise text.refuse()
+    shape = text.shape_of(operation.operands[0])
+    word, x = shape.of("i32"), [text.use(v, "u32", shape) for v in operation.operands[1:4]]
+    opposites = [text.op("xor", word, v, shape.constant("i32", -1)) for v in x]
+    result = shape.constant("i32", 0)
+    for row in range(8):
+        if table.value >> row & 1:
+            term = shape.constant("i32", -1)
+            for bit, yes, no in zip((4, 2, 1), x, opposites, strict=True):
+                term = text.op("and", word, term, yes if row & bit else no)
+            result = text.op("or", word, result, term)
+    text.assign(operation.operands[0], result, "u32", shape)
+
+
+@writes("popc clz brev bfind")
+def _count_bits(text: MemoryText, operation: Operation) -> None:
+    type_name, shape, name = operation.type, text.shape_of(operation.operands[0]), operation.name
+    bits = BITS[type_name]
+    element, word = f"i{bits}", shape.of("i32")
+    kind, value = shape.of(element), text.use(operation.operands[1], type_name, shape)
+    if name == "brev":
+        reverse = call_integer(text, "bitreverse", shape, bits, value)
+        return text.assign(operation.operands[0], reverse, type_name, shape)
+    if name == "popc":
+        count = call_integer(text, "ctpop", shape, bits, value)
+    else:
+        if name == "bfind" and is_signed(type_name):
+            sign = text.op("ashr", kind, value, shape.constant(element, bits - 1))
+            value = text.op("xor", kind, value, sign)
+        count = text.call(f"llvm.ctlz.{shape.mangled(element)}", kind, (kind, value), ("i1", "false"))
+    if bits == 64:
+        count = text.cast("trunc", count, kind, word)
+    if name == "bfind":
+        none = text.op("icmp eq", kind, value, shape.constant(element, 0))
+        if not operation.has("shiftamt"):
+            count = text.op("sub", word, shape.constant("i32", bits - 1), count)
+        count = text.choose(shape, none, word, shape.constant("i32", -1), count)
+    return text.assign(operation.operands[0], count, "u32", shape)
+
+
+@writes("bfi")
+def _insert_field(text: MemoryText, operation: Operation) -> None:
+    shape, bits = text.shape_of(operation.operands[0]), BITS[operation.type]
+    if bits != 32:
+        raise text.refuse()
+    wide, word = shape.of("i64"), shape.of("i32")
+    source, target, position, length = (text.use(v, "u32", shape) for v in operation.inputs)
+    fields = []
+    for number in (position, length):
+        low = text.op("and", word, number, shape.constant("i32", 255))
+        fields.append(
+            text.cast("zext", call_integer(text, "umin", shape, 32, low, shape.constant("i32", 32)), word, wide)
+        )
+    one = shape.constant("i64", 1)
+    ones = text.op("sub", wide, text.op("shl", wide, one, fields[1]), one)
+    mask = text.op("shl", wide, ones, fields[0])
+    moved = text.op("shl", wide, text.cast("zext", source, word, wide), fields[0])
+    kept = text.op(
+        "and", wide, text.cast("zext", target, word, wide), text.op("xor", wide, mask, shape.constant("i64", -1))
+    )
+    result = text.op("or", wide, kept, text.op("and", wide, moved, mask))
+    text.assign(operation.operands[0], text.cast("trunc", result, wide, word), operation.type, shape)
+
+
+@writes("bfe")
+def _extract_field(text: MemoryText, operation: Operation) -> None:
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    position, length = operation.operands[2:]
+    if BITS[type_name] != 32 or not (isinstance(position, Immediate) and isinstance(length, Immediate)):
+        raise text.refuse()
+    at, count = position.value & 255, length.value & 255
+    if not count or at + count > 32:
+        raise text.refuse()
+    word, value = shape.of("i32"), text.use(operation.operands[1], "u32", shape)
+    value = text.op("shl", word, value, shape.constant("i32", 32 - at - count))
+    shift = "ashr" if is_signed(type_name) else "lshr"
+    text.assign(
+        operation.operands[0], text.op(shift, word, value, shape.constant("i32", 32 - count)), type_name, shape
+    )
+
+
+@writes("prmt")
+def _permute(text: MemoryText, operation: Operation) -> None:
+    selector = operation.operands[3]
+    if operation.modifiers or not isinstance(selector, Immediate):
+        raise text.refuse()
+    shape = text.shape_of(operation.operands[0])
+    word, wide = shape.of("i32"), shape.of("i64")
+    pair = _pair(text, shape, *(text.use(operation.operands[k], "u32", shape) for k in (2, 1)))
+    result = shape.constant("i32", 0)
+    for k in range(4):
+        chosen = selector.value >> 4 * k & 15
+        byte = text.op("lshr", wide, pair, shape.constant("i64", 8 * (chosen & 7)))
+        byte = text.cast("trunc", byte, wide, word)
+        byte = text.op("shl", word, byte, shape.constant("i32", 24))
+        if chosen & 8:
+            byte = text.op("ashr", word, byte, shape.constant("i32", 31))
+            byte = text.op("shl", word, byte, shape.constant("i32", 24))
+        byte = text.op("lshr", word, byte, shape.constant("i32", 24 - 8 * k))
+        result = text.op("or", word, result, byte)
+    text.assign(operation.operands[0], result, "u32", shape)

@@ -1,0 +1,536 @@
+"""One kernel as one function of LLVM's intermediate representation. The design of the compiled tier.
+
+The problem: the threads of a warp run in step until they diverge, wait for each other, fault at exact places, and can
+be stopped at any moment; and a NumPy call for each instruction is 10 to 770 times slower than machine code.
+
+The idea: a warp is one thread of execution, `status kernel(worker, frame)`. A register of the warp is a vector, or a
+scalar if all lanes have the same (analysis.py). A mask says which lanes run. At the end of a block its lanes are
+added to the masks of the blocks they go to, and the *lowest* block that has lanes runs next, as in the NumPy tier:
+
+    block 2 (loop)      block 5 (after it)          block 2 runs again and again, until its last lane has come to
+    mask 0b10001111     mask 0b01110000             block 5; then all eight run on together
+
+A kernel leaves its function at *stops* only. A stop saves in the warp's *frame* what is needed there and returns why:
+
+- BARRIER: the warp waits; the runtime in C (native/src/kernels.c) counts warps and calls it again.
+- SLICE: the fuel is used up at a loop's header; other warps, blocks and clients have their turn. SPIN is the same if
+  lanes wait elsewhere while others go round a loop that may wait for them.
+- ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
+  for all warps that wait there together (batch.py).
+- BAIL: something rare about lanes that wait for each other. The NumPy tier takes the whole block over, from the
+  frames: a stop is at the beginnings of blocks, as the groups of its threads are.
+- DONE, FAULT and TRAP end the warp.
+
+The one semantics is that of the NumPy emitters. What is written here are the common instructions, in a second form
+(the *_forms modules); what a form does not know escapes. A kernel in which an escape would be hot, or that meets its
+partners in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
+
+Invariants: a register that is read at a stop's segment or at a pending one is in the frame; the old value of a lane
+survives whatever other lanes do while it is pending; nothing is left in the worker between two calls.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import define, field, frozen
+
+from pympsd_server.backends.emulated.ptx.compiled_tier import (
+    data_forms,
+    float_forms,
+    integer_forms,
+    warp_forms,
+)
+from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
+    CodeSegment,
+    group_accesses,
+    is_left_whole,
+)
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
+    FRAME_ALIVE,
+    FRAME_HEADER,
+    FRAME_MASK,
+    FRAME_TOTAL,
+    FRAME_TRUES,
+    NO_BARRIER,
+    NO_ENTRY,
+    StopReason,
+    offset_of,
+)
+from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Argument,
+    Operation,
+    registers_in,
+)
+
+FORMS: Final = (data_forms, float_forms, integer_forms, warp_forms)
+"""The modules whose forms are in the table."""
+FUNCTION: Final = "kernel"
+_SCRATCHES: Final = 4
+
+
+@frozen
+class Stop:
+    """A place at which a warp leaves its kernel, and from which it is entered again."""
+
+    segment: int
+    """The segment that its lanes continue with."""
+    pending: tuple[int, ...]
+    """The segments at which others may be pending."""
+    barrier: int = -1
+    """The block at whose barrier the lanes wait."""
+    result: Operation | None = None
+    """A bar.red whose result is set when the warp goes on."""
+    is_entry: bool = False
+    """Whether it is the beginning of the kernel, at which registers are zero."""
+
+
+@define(slots=False)
+class KernelText(MemoryText):
+    """Writes the segments of a kernel, its stops and its entry."""
+
+    stops: list[Stop] = field(factory=list, init=False)
+    escapes: dict[int, tuple[Operation, int]] = field(factory=dict, init=False)
+    """The escaping operations and the stops behind them, by the stop before them."""
+    slots: dict[int, int] = field(factory=dict, init=False)
+    """Where registers are saved in a frame, in bytes."""
+    frame_bytes: int = field(default=0, init=False)
+    module_text: str = field(default="", init=False)
+
+    @property
+    def segments(self) -> list[CodeSegment]:
+        """The parts of the kernel, in order."""
+        return self.plan.segments
+
+    # --- stops
+
+    def slot(self, number: int) -> str:
+        """Return a pointer to where a register is saved."""
+        if number not in self.slots:
+            bits = self.register_bits(number)
+            varying = self.is_varying(number)
+            size = (self.width * bits // 8 if bits > 1 else 4) if varying else 8
+            align = min(max(size, 4), 64)
+            self.frame_bytes = -(-self.frame_bytes // align) * align
+            self.slots[number] = self.frame_bytes
+            self.frame_bytes += size
+        return self.field("%frame", self.slots[number])
+
+    def registers_of(self, stop: Stop) -> list[int]:
+        """Return the registers that are saved at a stop."""
+        if stop.is_entry:
+            return []
+        live = set(self.segments[stop.segment].live_in).union(*(self.segments[k].live_in for k in stop.pending))
+        return sorted(live - ({r.number for r in registers_in(stop.result.operands[0])} if stop.result else set()))
+
+    def _mask_place(self, segment: int) -> str:
+        return self.field("%frame", FRAME_HEADER + 4 * segment)
+
+    def number_of(self, stop: Stop) -> int:
+        """Return the number of a stop, which is new if it has not been written before."""
+        if stop not in self.stops:
+            self.stops.append(stop)
+        return self.stops.index(stop)
+
+    def leave(self, stop: Stop, mask: str, status: StopReason | str) -> None:
+        """Return a status with everything in the frame that is needed to go on at a stop."""
+        for number in self.registers_of(stop):
+            value, kind = self.read(number), self.storage(number)
+            self.store(kind, value, self.slot(number), 4)
+        for k in stop.pending:
+            self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
+        self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
+        alive = self.as_word(self.load(self.mask_type, "%alive"))
+        self.store("i32", alive, self.field("%frame", FRAME_ALIVE))
+        self.store("i32", str(self.number_of(stop)), "%frame")
+        self.line(f"ret i32 {status if isinstance(status, str) else status.value}")
+
+    def _enter(self, index: int) -> None:
+        """Write the way back from a stop."""
+        stop = self.stops[index]
+        self.place(f"enter{index}")
+        for number in self.registers_of(stop):
+            kind = self.storage(number)
+            self.store(kind, self.load(kind, self.slot(number), 4), f"%r{number}")
+        for k in stop.pending:
+            self.store(self.mask_type, self._saved_mask(self._mask_place(k)), f"%m{k}")
+        mask = self._saved_mask(self.field("%frame", FRAME_MASK))
+        self.store(self.mask_type, mask, f"%m{stop.segment}")
+        if stop.result is not None:
+            self.store(self.mask_type, mask, "%cur")
+            self.at, self.operation = stop.segment, None
+            self._set_reduction(stop.result)
+        self.jump(f"run{stop.segment}")
+
+    def _saved_mask(self, place: str) -> str:
+        word = self.load("i32", place)
+        return self.cast("trunc", word, "i32", self.mask_type) if self.width < WARP else word
+
+    # --- control flow
+
+    def go(self, arriving: dict[int, str], *, certain: bool) -> None:
+        """Go to the lowest segment that has lanes: those that arrive there now, or are pending.
+
+        `certain`: some lanes are left.
+        """
+        pending = self.plan.pending[self.at]
+        for k, mask in arriving.items():
+            if k in pending:
+                mask = self.op("or", self.mask_type, mask, self.load(self.mask_type, f"%m{k}"))
+            self.store(self.mask_type, mask, f"%m{k}")
+        candidates = sorted(pending | set(arriving))
+        for index, k in enumerate(candidates):
+            if certain and index == len(candidates) - 1:
+                return self.jump(f"segment{k}")
+            following = self.label("next")
+            there = self.load(self.mask_type, f"%m{k}")
+            self.branch(self.op("icmp ne", self.mask_type, there, "0"), f"segment{k}", following)
+            self.place(following)
+        return self.jump("nothing")
+
+    def end_lanes(self, mask: str) -> None:
+        """Note that lanes have exited."""
+        alive = self.load(self.mask_type, "%alive")
+        others = self.op("xor", self.mask_type, mask, "-1")
+        self.store(self.mask_type, self.op("and", self.mask_type, alive, others), "%alive")
+
+    def _go_ways(self, ways: dict[int, str]) -> None:
+        certain = EXIT not in ways
+        if not certain:
+            self.end_lanes(ways.pop(EXIT))
+        self.go(ways, certain=certain)
+
+    def write_end(self, segment: CodeSegment) -> None:
+        """Write the end of a segment."""
+        last = self.operation = segment.terminator
+        mask = self.current()
+        following = EXIT if segment.following is None else segment.following
+        if last is None:
+            return self._go_ways({following: mask})
+        if last.name in ("trap", "brkpt"):
+            return self._trap(mask)
+        if last.name in ("bra", "exit"):
+            return self._branch(last, segment.targets[0], following, mask)
+        if last.name in ("bar", "barrier"):
+            return self._barrier(last, segment, following, mask)
+        if last.name == "brx":
+            return self._switch(last, segment, mask)
+        raise self.refuse()
+
+    def _branch(self, last: Operation, target: int, following: int, mask: str) -> None:
+        if last.guard is None or target == following:
+            return self._go_ways({target: mask})
+        if last.guard.register.number in self.plan.varying:
+            yes = self.op("and", self.mask_type, mask, self.guard_mask(last))
+            ways = {target: yes, following: self.op("xor", self.mask_type, yes, mask)}
+            return self._go_ways(ways)
+        yes, no = self.label("yes"), self.label("no")
+        self.branch(self.uniform_guard(last), yes, no)
+        self.place(yes)
+        self._go_ways({target: mask})
+        self.place(no)
+        return self._go_ways({following: mask})
+
+    def _fault(self, kind: int, address: str, lane: str) -> None:
+        """Write the end of the kernel with a fault that is none of memory; `address` is an i64."""
+        self.store("i64", address, self.field("%ctx", offset_of("fault_address")))
+        self.store("i32", str(kind), self.field("%ctx", offset_of("fault_kind")))
+        self.store("i32", lane, self.field("%ctx", offset_of("fault_lane")))
+        self.jump("fault")
+
+    def _first_lane(self, mask: str) -> str:
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
+        return self.as_word(lane)
+
+    def _trap(self, mask: str) -> None:
+        self.store("i32", self._first_lane(mask), self.field("%ctx", offset_of("fault_lane")))
+        self.line(f"ret i32 {StopReason.TRAP.value}")
+
+    def _switch(self, last: Operation, segment: CodeSegment, mask: str) -> None:
+        entry = last.operands[0]
+        kind, count = self.vector.of("i32"), len(segment.targets)
+        if not self.plan.is_varying(entry):
+            labels = [self.label("case") for _ in segment.targets]
+            cases = " ".join(f"i32 {index}, label %{label}" for index, label in enumerate(labels))
+            number, wrong = self.use(entry, "u32", SCALAR), self.label("wrong")
+            self.line(f"switch i32 {number}, label %{wrong} [ {cases} ]")
+            self.place(wrong)
+            self._fault(NO_ENTRY, self.cast("zext", number, "i32", "i64"), self._first_lane(mask))
+            for label, target in zip(labels, segment.targets, strict=True):
+                self.place(label)
+                self.go({target: mask}, certain=True)
+            return
+        numbers, ways = self.use(entry, "u32", self.vector), dict[int, str]()
+        bad = self.as_mask(self.op("icmp uge", kind, numbers, self.vector.constant("i32", count)))
+        bad = self.op("and", self.mask_type, bad, mask)
+        wrong, right = self.label("wrong"), self.label("right")
+        self.branch(self.op("icmp eq", self.mask_type, bad, "0"), right, wrong)
+        self.place(wrong)
+        lane = self._first_lane(bad)
+        number = self.value(f"extractelement {kind} {numbers}, i32 {lane}")
+        self._fault(NO_ENTRY, self.cast("zext", number, "i32", "i64"), lane)
+        self.place(right)
+        for index, target in enumerate(segment.targets):
+            these = self.as_mask(self.op("icmp eq", kind, numbers, self.vector.constant("i32", index)))
+            these = self.op("and", self.mask_type, these, mask)
+            ways[target] = self.op("or", self.mask_type, ways[target], these) if target in ways else these
+        self.go(ways, certain=False)
+
+    # --- barriers
+
+    def _barrier(self, last: Operation, segment: CodeSegment, following: int, mask: str) -> None:
+        operands = list(last.operands)
+        is_known = last.one_of("sync", "arrive", "red") and not last.has("cluster") and last.guard is None
+        predicate = operands.pop() if last.has("red") else None
+        operands = operands[1:] if last.has("red") else operands
+        if not is_known or any(map(self.plan.is_varying, operands)) or following == EXIT:
+            raise self.refuse("this barrier")
+        number = self._barrier_number(operands[0], mask)
+        threads = self.use(operands[1], "u32", SCALAR) if len(operands) > 1 else "0"
+        if last.has("arrive"):
+            bad = self.call("kernels_arrive", "i32", ("ptr", "%ctx"), ("i32", number), ("i32", threads))
+            self.fault_unless_zero(bad)
+            self._go_ways({following: mask})
+            return
+        self.store(self.mask_type, mask, f"%m{following}")
+        if predicate is None and threads == "0":
+            wait = self.label("wait")
+            self.branch("%alone", f"segment{following}", wait)
+            self.place(wait)
+        self.store("i32", number, self.field("%ctx", offset_of("barrier_number")))
+        self.store("i32", threads, self.field("%ctx", offset_of("barrier_threads")))
+        if predicate is not None:
+            true = self.op("and", self.mask_type, self.as_mask(self.predicate(predicate, self.vector)), mask)
+            for name, lanes in (("barrier_trues", true), ("barrier_total", mask)):
+                count = self.intrinsic("ctpop", self.mask_type, SCALAR, lanes)
+                self.store("i32", self.as_word(count), self.field("%ctx", offset_of(name)))
+        stop = Stop(following, (), self._origin_of(segment), None if predicate is None else last)
+        self.leave(stop, mask, StopReason.BARRIER)
+
+    def _barrier_number(self, operand: Argument, mask: str) -> str:
+        """Return the number of a barrier, which is one of the block's."""
+        number = self.use(operand, "u32", SCALAR)
+        wrong, right = self.label("wrong"), self.label("right")
+        self.branch(self.op("icmp ult", "i32", number, str(BARRIERS)), right, wrong)
+        self.place(wrong)
+        self._fault(NO_BARRIER, self.cast("zext", number, "i32", "i64"), self._first_lane(mask))
+        self.place(right)
+        return number
+
+    def _bail_if_apart(self) -> None:
+        """Leave a barrier to the NumPy tier if lanes of the warp are elsewhere."""
+        apart, together = self.label("apart"), self.label("together")
+        mask, alive = self.current(), self.load(self.mask_type, "%alive")
+        self.branch(self.op("icmp eq", self.mask_type, mask, alive), together, apart, LIKELY)
+        self.place(apart)
+        self.leave(self._here(), mask, StopReason.BAIL)
+        self.place(together)
+
+    def _origin_of(self, segment: CodeSegment) -> int:
+        """Return the block that a segment is the end of."""
+        index = next(i for i, s in enumerate(self.segments) if s is segment)
+        return next(s.origin for s in reversed(self.segments[: index + 1]) if s.origin >= 0)
+
+    def _store_barrier(self, number: str, threads: str) -> None:
+        self.store("i32", number, self.field("%ctx", offset_of("barrier_number")))
+        self.store("i32", threads, self.field("%ctx", offset_of("barrier_threads")))
+
+    def _set_reduction(self, barrier: Operation) -> None:
+        """Set the result of a bar.red from what the runtime has counted."""
+        trues, total = (self.load("i32", self.field("%frame", at)) for at in (FRAME_TRUES, FRAME_TOTAL))
+        target = barrier.operands[0]
+        if barrier.has("popc"):
+            return self.assign(target, trues, "u32", SCALAR)
+        other = ("icmp eq", total) if barrier.has("and") else ("icmp ne", "0")
+        return self.assign_predicate(target, self.op(other[0], "i32", trues, other[1]), SCALAR)
+
+    # --- lanes that must meet, and loops
+
+    def _meet(self, segment: CodeSegment) -> None:
+        """Let lanes that are named in a membermask and are not here yet run first."""
+        assert segment.meeting is not None
+        pending = self.plan.pending[self.at]
+        if segment.meeting.in_group or self.width != WARP:
+            raise self.refuse("warp group")
+        if not pending:
+            return
+        mask, alive = self.current(), self.load("i32", "%alive")
+        named = self._named_lanes(segment.meeting.mask, mask)
+        absent = self.op("and", "i32", self.op("and", "i32", named, alive), self.op("xor", "i32", mask, "-1"))
+        ready, wait = self.label("ready"), self.label("wait")
+        self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
+        self.place(wait)
+        self.store("i32", mask, f"%m{self.at}")
+        fuel = self._burn(64)
+        going = self.label("going")
+        self.branch(self.op("icmp slt", "i64", fuel, "0"), "deadlock" + str(self.at), going, UNLIKELY)
+        self.place("deadlock" + str(self.at))
+        self.leave(self._here(), mask, StopReason.SPIN)
+        self.place(going)
+        for k in sorted(pending - {self.at}):
+            following = self.label("next")
+            there = self.load("i32", f"%m{k}")
+            self.branch(self.op("icmp ne", "i32", there, "0"), f"segment{k}", following)
+            self.place(following)
+        self.leave(self._here(), mask, StopReason.BAIL)
+        self.place(ready)
+
+    def _named_lanes(self, mask: Argument, running: str) -> str:
+        if not self.plan.is_varying(mask):
+            return self.use(mask, "u32", SCALAR)
+        words = self.vector.of("i32")
+        value = self.use(mask, "u32", self.vector)
+        value = self.choose(self.vector, self.as_lanes(running), words, value, "zeroinitializer")
+        return self.call(f"llvm.vector.reduce.or.v{WARP}i32", "i32", (words, value))
+
+    def _here(self) -> Stop:
+        return Stop(self.at, tuple(sorted(self.plan.pending[self.at] - {self.at})))
+
+    def _burn(self, weight: int) -> str:
+        """Use fuel; return what is left."""
+        fuel = self.op("sub", "i64", self.load("i64", "%fuel"), str(weight))
+        self.store("i64", fuel, "%fuel")
+        return fuel
+
+    def _check_fuel(self) -> None:
+        """Leave at the header of a loop if the fuel is used up."""
+        pause = self.label("pause")
+        fuel = self._burn(self.plan.weights[self.at])
+        self.branch(self.op("icmp slt", "i64", fuel, "0"), pause, f"run{self.at}", UNLIKELY)
+        self.place(pause)
+        status: str | StopReason = StopReason.SLICE
+        stop = self._here()
+        if self.at in self.plan.spinning and stop.pending:
+            others = "0"
+            for k in stop.pending:
+                others = self.op("or", self.mask_type, others, self.load(self.mask_type, f"%m{k}"))
+            apart = self.op("icmp ne", self.mask_type, others, "0")
+            status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.SLICE.value))
+        self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
+
+    # --- the whole
+
+    def write_segment(self, segment: CodeSegment) -> None:
+        """Write one segment."""
+        self.place(f"segment{self.at}")
+        if self.at in self.plan.weights:
+            self._check_fuel()
+        else:
+            self.jump(f"run{self.at}")
+        self.place(f"run{self.at}")
+        self.store(self.mask_type, self.load(self.mask_type, f"%m{self.at}"), "%cur")
+        self.store(self.mask_type, "0", f"%m{self.at}")
+        if self.at in self.plan.spinning:
+            self.fence_compiler()
+        if segment.meeting is not None:
+            self._meet(segment)
+        if segment.escapes or is_left_whole(segment.terminator):
+            stop = self._here()
+            self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
+            if segment.escapes:
+                behind = self.number_of(Stop(self.at + 1, stop.pending))
+                self.escapes[self.number_of(stop)] = segment.operations[0], behind
+            return
+        last = segment.terminator
+        if last is not None and last.name in ("bar", "barrier") and self.plan.pending[self.at]:
+            if segment.origin < 0:
+                raise Refused("a barrier behind an instruction in the NumPy tier")
+            self._bail_if_apart()
+        self.begin_accesses(group_accesses(segment.operations, self.code.carry))
+        for self.index, operation in enumerate(segment.operations):
+            write(self, operation)
+        self.write_end(segment)
+
+    def write_kernel(self) -> str:
+        """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
+        self.frame_bytes = FRAME_HEADER + 4 * len(self.segments)
+        for index, segment in enumerate(self.segments):
+            self.at = index
+            self.write_segment(segment)
+        index = 0
+        while index < len(self.stops):
+            self._enter(index)
+            index += 1
+        body, self.lines = self.lines, []
+        self._write_entry()
+        alive = [f"  %living = load {self.mask_type}, ptr %alive", f"  %ended = icmp eq {self.mask_type} %living, 0"]
+        tail = [
+            "nothing:",
+            *alive,
+            "  br i1 %ended, label %done, label %lost",
+            "done:",
+            f"  ret i32 {StopReason.DONE.value}",
+        ]
+        # Lanes live and are nowhere: it cannot happen.
+        tail += [
+            "lost:",
+            "  call void @llvm.trap()",
+            "  unreachable",
+            "fault:",
+            f"  ret i32 {StopReason.FAULT.value}",
+            "}",
+        ]
+        self.declared.add("declare void @llvm.trap()")
+        head = f"define i32 @{FUNCTION}(ptr noalias %ctx, ptr noalias %frame) #0 {{\nentry:"
+        attributes = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
+        parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
+        return "\n".join(parts) + "\n"
+
+    def _write_entry(self) -> None:
+        mask = self.mask_type
+        self.line(f"%cur = alloca {mask}")
+        self.line(f"%alive = alloca {mask}")
+        self.line("%fuel = alloca i64")
+        for number in range(_SCRATCHES):
+            self.line(f"%scratch{number} = alloca [{self.width * 8} x i8], align 64")
+        for k in range(len(self.segments)):
+            self.line(f"%m{k} = alloca {mask}")
+            self.store(mask, "0", f"%m{k}")
+        for number in range(len(self.code.register_types)):
+            kind = self.storage(number)
+            self.line(f"%r{number} = alloca {kind}")
+            self.store(kind, "zeroinitializer", f"%r{number}")
+        for name, kind, where in (
+            ("shared_p", "ptr", "shared"),
+            ("local_p", "ptr", "local"),
+            ("params", "ptr", "parameters"),
+            ("delta", "i64", "delta"),
+            ("sites", "ptr", "sites"),
+            ("addresses", "ptr", "addresses"),
+            ("shared32", "i32", "shared_bytes"),
+            ("warps", "i32", "warps"),
+            ("given", "i64", "fuel"),
+            ("dynamic", "i64", "dynamic_offset"),
+            ("local_frame", "i64", "local_frame"),
+            ("local_size", "i64", "local_bytes"),
+        ):
+            self.line(f"%{name} = load {kind}, ptr {self.field('%ctx', offset_of(where))}")
+        self.line("%shared = ptrtoint ptr %shared_p to i64")
+        self.line("%local = ptrtoint ptr %local_p to i64")
+        self.line("%shared_size = zext i32 %shared32 to i64")
+        self.line("%alone = icmp eq i32 %warps, 1")
+        self.store("i64", "%given", "%fuel")
+        for axis in range(3):
+            places = self.load("ptr", self.field("%ctx", offset_of("tid") + 8 * axis))
+            if self.plan.rows and axis:
+                self.line(f"%tid{axis}s = load i32, ptr {places}")
+            else:
+                self.line(f"%tid{axis} = load {self.vector.of('i32')}, ptr {places}, align 4")
+        if not self.whole_warps:
+            self._write_lanes_here()
+        self.store(mask, self._saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
+        cases = " ".join(f"i32 {index}, label %enter{index}" for index in range(1, len(self.stops)))
+        self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")
+
+    def _write_lanes_here(self) -> None:
+        """Compute how many lanes the warp has, more than it can have for those before the last."""
+        extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
+        threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
+        before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
+        self.line(f"%lanes_here = sub i32 {threads}, {before}")

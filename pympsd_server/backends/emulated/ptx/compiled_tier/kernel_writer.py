@@ -1,0 +1,110 @@
+"""From a kernel's operations to its text: what escapes, how wide vectors are, and which kernels are not compiled.
+
+Which operations escape has to be known before the analysis, because results of escapes are vectors. Each is written
+once for nothing, with all registers as vectors: what its form refuses escapes. Forms may not depend on the plan
+otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
+    WarpPlan,
+    analyse,
+    find_strides,
+    group_accesses,
+    split_blocks,
+)
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
+from pympsd_server.backends.emulated.ptx.isa.machine import WARP
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks
+from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
+
+_MAX_ESCAPES: Final = 24
+
+
+def choose_width(code: Code, block: tuple[int, int, int]) -> int:
+    """Return the lanes of a vector: those of a warp, or 16 if rows are so wide and nothing depends on warps."""
+    if block[0] % WARP == 0 or block[0] % 16 or any(map(_needs_warps, code.operations)):
+        return WARP
+    return 16
+
+
+def _needs_warps(operation: Operation) -> bool:
+    names = ("%lane", "%warpid", "%nwarpid")
+    if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
+        return True
+    if operation.name in ("bar", "barrier"):
+        return operation.has("warp") or len(operation.operands) != 1
+    return operation.name in WARP_INSTRUCTIONS or operation.has("sync")
+
+
+def write_text(
+    code: Code,
+    offsets: dict[tuple[str, str], int],
+    static_shared: int,
+    block: tuple[int, int, int],
+    *,
+    has_halves: bool,
+) -> KernelText:
+    """Return the writer of a kernel for blocks of a shape, with its text written.
+
+    `has_halves`: the processor converts between half and float.
+
+    Raises Refused for a kernel that stays in the NumPy tier.
+    """
+    width = choose_width(code, block)
+    rows, linear = block[0] % width == 0, block[1] * block[2] == 1
+    whole = block[0] * block[1] * block[2] % width == 0
+    probe = KernelText(code, _everything_varies(code), width, whole, offsets, {}, static_shared)
+    refused: dict[int, bool] = {}
+
+    def is_escape(operation: Operation) -> bool:
+        known = refused.get(id(operation))
+        if known is None:
+            is_half = "f16" in operation.types and operation.name not in ("ld", "ldu", "st", "mov")
+            known = refused[id(operation)] = (is_half and not has_halves) or _is_refused(probe, operation)
+        return known
+
+    segments = split_blocks(code, build_blocks(code), is_escape)
+    plan = analyse(code, segments, rows=rows)
+    _refuse_hot_escapes(plan)
+    text = KernelText(code, plan, width, whole, offsets, find_strides(plan, linear=linear), static_shared)
+    text.number_of(Stop(0, (), is_entry=True))
+    text.module_text = text.write_kernel()
+    return text
+
+
+def _everything_varies(code: Code) -> WarpPlan:
+    return WarpPlan([], False, [set()], set(range(len(code.register_types))), [set()])
+
+
+def _is_refused(probe: KernelText, operation: Operation) -> bool:
+    """Return whether a form refuses an operation, when all registers are vectors."""
+    try:
+        probe.begin_accesses(group_accesses([operation], probe.code.carry))
+        probe.index = 0
+        write(probe, operation)
+    except (Refused, KeyError):
+        return True
+    finally:
+        probe.lines.clear()
+    return False
+
+
+def _refuse_hot_escapes(plan: WarpPlan) -> None:
+    """Refuse a kernel in which the NumPy tier would do the work, for fewer threads together than it likes."""
+    escaping = [index for index, segment in enumerate(plan.segments) if segment.escapes]
+    ends = {h: e for e, s in enumerate(plan.segments) for h in s.successors if h != EXIT and h <= e}
+    hot = [index for index in escaping if any(h <= index <= e for h, e in ends.items())]
+    if hot or len(escaping) > _MAX_ESCAPES:
+        at = (hot or escaping)[0]
+        raise Refused(f"{plan.segments[at].operations[0].opcode} in the NumPy tier")
+    for index in escaping:
+        operation = plan.segments[index].operations[0]
+        if any(isinstance(a, Special) for a in operation.operands):
+            raise Refused(f"{operation.opcode} of a special register in the NumPy tier")

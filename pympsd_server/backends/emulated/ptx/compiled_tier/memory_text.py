@@ -1,0 +1,405 @@
+"""Accesses to memory: one check for accesses off one base, and the fastest way that the lanes' addresses allow.
+
+A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares with the
+allocation that this place of the code met last, two words of the `sites` table; for shared memory, with the block's
+size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
+
+    uniform address           one scalar access
+    lanes follow each other   tested at run time if the strides say that it is likely: one masked vector access
+    otherwise                 gather and scatter, or a loop in C if the guess was wrong
+
+A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
+way is taken only if its own test of all lanes' bytes has succeeded, and why everything else goes through C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import define, field
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import Accesses, is_ordered
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes
+from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Register
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
+
+_GATHERED_BITS = (32, 64)
+
+
+@define
+class Pointers:
+    """Host addresses of a group of accesses, less their offsets."""
+
+    stride: int = 0
+    single: str = ""
+    """That of a uniform address, or of the first lane if the lanes' follow each other; i64."""
+    near: str = ""
+    """Whether they do and are all inside; i1."""
+    lanes: str = ""
+    """Those of all lanes; i64 each, for shared memory i32 offsets."""
+
+
+@define(slots=False)
+class MemoryText(Lanes):
+    """Writes checks, loads and stores."""
+
+    strides: dict[int, int | None]
+    static_shared: int
+    """The bytes of shared memory that every launch has."""
+    groups: dict[int, Accesses] = field(factory=dict, init=False)
+    """The accesses of this segment's loads and stores, by the operation's index."""
+    index: int = field(default=0, init=False)
+    """That of the operation."""
+    site_count: int = field(default=0, init=False)
+    _checked: dict[int, Pointers] = field(factory=dict, init=False)
+    """The groups whose check was written in this segment, by their id()."""
+
+    def begin_accesses(self, groups: dict[int, Accesses]) -> None:
+        """Begin a segment: nothing is checked."""
+        self.groups = groups
+        self._checked.clear()
+
+    def address(self, memory: Memory, shape: Shape, space: str) -> str:
+        """Return the sum of a base and its offset as i64."""
+        base, offset = memory.base, memory.offset
+        if isinstance(base, Immediate):
+            return shape.constant("i64", (base.value + offset) & (2**64 - 1))
+        if not isinstance(base, Register):
+            value = self.symbol(base, 64)
+            return self.splat(self.op("add", "i64", value, str(offset)) if offset else value, "i64", shape)
+        bits = self.register_bits(base.number)
+        if bits < 32 or (bits == 32 and space == "const"):
+            raise self.refuse("address")
+        kind = shape.of(f"i{bits}")
+        value = self.use(base, f"u{bits}", shape)
+        if bits == 32:
+            value = self.cast("zext", value, kind, shape.of("i64"))
+        return self.op("add", shape.of("i64"), value, shape.constant("i64", offset)) if offset else value
+
+    def _limits(self, space: str, site: int, nbytes: str | int) -> tuple[str, str]:
+        """Return the lowest valid address, and how many addresses of `nbytes` bytes there are from it, as i64."""
+        low, size = "0", "%shared_size" if space == "shared" else "%local_size"
+        if space not in ("shared", "local"):
+            low = self.load("i64", self.field("%sites", 16 * site))
+            size = self.load("i64", self.field("%sites", 16 * site + 8))
+        return low, self.call("llvm.usub.sat.i64", "i64", ("i64", size), ("i64", str(int(nbytes) - 1)))
+
+    def _host_base(self, space: str) -> str:
+        return {"shared": "%shared", "local": "%local"}.get(space, "%delta")
+
+    def _is_static(self, group: Accesses) -> bool:
+        """Return whether accesses need no check: constant places in the shared memory that every launch has."""
+        base = group.base.base
+        if group.space != "shared" or isinstance(base, Register | Immediate):
+            return False
+        start = self.offsets.get((base.space, base.name), -1)
+        offsets = [(start + base.offset + offset, nbytes) for offset, nbytes in group.sites]
+        return start >= 0 and all(0 <= o <= self.static_shared - n and o % n == 0 for o, n in offsets)
+
+    def check(self, group: Accesses, mask: str) -> Pointers:
+        """Write the check of a group of accesses, at the first of them."""
+        if id(group) in self._checked:
+            return self._checked[id(group)]
+        varies = self.plan.is_varying(group.base) or group.guarded or group.space in ("generic", "local")
+        pointers = self._check_lanes(group, mask) if varies else self._check_single(group, mask)
+        if not group.guarded:
+            self._checked[id(group)] = pointers
+        return pointers
+
+    def _inside(self, group: Accesses, site: int, first: str, more: int) -> str:
+        """Return whether the accesses of an address, and `more` bytes, are valid."""
+        low, count = self._limits(group.space, site, group.high - group.low + more)
+        start = self.op("add", "i64", first, str(group.low))
+        inside = self.op("icmp ult", "i64", self.op("sub", "i64", start, low), count)
+        if group.align == 1:
+            return inside
+        even = self.op("icmp eq", "i64", self.op("and", "i64", start, str(group.align - 1)), "0")
+        return self.op("and", "i1", inside, even)
+
+    def _check_single(self, group: Accesses, mask: str) -> Pointers:
+        address, base = self.address(group.base, SCALAR, group.space), self._host_base(group.space)
+        if self._is_static(group):
+            return Pointers(single=self.op("add", "i64", address, base))
+        site, self.site_count = self.site_count, self.site_count + 1
+        quick, slow, on = self.label("quick"), self.label("slow"), self.label("on")
+        self.branch(self._inside(group, site, address, 0), quick, slow, LIKELY)
+        self.place(quick)
+        first = self.op("add", "i64", address, base)
+        self.jump(on)
+        self.place(slow)
+        lowest = self.op("and", self.mask_type, mask, self.op("sub", self.mask_type, "0", mask))
+        self.store(self.vector.of("i64"), self.splat(address, "i64", self.vector), "%scratch0")
+        end = self._resolve(group, site, lowest)
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
+        lane = self.cast("zext", lane, self.mask_type, "i64")
+        second = self.load("i64", self.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
+        self.jump(on)
+        self.place(on)
+        return Pointers(single=self.phi("i64", (first, quick), (second, end)))
+
+    def _resolve(self, group: Accesses, site: int, mask: str) -> str:
+        """Write the slow check of the addresses in %scratch0; return the label that control goes on from."""
+        name = f"@accesses{len(self.tables)}"
+        numbers = [n for pair in sorted(group.sites) for n in pair]
+        items = ", ".join(f"i64 {n}" for n in numbers)
+        self.tables.append(f"{name} = private constant [{len(numbers)} x i64] [{items}]")
+        bad = self.call(
+            "kernels_resolve",
+            "i32",
+            *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("i32", self.as_word(mask))),
+            *(("i32", str(SPACE_NUMBERS[group.space])), ("ptr", name), ("i32", str(len(group.sites)))),
+        )
+        return self.fault_unless_zero(bad)
+
+    def fault_unless_zero(self, result: str) -> str:
+        """Write the end of the kernel if a function of the runtime has noted a fault; return the label after it."""
+        on = self.label("checked")
+        self.branch(self.op("icmp ne", "i32", result, "0"), "fault", on, UNLIKELY)
+        self.place(on)
+        return on
+
+    def _check_lanes(self, group: Accesses, mask: str) -> Pointers:
+        vector, kind, space = self.vector, self.vector.of("i64"), group.space
+        address = self.address(group.base, vector, space)
+        site, self.site_count = self.site_count, self.site_count + 1
+        base = group.base.base
+        stride = self.strides.get(base.number) if isinstance(base, Register) else None
+        pointers = Pointers(stride if stride == group.align and space != "local" else 0)
+        host, before, quick = self._host_base(space), self.label("before"), self.label("quick")
+        slow, on = self.label("slow"), self.label("on")
+        if pointers.stride:
+            first = self.value(f"extractelement {kind} {address}, i64 0")
+            expected = self.op(
+                "add", kind, self.splat(first, "i64", vector), sequence(self.width, "i64", pointers.stride)
+            )
+            odd = self.as_mask(self.op("icmp ne", kind, address, expected))
+            none = self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
+            inside = self._inside(group, site, first, (self.width - 1) * pointers.stride)
+            good = pointers.near = self.op("and", "i1", none, inside)
+            pointers.single = self.op("add", "i64", first, host)
+        else:
+            good = self._all_inside(group, site, address, mask)
+        self.jump(before)
+        self.place(before)
+        self.branch(good, quick, slow, LIKELY)
+        self.place(quick)
+        first_way = address
+        if space != "shared":
+            first_way = self.op("add", kind, address, self.splat(host, "i64", vector))
+        if space == "local":
+            frames = self.op("mul", kind, sequence(self.width, "i64"), self.splat("%local_frame", "i64", vector))
+            first_way = self.op("add", kind, first_way, frames)
+        self.jump(on)
+        self.place(slow)
+        self.store(kind, address, "%scratch0")
+        end = self._resolve(group, site, mask)
+        second_way = self.load(kind, "%scratch0")
+        if space == "shared":
+            second_way = self.op("sub", kind, second_way, self.splat("%shared", "i64", vector))
+        self.jump(on)
+        self.place(on)
+        pointers.lanes = self.phi(kind, (first_way, quick), (second_way, end))
+        if space == "shared":  # indices of 32 bits, of which more fit a vector
+            pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
+        return pointers
+
+    def _all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
+        """Return whether the accesses of all lanes are valid."""
+        vector, kind = self.vector, self.vector.of("i64")
+        low, count = self._limits(group.space, site, group.high - group.low)
+        start = self.op("add", kind, address, vector.constant("i64", group.low)) if group.low else address
+        above = start if low == "0" else self.op("sub", kind, start, self.splat(low, "i64", vector))
+        bad = self.op("icmp uge", kind, above, self.splat(count, "i64", vector))
+        if group.align > 1:
+            rest = self.op("and", kind, start, vector.constant("i64", group.align - 1))
+            bad = self.op("or", vector.of("i1"), bad, self.op("icmp ne", kind, rest, "zeroinitializer"))
+        bad = self.op("and", self.mask_type, self.as_mask(bad), mask)
+        return self.op("icmp eq", self.mask_type, bad, "0")
+
+    def host_addresses(self, group: Accesses, pointers: Pointers, offset: int) -> str:
+        """Return the host addresses of all lanes' accesses as a vector of i64."""
+        vector, kind = self.vector, self.vector.of("i64")
+        if not pointers.lanes:
+            single = self.op("add", "i64", pointers.single, str(offset))
+            return self.splat(single, "i64", vector)
+        lanes = pointers.lanes
+        if group.space == "shared":  # the sum wraps before it is extended
+            lanes = self.op("add", vector.of("i32"), lanes, vector.constant("i32", offset))
+            lanes = self.cast("zext", lanes, vector.of("i32"), kind)
+            return self.op("add", kind, lanes, self.splat("%shared", "i64", vector))
+        return self.op("add", kind, lanes, vector.constant("i64", offset)) if offset else lanes
+
+    def _lane_pointers(self, group: Accesses, pointers: Pointers, offset: int) -> str:
+        vector = self.vector
+        if group.space == "shared":
+            index = self.op("add", vector.of("i32"), pointers.lanes, vector.constant("i32", offset))
+            return self.value(f"getelementptr i8, ptr %shared_p, {vector.of('i32')} {index}")
+        host = self.host_addresses(group, pointers, offset)
+        return self.cast("inttoptr", host, vector.of("i64"), vector.of("ptr"))
+
+    def _pointer(self, single: str, offset: int) -> str:
+        return self.cast("inttoptr", self.op("add", "i64", single, str(offset)), "i64", "ptr")
+
+    # --- loads
+
+    def load_items(self, group: Accesses, offset: int, bits: int, count: int) -> tuple[list[str], Shape]:
+        """Return `count` consecutive elements at an offset, and their shape."""
+        assert self.operation is not None
+        ordered = is_ordered(self.operation)
+        mask = self.active() if group.guarded else self.current()
+        pointers = self.check(group, mask)
+        if ordered:
+            self.fence_compiler()
+        size = bits // 8
+        if not pointers.lanes:
+            volatile = "volatile " if ordered else ""
+            places = [self._pointer(pointers.single, offset + k * size) for k in range(count)]
+            return [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places], SCALAR
+        if pointers.stride:
+            values = self._load_near_or_far(group, pointers, offset, bits, count, mask)
+        else:
+            values = [self._gather(group, pointers, offset + k * size, bits, mask) for k in range(count)]
+        if ordered:
+            self.fence_compiler()
+        return values, self.vector
+
+    def _load_near_or_far(
+        self, group: Accesses, pointers: Pointers, offset: int, bits: int, count: int, mask: str
+    ) -> list[str]:
+        near, far, join = self.label("near"), self.label("far"), self.label("loaded")
+        self.branch(pointers.near, near, far, LIKELY)
+        self.place(near)
+        first = self._load_near(self._pointer(pointers.single, offset), bits, count, mask)
+        self.jump(join)
+        self.place(far)
+        kind, size = self.vector.of(f"i{bits}"), bits // 8
+        second = [self._gather_slowly(group, pointers, offset + k * size, kind, size, mask) for k in range(count)]
+        self.jump(join)
+        self.place(join)
+        return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
+
+    def _load_near(self, pointer: str, bits: int, count: int, mask: str) -> list[str]:
+        """Load the elements of all lanes, those of absent lanes not touched, and take them apart."""
+        wide, lanes = Shape(self.width * count), self.as_lanes(mask)
+        kind = wide.of(f"i{bits}")
+        if count > 1:
+            each = ", ".join(f"i32 {k // count}" for k in range(wide.lanes))
+            one = self.vector.of("i1")
+            lanes = self.value(f"shufflevector {one} {lanes}, {one} poison, <{wide.lanes} x i32> <{each}>")
+        whole = self.call(
+            f"llvm.masked.load.{wide.mangled(f'i{bits}')}.p0",
+            kind,
+            *((f"ptr align {bits // 8}", pointer), (wide.of("i1"), lanes), (kind, "zeroinitializer")),
+        )
+        if count == 1:
+            return [whole]
+        picked = [sequence(self.width, "i32", count, first) for first in range(count)]
+        return [
+            self.value(f"shufflevector {kind} {whole}, {kind} poison, {self.vector.of('i32')} {p}") for p in picked
+        ]
+
+    def _gather_slowly(
+        self, group: Accesses, pointers: Pointers, offset: int, kind: str, size: int, mask: str
+    ) -> str:
+        self.store(self.vector.of("i64"), self.host_addresses(group, pointers, offset), "%scratch0")
+        where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
+        self.call("kernels_gather", "void", *where, ("ptr", "%scratch1"))
+        return self.load(kind, "%scratch1")
+
+    def _gather(self, group: Accesses, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
+        kind = self.vector.of(f"i{bits}")
+        if bits not in _GATHERED_BITS:
+            return self._gather_slowly(group, pointers, offset, kind, bits // 8, mask)
+        places = self._lane_pointers(group, pointers, offset)
+        return self.call(
+            f"llvm.masked.gather.{self.vector.mangled(f'i{bits}')}.v{self.width}p0",
+            kind,
+            *((f"{self.vector.of('ptr')} align {bits // 8}", places), (self.vector.of("i1"), self.as_lanes(mask))),
+            (kind, "zeroinitializer"),
+        )
+
+    # --- stores
+
+    def store_items(self, group: Accesses, offset: int, type_name: str, values: list[Argument], bits: int) -> None:
+        """Store consecutive elements at an offset."""
+        assert self.operation is not None
+        ordered = is_ordered(self.operation)
+        mask = self.active() if group.guarded else self.current()
+        pointers = self.check(group, mask)
+        if ordered:
+            self.fence_compiler()
+        size = bits // 8
+        if pointers.lanes:
+            vectors = [self.use(value, type_name, self.vector) for value in values]
+            self._store_lanes(group, pointers, offset, vectors, bits, mask)
+        else:
+            for k, value in enumerate(values):
+                single = self._last_value(value, type_name, mask)
+                place = self._pointer(pointers.single, offset + k * size)
+                self.line(f"store {'volatile ' if ordered else ''}i{bits} {single}, ptr {place}, align {size}")
+        if ordered:
+            self.fence_compiler()
+
+    def _last_value(self, value: Argument, type_name: str, mask: str) -> str:
+        """Return the scalar that stays in memory when all lanes store to one place: the last lane's."""
+        if not self.plan.is_varying(value):
+            return self.use(value, type_name, SCALAR)
+        vector = self.use(value, type_name, self.vector)
+        zeros = self.call(f"llvm.ctlz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "true"))
+        lane = self.op("sub", self.mask_type, str(self.width - 1), zeros)
+        kind = self.vector.of(f"i{BITS[type_name]}")
+        return self.value(f"extractelement {kind} {vector}, {self.mask_type} {lane}")
+
+    def _store_lanes(
+        self, group: Accesses, pointers: Pointers, offset: int, values: list[str], bits: int, mask: str
+    ) -> None:
+        kind, size, lanes = self.vector.of(f"i{bits}"), bits // 8, self.as_lanes(mask)
+        is_near = bool(pointers.stride) and len(values) == 1
+        join = self.label("stored")
+        if is_near:
+            near, far = self.label("near"), self.label("far")
+            self.branch(pointers.near, near, far, LIKELY)
+            self.place(near)
+            place = self._pointer(pointers.single, offset)
+            name = f"llvm.masked.store.{self.vector.mangled(f'i{bits}')}.p0"
+            self.call(name, "void", (kind, values[0]), (f"ptr align {size}", place), (self.vector.of("i1"), lanes))
+            self.jump(join)
+            self.place(far)
+        for k, value in enumerate(values):
+            at = offset + k * size
+            if is_near or bits not in _GATHERED_BITS:
+                self.store(self.vector.of("i64"), self.host_addresses(group, pointers, at), "%scratch0")
+                self.store(kind, value, "%scratch1")
+                where = (("ptr", "%scratch0"), ("i32", self.as_word(mask)), ("i32", str(size)))
+                self.call("kernels_scatter", "void", *where, ("ptr", "%scratch1"))
+                continue
+            name = f"llvm.masked.scatter.{self.vector.mangled(f'i{bits}')}.v{self.width}p0"
+            places = (f"{self.vector.of('ptr')} align {size}", self._lane_pointers(group, pointers, at))
+            self.call(name, "void", (kind, value), places, (self.vector.of("i1"), lanes))
+        self.jump(join)
+        self.place(join)
+
+    # --- lane by lane
+
+    def each_lane(self, mask: str, body: Callable[[str], None]) -> None:
+        """Write a loop over lanes, the lowest first; `body` is given the lane's number as i64."""
+        before, loop, on = self.label("before"), self.label("lane"), self.label("after")
+        self.jump(before)
+        self.place(before)
+        self.branch(self.op("icmp eq", self.mask_type, mask, "0"), on, loop)
+        self.place(loop)
+        remaining, rest = f"%{self.label('remaining')}", f"%{self.label('rest')}"
+        at = len(self.lines)
+        self.lines.append("")
+        kind = self.mask_type
+        lane = self.call(f"llvm.cttz.{kind}", kind, (kind, remaining), ("i1", "true"))
+        body(self.cast("zext", lane, kind, "i64"))
+        end = self.label("end")
+        self.jump(end)
+        self.place(end)
+        self.line(f"{rest} = and {kind} {remaining}, {self.op('sub', kind, remaining, '1')}")
+        self.lines[at] = f"  {remaining} = phi {kind} [{mask}, %{before}], [{rest}, %{end}]"
+        self.branch(self.op("icmp eq", kind, rest, "0"), on, loop)
+        self.place(on)

@@ -1,0 +1,158 @@
+"""The C runtime of compiled kernels (native/src/kernels.c): its structures, its functions, and its states."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_int64, c_uint32, c_uint64, c_void_p
+from enum import IntEnum
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS
+from pympsd_server.native.library import NoLibrary, load
+
+
+class StopReason(IntEnum):
+    """What a kernel's function returns when a warp stops."""
+
+    DONE = 0
+    BARRIER = 1
+    SLICE = 2
+    SPIN = 3
+    ESCAPE = 4
+    BAIL = 5
+    FAULT = 6
+    TRAP = 7
+
+
+class WarpState(IntEnum):
+    """The state of a warp between two calls of its kernel."""
+
+    READY = 0
+    WAITING = 1
+    ENDED = 2
+    ESCAPING = 3
+    BAILING = 4
+
+
+class Outcome(IntEnum):
+    """What `kernels_run` returns."""
+
+    FINISHED = 0
+    TIME = 1
+    SERVICE = 2
+    FAULTED = 3
+    TRAPPED = 4
+    DEADLOCKED = 5
+
+
+SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
+OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY = 1, 2, 3, 4
+"""The kinds of faults."""
+CONSTANTS: Final = (
+    "nsmid",
+    "dynamic_smem_size",
+    "total_smem_size",
+    "aggr_smem_size",
+    "envreg1",
+    "envreg2",
+    "nwarpid",
+    "gridid",
+)
+"""The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
+FRAME_HEADER: Final = 32
+FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL = 0, 4, 8, 16, 20
+"""Offsets in a warp's frame: where it stopped, its lanes that live, those that stopped there, votes of bar.red."""
+_REFRESH = ctypes.CFUNCTYPE(c_int, c_void_p)
+
+
+class Worker(ctypes.Structure):
+    """One batch as C and generated code see it; kernels.c declares the same."""
+
+    _fields_ = (
+        ("shared", c_uint64),
+        ("local", c_uint64),
+        ("parameters", c_uint64),
+        ("delta", c_int64),
+        ("sites", c_uint64),
+        ("tid", c_uint64 * 3),
+        ("addresses", c_uint64),
+        ("dynamic_offset", c_uint64),
+        ("local_frame", c_uint64),
+        ("local_bytes", c_uint64),
+        ("parameter_bytes", c_uint64),
+        ("fuel", c_int64),
+        ("ctaid", c_uint32 * 3),
+        ("nctaid", c_uint32 * 3),
+        ("ntid", c_uint32 * 3),
+        ("shared_bytes", c_uint32),
+        ("warps", c_uint32),
+        ("warp", c_uint32),
+        ("smid", c_uint32),
+        ("constants", c_uint32 * 8),
+        ("barrier_number", c_uint32),
+        ("barrier_threads", c_uint32),
+        ("barrier_trues", c_uint32),
+        ("barrier_total", c_uint32),
+        ("fault_address", c_uint64),
+        ("fault_lane", c_uint32),
+        ("fault_kind", c_uint32),
+        ("fault_bytes", c_uint32),
+        ("fault_space", c_uint32),
+        ("fault_block", c_int64),
+        ("kernel", c_uint64),
+        ("refresh", _REFRESH),
+        ("starts", c_uint64),
+        ("ends", c_uint64),
+        ("allocations", c_int64),
+        ("base", c_int64),
+        ("threads", c_uint64 * 3),
+        ("sm_of_block", c_uint64),
+        ("first_block", c_int64),
+        ("blocks", c_int64),
+        ("next", c_int64),
+        ("slots", c_int64),
+        ("active", c_int64),
+        ("at_slot", c_int64),
+        ("shared_slab", c_uint64),
+        ("local_slab", c_uint64),
+        ("frame_slab", c_uint64),
+        ("shared_frame", c_uint64),
+        ("frame_bytes", c_uint64),
+        ("threads_per_block", c_uint64),
+        ("width", c_uint64),
+        ("fuel_per_turn", c_int64),
+        ("slot", c_uint64),
+        ("warp_states", c_uint64),
+        ("current", c_uint64),
+    )
+
+
+SLOT: Final = np.dtype([("number", "i8"), ("left", "u4"), ("bailing", "u4"), ("barriers", "u4", (BARRIERS, 5))])
+"""A place for a block that has begun; its number is that in the batch, -1 of a free place."""
+WARP_STATE: Final = np.dtype([("state", "u1"), ("barrier", "u1"), ("spins", "u2")])
+refresh_function: Final = _REFRESH
+"""Makes a C function of a Python function."""
+FUNCTIONS: Final = ("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock")
+"""The functions that generated code calls."""
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "kernels_run": (c_int, (ctypes.POINTER(Worker), c_uint64)),
+    "kernels_worker_bytes": (c_uint64, ()),
+    "kernels_resolve": (c_int, (ctypes.POINTER(Worker), c_uint64, c_void_p, c_uint32, c_uint32, c_void_p, c_uint32)),
+}
+
+
+@cache
+def runtime() -> Any:
+    """Return the library with its functions declared; raise NoLibrary."""
+    library = load("_kernels", _SIGNATURES)
+    if library.kernels_worker_bytes() != ctypes.sizeof(Worker):
+        raise NoLibrary("it is of another build: install again")
+    return library
+
+
+def offset_of(name: str) -> int:
+    """Return the offset of a field of `Worker`, in bytes."""
+    return int(getattr(Worker, name).offset)

@@ -1,0 +1,61 @@
+"""The choice of a tier for each batch of blocks; the scheduler sees only the batches.
+
+PYMPSD_TIER=compiled compiles a kernel when its first batch begins. What cannot be compiled
+stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of peers.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from math import prod
+
+from pympsd.vocabulary.settings import read_tier
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode, compile_kernel
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from pympsd_server.native.library import NoLibrary
+
+
+@lru_cache
+def _is_compiled(setting: str) -> bool:
+    return read_tier({"PYMPSD_TIER": setting}) == "compiled"
+
+
+def begin_batch(
+    module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
+) -> Batch | CompiledBatch:
+    """Return a batch of blocks of a launch, in the tier that is to run it. Arguments and errors are `Batch`'s."""
+    if _is_compiled(os.environ.get("PYMPSD_TIER", "")):
+        code = _code_of(module.program.kernels[kernel_name], setup)
+        if code is not None and not module.space.has_peers:
+            return CompiledBatch(module, kernel_name, setup, first_block, sm_of_block, code)
+    return Batch(module, kernel_name, setup, first_block, sm_of_block)
+
+
+def _code_of(kernel: Kernel, setup: LaunchSetup) -> MachineCode | None:
+    """Return a kernel's machine code for the shape of a launch's blocks; None if it stays in the NumPy tier."""
+    if prod(setup.cluster) > 1:
+        return None
+    block = setup.block
+    key = _shape_class(kernel, block)
+    compiled = kernel.translation.machine_codes
+    if key not in compiled:
+        try:
+            compiled[key] = compile_kernel(kernel.translation, block)
+        except (Refused, ImportError, NoLibrary) as error:
+            compiled[key] = str(error)
+    code = compiled[key]
+    return code if isinstance(code, MachineCode) else None
+
+
+def _shape_class(kernel: Kernel, block: tuple[int, int, int]) -> tuple[int, bool, bool, bool]:
+    """Return the part of a block's shape that its code depends on."""
+    width = choose_width(kernel.translation.code, block)
+    return width, block[0] % width == 0, block[1] * block[2] == 1, prod(block) % width == 0

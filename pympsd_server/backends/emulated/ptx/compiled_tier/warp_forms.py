@@ -1,0 +1,137 @@
+"""Instructions between the lanes of a warp, which have met before the segment begins."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import SCALAR, sequence
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import is_signed
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.isa.machine import WARP
+from pympsd_server.backends.emulated.ptx.lowering.ir import Both, Operation
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
+
+WARP_INSTRUCTIONS: Final = frozenset({"shfl", "vote", "activemask", "match", "redux", "elect"})
+"""The instructions that need vectors of a whole warp."""
+_WORDS: Final = f"<{WARP} x i32>"
+
+
+@writes("shfl")
+def _shuffle(text: MemoryText, operation: Operation) -> None:
+    if text.width != WARP or not operation.has("sync"):
+        raise text.refuse("width")
+    mode, target = operation.one_of("up", "down", "bfly", "idx"), operation.operands[0]
+    value, where, clamp = operation.operands[1:4]
+    running = text.as_lanes(text.current())
+    words = text.choose(text.vector, running, _WORDS, text.use(value, "u32", text.vector), "zeroinitializer")
+    if text.whole_warps and isinstance(where, Immediate) and isinstance(clamp, Immediate):
+        sources, valid = _constant_sources(mode, where.value, clamp.value)
+        order = ", ".join(f"i32 {source}" for source in sources)
+        result = text.value(f"shufflevector {_WORDS} {words}, {_WORDS} poison, {_WORDS} <{order}>")
+        truth = text.as_lanes(str(valid - (valid >> 31 << 32)))
+    else:
+        sources_text, truth = _sources(text, operation, mode)
+        text.store(_WORDS, words, "%scratch0")
+        places = text.value(f"getelementptr i32, ptr %scratch0, {_WORDS} {sources_text}")
+        result = text.call(
+            f"llvm.masked.gather.v{WARP}i32.v{WARP}p0",
+            _WORDS,
+            *(
+                (f"<{WARP} x ptr> align 4", places),
+                (f"<{WARP} x i1>", "splat (i1 true)"),
+                (_WORDS, "zeroinitializer"),
+            ),
+        )
+    if isinstance(target, Both):
+        text.assign(target.first, result, "u32", text.vector)
+        text.assign_predicate(target.second, truth, text.vector)
+    else:
+        text.assign(target, result, "u32", text.vector)
+
+
+def _constant_sources(mode: str, where: int, clamp: int) -> tuple[list[int], int]:
+    """Return the lane that each lane reads, and the mask of lanes whose source is in range."""
+    distance, segment, limit = where & 31, clamp >> 8 & 31, clamp & 31
+    sources, valid = [], 0
+    for lane in range(WARP):
+        top = (lane & segment) | (limit & ~segment)
+        source = {
+            "up": lane - distance,
+            "down": lane + distance,
+            "bfly": lane ^ distance,
+            "idx": (lane & segment) | (distance & ~segment),
+        }[mode]
+        good = source >= top if mode == "up" else source <= top
+        sources.append(source if good else lane)
+        valid |= good << lane
+    return sources, valid
+
+
+def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, str]:
+    """Return the same for amounts that are not constants."""
+    lane, ones = sequence(WARP, "i32"), "splat (i32 31)"
+    distance = text.op("and", _WORDS, text.use(operation.operands[2], "u32", text.vector), ones)
+    clamp = text.use(operation.operands[3], "u32", text.vector)
+    segment = text.op("and", _WORDS, text.op("lshr", _WORDS, clamp, "splat (i32 8)"), ones)
+    others = text.op("xor", _WORDS, segment, "splat (i32 -1)")
+    limit = text.op("and", _WORDS, text.op("and", _WORDS, clamp, ones), others)
+    base = text.op("and", _WORDS, lane, segment)
+    top = text.op("or", _WORDS, base, limit)
+    if mode == "idx":
+        source = text.op("or", _WORDS, base, text.op("and", _WORDS, distance, others))
+    else:
+        source = text.op({"up": "sub", "down": "add", "bfly": "xor"}[mode], _WORDS, lane, distance)
+    truth = text.op(f"icmp {'sge' if mode == 'up' else 'sle'}", _WORDS, source, top)
+    exists = truth
+    if not text.whole_warps:  # a lane past the end of the block is read as the own one
+        here = text.op("icmp slt", _WORDS, source, text.splat("%lanes_here", "i32", text.vector))
+        exists = text.op("and", f"<{WARP} x i1>", truth, here)
+    source = text.choose(text.vector, exists, _WORDS, source, lane)
+    return text.op("and", _WORDS, source, ones), truth
+
+
+@writes("vote activemask")
+def _vote(text: MemoryText, operation: Operation) -> None:
+    if text.width != WARP:
+        raise text.refuse("width")
+    target, mask = operation.operands[0], text.current()
+    if operation.name == "activemask":
+        return text.assign(target, mask, "u32", SCALAR)
+    true = text.as_mask(text.predicate(operation.operands[1], text.vector))
+    true = text.op("and", "i32", true, mask)
+    shape, members = SCALAR, "-1"
+    if operation.has("sync"):
+        shape = text.vector if text.plan.is_varying(operation.operands[2]) else SCALAR
+        members = text.use(operation.operands[2], "u32", shape)
+    true, mask = text.splat(true, "i32", shape), text.splat(mask, "i32", shape)
+    kind = shape.of("i32")
+    votes, voters = text.op("and", kind, true, members), text.op("and", kind, mask, members)
+    mode = operation.one_of("all", "any", "uni", "ballot")
+    if mode == "ballot":
+        return text.assign(target, votes, "u32", shape)
+    every = text.op("icmp eq", kind, votes, voters)
+    if mode == "any":
+        truth = text.op("icmp ne", kind, votes, shape.constant("i32", 0))
+    elif mode == "all":
+        truth = every
+    else:
+        truth = text.op("or", shape.of("i1"), every, text.op("icmp eq", kind, votes, shape.constant("i32", 0)))
+    return text.assign_predicate(target, truth, shape)
+
+
+@writes("redux")
+def _reduce(text: MemoryText, operation: Operation) -> None:
+    members, type_name = operation.operands[2], operation.type
+    mode = operation.one_of("add", "min", "max", "and", "or", "xor")
+    if text.width != WARP or text.plan.is_varying(members):
+        raise text.refuse()
+    mask = text.op("and", "i32", text.current(), text.use(members, "u32", SCALAR))
+    signed = is_signed(type_name)
+    extremes = {"min": (1 << 31) - 1 if signed else -1, "max": -(1 << 31) if signed else 0}
+    neutral = {"and": -1, **extremes}.get(mode, 0)
+    values = text.use(operation.operands[1], type_name, text.vector)
+    values = text.choose(text.vector, text.as_lanes(mask), _WORDS, values, f"splat (i32 {neutral})")
+    name = ("s" if signed else "u") + mode if mode in extremes else mode
+    result = text.call(f"llvm.vector.reduce.{name}.v{WARP}i32", "i32", (_WORDS, values))
+    text.assign(operation.operands[0], result, type_name, SCALAR)

@@ -1,0 +1,172 @@
+"""Kernels as machine code: the same answers as recorded on a GPU, and as the NumPy tier gives."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from recorded_corpus import KERNELS, failures, is_recorded, module_of, recorded
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
+from tests.emulated.harness import HEADER, Device, Never, batches, three
+from tests.emulated.test_corpus import outputs_of
+
+QUICK = (
+    *("atomics32", "block_scan", "calls", "carry128", "constant_memory", "divergence", "dynamic_shared", "f32_arith"),
+    *(
+        "generic_pointers",
+        "int16_arith",
+        "last_block",
+        "nested_branches",
+        "ping_pong",
+        "shuffles",
+        "votes_before_sync",
+    ),
+    *("vector_types", "wrapped_addresses"),
+)
+"""The kernels of the corpus that run in every test of this file; all of them in the long one."""
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+
+
+def check_recorded(name: str) -> None:
+    rules, got = module_of("rules"), outputs_of(name)
+    for output, spec in module_of("inputs").outputs(KERNELS[name]).items():
+        good = rules.agree(spec, got[output], recorded()[f"{name}/{output}"])
+        assert good.all(), f"{output}: {np.count_nonzero(~good)} of {good.size} differ"
+
+
+@pytest.mark.parametrize("name", [name for name in QUICK if name in KERNELS])
+def test_same_as_recorded(name: str) -> None:
+    check_recorded(name)
+
+
+@pytest.mark.long("")
+@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(QUICK) - set(failures())))
+def test_all_are_the_same_as_recorded(name: str) -> None:
+    assert is_recorded(name)
+    check_recorded(name)
+
+
+def begin(device: Device, ptx: str, grid: int, block: int, *arguments: Any) -> CompiledBatch:
+    (batch,) = batches(device.load(HEADER + ptx), "k", three(grid), three(block), arguments)
+    assert isinstance(batch, CompiledBatch)
+    return batch
+
+
+STORE = """.visible .entry k(.param .u64 p, .param .u32 step)
+{ .reg .b32 %i, %b, %n, %step; .reg .b64 %a, %o; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x; mov.u32 %i, %tid.x;
+mad.lo.u32 %i, %b, %n, %i; ld.param.u32 %step, [step]; ld.param.u64 %a, [p]; mul.wide.u32 %o, %i, %step;
+add.s64 %a, %a, %o; st.global.u32 [%a], %i; ret; }"""
+
+
+@pytest.mark.parametrize(("step", "offset", "elements"), [(4, 0, 400), (4, 2, 600), (12, 0, 600), (8, 0, 300)])
+def test_a_fault_names_what_the_numpy_tier_names(
+    monkeypatch: pytest.MonkeyPatch, step: int, offset: int, elements: int
+) -> None:
+    """The address, the size, the block and the thread of the first access that faults."""
+    texts = []
+    for tier in ("compiled", "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", tier)
+        device = Device(1 << 20)
+        address = device.put(np.zeros(elements, "u4"))
+        with pytest.raises(DeviceFault) as caught:
+            device.launch(device.load(HEADER + STORE), "k", 4, 128, address + offset, step)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+ENDLESS = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %v; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
+AGAIN: ld.volatile.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN; st.global.u32 [%a+4], 7; ret; }"""
+
+
+def test_a_kernel_that_waits_has_slices_and_sees_what_the_host_writes() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(2, "u4"))
+    batch = begin(device, ENDLESS, 1, 64, address)
+    assert not batch.step(0.001, Never())
+    device.space.write(address, (1).to_bytes(4, "little"))
+    assert batch.step(10, Never())
+    assert device.get(address, np.zeros(2, "u4")).tolist() == [1, 7]
+
+
+def test_an_endless_kernel_is_cancelled() -> None:
+    class Soon:
+        def __init__(self) -> None:
+            self.begin = time.perf_counter()
+
+        def is_set(self) -> bool:
+            return time.perf_counter() > self.begin + 0.01
+
+    device = Device(1 << 20)
+    with pytest.raises(Cancelled):
+        begin(device, ENDLESS, 8, 64, device.put(np.zeros(2, "u4"))).step(60, Soon())
+
+
+APART = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %v; .reg .b64 %a, %o; .reg .pred %q; .shared .b32 s[32]; .reg .b32 %s;
+ld.param.u64 %a, [p]; mov.u32 %i, %tid.x; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %s, s;
+mad.lo.u32 %s, %i, 4, %s; st.shared.u32 [%s], %i; setp.lt.u32 %q, %i, 11; @%q bra LOW;
+bar.sync 0; bra OUT;
+LOW: bar.sync 0;
+OUT: xor.b32 %v, %i, 31; mov.u32 %s, s; mad.lo.u32 %s, %v, 4, %s; ld.shared.u32 %v, [%s]; st.global.u32 [%a], %v;
+ret; }"""
+
+
+def test_lanes_of_a_warp_at_different_barriers_continue_in_the_numpy_tier() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(32, "u4"))
+    assert begin(device, APART, 1, 32, address).step(10, Never())
+    assert device.get(address, np.zeros(32, "u4")).tolist() == list(range(31, -1, -1))
+
+
+LOCKS = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %v, %old; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
+AGAIN: atom.global.cas.b32 %old, [%a], 0, 1; setp.ne.u32 %q, %old, 0; @%q bra AGAIN;
+ld.volatile.global.u32 %v, [%a+4]; add.u32 %v, %v, 1; st.volatile.global.u32 [%a+4], %v;
+membar.gl; atom.global.exch.b32 %old, [%a], 0; ret; }"""
+
+
+def test_lanes_that_spin_for_a_lock_of_a_lane_of_their_warp_end() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(2, "u4"))
+    assert begin(device, LOCKS, 2, 64, address).step(60, Never())
+    assert device.get(address, np.zeros(2, "u4")).tolist() == [0, 128]
+
+
+WAIT_FOR_LAST = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %b, %n, %v; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
+mov.u32 %b, %ctaid.x; mov.u32 %n, %nctaid.x; sub.u32 %n, %n, 1; setp.eq.u32 %q, %b, %n; @%q st.global.u32 [%a], 1;
+AGAIN: ld.relaxed.gpu.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN;
+red.global.add.u32 [%a+4], 1; ret; }"""
+
+
+def test_blocks_that_wait_for_the_last_one_do_not_keep_it_from_beginning() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(2, "u4"))
+    assert begin(device, WAIT_FOR_LAST, 40, 32, address).step(60, Never())
+    assert device.get(address, np.zeros(2, "u4")).tolist() == [1, 40 * 32]
+
+
+ESCAPES = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
+mov.u32 %i, %tid.x; mad.lo.u32 %i, %b, %n, %i; and.b32 %v, %i, 3; setp.eq.u32 %q, %v, 1; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %v, 5; @%q bra OUT;
+dp4a.u32.u32 %v, %i, 0x01010101, %v;
+OUT: st.global.u32 [%a], %v; ret; }"""
+
+
+def test_an_instruction_that_escapes_runs_for_the_lanes_that_reach_it() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(320, "u4"))
+    assert begin(device, ESCAPES, 4, 80, address).step(10, Never())
+    i = np.arange(320)
+    expected = np.where(i % 4 == 1, 5, 5 + i % 256 + i // 256)
+    assert device.get(address, np.zeros(320, "u4")).tolist() == expected.tolist()

@@ -1,0 +1,118 @@
+"""Programs that are hostile to the translator are refused by name, or bounded; none takes the executor's memory."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.programs import load, refusals_as_backend_errors
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, InvalidPtx, OutOfMemory
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import load_program
+from pympsd_server.backends.emulated.ptx.lowering import inlining
+from pympsd_server.backends.interface import BackendError
+from tests.emulated.harness import HEADER, Device
+
+MORE_MEMORY = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Let this process have little more memory than it has."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_MEMORY, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def kernel(body: str, top: str = "") -> str:
+    registers = ".reg .b32 %r<9>; .reg .b64 %d<9>; .reg .pred %p<9>;"
+    return f"{HEADER}{top}.visible .entry k() {{ {registers}\n{body}\nret; }}\n"
+
+
+def functions(count: int, callees: str) -> str:
+    """Functions f0, f1 ...; `callees` is what function f{i} calls, from {i} and {before}."""
+    first = ".func f0() { .reg .b32 %a; mov.u32 %a, 1; ret; }\n"
+    bodies = [callees.format(before=i - 1, after=(i + 1) % count) for i in range(1, count)]
+    return first + "".join(f".func f{i}() {{ {body} ret; }}\n" for i, body in enumerate(bodies, 1))
+
+
+def declared(count: int) -> str:
+    return "".join(f".func f{i}();\n" for i in range(count))
+
+
+@pytest.mark.parametrize(
+    ("ptx", "words"),
+    [
+        (kernel("add.u32 %r1, %r1, %r2;\n" * 1_000_000), "k has more than 400000 statements"),
+        (kernel(".reg .b32 %z<2000000000>;"), "declares more than 1048576 registers"),
+        (kernel(".reg .b32 %z<600000>; .reg .b32 %y<600000>;"), "declares more than 1048576 registers"),
+        (kernel(".local .b8 x[10000000000]; mov.u64 %d1, x;"), "10000000000 bytes of local memory"),
+        (
+            kernel("call f1;", declared(400) + functions(400, "call f{after}; call f1; ret;")),
+            "calls that are not inlined, and",
+        ),
+        (kernel("{" * 10_000 + "}" * 10_000), "nests too deeply"),
+        (kernel("mov.u32 %r1, " + "(" * 10_000 + "1" + ")" * 10_000 + ";"), "nests too deeply"),
+        (kernel("mov.u32 %r1, 0x" + "f" * 100_000 + ";"), "more than 64 bits"),
+        (kernel("/* " * 100_000), "syntax error"),
+        (HEADER + '"\\' * 100_000, "syntax error"),
+        (kernel('"\\' * 100_000), "syntax error"),
+    ],
+    ids=lambda value: value if len(value) < 80 else "",
+)
+def test_a_program_that_would_take_too_much_is_refused(ptx: str, words: str) -> None:
+    with pytest.raises(BackendError, match=words) as caught, refusals_as_backend_errors():
+        _ = load(ptx.encode(), (9, 0)).kernels["k"]
+    assert caught.value.code is Result.ERROR_INVALID_PTX
+
+
+def test_registers_of_inlined_functions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inlining, "MAX_REGISTERS", 1000)
+    with pytest.raises(InvalidPtx, match="line 4: the kernel has more than 1000 registers"):
+        load_program(kernel("call f; call f; call f;", ".func f() { .reg .b32 %z<400>; ret; }\n").encode())
+
+
+def test_values_that_are_alive_everywhere_are_bounded() -> None:
+    count = 1500
+    declarations = "".join(f".reg .b32 %q{i};" for i in range(count))
+    jumps = "".join(
+        f"L{i}: @%p1 bra L{i * 79 % count}; add.u32 %q{i}, %q{i * 31 % count}, 1;\n" for i in range(count)
+    )
+    with pytest.raises(BackendError, match="live registers"), refusals_as_backend_errors():
+        _ = load(kernel(declarations + jumps).encode(), (9, 0)).kernels["k"]
+
+
+def test_a_variable_larger_than_the_device_is_refused_when_it_is_placed() -> None:
+    program = load_program(f"{HEADER}.global .u32 t[1000000000000] = {{ 1, 2 }};".encode())
+    with pytest.raises(OutOfMemory):
+        LoadedModule(program, Device().space)
+
+
+def test_a_small_image_of_many_large_kernels_is_not_translated_at_load() -> None:
+    top = functions(9, "call f{before}; call f{before}; call f{before};")
+    kernels = "".join(f".visible .entry k{i}() {{ call f8; ret; }}\n" for i in range(200))
+    program = load_program((HEADER + top + kernels).encode())
+    translated = [name for name in program.kernels if program.kernels.is_translated(name)]
+    assert 1 <= len(translated) < 10
+
+
+def test_a_function_that_calls_itself_without_end_faults() -> None:
+    top = ".func deep(.reg .u32 x) { .reg .u32 y; add.u32 y, x, 1; call deep, (y); ret; }\n"
+    device = Device()
+    module = LoadedModule(load_program(kernel("call deep, (%r1);", top).encode()), device.space)
+    with pytest.raises(DeviceFault):
+        device.launch(module, "k", 1, 32)
+
+
+def test_a_table_of_many_values_is_loaded() -> None:
+    values = np.arange(50_000, dtype="i4") - 25_000
+    text = ", ".join(map(str, values.tolist()))
+    module = LoadedModule(load_program(f"{HEADER}.global .s32 t[50000] = {{ {text} }};".encode()), Device().space)
+    assert module.space.read(module.address_of("t"), values.nbytes) == values.tobytes()
