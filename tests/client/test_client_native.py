@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,6 +97,14 @@ def test_without_a_driver_it_says_that_one_is_needed(drivers_daemon: str, monkey
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
     assert last_error().startswith(f"the MPS control daemon at {drivers_daemon} leads the driver's own server")
     assert "this machine's driver is not usable" in last_error()
+
+
+def test_devices_are_listed_by_the_python_that_has_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pympsd-run names it to native programs, and to a Python of another environment."""
+    monkeypatch.setenv("PYMPSD_PYTHON", sys.executable)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    devices = private_executor.list_devices({"PYMPSD_BACKEND": "emulated", "PYMPSD_EMULATED_DEVICES": "2xH200"})
+    assert [device.properties.name for device in devices] == ["NVIDIA H200"] * 2
 
 
 def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPatch) -> None:

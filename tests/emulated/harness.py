@@ -9,8 +9,8 @@ import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, max_blocks
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
@@ -90,7 +90,7 @@ def batches(
     cluster = module.program.kernels[name].cluster
     setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
     together = int(np.prod(cluster))
-    total, each = grid[0] * grid[1] * grid[2], blocks_per_batch(block[0] * block[1] * block[2])
+    total, each = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
     each = max(1, each // together) * together
     return [
         begin_batch(module, name, setup, first, np.zeros(min(each, total - first), np.int64))

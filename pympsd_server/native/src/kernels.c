@@ -358,8 +358,6 @@ int kernels_run(Worker *c, uint64_t deadline) {
         } else if (result == TIME || result == SERVICE) {
             c->at_slot = (slot - c->slot + 1) % c->slots;
             begins = 1; // it may wait for a block that has not begun
-            if (result == SERVICE && slot->bailing)
-                return SERVICE;
         } else {
             return result;
         }

@@ -26,8 +26,8 @@ from math import prod
 from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, max_blocks
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
@@ -125,7 +125,7 @@ class KernelRun(WorkItem):
 
     def _begin_blocks(self) -> int:
         """Make the next blocks resident; return their number."""
-        maximum = blocks_per_batch(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
+        maximum = max_blocks(self._kernel, self._setup, together=self._launch.cooperative)
         count = min(max(maximum, self._together), self._blocks - self._begun)
         if self._together > 1:
             # The blocks of a cluster run together: only whole ones begin.

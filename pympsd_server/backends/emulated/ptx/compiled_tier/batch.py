@@ -51,6 +51,7 @@ from pympsd_server.backends.emulated.ptx.execution.thread_groups import Group
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, Array, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import (
     Cancelled,
+    DeviceAssertion,
     DeviceFault,
     IllegalAddress,
     LaunchFailed,
@@ -227,11 +228,22 @@ class CompiledBatch:
             until = min(deadline, time.perf_counter() + _LOOK_SECONDS)
             if not self._over:
                 self._run(int(until * 1e9), cancel)
-            for batch in self._taken_over:
-                self._taken_over = [b for b in self._taken_over if b is not batch or not b.step(0, cancel)]
+            self._step_taken_over(cancel)
             if time.perf_counter() >= deadline:
                 break
         return self.finished
+
+    def _step_taken_over(self, cancel: CancelFlag) -> None:
+        """Run a step of each block that the NumPy tier has taken over. All their failed assertions are reported."""
+        failures = []
+        for batch in list(self._taken_over):
+            try:
+                if batch.step(0, cancel):
+                    self._taken_over.remove(batch)
+            except DeviceAssertion as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
 
     def _run(self, until: int, cancel: CancelFlag) -> None:
         self.steps += 1

@@ -1,21 +1,32 @@
-"""Arithmetic of floats, rounded to nearest. No fast-math: LLVM may change nothing that shows in a result.
+"""Arithmetic of floats. No fast-math: LLVM may change nothing that shows in a result.
 
-`fma` is one rounding; everything else is what the processor does, as in NumPy. Other roundings, packed pairs and
-bfloat16 escape.
+`fma` is one rounding; what is rounded to nearest is what the processor does, as in NumPy. Packed pairs, bfloat16 and
+other roundings of doubles escape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from pympsd_server.backends.emulated.ptx.compiled_tier.expressions import Expression, LlvmDoubles, round_directed
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import FLOATS
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.math.functions import hyperbolic_tangent, logarithm, power_of_two, sine
 
 _INFIX: Final = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _ROUNDINGS: Final = ("rz", "rm", "rp")
 _FLUSHED_INPUTS_ONLY: Final = ("abs", "neg", "min", "max")
+_FUNCTIONS: Final[dict[str, Callable[..., Expression]]] = {
+    "ex2": power_of_two,
+    "lg2": logarithm,
+    "sin": sine,
+    "cos": partial(sine, quarters=1),
+    "tanh": hyperbolic_tangent,
+}
 _CLASSES: Final = {
     "finite": 0x1F8,
     "infinite": 0x204,
@@ -30,12 +41,18 @@ def write_float(text: MemoryText, operation: Operation) -> None:
     """Write an arithmetic instruction whose type is a float."""
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     name = "fma" if operation.name == "mad" else operation.name
-    is_unknown = operation.one_of(*_ROUNDINGS, "relu", "xorsign") or len(operation.types) != 1
+    rounding = operation.one_of(*_ROUNDINGS)
+    is_unknown = operation.one_of("relu", "xorsign") or len(operation.types) != 1
     if is_unknown or type_name not in FLOATS or (type_name == "f16" and name == "fma"):
         raise text.refuse()
     x = [text.use_float(a, type_name, shape) for a in operation.inputs]
     element, kind = FLOATS[type_name], shape.of(FLOATS[type_name])
-    if name in _INFIX:
+    if rounding:
+        if type_name != "f32" or name not in ("add", "sub", "mul", "fma"):
+            raise text.refuse()
+        values = [Expression(text, shape, "float", v) for v in x]
+        result = round_directed(name, rounding, values, flushes=operation.has("ftz")).name
+    elif name in _INFIX:
         result = text.op(_INFIX[name], kind, *x)
     elif name == "fma":
         result = text.intrinsic("fma", element, shape, *x)
@@ -72,6 +89,21 @@ def _root(text: MemoryText, operation: Operation) -> None:
     if operation.has("ftz") and type_name == "f32":
         value = text.flush(value, shape)
     text.assign_float(operation.operands[0], value, type_name, shape)
+
+
+@writes("ex2 lg2 sin cos tanh")
+def _function(text: MemoryText, operation: Operation) -> None:
+    shape = text.shape_of(operation.operands[0])
+    if operation.type != "f32":
+        raise text.refuse()
+    value = Expression(text, shape, "float", text.use_float(operation.operands[1], "f32", shape))
+    result = _FUNCTIONS[operation.name](LlvmDoubles(), value.cast("fpext", "double"))
+    narrow = result.cast("fptrunc", "float")
+    # A NaN is the one that GPUs write.
+    bits = (result == result).choose(narrow.cast("bitcast", "i32"), 0x7FFFFFFF, "i32")
+    name = bits.cast("bitcast", "float").name
+    name = text.flush(name, shape) if operation.has("ftz") else name
+    text.assign_float(operation.operands[0], name, "f32", shape)
 
 
 @writes("copysign")

@@ -9,23 +9,34 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from math import prod
+from typing import Final
 
 from pympsd.vocabulary.settings import read_tier
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode, compile_kernel
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.native.library import NoLibrary
 
+_MORE_BLOCKS: Final = 8
+"""Beginning a batch costs as much as running a thousand short warps; few of its blocks are in progress at a time."""
+
 
 @lru_cache
 def _is_compiled(setting: str) -> bool:
     return read_tier({"PYMPSD_TIER": setting}) == "compiled"
+
+
+def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
+    """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
+    blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
+    is_compiled = any(isinstance(code, MachineCode) for code in kernel.translation.machine_codes.values())
+    return blocks * _MORE_BLOCKS if is_compiled else blocks
 
 
 def begin_batch(
