@@ -43,7 +43,6 @@ PACKAGES = ("cuda-bindings", "numpy", "trio")
 COMPILED = {
     "pympsd_client.native._launches": "repeated launches go through the interpreter, slower",
     "pympsd_client.native._entry_points": "pympsd-run cannot route programs",
-    "pympsd_client.native._libcuda_name": "numba-cuda does not find its library under pympsd-run",
     "pympsd_client.native._pages": "kernels do not reach memory that a program registers",
     "pympsd_server.native._worker": "launches on a GPU go through the interpreter of an executor, slower",
 }
