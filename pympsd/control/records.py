@@ -1,7 +1,7 @@
 """A daemon's devices, servers and clients as values; ``--json`` prints the same.
 
-`RunningDaemon` returns them. They are frozen, and equal if the daemon reported the same. Units are in the names of the
-fields or in their descriptions.
+`RunningDaemon` returns them. They are frozen, and equal if the daemon reported the same. Units are in the names of
+the fields or in their descriptions.
 """
 
 from typing import Annotated, Any, Final, TypeVar
