@@ -45,6 +45,7 @@ COMPILED = {
     "pympsd_client.native._entry_points": "pympsd-run cannot route programs",
     "pympsd_client.native._pages": "kernels do not reach memory that a program registers",
     "pympsd_server.native._worker": "launches on a GPU go through the interpreter of an executor, slower",
+    "pympsd_server.native._kernels": "kernels of the emulated GPU run in NumPy, slower",
 }
 """The modules in C, and the effect of the absence of each."""
 NO_OUTPUT = 74
