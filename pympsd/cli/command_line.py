@@ -57,6 +57,10 @@ def main(arguments: "Sequence[str]") -> int:
         from pympsd.plot.program import main as plot
 
         return plot(options.words[1:])
+    if options.words[:1] == ["machine"]:
+        from pympsd.cli.machine import main as machine
+
+        return machine(options.words[1:])
     if options.quit and not options.words and not options.apply:
         # A daemon of protocol 2 is given standard input: -q asks it for nothing.
         if_protocol = b"" if options.quit == "--quit" else b"3"

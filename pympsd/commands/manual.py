@@ -126,6 +126,10 @@ TOOLS: Final = (
         "pympsd plot [--since MS] [--until MS] [-o FILE] FILE ...",
         "draw traces (trace start, PYMPSD_TRACE) as .svg, .png or .pdf; needs matplotlib",
     ),
+    (
+        "pympsd machine export MACHINE | pympsd machine import PROFILE",
+        "print an emulated machine in the format of nvml-mock's profiles, or the machine file of such a profile",
+    ),
 )
 """Programs of their own behind the same name."""
 

@@ -86,6 +86,7 @@ _AS_GIVEN: Final = frozenset(
         "const void *",
         "cuuint32_t *",
         "cuuint64_t *",
+        "float",
         "int *",
         "size_t *",
         "void **",

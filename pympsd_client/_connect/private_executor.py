@@ -18,6 +18,7 @@ import msgspec
 
 import pympsd.process.version
 from pympsd.channel.descriptors import close_all
+from pympsd.channel.own_libraries import without_own_libraries
 from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import Quota
@@ -37,7 +38,7 @@ from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended
-from pympsd_client._connect.driver_library import load_driver, without_own_libraries
+from pympsd_client._connect.driver_library import load_driver
 
 GENERATION: Final = 1
 _CLIENT: Final = 1
@@ -62,12 +63,20 @@ def native_driver() -> bool:
         return False
 
 
+def _interpreter() -> str:
+    """Return the path of a Python that has the packages.
+
+    A native program, or a Python of another environment, has them from that which pympsd-run names.
+    """
+    return os.environ.get("PYMPSD_PYTHON") or sys.executable
+
+
 def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices that an environment describes (see `pympsd.devices`); raise CudaError."""
     script = Path(pympsd.process.version.__file__).parents[1] / "devices" / "__main__.py"
     try:
         child = subprocess.run(
-            [sys.executable, "-I", str(script)],
+            [_interpreter(), "-I", str(script)],
             env=without_own_libraries(environment),
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIST_TIMEOUT_S,
         )  # fmt: skip
@@ -241,7 +250,7 @@ def _start(link: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]
     script = Path(server.origin).parent / "executor" / "__main__.py"
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", str(script), _LINK_FD, str(link)],
+            [_interpreter(), "-I", str(script), _LINK_FD, str(link)],
             # An executor's own libcuda must not connect to a daemon.
             env={**without_own_libraries(environment), "CUDA_MPS_PIPE_DIRECTORY": os.devnull},
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

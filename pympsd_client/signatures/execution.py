@@ -40,6 +40,18 @@ cuLaunchCooperativeKernel(CUfunction f, unsigned int gridDimX, unsigned int grid
 cuLaunchKernelEx(CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) = launch_with_attributes
 """
 
+_OLD_LAUNCHES: Final = """
+cuFuncSetBlockShape(CUfunction hfunc, int x, int y, int z) = set_block
+cuFuncSetSharedSize(CUfunction hfunc, unsigned int numbytes) = set_shared
+cuParamSetSize(CUfunction hfunc, unsigned int numbytes) = set_size
+cuParamSeti(CUfunction hfunc, int offset, unsigned int value) = set_integer
+cuParamSetf(CUfunction hfunc, int offset, float value) = set_float
+cuParamSetv(CUfunction hfunc, int offset, void *ptr, unsigned int numbytes) = set_bytes
+cuLaunch(CUfunction f) = launch(f, 1, 1, 0)
+cuLaunchGrid(CUfunction f, int grid_width, int grid_height) = launch(f, grid_width, grid_height, 0)
+cuLaunchGridAsync(CUfunction f, int grid_width, int grid_height, CUstream hStream) = launch
+"""
+
 _OCCUPANCY: Final = """
 cuOccupancyMaxActiveBlocksPerMultiprocessor(out int numBlocks, CUfunction func, int blockSize, size_t dynamicSMemSize)
     = active_blocks
@@ -94,6 +106,7 @@ cuLinkDestroy(CUlinkState state) = destroy
 ROWS: Final = (
     *chapter("_api.module", _MODULES),
     *chapter("_api.launch", _LAUNCHES, Calling.UNCONVERTED),
+    *chapter("_api.old_launch", _OLD_LAUNCHES),
     *chapter("_api.occupancy", _OCCUPANCY),
     *chapter("_api.library", _LIBRARIES),
     *chapter("_api.library", _LINKS),

@@ -16,10 +16,11 @@ import routing
 import tracing
 import translator
 from beside_vendor import run as beside_vendor
+from emulated import measure as emulated
 from gpu import measure
 from timing import Report
 
-WHAT = ("control", "named", "client", "routing", "provisioning", "monitoring", "tracing", "translator")
+WHAT = ("control", "named", "client", "routing", "provisioning", "monitoring", "tracing", "translator", "emulated")
 
 
 def main() -> int:
@@ -61,6 +62,8 @@ def main() -> int:
         monitoring.measure(report)
     if "tracing" in what:
         tracing.measure(report)
+    if "emulated" in what:
+        emulated.measure(report)
     if "translator" in what:
         translator.measure(report, given.study)
     return 1 if report.over else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from pympsd.channel.own_libraries import without_own_libraries
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._connect import private_executor
+from pympsd_client._connect import driver_library, private_executor
 from pympsd_client._objects import process as process_module
 from pympsd_client._objects.process import process
 
@@ -98,16 +100,37 @@ def test_without_a_driver_it_says_that_one_is_needed(drivers_daemon: str, monkey
     assert "this machine's driver is not usable" in last_error()
 
 
+def test_devices_are_listed_by_the_python_that_has_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pympsd-run names it to native programs, and to a Python of another environment."""
+    monkeypatch.setenv("PYMPSD_PYTHON", sys.executable)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    devices = private_executor.list_devices({"PYMPSD_BACKEND": "emulated", "PYMPSD_EMULATED_DEVICES": "2xH200"})
+    assert [device.properties.name for device in devices] == ["NVIDIA H200"] * 2
+
+
 def test_without_libcuda_there_is_no_native_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(private_executor.ctypes, "CDLL", no_library)
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", no_library)
     assert not private_executor.native_driver()
 
 
 @pytest.mark.parametrize(("result", "found"), [("CUDA_SUCCESS", True), ("CUDA_ERROR_NO_DEVICE", False)])
 def test_a_driver_counts_only_if_it_initialises(monkeypatch: pytest.MonkeyPatch, result: str, found: bool) -> None:
     library = SimpleNamespace(cuInit=lambda flags: int(getattr(cuda.CUresult, result)))
-    monkeypatch.setattr(private_executor.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: library)
     assert private_executor.native_driver() is found
+
+
+def test_pympsds_own_library_is_not_the_machines_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own, other = SimpleNamespace(pympsd_attach=None), SimpleNamespace(cuInit=None)
+    libraries = {"libcuda.so.1": own, f"{tmp_path}/libcuda.so.1": other}
+    folder = Path(driver_library.__file__).parents[1] / "native" / "libraries"
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{folder}:{tmp_path}")
+    monkeypatch.setattr(driver_library.ctypes, "CDLL", lambda name: libraries[name])
+    assert driver_library.load_driver() is other
+    assert without_own_libraries({"LD_LIBRARY_PATH": f"{folder}:{tmp_path}", "A": "b"}) == {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "A": "b",
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ import pympsd_client
 from tests.native_programs import fat_binaries
 from tests.native_programs.conftest import SOURCES, Compile
 
+NATIVE = Path(pympsd_client.__file__).parent / "native" / "src"
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
@@ -56,6 +58,21 @@ def test_functions_that_cuda_13_has_changed(compile_program: Compile, environmen
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
+@pytest.mark.parametrize("version", ["12", "13"])
+def test_no_function_crashes_with_zeros_for_its_arguments(
+    version: str, compile_program: Compile, environment: dict[str, str]
+) -> None:
+    table = (NATIVE / "cudart" / f"functions_{version}.h").read_text()
+    names = re.findall(r"^(?:FUNCTION|OWN)\((cuda\w+)", table, re.MULTILINE)
+    others = ("cudaGetErrorName", "cudaGetErrorString", "cudaCreateChannelDesc")  # they return no error
+    done = subprocess.run(
+        [str(compile_program("nulls")), f"libcudart.so.{version}"],
+        env=environment | {"PYMPSD_EXPLAIN": "0"}, input="\n".join(name for name in names if name not in others),
+        capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{len(set(names) - set(others))} 0\n"), done.stderr
+
+
 @pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: its packages have 270 MB")
 def test_what_a_compiler_makes_of_cuda_cpp(environment: dict[str, str], tmp_path: Path) -> None:
     program = tmp_path / "features"
@@ -72,12 +89,11 @@ def test_what_a_compiler_makes_of_cuda_cpp(environment: dict[str, str], tmp_path
 
 
 def test_libraries_register_while_another_thread_launches(tmp_path: Path) -> None:
-    native = Path(pympsd_client.__file__).parent / "native" / "src"
     compiler = [os.environ.get("CC", "cc"), "-std=gnu11", "-Wall", "-Werror"]
     driver = ["-shared", "-fPIC", str(SOURCES / "fake_libcuda.c"), "-o", str(tmp_path / "libcuda.so.1")]
     subprocess.run([*compiler, *driver, "-Wl,-soname,libcuda.so.1"], check=True, timeout=SECONDS)
-    sources = [SOURCES / "registry.c", *sorted((native / "cudart").glob("*.c"))]
-    options = ["-g", "-fsanitize=address,undefined", "-DCUDA_MAJOR=13", f"-I{native}", f"-L{tmp_path}"]
+    sources = [SOURCES / "registry.c", *sorted((NATIVE / "cudart").glob("*.c"))]
+    options = ["-g", "-fsanitize=address,undefined", "-DCUDA_MAJOR=13", f"-I{NATIVE}", f"-L{tmp_path}"]
     libraries = ["-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN", "-pthread", "-ldl"]
     program = tmp_path / "registry"
     subprocess.run(

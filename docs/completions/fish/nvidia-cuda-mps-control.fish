@@ -7,9 +7,9 @@ function __pympsd_at
     string match -q -- $argv[1] (__pympsd_given)
 end
 function __pympsd_first
-    not string match -qr -- ' (client|config|context-share|device|device_query|drain|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_drain_list|get_refusal_list|get_server_list|get_server_status|get_waiting_list|log|lspart|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|sm_partition|start_server|terminate_client|top|trace|undrain)( |$)' (__pympsd_given)
+    not string match -qr -- ' (client|config|context-share|device|device_query|drain|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_drain_list|get_refusal_list|get_server_list|get_server_status|get_waiting_list|log|lspart|machine|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|sm_partition|start_server|terminate_client|top|trace|undrain)( |$)' (__pympsd_given)
 end
-complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
+complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart machine memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
 complete -c pympsd -n __pympsd_first -o d -x -a ''
 complete -c pympsd -n __pympsd_first -l daemon -x -a ''
 complete -c pympsd -n __pympsd_first -o f -x -a ''
@@ -125,6 +125,7 @@ complete -c pympsd -n "__pympsd_at '* log'" -f -a 'reopen'
 complete -c pympsd -n "__pympsd_at '* log reopen*'" -f
 complete -c pympsd -n "__pympsd_at '* lspart*'" -f
 complete -c pympsd -n "__pympsd_at '* lspart*'" -l json
+complete -c pympsd -n "__pympsd_at '* machine*'" -f
 complete -c pympsd -n "__pympsd_at '* memacct'" -f -a 'describe limit list set'
 complete -c pympsd -n "__pympsd_at '* memacct describe*'" -f
 complete -c pympsd -n "__pympsd_at '* memacct describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -244,7 +245,7 @@ complete -c pympsd -n "__pympsd_at '* undrain*'" -l cgroup -x
 complete -c pympsd -n "__pympsd_at '* undrain*'" -l user -x
 complete -c pympsd -n "__pympsd_at '* undrain*'" -l device -x
 complete -c pympsd -n "__pympsd_at '* undrain*'" -l all
-complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
+complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query drain feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_drain_list get_refusal_list get_server_list get_server_status get_waiting_list log lspart machine memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition sm_partition start_server terminate_client top trace undrain'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o d -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l daemon -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o f -x -a ''
@@ -360,6 +361,7 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* log'" -f -a 'reopen'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* log reopen*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* lspart*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* lspart*'" -l json
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* machine*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* memacct'" -f -a 'describe limit list set'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* memacct describe*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* memacct describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'

@@ -1,0 +1,76 @@
+"""The program behind ``pympsd machine``: machine files from and to the format of nvml-mock's profiles."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from pympsd.cli.control_client import print_text
+from pympsd.devices.machine import BadMachine, describe, with_driver
+from pympsd.devices.nvml_mock import export_profile, read_profile
+from pympsd.vocabulary.mistyped import Parser
+
+NEEDS = "reading YAML needs PyYAML: pip install pyyaml, or convert the profile to JSON"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Convert a machine; return the exit status: 1 if it cannot be, with one sentence on standard error."""
+    options = _options(arguments)
+    try:
+        if options.direction == "export":
+            return print_text(_export(options.machine))
+        read = read_profile(_load(options.machine))
+    except (BadMachine, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        print(f"pympsd machine: {options.machine}: {reason}", file=sys.stderr)
+        return 1
+    if read.omitted:
+        print(
+            f"pympsd machine: emulated devices do not have, so left out: {', '.join(read.omitted)}", file=sys.stderr
+        )
+    return print_text(read.toml)
+
+
+class _Parser(Parser):
+    def print_help(self, file: Any = None) -> NoReturn:
+        sys.exit(print_text(self.format_help()))  # which reports it if that fails
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="pympsd machine",
+        description="Print a machine in the format of nvml-mock's profiles (export), or the machine file of such a "
+        "profile (import): with the same UUIDs, PCI addresses and memory.",
+    )
+    parser.add_argument("direction", metavar="DIRECTION", choices=("export", "import"), help="export or import")
+    parser.add_argument(
+        "machine",
+        metavar="MACHINE",
+        help="export: as PYMPSD_EMULATED_DEVICES has it (2xH200, machine.toml); import: the profile, YAML or JSON",
+    )
+    return parser.parse_args(arguments)
+
+
+def _export(machine: str) -> str:
+    return f"{json.dumps(export_profile(with_driver(describe(machine), os.environ)), indent=2)}\n"
+
+
+def _load(path: str) -> object:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        text = file.read()
+    try:
+        loaded: object = json.loads(text)
+        return loaded
+    except ValueError:
+        pass
+    try:
+        yaml = import_module("yaml")
+    except ImportError:
+        raise BadMachine(NEEDS) from None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise BadMachine(f"it is not YAML: {' '.join(str(error).split())}") from None
