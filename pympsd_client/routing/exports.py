@@ -18,13 +18,16 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.graph_structs import UpdateResult
 from pympsd_client._arguments.values import check_not_null
+from pympsd_client._connect.driver_library import NAME, load_driver
 from pympsd_client._graphs import executable_functions
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD
-from pympsd_client.routing import c_types, driver, special
+from pympsd_client.native import _entry_points
+from pympsd_client.routing import c_types, driver, libraries, special
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.explain import refusing
 from pympsd_client.routing.versions import arrange
@@ -46,7 +49,7 @@ def resolve(name: str, signature: str) -> Resolved:
     versioned = _THREAD.sub("", name)
     thread = name[len(versioned) :]
     resolved: Resolved | None = _OLD.get(versioned)
-    for candidate in (versioned, _VERSION.sub("", versioned)):
+    for candidate in (versioned, _VERSION.sub("", versioned), versioned.removesuffix("WithFlags")):
         row = SIGNATURES.get(candidate)
         if resolved is None and row is not None and _fits(row, types):
             resolved = _of_row(row, types, thread)
@@ -92,6 +95,21 @@ def _fits(row: Signature, types: tuple[str, ...]) -> bool:
 def _bytes(type: str) -> int:
     by_value = c_types.BY_VALUE.get(type)
     return _BYTES.get(c_types.code(type), 8) if by_value is None else by_value
+
+
+def _find_originals() -> None:
+    """Find the functions of the machine's own driver, because the program runs natively."""
+    if any(library != NAME for library, _ in libraries.attached):
+        reason = "pympsd's CUDA runtime needs a daemon: start one (pympsd -d), or this program without pympsd-run"
+        raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+    original, own = load_driver(), ctypes.CDLL(NAME)
+    for (_, prototype), address in libraries.attached.items():
+        function = getattr(original, prototype.partition("(")[0], None)
+        _entry_points.set_original(address, ctypes.cast(function, ctypes.c_void_p).value or 0 if function else 0)
+    own.pympsd_pass_on(original.cuGetExportTable)
+
+
+process.when_native.insert(0, _find_originals)  # before calls are passed on
 
 
 # --- functions of CUDA 10 to 12 with structures and outputs of their own

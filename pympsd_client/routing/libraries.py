@@ -11,7 +11,9 @@ library's C code (native/src/libcuda/gate.c) finds the interpreter of the proces
 
 So a library brings the names and the C types of its functions, of its own version, and `RESOLVERS` names the module
 that resolves them. The entry points are those that Python programs get in place of the function pointers of
-cuda.bindings (`pointers`), and functions that pympsd does not have fail in the same way.
+cuda.bindings' runtime (`pointers`), and functions that pympsd does not have fail in the same way.
+
+Python programs go through libcuda.so.1 too, because cuda.bindings asks the dynamic loader for it by its name.
 
 The invariants:
 
@@ -35,7 +37,7 @@ RESOLVERS: Final = {
     "libcudart.so.13": "pympsd_client.routing.runtime.functions",
 }
 """The module that resolves the functions of a library; those of others are in the installed one (`forwarding`)."""
-_attached: Final[dict[tuple[str, str], int]] = {}
+attached: Final[dict[tuple[str, str], int]] = {}
 """The addresses of entry points by library and prototype."""
 _missing: Final[set[str]] = set()
 """The libraries that are not installed, which was reported."""
@@ -66,7 +68,7 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
 
 
 def _address(library: str, prototype: str) -> int:
-    address = _attached.get((library, prototype))
+    address = attached.get((library, prototype))
     if address is None:
         name, _, parameters = prototype.partition("(")
         if library in RESOLVERS:
@@ -75,7 +77,7 @@ def _address(library: str, prototype: str) -> int:
             from pympsd_client.routing import forwarding  # most programs do not compile
 
             address = forwarding.address(library, name)
-        _attached[library, prototype] = address
+        attached[library, prototype] = address
     return address
 
 

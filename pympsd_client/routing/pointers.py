@@ -44,8 +44,9 @@ class Library:
     """Functions that are not replaced."""
 
 
+LIBRARY_FOLDER: Final = Path(_entry_points.__file__).parent / "libraries"
+"""The shared libraries of pympsd (`libraries`)."""
 LIBRARIES: Final = {
-    "cuda.bindings.cydriver": Library("pympsd_client.routing.driver", "CUresult"),
     "cuda.bindings.cyruntime": Library(
         "pympsd_client.routing.runtime.functions",
         "cudaError_t",
@@ -92,8 +93,6 @@ signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""
 originals: Final[dict[str, int]] = {}
 """The addresses of all functions of these modules by name, as they were."""
-replaced: Final[dict[str, int]] = {}
-"""The addresses of the functions in their places."""
 
 
 def replace(module: str, pointers: dict[str, Any]) -> None:
@@ -102,7 +101,9 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
         load_nvml()
         return
     if module == "cuda.bindings.cydriver":
-        name_the_driver()
+        load_driver_library()
+        read_signatures(module)
+        return
     library = LIBRARIES[module]
     for name, capsule in tuple(pointers.items()):
         originals[name] = _entry_points.address(capsule)
@@ -110,14 +111,14 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
         is_replaced = name not in library.unless if library.only is None else name in library.only
         if not is_replaced or not signatures[name].startswith(f"{library.result} ("):
             continue
-        replaced[name] = entry_point(
+        address = entry_point(
             library.functions, name, signatures[name], originals[name], always_passes=library.only is not None
         )
-        pointers[name] = _entry_points.capsule(replaced[name], signatures[name])
+        pointers[name] = _entry_points.capsule(address, signatures[name])
 
 
 def read_signatures(module: str) -> None:
-    """Note the functions of a module whose pointers were not replaced, because it was imported before."""
+    """Note the functions of a module whose pointers are not replaced."""
     for name, capsule in import_module(module).__dict__["__pyx_capi__"].items():
         if name not in signatures:
             originals[name] = _entry_points.address(capsule)
@@ -133,27 +134,36 @@ def entry_point(functions: str, name: str, signature: str, original: int = 0, *,
     program runs natively, with ``always_passes`` at the end of the process too.
     """
 
+    plain = _VERSION.sub("", name)
+
     def resolve(name: str, signature: str) -> Any:
         function, format, *core = import_module(functions).resolve(name, signature)
-        timed = trace(name, function)
+        timed = trace(plain, function)
         # The core alone may be called in its place, unless calls are traced.
         return (function, format, *core) if timed is function else (timed, format)
 
     def result_of_error(name: str, error: BaseException) -> Any:
-        return import_module(functions).result_of_error(name, error)
+        return import_module(functions).result_of_error(plain, error)
 
-    plain = _VERSION.sub("", name)
     at_end = _SUCCEEDS if _RELEASING.fullmatch(plain) else _CURRENT.get(plain, _FAILS)
     return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
 
 
-def name_the_driver() -> None:
-    """Without a driver, load a library with its name: numba looks for it before it calls cuda.bindings."""
+def load_driver_library() -> None:
+    """Load pympsd's libcuda.so.1: cuda.bindings, and whoever else asks the dynamic loader for that name, gets it.
+
+    ImportError if another one was loaded before, to which the process would go instead, or if there is none.
+    """
+    file = str(LIBRARY_FOLDER / "libcuda.so.1")
     try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        for file in Path(_entry_points.__file__).parent.glob("_libcuda_name*.so"):
-            ctypes.CDLL(str(file))
+        ctypes.CDLL(file, ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise ImportError(f"pympsd's libcuda.so.1 cannot be loaded: {error}") from None
+    if not hasattr(ctypes.CDLL("libcuda.so.1"), "pympsd_attach"):
+        raise ImportError(
+            "another libcuda.so.1 was loaded before pympsd's: start the program with pympsd-run, and import nothing "
+            "that loads CUDA before pympsd_client.routing.hook.install()"
+        )
 
 
 def load_nvml() -> None:
@@ -161,7 +171,7 @@ def load_nvml() -> None:
 
     pympsd-run sets the library path, but a program may call `hook.install` itself.
     """
-    for file in Path(_entry_points.__file__).parent.glob("libraries/libnvidia-ml.so.1"):
+    for file in LIBRARY_FOLDER.glob("libnvidia-ml.so.1"):
         ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 

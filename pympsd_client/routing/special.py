@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from ctypes import c_int, c_uint64, string_at
+from ctypes import string_at
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -17,20 +17,16 @@ from pympsd_client import driver
 from pympsd_client._api import stream as streams
 from pympsd_client._api.entry_point import not_permitted
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import CudaError, invalid_value, last_error, result_name
+from pympsd_client._arguments.errors import invalid_value, last_error, result_name
 from pympsd_client._arguments.explanations import explain, is_on
 from pympsd_client._arguments.values import check_count
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.routing import by_address
-from pympsd_client.routing.pointers import replaced
-from pympsd_client.signatures import SIGNATURES
 
 _CONFIG: Final = struct.Struct("=7I4xQQI")
 """CUlaunchConfig: grid, block, dynamic shared memory, stream, attributes, their number."""
 _ATTRIBUTE_BYTES: Final = 72
-_NO_SYMBOL: Final = 1
-"""CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND"""
 
 Resolved = tuple[Callable[..., Any], str]
 """A function and the format of its parameters."""
@@ -103,21 +99,8 @@ def _is_of_bindings(function: int) -> bool:
     return bool(is_known) and b"/cuda/bindings/" in (symbol.file or b"")
 
 
-def _find_function(symbol: str | None, place: int, version: int, flags: int, status: int) -> None:
-    if not symbol or not place:
-        raise invalid_value("cuGetProcAddress takes a name and a place for the address; one is NULL")
-    # A function without a row is not supported, and a program that asks for it must learn that.
-    address = replaced.get(symbol, 0) if symbol in SIGNATURES or has(symbol) else 0
-    c_uint64.from_address(place).value = address
-    if status:
-        c_int.from_address(status).value = 0 if address else _NO_SYMBOL
-    if not address:
-        raise CudaError(Result.ERROR_NOT_FOUND, f"there is no driver function {symbol}")
-
-
 _FUNCTIONS: Final[dict[str, Resolved]] = {
     **by_address.FUNCTIONS,
-    "cuGetProcAddress": (_find_function, "sQiQQ"),
     "cuStreamAddCallback": (_add_callback, "QQQI"),
 }
 _LAUNCHES: Final[dict[str, Callable[[], Resolved]]] = {

@@ -38,7 +38,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, DEINITIALIZED = 4, INVALID_VALUE = 1, PER_THREAD = 2 };
+enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, NOT_SUPPORTED = 801, DEINITIALIZED = 4, INVALID_VALUE = 1, PER_THREAD = 2 };
 
 /* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, t a stream of which NULL
  * is the calling thread's own, v a structure by value of `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
@@ -391,14 +391,20 @@ static int enter(Slot *slot, const uint64_t *words) {
     return atomic_load_explicit(&passes, memory_order_acquire) ? PASS_ON : result;
 }
 
+/* An older driver than CUDA's newest does not have every function. */
+static int pass(uint64_t number) {
+    return trampoline_originals[number] == NULL ? NOT_SUPPORTED : PASS_ON;
+}
+
 /* After `pass_on`, and as soon as cuInit finds that the program runs natively, calls go to the original functions. */
 int enter_trampoline(uint64_t number, const uint64_t *registers, const uint64_t *stack) {
     if (atomic_load_explicit(&passes, memory_order_acquire))
-        return PASS_ON;
+        return pass(number);
     uint64_t words[REGISTERS + STACK];
     memcpy(words, registers, sizeof(uint64_t) * REGISTERS);
     memcpy(words + REGISTERS, stack, sizeof(uint64_t) * STACK);
-    return enter(&slots[number], words);
+    int result = enter(&slots[number], words);
+    return result == PASS_ON ? pass(number) : result;
 }
 
 static PyObject *route(PyObject *module, PyObject *arguments) {
@@ -430,6 +436,23 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
     if (strcmp(own_name, "cuLaunchKernel") == 0)
         launch = slot;
     return PyLong_FromVoidPtr(trampoline(used++));
+}
+
+static PyObject *set_original(PyObject *module, PyObject *arguments) {
+    PyObject *function, *number;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OO:set_original", &function, &number))
+        return NULL;
+    const void *place = PyLong_AsVoidPtr(function);
+    void *original = PyLong_AsVoidPtr(number);
+    if (PyErr_Occurred())
+        return NULL;
+    for (int index = 0; index < used; index++)
+        if (trampoline(index) == place) {
+            trampoline_originals[index] = original;
+            Py_RETURN_NONE;
+        }
+    return PyErr_Format(PyExc_ValueError, "there is no entry point at %p", place);
 }
 
 static PyObject *capsule(PyObject *module, PyObject *arguments) {
@@ -486,6 +509,8 @@ static PyMethodDef methods[] = {
                "checks; ``failed(name, exception)`` the result for what it raises. Once the interpreter ends it calls\n"
                "the original if ``always_passes``, else by ``at_end``: 0 returns 4 (DEINITIALIZED), 1 returns 0, 2\n"
                "returns 0 and NULL for its first parameter.")},
+    {"set_original", set_original, METH_VARARGS,
+     PyDoc_STR("set_original(address, original): set the function that gets the calls of an entry point natively.")},
     {"capsule", capsule, METH_VARARGS,
      PyDoc_STR("capsule(address, signature): return a capsule of a C function.")},
     {"address", address, METH_O, PyDoc_STR("address(capsule): return the address of a capsule's function.")},

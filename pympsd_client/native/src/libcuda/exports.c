@@ -106,10 +106,22 @@ static int is_of_compiler(const void *code) {
     return strncmp(name, "libnvrtc", 8) == 0 || strncmp(name, "libnvJitLink", 12) == 0;
 }
 
+typedef int (*ExportTable)(const void **table, const void *id);
+
+static _Atomic(ExportTable) drivers_export_table;
+
+/* The program runs natively: Python passes the driver's own cuGetExportTable, and other calls go to the driver as well. */
+void pympsd_pass_on(ExportTable original) {
+    atomic_store(&drivers_export_table, original);
+}
+
 /* A CUDA runtime inside the program asks for tables that are not documented. It asks for one more after cuInit, and
  * without that every call of it fails. */
 int cuGetExportTable(const void **table, const void *id) {
     static atomic_int has_reported;
+    ExportTable original = atomic_load(&drivers_export_table);
+    if (original != NULL)
+        return original(table, id);
     if (table == NULL || id == NULL)
         return INVALID_VALUE;
     *table = NULL;

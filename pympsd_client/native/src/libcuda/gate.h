@@ -7,6 +7,9 @@
  * "name(types of parameters)". Returns 0, or a CUresult after one sentence on standard error, the same at each call. */
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table);
 
+/* For `pympsd_client.routing.exports`: the program runs natively, and this is the driver's own cuGetExportTable. */
+void pympsd_pass_on(int (*original)(const void **table, const void *id));
+
 /* Return the result of calls in a program that cannot be attached. */
 __attribute__((visibility("hidden"))) int gate_error(void);
 

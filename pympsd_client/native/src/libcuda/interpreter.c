@@ -5,7 +5,8 @@
  * The idea. A Python in the process is used; it has to be new enough, and to run. Otherwise libpython is loaded and started
  * as the interpreter that has the packages, so that it finds them as that one does:
  *
- *     PYMPSD_PYTHON                                   pympsd-run sets it: the path of the interpreter
+ *     PYMPSD_PYTHON                                   pympsd-run sets it: the path of the interpreter; and in some
+ *                                                     environments PYMPSD_LIBPYTHON, the path of its library
  *     PREFIX/lib/python3.X/site-packages/...          this library's own path names the interpreter PREFIX/bin/python3.X
  *     python3                                         of PATH, for a library in a checkout
  *
@@ -92,6 +93,10 @@ static int find_interpreter(char *path) {
 
 /* Load libpython of an interpreter: from the folders at its prefix, else as the dynamic loader finds it. NULL: `reason`. */
 static void *load_library(const char *interpreter, const char **reason) {
+    const char *given = getenv("PYMPSD_LIBPYTHON");
+    void *library = given != NULL && *given ? dlopen(given, RTLD_NOW | RTLD_GLOBAL) : NULL;
+    if (library != NULL)
+        return library;
     *reason = "it is not called python3.X";
     char real[PATH_BYTES], path[PATH_BYTES + 64], name[64];
     int minor;
@@ -109,11 +114,11 @@ static void *load_library(const char *interpreter, const char **reason) {
     for (size_t index = 0; index < sizeof folders / sizeof folders[0]; index++) {
         int length = snprintf(path, sizeof path, "%s/%s/%s", real, folders[index], name);
         int is_there = length < (int)sizeof path && access(path, R_OK) == 0;
-        void *library = is_there ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
+        library = is_there ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
         if (library != NULL)
             return library;
     }
-    void *library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    library = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
     if (library == NULL)
         *reason = dlerror();
     return library;
