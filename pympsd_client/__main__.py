@@ -45,6 +45,7 @@ COMPILED = {
     "pympsd_client.native._entry_points": "pympsd-run cannot route programs",
     "pympsd_client.native._pages": "kernels do not reach memory that a program registers",
     "pympsd_server.native._worker": "launches on a GPU go through the interpreter of an executor, slower",
+    "pympsd_server.native._kernels": "kernels of the emulated GPU run in NumPy, slower",
 }
 """The modules in C, and the effect of the absence of each."""
 NO_OUTPUT = 74
@@ -58,7 +59,11 @@ ELSEWHERE = "this program runs without MPS, but a daemon runs at {0}: set CUDA_M
 
 
 def main() -> int:
-    """Print the report; return the exit status: 74, as pympsd has it, if not all of it could be printed."""
+    """Print the report of ``python -m pympsd_client``; return the exit status.
+
+    0: nothing is wrong. 1: something is; the last lines contain what is wrong and what to do. 2: wrong arguments.
+    74, as pympsd has it: not all of the report could be printed.
+    """
     description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
     parser = Parser(prog="python -m pympsd_client", description=description, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")

@@ -131,7 +131,15 @@ class RunningDaemon:
             return control.command(line)
 
     def drains(self) -> tuple[Drain, ...]:
-        """Return the drains in force, the oldest first."""
+        """Return the drains in force, the oldest first.
+
+        Raises:
+            CannotAsk: There is no daemon, or its answer is not one that a daemon gives.
+
+        >>> with Daemon(machine="H200") as daemon:
+        ...     daemon.drains()
+        ()
+        """
         return convert(tuple[Drain, ...], self._query("get_drain_list"))
 
     def drain(

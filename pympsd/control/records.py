@@ -1,4 +1,8 @@
-"""A daemon's devices, servers and clients as values; ``--json`` prints the same."""
+"""A daemon's devices, servers and clients as values; ``--json`` prints the same.
+
+`RunningDaemon` returns them. They are frozen, and equal if the daemon reported the same. Units are in the names of
+the fields or in their descriptions.
+"""
 
 from typing import Annotated, Any, Final, TypeVar
 
@@ -35,7 +39,10 @@ def convert(kind: type[T], found: Any) -> T:
 
 @frozen
 class Device:
-    """A device of the daemon, as ``device_query`` reports it."""
+    """A device of the daemon, as ``device_query`` reports it.
+
+    It is one of ``RunningDaemon.devices()``; other records name it by ``ordinal``.
+    """
 
     ordinal: Count
     """The daemon's number of the device, from 0."""
@@ -53,14 +60,20 @@ class Device:
 
 @frozen
 class Machine:
-    """The answer to ``device_query``."""
+    """The answer to ``device_query``: the devices that the daemon manages, in the order of their ordinals.
+
+    ``RunningDaemon.devices()`` returns what is in it.
+    """
 
     devices: tuple[Device, ...]
 
 
 @frozen
 class Context:
-    """A context of a client."""
+    """A context of a client: a row of ``ps``.
+
+    A process has several if it makes contexts on several devices, or more than one on a device.
+    """
 
     id: Count
     """Unique on the client's server."""
@@ -72,7 +85,11 @@ class Context:
 
 @frozen
 class Client:
-    """A client process of a server; ``contexts`` is empty if it has only called cuInit."""
+    """A client process of a server; ``contexts`` is empty if it has only called cuInit.
+
+    It is in ``Server.clients``, and one of ``RunningDaemon.ps()`` if it has a context. Limits are those in force for
+    it, after its namespace's, rules and its own environment are combined.
+    """
 
     pid: Count
     """Its PID as the daemon sees it; 0 if it is outside the daemon's PID namespace."""
@@ -104,7 +121,10 @@ class Client:
 
 @frozen
 class Server:
-    """A server process."""
+    """A server process, one of ``RunningDaemon.servers()``.
+
+    In protocol 2 a user has one at most, in protocol 3 each named server is one.
+    """
 
     pid: Count
     """Its PID."""
@@ -128,7 +148,10 @@ class Server:
 
 @frozen
 class Waiting:
-    """A client that waits for a server, or an operator's request to start one."""
+    """A client that waits for a server, or an operator's request to start one.
+
+    ``RunningDaemon.waiting()`` returns them in the order of the queue.
+    """
 
     pid: Count
     """The client's PID; 0 for a request."""
@@ -144,7 +167,10 @@ class Waiting:
 
 @frozen
 class Drain:
-    """A drain in force."""
+    """A drain in force: new clients of its target are held, and the running ones are waited for.
+
+    ``RunningDaemon.drains()`` returns them, the oldest first; ``RunningDaemon.undrain`` ends one.
+    """
 
     target: str
     """The target, as ``undrain`` takes it."""
@@ -158,7 +184,10 @@ class Drain:
 
 @frozen
 class DrainedClient:
-    """A client that a drain has waited for, or that is left."""
+    """A client that a drain has waited for, or that is left.
+
+    ``pid`` is as the daemon sees it, ``uid`` the number of its user, ``server`` the name of its server.
+    """
 
     pid: Count
     uid: Count
@@ -169,7 +198,11 @@ class DrainedClient:
 
 @frozen
 class Drained:
-    """The result of a drain."""
+    """The result of a drain, as ``RunningDaemon.drain`` returns it when all clients have ended, or its time is over.
+
+    >>> Drained(drained=True, ends=(), left=()).drained
+    True
+    """
 
     drained: bool
     """Whether nothing is left."""

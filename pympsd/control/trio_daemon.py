@@ -31,23 +31,38 @@ class TrioDaemon:
     daemon: RunningDaemon
 
     async def devices(self) -> tuple[Device, ...]:
-        """Return what `RunningDaemon.devices` returns, or raise what it raises."""
+        """Return what `RunningDaemon.devices` returns, or raise what it raises.
+
+        A cancelled call waits for the daemon's answer first.
+        """
         return await trio.to_thread.run_sync(self.daemon.devices)
 
     async def servers(self) -> tuple[Server, ...]:
-        """Return what `RunningDaemon.servers` returns, or raise what it raises."""
+        """Return what `RunningDaemon.servers` returns, or raise what it raises.
+
+        A cancelled call waits for the daemon's answer first.
+        """
         return await trio.to_thread.run_sync(self.daemon.servers)
 
     async def ps(self) -> tuple[Client, ...]:
-        """Return what `RunningDaemon.ps` returns, or raise what it raises."""
+        """Return what `RunningDaemon.ps` returns, or raise what it raises.
+
+        A cancelled call waits for the daemon's answer first.
+        """
         return await trio.to_thread.run_sync(self.daemon.ps)
 
     async def waiting(self) -> tuple[Waiting, ...]:
-        """Return what `RunningDaemon.waiting` returns, or raise what it raises."""
+        """Return what `RunningDaemon.waiting` returns, or raise what it raises.
+
+        A cancelled call waits for the daemon's answer first.
+        """
         return await trio.to_thread.run_sync(self.daemon.waiting)
 
     async def drains(self) -> tuple[Drain, ...]:
-        """Return what `RunningDaemon.drains` returns, or raise what it raises."""
+        """Return what `RunningDaemon.drains` returns, or raise what it raises.
+
+        A cancelled call waits for the daemon's answer first.
+        """
         return await trio.to_thread.run_sync(self.daemon.drains)
 
     async def drain(self, client: int | None = None, **options: Any) -> Drained:
@@ -58,15 +73,24 @@ class TrioDaemon:
         return await trio.to_thread.run_sync(partial(self.daemon.drain, client, **options), abandon_on_cancel=True)
 
     async def undrain(self, client: int | None = None, **target: Any) -> None:
-        """Do what `RunningDaemon.undrain` does with the same arguments, or raise what it raises."""
+        """Do what `RunningDaemon.undrain` does with the same arguments, or raise what it raises.
+
+        A cancelled call waits for the daemon's answer first.
+        """
         await trio.to_thread.run_sync(partial(self.daemon.undrain, client, **target))
 
     async def listing(self, query: str) -> list[dict[str, Any]]:
-        """Return what `RunningDaemon.listing` returns, or raise what it raises."""
+        """Return what `RunningDaemon.listing` returns, or raise what it raises.
+
+        A cancelled call waits for the answer first.
+        """
         return await trio.to_thread.run_sync(self.daemon.listing, query)
 
     async def command(self, line: str) -> str:
-        """Return what `RunningDaemon.command` returns, or raise what it raises."""
+        """Return what `RunningDaemon.command` returns, or raise what it raises.
+
+        ``line`` is carried out whether or not the call is cancelled: a cancelled call waits for the answer first.
+        """
         return await trio.to_thread.run_sync(self.daemon.command, line)
 
 

@@ -47,6 +47,8 @@ def main() -> int:
 def _as_nvml(answer: dict[str, Any]) -> bytes:
     if "error" in answer:
         return f"{answer['error']}\n".encode()
+    if answer["backend"] != "emulated":
+        return b"the GPUs of this machine are described by the driver's libnvidia-ml.so.1, which cannot be used\n"
     return nvml_text(answer["backend"], answer["devices"]).encode()
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from pympsd.channel.own_libraries import without_own_libraries
 from pympsd.devices.discovery import Probed
 
 SECONDS: Final = 60.0
@@ -37,7 +38,10 @@ def ask_driver() -> Probed:
 def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
     """Run a command that prints its result as probe.py does."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)
+        environment = without_own_libraries(os.environ)  # this process may be a child of pympsd-run's program
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return Probed(unusable=f"it did not report its devices within {seconds:g} s")
     except OSError as error:

@@ -32,8 +32,8 @@ from pympsd.vocabulary.limits import (
 BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
 WORKERS: Final = ("auto", "native", "python")
 """auto: native if that helps and is available; native: required; python: never native."""
-TIERS: Final = ("numpy", "compiled")
-"""What runs the kernels of the emulated GPU: NumPy, or machine code where a kernel can be compiled."""
+TIERS: Final = ("auto", "numpy", "compiled")
+"""What runs kernels of the emulated GPU. auto: machine code for those that take long; compiled: where possible."""
 DIALECTS: Final = ("documented", "r580", "json")
 """The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
 USERS: Final = ("in-turn", "together")
@@ -435,8 +435,9 @@ VARIABLES: Final = (
     Variable(
         TIER,
         Reader.DAEMON,
-        "what runs the kernels of the emulated GPU: `numpy`, or `compiled`: machine code by LLVM, which needs "
-        "`pip install pympsd[compiled]`; kernels that cannot be compiled run in NumPy",
+        "what runs the kernels of the emulated GPU: `numpy`; `auto`: machine code, 10 to 100 times faster, for those "
+        "that take long, which a thread compiles while they run in NumPy; `compiled`: for all, from the first launch "
+        "on. LLVM is in `pip install pympsd[compiled]`; kernels that cannot be compiled run in NumPy",
         "backend `emulated`: the daemon does not start; others: reported",
         _one_of(*TIERS),
         default="numpy",

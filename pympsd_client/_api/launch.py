@@ -7,8 +7,10 @@ from pympsd.wire.records import MAX_CLUSTER, NO_CLUSTER
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import HINTS, name_of, not_there
 from pympsd_client._arguments.values import number
+from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._objects import event as events
 from pympsd_client._objects.code import launch as launches
+from pympsd_client._objects.stream import resolve
 
 
 def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:
@@ -45,8 +47,18 @@ def launch_with_attributes(config: Any, function: Any, parameters: Any, extra: A
     )  # fmt: skip
     cooperative, cluster, recorded = _attributes(config)
     launches.launch(number(function), shape, config.hStream, parameters, extra, cooperative, cluster)
+    stream = number(config.hStream or 0)
+    if (by := intercepted.by) is not None and any(_is_programmatic(attribute) for attribute in config.attrs or ()):
+        by.makes_programmatic(*resolve(stream))
     for event in recorded:
-        events.record(event, number(config.hStream or 0))
+        events.record(event, stream)
+
+
+def _is_programmatic(attribute: Any) -> bool:
+    name = name_of(number(attribute.id))
+    return name == "PROGRAMMATIC_STREAM_SERIALIZATION" and bool(
+        attribute.value.programmaticStreamSerializationAllowed
+    )
 
 
 def _attributes(config: Any) -> tuple[bool, tuple[int, int, int], list[int]]:

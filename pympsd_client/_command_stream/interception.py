@@ -24,6 +24,9 @@ class Interceptor(Protocol):
     def takes_free(self, context: Any, stream: int, address: int) -> bool:
         """Take the freeing of an address, or leave it."""
 
+    def makes_programmatic(self, context: Any, stream: int) -> None:
+        """Note that the kernel just taken may begin before the one in front of it has ended."""
+
     def takes_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of an event, or a wait for one, as work; or leave it."""
 

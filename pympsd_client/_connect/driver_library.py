@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from pympsd.channel.own_libraries import OWN_LIBRARIES, SEARCH_PATH
+
 NAME: Final = "libcuda.so.1"
-_SEARCH_PATH: Final = "LD_LIBRARY_PATH"
-_OWN: Final = Path(__file__).resolve().parents[1] / "native" / "libraries"
 _CACHE: Final = Path("/etc/ld.so.cache")
 _CACHED: Final = re.compile(rb"\0(/[^\0]*/libcuda\.so\.1)(?=\0)")
 
@@ -36,19 +36,9 @@ def load_driver() -> ctypes.CDLL:
 
 
 def _other_paths(environment: Mapping[str, str]) -> list[str]:
-    folders = [folder for folder in environment.get(_SEARCH_PATH, "").split(":") if folder]
+    folders = [folder for folder in environment.get(SEARCH_PATH, "").split(":") if folder]
     try:
         cached = [os.fsdecode(path) for path in _CACHED.findall(_CACHE.read_bytes())]
     except OSError:
         cached = []
-    return [*(f"{folder}/{NAME}" for folder in folders if Path(folder).resolve() != _OWN), *cached]
-
-
-def without_own_libraries(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which libcuda.so.1 is the machine's own."""
-    result = dict(environment)
-    folders = result.pop(_SEARCH_PATH, "").split(":")
-    others = [folder for folder in folders if folder and Path(folder).resolve() != _OWN]
-    if others:
-        result[_SEARCH_PATH] = ":".join(others)
-    return result
+    return [*(f"{folder}/{NAME}" for folder in folders if Path(folder).resolve() != OWN_LIBRARIES), *cached]

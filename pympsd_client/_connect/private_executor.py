@@ -18,6 +18,7 @@ import msgspec
 
 import pympsd.process.version
 from pympsd.channel.descriptors import close_all
+from pympsd.channel.own_libraries import without_own_libraries
 from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import Quota
@@ -37,7 +38,7 @@ from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended
-from pympsd_client._connect.driver_library import load_driver, without_own_libraries
+from pympsd_client._connect.driver_library import load_driver
 
 GENERATION: Final = 1
 _CLIENT: Final = 1

@@ -49,9 +49,9 @@ from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import parameters
 from pympsd_client._graphs import work as works
-from pympsd_client._graphs.graph import Edge, Graph, Node
+from pympsd_client._graphs.graph import PROGRAMMATIC, Edge, Graph, Node
 from pympsd_client._graphs.items import work_of_record
-from pympsd_client._graphs.work import CopyWork, HostWork, RecordWork, WaitWork
+from pympsd_client._graphs.work import CopyWork, HostWork, KernelWork, RecordWork, WaitWork
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.event import events
 from pympsd_client._objects.pools.pool import PoolKind
@@ -287,6 +287,14 @@ class Captures:
     def takes_copy(self, context: Context, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory."""
         return self.add((context, stream), lambda: CopyWork(make(), context))
+
+    def makes_programmatic(self, context: Context, stream: int) -> None:
+        """Make edges from kernels to the kernel that was just captured programmatic, as on an H100."""
+        with self._lock:
+            capture = self._captures.get((context, stream))
+            for node in () if capture is None else tuple(capture.next[context, stream]):
+                for kernel in [other for other in node.dependencies if isinstance(other.work, KernelWork)]:
+                    node.dependencies[kernel] = kernel.dependents[node] = Edge(1, 0, PROGRAMMATIC)
 
     def takes_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of, or wait for, an external event."""

@@ -29,6 +29,10 @@ allocate_handle: Final = count(_FIRST_HANDLE, 16).__next__
 _next_id: Final = count(1).__next__
 
 
+PROGRAMMATIC: Final = 1
+"""CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC, of edges from the ports PROGRAMMATIC (1) and LAUNCH_ORDER (2) of kernels."""
+
+
 @frozen
 class Edge:
     """The annotation of an edge (CUgraphEdgeData): ports of both nodes, and the kind of dependency."""
@@ -36,6 +40,11 @@ class Edge:
     from_port: int = 0
     to_port: int = 0
     kind: int = 0
+
+    @property
+    def is_programmatic(self) -> bool:
+        """Whether the second kernel may begin before the first has ended, which it never does here."""
+        return self.kind == PROGRAMMATIC and self.from_port in (1, 2) and not self.to_port
 
 
 @define(eq=False)

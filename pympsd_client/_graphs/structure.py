@@ -86,12 +86,18 @@ def dependent_nodes(node: int, room: int) -> tuple[Any, ...]:
     )
 
 
-def edge_list(data: Any, count: int) -> list[Edge]:
-    """Return the data of ``count`` edges; raise INVALID_VALUE for ports or kinds that are not 0."""
-    edges = [Edge(*fields) for fields in graph_structs.edge_data(data, count)]
-    for edge in edges:
-        if edge != Edge():
-            raise invalid_value(f"edges have ports and type 0 here, not {edge.from_port, edge.to_port, edge.kind}")
+def edge_list(data: Any, starts: Sequence[Node]) -> list[Edge]:
+    """Return the data of edges from some nodes; INVALID_VALUE for a port or type that a node does not have.
+
+    Edges have ports and type 0, or are programmatic, from a kernel node.
+    """
+    edges = [Edge(*fields) for fields in graph_structs.edge_data(data, len(starts))]
+    for start, edge in zip(starts, edges, strict=True):
+        if edge != Edge() and not (edge.is_programmatic and isinstance(start.work, work.KernelWork)):
+            raise invalid_value(
+                f"an edge has ports and type 0, not {edge.from_port, edge.to_port, edge.kind}, or is programmatic: "
+                "from port PROGRAMMATIC (1) or LAUNCH_ORDER (2) of a kernel node, with type 1"
+            )
     return edges
 
 
@@ -100,13 +106,13 @@ def dependency_map(handles: Any, data: Any, count: int) -> dict[Node, Edge]:
     dependencies = graphs.find_nodes(graph_structs.handles(handles, count, "dependencies"))
     if len(set(dependencies)) != len(dependencies):
         raise invalid_value("a node comes twice among the dependencies")
-    return dict(zip(dependencies, edge_list(data, count), strict=True))
+    return dict(zip(dependencies, edge_list(data, dependencies), strict=True))
 
 
 def _triples(start: Any, end: Any, data: Any, count: int) -> list[tuple[Node, Node, Edge]]:
     starts = graphs.find_nodes(graph_structs.handles(start, count, "from"))
     ends = graphs.find_nodes(graph_structs.handles(end, count, "to"))
-    return list(zip(starts, ends, edge_list(data, count), strict=True))
+    return list(zip(starts, ends, edge_list(data, starts), strict=True))
 
 
 def add_dependencies(graph: int, start: Any, end: Any, data: Any, count: int) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from ctypes import c_int, c_size_t, c_uint32, c_uint64, memmove, string_at
 from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
 from pympsd_client._api import green_context, settings
 from pympsd_client._api.memory import managed, pointer, pools, virtual
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -149,6 +150,8 @@ def _list(core: Callable[[int, int], tuple[Any, ...]], arrays: int) -> Resolved:
         check_not_null("the number", size)
         length = c_uint64.from_address(size)
         values = core(handle, length.value if any(lists) else 0)
+        if any(lists) and len(lists) > 1 and not lists[-1] and any(values[-2]):
+            raise CudaError(Result.ERROR_LOSSY_QUERY, "the edges have data; ask with the version that returns it")
         for address, elements in zip(lists, values, strict=False):
             if address and elements:
                 memmove(address, (c_uint64 * len(elements))(*elements), 8 * len(elements))

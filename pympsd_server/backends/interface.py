@@ -163,13 +163,20 @@ class Region:
     """Host memory, from the first byte to the last; None for device memory."""
 
     def span(self, extent: Extent) -> int:
-        """Return the number of bytes from the first to the last one of an extent; 0 if it is empty."""
+        """Return the number of bytes from the first to the last one of an extent; 0 if it is empty.
+
+        >>> Region(Space.DEVICE, pitch=512).span(Extent(width=16, height=3))
+        1040
+        """
         if not extent.bytes:
             return 0
         return (extent.depth - 1) * self.slice_pitch + (extent.height - 1) * self.pitch + extent.width
 
     def check_pitches(self, extent: Extent, max_pitch: int | None = None) -> None:
-        """Raise BackendError INVALID_VALUE if rows or slices overlap, or the pitch is more than ``max_pitch``."""
+        """Raise BackendError INVALID_VALUE if rows or slices overlap, or the pitch is more than ``max_pitch`` bytes.
+
+        A pitch counts only if there is more than one row, a slice pitch only if there is more than one slice.
+        """
         if extent.height > 1 and (self.pitch < extent.width or (max_pitch is not None and self.pitch > max_pitch)):
             limit = "" if max_pitch is None else f" and at most {max_pitch}"
             reason = f"a pitch of {self.pitch} bytes: it must be at least the width of {extent.width}{limit}"
@@ -254,7 +261,7 @@ class Stream(Protocol):
         """
 
     def fill(self, fill: Fill) -> None:
-        """Set elements of device memory to a value."""
+        """Set elements of device memory to a value, which is checked as ``Fill.check_elements`` does."""
 
     def launch(self, launch: Launch) -> None:
         """Run a kernel.
@@ -265,13 +272,22 @@ class Stream(Protocol):
         """
 
     def record(self, event: Event) -> None:
-        """Record an event: it is done when the earlier work in this stream is."""
+        """Record an event: it is done when the earlier work in this stream is.
+
+        A further recording replaces this one.
+        """
 
     def wait(self, event: Event) -> None:
-        """Make later work wait for the event's last recording; an event that was never recorded delays nothing."""
+        """Make later work wait for the event's last recording; an event that was never recorded delays nothing.
+
+        What is recorded after this call is not waited for.
+        """
 
     def notify(self, done: Completion) -> None:
-        """Call ``done`` when all work queued in this stream before the call is done; immediately if it already is."""
+        """Call ``done`` when all work queued in this stream before the call is done; immediately if it already is.
+
+        ``done`` gets SUCCESS, or the sticky error of the context, without a wait if it has one already.
+        """
 
     def launch_host_function(self, begin: Completion) -> PendingHostFunction:
         """Call ``begin`` when the stream reaches this point; later work waits until the function is finished.
@@ -292,7 +308,11 @@ class PendingHostFunction(Protocol):
     """A stream's wait for a host function of the client."""
 
     def finish(self) -> None:
-        """Resume the stream; no effect a second time. BackendError INVALID_VALUE before ``begin`` was called."""
+        """Resume the stream; no effect a second time.
+
+        Raises:
+            BackendError: INVALID_VALUE before ``begin`` was called.
+        """
 
 
 class Event(Protocol):
@@ -303,7 +323,10 @@ class Event(Protocol):
         """Whether its last recording is done; true if it was never recorded."""
 
     def notify(self, done: Completion) -> None:
-        """Call ``done`` when its last recording is done."""
+        """Call ``done`` when its last recording is done; immediately if there is none.
+
+        ``done`` gets SUCCESS, or the sticky error of the context that the event belongs to.
+        """
 
     def milliseconds_since(self, start: Event) -> float:
         """Return the time between two recorded events, in milliseconds.
@@ -346,7 +369,10 @@ class Module(Protocol):
         """
 
     def unload(self) -> None:
-        """Free it once its running kernels have ended."""
+        """Free it once the work that is queued in its context is done.
+
+        In a faulted context it is freed with the context.
+        """
 
 
 class Condition(Protocol):
@@ -389,7 +415,10 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes; total is the client's limit if it has one."""
+        """Return (free, total) bytes; total is the client's limit if it has one.
+
+        As cuMemGetInfo reports them: what other clients hold counts as used.
+        """
 
     def load_module(self, image: bytes) -> Module:
         """Load PTX text, a cubin or a fatbin.
@@ -404,7 +433,13 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """The legacy default stream, which synchronizes with the context's blocking streams in both directions."""
 
     def create_stream(self, non_blocking: bool, priority: int) -> Stream:
-        """Return a new stream; ``priority`` is clamped to the range of ``Device.stream_priorities``."""
+        """Return a new stream; ``priority`` is clamped to the range of ``Device.stream_priorities``.
+
+        A stream that is not ``non_blocking`` and ``default_stream`` wait for each other.
+
+        Raises:
+            BackendError: The sticky error of a faulted context.
+        """
 
     def create_event(self, timing: bool) -> Event:
         """Return a new event; only events with ``timing`` have times."""
@@ -419,7 +454,10 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def notify(self, done: Completion) -> None:
-        """Call ``done`` when all work queued in all streams before this call is done."""
+        """Call ``done`` when all work queued in all streams before this call is done.
+
+        In a faulted context it is called immediately, with the sticky error.
+        """
 
     def set_limit(self, limit: ContextLimit, count: int) -> None:
         """Set a limit to ``count`` bytes.
@@ -429,7 +467,10 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def take_output(self) -> tuple[bytes, bytes]:
-        """Return what kernels have printed since the last call: to standard output, and to standard error."""
+        """Return what kernels have printed since the last call: to standard output, and to standard error.
+
+        Every text is returned once; both are empty if there is none.
+        """
 
     @property
     def status(self) -> Status:
@@ -444,7 +485,10 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def abandon(self) -> None:
-        """Accept no more work, without waiting. ``destroy`` must follow; its two seconds begin here."""
+        """Accept no more work, without waiting. ``destroy`` must follow; its two seconds begin here.
+
+        Work that runs is stopped if the device can stop it; pending completions get CONTEXT_IS_DESTROYED.
+        """
 
     def destroy(self) -> None:
         """Stop or finish what runs and free everything; later completions get CONTEXT_IS_DESTROYED.
@@ -528,7 +572,11 @@ class Device(Protocol):
         """Call ``audited``, from any thread, for what clients with an audited quota take and return."""
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Report all work from now on to a timeline, or to none; BackendError NOT_SUPPORTED, NOT_READY."""
+        """Report all work from now on to a timeline, or to none.
+
+        Raises:
+            BackendError: NOT_SUPPORTED; NOT_READY if a GPU does not reach an event within 1 s.
+        """
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0

@@ -10,7 +10,9 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client._arguments.errors import CudaError
 from pympsd_client._objects.context import context_of
+from pympsd_client.routing import by_address
 from tests.client.conftest import ok
 
 PTX = b"""
@@ -202,6 +204,32 @@ def test_a_launch_in_programmatic_stream_serialization(count: Any) -> None:
     assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(configuration, count, parameters, 0)) == 96
     for event in marks:
         assert cuda.cuEventQuery(event) == (cuda.CUresult.CUDA_SUCCESS,)
+
+
+def test_captured_programmatic_launches_have_programmatic_edges(count: Any) -> None:
+    """As recorded with an H100; a program may add such edges to a graph itself, between kernels."""
+    attribute = _attribute("PROGRAMMATIC_STREAM_SERIALIZATION", programmaticStreamSerializationAllowed=1)
+    configuration = _configuration(gridDimX=3, blockDimX=32, attrs=[attribute], numAttrs=1)
+    configuration.hStream = stream = ok(cuda.cuStreamCreate(1))
+
+    def run(parameters: Any) -> Any:
+        ok(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        for _ in range(2):
+            ok(cuda.cuLaunchKernelEx(configuration, count, parameters, 0))
+        graph = ok(cuda.cuStreamEndCapture(stream))
+        (start,), (end,), (data,), _ = ok(cuda.cuGraphGetEdges(graph, 1))
+        assert (data.from_port, data.to_port, int(data.type)) == (1, 0, 1)
+        arrays, size = (ctypes.c_uint64 * 2)(), ctypes.c_uint64(1)
+        at = ctypes.addressof(arrays)
+        with pytest.raises(CudaError, match="the edges have data"):  # as C calls the version without data
+            by_address.FUNCTIONS["cuGraphGetEdges"][0](int(graph), at, at + 8, 0, ctypes.addressof(size))
+        ok(cuda.cuGraphRemoveDependencies(graph, [start], [end], [data], 1))
+        ok(cuda.cuGraphAddDependencies(graph, [start], [end], [data], 1))
+        first = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
+        assert cuda.cuGraphAddDependencies(graph, [first], [start], [data], 1) == (INVALID,)
+        return cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), stream)
+
+    assert _counted(count, run) == 192
 
 
 def _with_event(name: str, field: str, event: Any, flags: int = 0) -> Any:

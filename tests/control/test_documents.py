@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from pympsd import control
-from pympsd.control import connection, daemon, trio_daemon
+from pympsd.control import connection, daemon, records, trio_daemon
 from pympsd.state_machine.state import turns
 from pympsd.vocabulary import variables
-from pympsd_server.backends.emulated.scheduling import policy
+from pympsd_server.backends import interface
+from pympsd_server.backends.emulated.scheduling import fair_share, policy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
 
@@ -22,7 +23,9 @@ def test_the_examples_of_the_page() -> None:
     assert found.attempted > 10
 
 
-@pytest.mark.parametrize("module", [control, connection, daemon, trio_daemon, variables, turns, policy])
+@pytest.mark.parametrize(
+    "module", [control, connection, daemon, records, trio_daemon, variables, turns, policy, fair_share, interface]
+)
 def test_the_examples_of_docstrings(module: object) -> None:
     found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)  # type: ignore[arg-type]
     assert found.failed == 0

@@ -170,3 +170,64 @@ def test_an_instruction_that_escapes_runs_for_the_lanes_that_reach_it() -> None:
     i = np.arange(320)
     expected = np.where(i % 4 == 1, 5, 5 + i % 256 + i // 256)
     assert device.get(address, np.zeros(320, "u4")).tolist() == expected.tolist()
+
+
+ROUNDS = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %n; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %i, 0; mov.u32 %n, %tid.x;
+AGAIN: mad.lo.u32 %n, %n, 5, 1; add.u32 %i, %i, 1; setp.lt.u32 %q, %i, 1000; @%q bra AGAIN;
+st.global.u32 [%a], %n; ret; }"""
+
+
+def test_a_kernel_that_takes_long_is_compiled_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    device = Device(1 << 20)
+    module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
+    results, deadline = set(), time.monotonic() + 60
+    while time.monotonic() < deadline:
+        (batch,) = batches(module, "k", three(1), three(32), (address,))
+        assert batch.step(60, Never())
+        results.add(int(device.get(address, np.zeros(1, "u4"))[0]))
+        if isinstance(batch, CompiledBatch):
+            break
+    assert isinstance(batch, CompiledBatch)
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("name", ["ex2", "lg2", "sin", "cos", "tanh"])
+def test_functions_have_the_same_bits_in_both_tiers(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Over all exponents, both signs, infinities and NaN."""
+    ptx = f""".visible .entry k(.param .u64 p)
+{{ .reg .b32 %i, %b, %n; .reg .b64 %a, %o; .reg .f32 %x;
+mov.u32 %i, %tid.x; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
+mad.lo.u32 %i, %b, %n, %i; ld.param.u64 %a, [p]; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o;
+ld.global.f32 %x, [%a]; {name}.approx.f32 %x, %x; st.global.f32 [%a], %x; ret; }}"""
+    inputs = np.arange(0, 1 << 32, 65521 * 2, dtype=np.uint64).astype("u4")[:32768]
+    results = []
+    for tier in ("compiled", "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", tier)
+        device = Device(1 << 20)
+        address = device.put(inputs)
+        device.launch(device.load(HEADER + ptx), "k", 128, 256, address)
+        results.append(device.get(address, inputs))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("operation", ["add.rz", "add.rm", "sub.rp", "mul.rz", "fma.rm", "fma.rp.ftz", "add.rm.ftz"])
+def test_roundings_have_the_same_bits_in_both_tiers(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    third = ", %z" if operation.startswith("fma") else ""
+    ptx = f""".visible .entry k(.param .u64 p)
+{{ .reg .b32 %i; .reg .b64 %a, %o; .reg .f32 %x, %y, %z; mov.u32 %i, %tid.x; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 12; add.s64 %a, %a, %o; ld.global.f32 %x, [%a]; ld.global.f32 %y, [%a+4];
+ld.global.f32 %z, [%a+8]; {operation}.f32 %x, %x, %y{third}; st.global.f32 [%a], %x; ret; }}"""
+    values = np.random.default_rng(7).integers(0, 1 << 32, (1024, 3), dtype=np.uint64).astype("u4")
+    near = np.array([0, 0x80000000, 0x3F800000, 0xBF800000, 1, 0x80000001, 0x00800000, 0x7F7FFFFF], "u4")
+    values[:512] = near[values[:512] % 8]
+    results = []
+    for tier in ("compiled", "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", tier)
+        device = Device(1 << 20)
+        address = device.put(values)
+        device.launch(device.load(HEADER + ptx), "k", 1, 1024, address)
+        results.append(device.get(address, values).view("f4"))
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(*(np.signbit(result) & ~np.isnan(result) for result in results))

@@ -339,6 +339,14 @@ def test_without_a_daemon_the_environment_describes_the_machine(
     expected = [device.uuid for device in describe("3xA100")]
     assert [nvml.text("nvmlDeviceGetUUID", handle) for handle in nvml.handles()] == expected
     assert nvml.call("nvmlShutdown") == 0
+    # Nothing says that it is emulated: the driver is asked, and pympsd's libcuda.so.1 must not answer for it.
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nonexistent:{LIBRARY.parent}")
+    monkeypatch.delenv("PYMPSD_BACKEND")
+    monkeypatch.delenv("PYMPSD_EMULATED_DEVICES")
+    assert nvml.call("nvmlInit_v2") == 0
+    assert nvml.handles() != []
+    assert nvml.call("nvmlShutdown") == 0
+    monkeypatch.setenv("PYMPSD_BACKEND", "emulated")
     monkeypatch.setenv("PYMPSD_EMULATED_DEVICES", "3xNothing")
     assert nvml.call("nvmlInit_v2") == NOT_LOADED
     assert re.search(r"no daemon of pympsd at .*nowhere.*; and PYMPSD_EMULATED_DEVICES=3xNothing: ", nvml.explain(9))

@@ -180,6 +180,47 @@ static void find_interpreter(const char *folder, char path[PATH_MAX]) {
         strcpy(path, "python3");
 }
 
+/* Copy LD_LIBRARY_PATH without this library's folder: the child asks the machine's own driver. */
+static void copy_search_path(const char *own, const char *path, char *copy) {
+    char real[PATH_MAX], folder[PATH_MAX];
+    *copy = '\0';
+    for (size_t length; *path; path += length + (path[length] == ':')) {
+        length = strcspn(path, ":");
+        snprintf(folder, sizeof folder, "%.*s", (int)length, path);
+        if (length && (!realpath(folder, real) || strcmp(real, own))) {
+            strcat(copy, *copy ? ":" : "");
+            strncat(copy, path, length);
+        }
+    }
+}
+
+/* Return the child's environment, to be freed with its last entry, which is new; NULL if there is no memory. */
+static char **child_environment(const char *own) {
+    static const char name[] = "LD_LIBRARY_PATH=";
+    size_t count = 0, kept = 0;
+    while (environ[count])
+        ++count;
+    char **copy = calloc(count + 2, sizeof *copy), *search_path = NULL;
+    for (size_t at = 0; copy && at < count; ++at)
+        if (strncmp(environ[at], name, sizeof name - 1))
+            copy[kept++] = environ[at];
+        else if (!search_path && (search_path = malloc(strlen(environ[at]) + 1))) {
+            strcpy(search_path, name);
+            copy_search_path(own, environ[at] + sizeof name - 1, search_path + sizeof name - 1);
+        }
+    if (copy)
+        copy[kept] = search_path;
+    return copy;
+}
+
+static void free_environment(char **copy) {
+    static const char name[] = "LD_LIBRARY_PATH=";
+    for (size_t at = 0; copy && copy[at]; ++at)
+        if (!strncmp(copy[at], name, sizeof name - 1))
+            free(copy[at]);
+    free(copy);
+}
+
 /* Read what a child writes until its end or for 30 s; return its length, or -1. */
 static ssize_t read_all(int end, char *text, size_t size) {
     struct timespec now;
@@ -203,7 +244,10 @@ static ssize_t read_all(int end, char *text, size_t size) {
     }
 }
 
-static int start(const char *interpreter, int output, pid_t *child) {
+static int start(const char *interpreter, int output, const char *own, pid_t *child) {
+    char **environment = child_environment(own);
+    if (!environment)
+        return ENOMEM;
     char *const words[] = {(char *)interpreter, "-m", "pympsd.devices", "--nvml", NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
@@ -214,7 +258,8 @@ static int start(const char *interpreter, int output, pid_t *child) {
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-    int error = posix_spawnp(child, interpreter, &actions, &attributes, words, environ);
+    int error = posix_spawnp(child, interpreter, &actions, &attributes, words, environment);
+    free_environment(environment);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     return error;
@@ -231,7 +276,7 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
         return NULL;
     }
     find_interpreter(folder, interpreter);
-    int error = start(interpreter, ends[1], &child);
+    int error = start(interpreter, ends[1], folder, &child);
     close(ends[1]);
     ssize_t length = error ? -1 : read_all(ends[0], text, SIZE);
     close(ends[0]);
@@ -264,6 +309,25 @@ static void *open_other(const char *folder, size_t length, const char *own) {
     return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }
 
+/* Try the paths in the dynamic loader's cache. */
+static void *open_cached(const char *own) {
+    static const char end[] = "/libnvidia-ml.so.1";
+    char unused[REASON_BYTES];
+    size_t length;
+    struct stat status;
+    char *cache = read_file("/etc/ld.so.cache", &length, &status, unused), *found = cache;
+    void *library = NULL;
+    while (found && !library && (found = memmem(found, length - (size_t)(found - cache), end, sizeof end))) {
+        char *begin = found;
+        while (begin > cache && begin[-1])
+            --begin;
+        library = open_other(begin, (size_t)(found - begin), own);
+        ++found;
+    }
+    free(cache);
+    return library;
+}
+
 void *open_drivers_library(void) {
     static const char *const folders[] = {
 #if defined(__x86_64__)
@@ -283,6 +347,8 @@ void *open_drivers_library(void) {
         library = open_other(rest, length, own);
         rest += length + (rest[length] != '\0');
     }
+    if (!library)
+        library = open_cached(own);
     for (size_t at = 0; !library && at < sizeof folders / sizeof *folders; ++at)
         library = open_other(folders[at], strlen(folders[at]), own);
     return library;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
@@ -12,6 +12,7 @@ from pympsd_server.backends.emulated.device.launch_limits import attribute_of, m
 from pympsd_server.backends.emulated.device.programs import refusals_as_backend_errors
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program
+from pympsd_server.backends.emulated.scheduling.placement import BlockSize
 from pympsd_server.backends.interface import BackendError
 
 _CARVEOUT_DEFAULT = -1
@@ -59,6 +60,8 @@ class EmulatedModule:
                 end = offsets[variable.name] + max(variable.size, 1)
         self._managed = offsets, end
         self._is_placed = False
+        self.checked: dict[tuple[Any, ...], tuple[Kernel, BlockSize, tuple[int, int, int]]] = {}
+        """By the shapes of launches that streams have found to be allowed: kernel, size of a block, clusters."""
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:

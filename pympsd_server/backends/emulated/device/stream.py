@@ -12,6 +12,7 @@ from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room, cluster_of
 from pympsd_server.backends.emulated.device.module import EmulatedModule, ModuleOwner
 from pympsd_server.backends.emulated.memory import transfers
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
 from pympsd_server.backends.emulated.scheduling.policy import TimeShare
@@ -19,6 +20,8 @@ from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import HostFunction, Marker, Transfer, WorkItem, WorkOwner
 from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch
 
+_CHECKED_KEPT: Final = 256
+"""The shapes of launches of a module that are remembered as checked."""
 _OWN_THREAD_BYTES: Final = 16 << 20
 """Larger transfers would block their caller, and with it the client's other requests, for too long."""
 
@@ -70,17 +73,34 @@ class EmulatedStream:
         module, context = launch.module, self._context
         if not isinstance(module, EmulatedModule) or module.owner is not context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
-        kernel = module.kernel(launch.function)
-        grid, block, attributes = launch.grid, launch.block, context.properties.attributes
-        cluster = cluster_of(kernel, launch.cluster, attributes)
-        check_launch(attributes, kernel, grid, block, launch.shared_bytes, len(launch.parameters), cluster)
-        size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + launch.shared_bytes)
-        check_room(attributes, context.placement, size, grid[0] * grid[1] * grid[2], launch.cooperative)
+        shape = (
+            launch.function, launch.grid, launch.block, launch.shared_bytes, len(launch.parameters),
+            launch.cooperative, launch.cluster,
+        )  # fmt: skip
+        checked = module.checked.get(shape)
+        if checked is None:
+            if len(module.checked) >= _CHECKED_KEPT:
+                module.checked.clear()
+            checked = module.checked[shape] = self._check(module, launch)
+        kernel, size, cluster = checked
         workspace = context.memory.borrow_workspace() if launch.cooperative else 0
         run = KernelRun(context, self, self.time_share, module.loaded, kernel, launch, size, cluster, workspace)
         if workspace:
             run.callbacks.append(lambda status: context.memory.return_workspace(workspace, status))
         context.scheduler.submit(run)
+
+    def _check(self, module: EmulatedModule, launch: Launch) -> tuple[Kernel, BlockSize, tuple[int, int, int]]:
+        """Return a launch's kernel, the space of a block, and the clusters. Raises BackendError if it cannot be.
+
+        All that it depends on stays as it is while the module is loaded.
+        """
+        kernel = module.kernel(launch.function)
+        grid, block, attributes = launch.grid, launch.block, self._context.properties.attributes
+        cluster = cluster_of(kernel, launch.cluster, attributes)
+        check_launch(attributes, kernel, grid, block, launch.shared_bytes, len(launch.parameters), cluster)
+        size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + launch.shared_bytes)
+        check_room(attributes, self._context.placement, size, grid[0] * grid[1] * grid[2], launch.cooperative)
+        return kernel, size, cluster
 
     def record(self, event: Event) -> None:
         """Make the event stand for this point of the stream."""

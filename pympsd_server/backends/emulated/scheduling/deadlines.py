@@ -44,7 +44,10 @@ class Deadlines:
         self._due: dict[Runnable, float] = {}
 
     def add(self, work: Runnable) -> None:
-        """Give work that became ready its deadline."""
+        """Give work that became ready its deadline.
+
+        It counts from now: the period, less by priority, and 16 times as long below normal.
+        """
         work.queue.ready.append(work)
         self._due[work] = self._deadline(work)
 
@@ -54,22 +57,34 @@ class Deadlines:
         return self._clock() + period * (_BELOW_NORMAL if work.queue.level else 1)
 
     def remove(self, work: Runnable) -> None:
-        """Remove work that has finished."""
+        """Remove work that has finished.
+
+        It may have finished before its deadline or after.
+        """
         work.queue.ready.remove(work)
         del self._due[work]
 
     def drop(self, queue: ContextQueue) -> None:
-        """Remove all work of a context."""
+        """Remove all work of a context, which has faulted or was destroyed.
+
+        A context without ready work is allowed.
+        """
         for work in queue.ready:
             del self._due[work]
         queue.ready.clear()
 
     def next(self) -> Runnable | None:
-        """Return what is due first, of what can run."""
+        """Return what is due first, of what can run; None if nothing can.
+
+        Work that is blocked keeps its deadline, and so is among the first once there is space for it.
+        """
         able = (work for work in self._due if not work.blocked)
         return min(able, key=self._due.__getitem__, default=None)
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
-        """Renew a deadline that is missed."""
+        """Renew a deadline that is missed, from now on.
+
+        ``nanoseconds`` does not matter: only when work is due does, not how much time it has had.
+        """
         if work in self._due and self._due[work] < self._clock():
             self._due[work] = self._deadline(work)

@@ -58,7 +58,11 @@ class FairQueue:
         """Whether the work last returned by ``next`` overtook normal work that could have run."""
 
     def add(self, work: Runnable) -> None:
-        """Add work that became ready."""
+        """Add work that became ready.
+
+        Its context and its stream get no credit for the time in which they had nothing to run: each begins with the
+        least time that others next to it have used.
+        """
         queue = work.queue
         if not queue.ready:
             level = self._level(queue)
@@ -73,21 +77,31 @@ class FairQueue:
         return self._below if queue.level else self._normal
 
     def remove(self, work: Runnable) -> None:
-        """Remove work that has finished."""
+        """Remove work that has finished.
+
+        The time that its stream and its context have used stays on their account.
+        """
         queue = work.queue
         queue.ready.remove(work)
         if not queue.ready:
             self._level(queue).queues.remove(queue)
 
     def drop(self, queue: ContextQueue) -> None:
-        """Remove all work of a context."""
+        """Remove all work of a context, which has faulted or was destroyed.
+
+        A context without ready work is allowed.
+        """
         queue.ready.clear()
         level = self._level(queue)
         if queue in level.queues:
             level.queues.remove(queue)
 
     def next(self) -> Runnable | None:
-        """Return what runs now, or None when nothing can. It stays ready until removed."""
+        """Return what runs now, or None when nothing can. It stays ready until removed.
+
+        Work of a context below normal is returned if nothing normal can run, or if its turn has come (see the
+        module's description). `charge` must follow.
+        """
         self._overtaking = False
         normal = self._normal.next()
         if not self._below.queues or (normal is not None and not self._is_due):
@@ -103,7 +117,22 @@ class FairQueue:
         return self._turns_due <= 0 and self._time_due <= 0
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
-        """Account for the time that the work last returned by ``next`` has used."""
+        """Account for the time that the work last returned by ``next`` has used.
+
+        ``nanoseconds`` is charged to its stream, times the stream's weight, and to its context.
+
+        >>> from types import SimpleNamespace
+        >>> from pympsd_server.backends.emulated.scheduling.policy import TimeShare
+        >>> first, second = (
+        ...     SimpleNamespace(blocked=False, time_share=TimeShare(), queue=ContextQueue()) for _ in range(2)
+        ... )
+        >>> fair = FairQueue()
+        >>> fair.add(first)
+        >>> fair.add(second)
+        >>> fair.charge(first, 1_000_000)
+        >>> fair.next() is second
+        True
+        """
         work.time_share.used += nanoseconds * work.time_share.weight
         queue = work.queue
         queue.time_share.used += nanoseconds * queue.time_share.weight
@@ -128,6 +157,9 @@ class MemoryShare(FairQueue):
     """
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
-        """Account for time: the more memory, the less a nanosecond weighs."""
+        """Account for time: the more memory, the less a nanosecond weighs.
+
+        The memory is what the client holds on the device now, in bytes, at least 1 MiB.
+        """
         work.queue.time_share.weight = _SCALE // max(work.queue.memory_used(), _MIN_BYTES)
         super().charge(work, nanoseconds)

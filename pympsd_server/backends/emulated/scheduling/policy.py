@@ -30,7 +30,11 @@ def weight_of_priority(priority: int) -> int:
 
 @define(eq=False)
 class TimeShare:
-    """The time of the compute thread that a context or stream has used."""
+    """The time of the compute thread that a context or stream has used.
+
+    >>> TimeShare(weight=2, used=500).rank < TimeShare(weight=1, used=600).rank
+    True
+    """
 
     weight: int = 1
     """The weight of a nanosecond: the greater, the less time it gets."""
@@ -47,7 +51,10 @@ class TimeShare:
 
 
 class Runnable(Protocol):
-    """Work that waits for the compute thread."""
+    """Work that waits for the compute thread: a kernel, a copy, an event.
+
+    A policy reads these three, and may add to ``time_share`` in `Policy.charge`.
+    """
 
     @property
     def blocked(self) -> bool:
@@ -64,7 +71,10 @@ class Runnable(Protocol):
 
 @define(eq=False)
 class ContextQueue:
-    """The ready work of one context."""
+    """The ready work of one context.
+
+    The device makes it; a policy keeps ``ready``, and may use the other fields for its accounts.
+    """
 
     level: int = 0
     """The client's priority: 0 normal, anything else below normal."""

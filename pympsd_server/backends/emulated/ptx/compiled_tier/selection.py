@@ -1,17 +1,25 @@
 """The choice of a tier for each batch of blocks; the scheduler sees only the batches.
 
-PYMPSD_TIER=compiled compiles a kernel when its first batch begins. What cannot be compiled
-stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of peers.
+The first launches of a kernel run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a thread compiles
+the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
+and kernels that are short and few are not compiled. PYMPSD_TIER=compiled compiles at the first batch of a kernel.
+
+What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
+peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
 """
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+import sys
+import threading
+from collections.abc import Hashable
+from functools import cache, lru_cache
 from math import prod
 from typing import Final
 
 from pympsd.vocabulary.settings import read_tier
+from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
@@ -27,9 +35,15 @@ _MORE_BLOCKS: Final = 8
 """Beginning a batch costs as much as running a thousand short warps; few of its blocks are in progress at a time."""
 
 
+_SECONDS_BEFORE_COMPILING: Final = 0.02
+"""The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
+_COMPILING: Final = "is being compiled"
+_one_at_a_time: Final = threading.Lock()
+
+
 @lru_cache
-def _is_compiled(setting: str) -> bool:
-    return read_tier({"PYMPSD_TIER": setting}) == "compiled"
+def _tier(setting: str) -> str:
+    return read_tier({TIER: setting})
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
@@ -43,27 +57,51 @@ def begin_batch(
     module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
 ) -> Batch | CompiledBatch:
     """Return a batch of blocks of a launch, in the tier that is to run it. Arguments and errors are `Batch`'s."""
-    if _is_compiled(os.environ.get("PYMPSD_TIER", "")):
-        code = _code_of(module.program.kernels[kernel_name], setup)
+    tier = _tier(os.environ.get(TIER, ""))
+    if tier != "numpy":
+        kernel = module.program.kernels[kernel_name]
+        code = _code_of(kernel, setup, waits=tier == "compiled")
         if code is not None and not module.space.has_peers:
             return CompiledBatch(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
 
 
-def _code_of(kernel: Kernel, setup: LaunchSetup) -> MachineCode | None:
-    """Return a kernel's machine code for the shape of a launch's blocks; None if it stays in the NumPy tier."""
-    if prod(setup.cluster) > 1:
+def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | None:
+    """Return a kernel's machine code for the shape of a launch's blocks; None if the NumPy tier runs it (for now)."""
+    translation = kernel.translation
+    if prod(setup.cluster) > 1 or (not waits and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING):
         return None
-    block = setup.block
-    key = _shape_class(kernel, block)
-    compiled = kernel.translation.machine_codes
-    if key not in compiled:
-        try:
-            compiled[key] = compile_kernel(kernel.translation, block)
-        except (Refused, ImportError, NoLibrary) as error:
-            compiled[key] = str(error)
-    code = compiled[key]
+    key, codes = _shape_class(kernel, setup.block), translation.machine_codes
+    if key not in codes:
+        if waits:
+            _compile(kernel, key, setup.block)
+        else:
+            codes[key] = _COMPILING
+            threading.Thread(target=_compile, args=(kernel, key, setup.block), name="compiler", daemon=True).start()
+    code = codes[key]
     return code if isinstance(code, MachineCode) else None
+
+
+def _compile(kernel: Kernel, key: Hashable, block: tuple[int, int, int]) -> None:
+    """Compile a kernel; note the code, or why there is none."""
+    codes = kernel.translation.machine_codes
+    with _one_at_a_time:
+        try:
+            codes[key] = compile_kernel(kernel.translation, block)
+        except Refused as error:
+            codes[key] = str(error)
+        except (ImportError, NoLibrary) as error:
+            codes[key] = str(error)
+            _explain_missing()
+
+
+@cache
+def _explain_missing() -> None:
+    """Say once that kernels could be faster."""
+    how = "install pympsd[compiled] (llvmlite) with the interpreter that the daemon runs in"
+    print(
+        f"pympsd executor: kernels run in NumPy, which is 10 to 700 times slower: {how}", file=sys.stderr, flush=True
+    )
 
 
 def _shape_class(kernel: Kernel, block: tuple[int, int, int]) -> tuple[int, bool, bool, bool]:

@@ -3,10 +3,10 @@
 import time
 from math import prod
 from threading import Event
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
@@ -34,6 +34,10 @@ class CancelFlag(Protocol):
     """The part of threading.Event that kernels poll."""
 
     def is_set(self) -> bool: ...
+
+
+_NEVER: Final[CancelFlag] = Event()
+"""The flag until a batch's first step."""
 
 
 @frozen(eq=False)
@@ -73,7 +77,7 @@ class BatchState:
     sm_of_block: Array
     reserved_shared: int = 0
     """The part of the static shared memory that is not the kernel's own."""
-    cancel: CancelFlag = field(factory=Event)
+    cancel: CancelFlag = _NEVER
     """Checked within instructions that may take long."""
     memory: tuple[Array, Array] | None = None
     """The bytes of the shared and local frames, if they are another tier's."""
