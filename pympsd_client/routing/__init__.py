@@ -1,13 +1,13 @@
 """Unmodified CUDA programs: the functions that they call are C functions over this client.
 
-The problem: PyTorch, CuPy, numba-cuda, cuda.core and compiled programs do not import `pympsd_client.driver`. They call
-libcuda.so.1, in Python through cuda.bindings, and should run unchanged.
+The problem: PyTorch, CuPy, numba-cuda, cuda.core and compiled programs do not import `pympsd_client.driver`. They
+call libcuda.so.1, in Python through cuda.bindings, and should run unchanged.
 
 The idea: the dynamic loader finds the CUDA libraries by their names, so pympsd has libraries of these names:
 
-1. ``pympsd-run`` puts the folder of these libraries into the program's library path. It also sets PYMPSD_ROUTING=1: at
-   the start of every Python below it a .pth file (or ``without_site/sitecustomize.py``) installs the import hook in
-   `hook`, which loads libcuda.so.1 as soon as cuda.bindings is imported.
+1. ``pympsd-run`` puts the folder of these libraries into the program's library path. It also sets PYMPSD_ROUTING=1:
+   at the start of every Python below it a .pth file (or ``without_site/sitecustomize.py``) installs the import hook
+   in `hook`, which loads libcuda.so.1 as soon as cuda.bindings is imported.
 2. At the first call of a function a library has `libraries` make entry points (native/src/entry_points.c).
 3. At a function's first call its entry point asks the module of its library to resolve it: `exports`, `runtime` or
    `compilers`. Each returns a Python function and a format, by which the C part reads and writes C's arguments.
