@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
+from pympsd.channel.own_libraries import without_own_libraries
 from pympsd.devices.discovery import Probed
-from pympsd.process.libraries import without_own_libraries
 
 SECONDS: Final = 60.0
 """A driver that has not answered by then is taken for unusable."""

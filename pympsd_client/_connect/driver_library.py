@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pympsd.process.libraries import OWN_LIBRARIES, SEARCH_PATH
+from pympsd.channel.own_libraries import OWN_LIBRARIES, SEARCH_PATH
 
 NAME: Final = "libcuda.so.1"
 _CACHE: Final = Path("/etc/ld.so.cache")

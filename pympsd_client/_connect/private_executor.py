@@ -18,7 +18,7 @@ import msgspec
 
 import pympsd.process.version
 from pympsd.channel.descriptors import close_all
-from pympsd.process.libraries import without_own_libraries
+from pympsd.channel.own_libraries import without_own_libraries
 from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import Quota

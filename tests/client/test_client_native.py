@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pympsd.process.libraries import without_own_libraries
+from pympsd.channel.own_libraries import without_own_libraries
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.bindings import bindings

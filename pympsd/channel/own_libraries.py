@@ -7,6 +7,10 @@ for its devices would ask pympsd, and take the answer for a GPU. So whoever star
     subprocess.run([sys.executable, "-I", probe], env=without_own_libraries(os.environ))
 
 The dynamic loader reads the variable when a program starts, so a process cannot remove it for itself.
+
+The folder is recognised by its real path: a virtual environment may be reached by several names, and whoever wrote
+the variable (pympsd-run, a module file, a user) may have used another one than this module's. Whether the libraries
+were built does not matter.
 """
 
 from collections.abc import Mapping
@@ -16,16 +20,19 @@ from typing import Final
 SEARCH_PATH: Final = "LD_LIBRARY_PATH"
 """The variable in which the dynamic loader finds folders (ld.so(8)), separated by colons."""
 OWN_LIBRARIES: Final = Path(__file__).resolve().parents[2] / "pympsd_client" / "native" / "libraries"
-"""The folder of pympsd's libraries, whether or not they were built."""
+"""The folder of pympsd's libraries."""
 
 
 def without_own_libraries(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which libcuda.so.1 and its siblings are the machine's own.
 
     Other folders of LD_LIBRARY_PATH stay, in their order. An empty one, which stands for the working directory, is
-    removed, and the variable with it if nothing is left.
+    removed, and the variable with it if nothing is left. An example::
+
+        without_own_libraries({"LD_LIBRARY_PATH": f"{OWN_LIBRARIES}:/opt/cuda/lib64", "HOME": "/root"})
+        {"HOME": "/root", "LD_LIBRARY_PATH": "/opt/cuda/lib64"}
     """
-    result = dict(environment)
+    result = dict(environment)  # the caller's stays as it is
     folders = result.pop(SEARCH_PATH, "").split(":")
     others = [folder for folder in folders if folder and Path(folder).resolve() != OWN_LIBRARIES]
     if others:
