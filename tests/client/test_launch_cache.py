@@ -103,7 +103,9 @@ class Launcher:
             begin = -(-(end + gap) // _size(ctype)) * _size(ctype)
             end = begin + _size(ctype)
             parameters.append((begin, _size(ctype)))
-        self.executor.layout = ModuleLayout((FunctionLayout("kernel", tuple(parameters), end, {}),), ())
+        self.executor.layout = ModuleLayout(
+            (FunctionLayout("kernel", tuple(parameters), end, {"SHARED_SIZE_BYTES": 0}),), ()
+        )
         return ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(b"an image")), b"kernel"))
 
     def familiar(self, types: tuple[Any, ...], gaps: list[int] | None = None) -> Any:
