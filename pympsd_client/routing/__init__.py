@@ -1,22 +1,23 @@
-"""Unmodified CUDA Python programs: the function pointers of cuda.bindings replaced by C functions over this client.
+"""Unmodified CUDA programs: the functions that they call are C functions over this client.
 
-The problem: PyTorch, CuPy, numba-cuda and cuda.core do not import `pympsd_client.driver`. They call cuda.bindings,
-from Python or straight from Cython and C++, and should run unchanged.
+The problem: PyTorch, CuPy, numba-cuda, cuda.core and compiled programs do not import `pympsd_client.driver`. They
+call libcuda.so.1, in Python through cuda.bindings, and should run unchanged.
 
-The idea: cuda.bindings keeps a table of C function pointers for each CUDA library, filled when a module is imported.
-That table is the one place through which all these programs go, so it is replaced there:
+The idea: the dynamic loader finds the CUDA libraries by their names, so pympsd has libraries of these names:
 
-1. ``pympsd-run`` sets PYMPSD_ROUTING=1 and starts the program. At the start of every Python below it a .pth file (or
-   ``without_site/sitecustomize.py``) installs the import hook in `hook`.
-2. The hook waits for the modules that hold the pointers. After one of them has been executed `pointers.replace` puts
-   an entry point (native/src/entry_points.c) in the place of each pointer.
-3. At a function's first call its entry point asks the module of its library to resolve it: `driver`, `runtime`,
-   `compilers` or `nvml`. Each returns a Python function and a format, by which the C part reads and writes C's
-   arguments.
+1. ``pympsd-run`` puts the folder of these libraries into the program's library path. It also sets PYMPSD_ROUTING=1:
+   at the start of every Python below it a .pth file (or ``without_site/sitecustomize.py``) installs the import hook
+   in `hook`, which loads libcuda.so.1 as soon as cuda.bindings is imported.
+2. At the first call of a function a library has `libraries` make entry points (native/src/entry_points.c).
+3. At a function's first call its entry point asks the module of its library to resolve it: `exports`, `runtime` or
+   `compilers`. Each returns a Python function and a format, by which the C part reads and writes C's arguments.
 4. The function calls the same cores that `pympsd_client.driver` calls.
 
+cuda.bindings has the CUDA runtime inside. It keeps a table of C function pointers for it, filled when the module is
+imported, and that is replaced by entry points (`pointers`); so are those of compilers.
+
 Where cuInit finds neither a daemon nor a reason to run on a private device, the program runs natively: all entry
-points pass their calls on to the functions that were there before.
+points pass their calls on to the machine's own driver.
 
 What must never happen: a function that pympsd does not have must not reach the driver while others are replaced,
 because it would act on another context. It fails with NOT_SUPPORTED, and one line on standard error names it.

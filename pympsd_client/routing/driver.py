@@ -1,4 +1,4 @@
-"""The functions of cuda.bindings.cydriver, over the cores that the rows of `pympsd_client.signatures` name.
+"""The driver functions as C calls them, over the cores that the rows of `pympsd_client.signatures` name.
 
 Theory of operation. `pympsd_client.driver` makes a Python function from a row; this module makes another from the
 same row for callers in C. It gets C's arguments as ints, texts and structures at addresses, and returns the outputs'

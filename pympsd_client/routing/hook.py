@@ -4,7 +4,7 @@ Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For 
 other finders for the module's spec, and puts a loader around the loader in it::
 
     import cuda.bindings.cydriver
-        Finder.find_spec       -> the spec that Python would have found, with a _Loader
+        Finder.find_spec        -> the spec that Python would have found, with a _Loader
         _Loader.create_module   -> the real loader creates the extension module
         _Loader.exec_module     -> the real loader executes it: the table of pointers is filled
                                 -> pointers.replace(name, __pyx_capi__)

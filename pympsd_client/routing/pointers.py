@@ -5,6 +5,9 @@ pointer is the function's address, and the capsule's name is its C signature, su
 size_t)``. Who imports the function compares the name and copies the address. So a capsule of another address and the
 same name replaces the function for every later import, and nothing of cuda.bindings is patched in memory.
 
+Of the driver and NVML only the C signatures are noted: cuda.bindings finds pympsd's libcuda.so.1 and
+libnvidia-ml.so.1 by their names (`libraries`).
+
 `LIBRARIES` has a row for each module: which functions are replaced, and which module of this package resolves them at
 their first call. A module is imported no earlier, because a program that only asks for a version should not wait for
 the client. ``only`` and ``unless`` keep functions that need no device, and those of compilers, as they are.

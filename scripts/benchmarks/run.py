@@ -11,6 +11,7 @@ import client
 import control
 import monitoring
 import named
+import native
 import provisioning
 import routing
 import tracing
@@ -20,7 +21,10 @@ from emulated import measure as emulated
 from gpu import measure
 from timing import Report
 
-WHAT = ("control", "named", "client", "routing", "provisioning", "monitoring", "tracing", "translator", "emulated")
+WHAT = (
+    *("control", "named", "client", "routing", "native", "provisioning", "monitoring", "tracing"),
+    *("translator", "emulated"),
+)
 
 
 def main() -> int:
@@ -41,6 +45,7 @@ def main() -> int:
         "named",
         "client",
         "routing",
+        "native",
         "provisioning",
         "monitoring",
         "tracing",
@@ -56,6 +61,8 @@ def main() -> int:
         client.measure(report)
     if "routing" in what:
         routing.measure(report)
+    if "native" in what:
+        native.measure(report)
     if "provisioning" in what:
         provisioning.measure(report)
     if "monitoring" in what:

@@ -22,12 +22,14 @@ The invariants:
 """
 
 import ctypes
+import os
 import struct
 import sys
 from threading import RLock
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.variables import EXPLAIN
 from pympsd.wire.fatbin import FatbinError, ptx_of
 from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported, result_name
@@ -54,9 +56,17 @@ _PTX: Final = 1
 _WRAPPER: Final = struct.Struct("=iiQQ")
 """__fatBinC_Wrapper_t (fatbinary_section.h): magic number, version, address of the fat binary, further ones"""
 _NO_PTX: Final = (
-    "pympsd: the program contains no PTX that an emulated device can run ({reason}); compile it with "
-    "nvcc -gencode arch=compute_90,code=compute_90 (and -cudart shared)\n"
+    "the program contains no PTX that this device can run ({reason}); compile it with nvcc -gencode "
+    "arch=compute_90,code=compute_90 (and -cudart shared)"
 )
+_OF_IMAGES: Final = (
+    Result.ERROR_INVALID_IMAGE,
+    Result.ERROR_INVALID_PTX,
+    Result.ERROR_JIT_COMPILER_NOT_FOUND,
+    Result.ERROR_NOT_FOUND,
+    Result.ERROR_UNKNOWN,
+)
+"""Errors of a fat binary; NOT_SUPPORTED is reported in any case."""
 
 
 class _Registration(ctypes.Structure):
@@ -222,16 +232,19 @@ def unload(wrapper: int) -> None:
 
 
 def _explained(error: CudaError, wrapper: int) -> CudaError:
-    """Report, once, why a fat binary cannot be used: C and C++ programs print the name of the error at best."""
-    if wrapper in _reported:
-        return error
-    _reported.add(wrapper)
+    """Return the error of a fat binary that cannot be used, with what to do about it.
+
+    It is reported once without being asked for (PYMPSD_EXPLAIN), because programs print its name at best.
+    """
     if error.code == Result.ERROR_NO_BINARY_FOR_GPU:
-        sys.stderr.write(_NO_PTX.format(reason=error.reason))
-    elif error.code not in (Result.ERROR_NOT_INITIALIZED, Result.ERROR_OUT_OF_MEMORY):
-        sys.stderr.write(
-            f"pympsd: cannot load the program's device code: {result_name(error.code)}: {error.reason}\n"
-        )
+        error = CudaError(error.code, _NO_PTX.format(reason=error.reason))
+    elif error.code in _OF_IMAGES:
+        error = CudaError(error.code, f"the program's device code cannot be loaded: {error.reason}")
+    else:
+        return error
+    if wrapper not in _reported and not os.environ.get(EXPLAIN):
+        _reported.add(wrapper)
+        sys.stderr.write(f"pympsd: {result_name(error.code)}: {error.reason}\n")
     return error
 
 

@@ -25,7 +25,8 @@ typedef struct {
 
 typedef struct {
     int64_t number; // of the block in its batch, -1: free
-    uint32_t left, bailing;
+    uint32_t left;
+    uint16_t bailing, uses_barriers;
     Barrier barriers[BARRIERS];
 } Slot;
 
@@ -193,6 +194,7 @@ static void try_to_open(Worker *c, Slot *slot, uint32_t number) {
 int kernels_arrive(Worker *c, uint32_t number, uint32_t threads) {
     if (number >= BARRIERS)
         return fail(c, number, 0, NO_BARRIER, 0, SHARED);
+    c->current->uses_barriers = 1;
     c->current->barriers[number].announced += WARP;
     c->current->barriers[number].expected = threads;
     try_to_open(c, c->current, number);
@@ -201,6 +203,7 @@ int kernels_arrive(Worker *c, uint32_t number, uint32_t threads) {
 
 static void wait_at_barrier(Worker *c, Slot *slot, Warp *warp) {
     Barrier *barrier = &slot->barriers[c->barrier_number];
+    slot->uses_barriers = 1;
     barrier->expected = c->barrier_threads;
     barrier->arrived++, barrier->trues += c->barrier_trues, barrier->total += c->barrier_total;
     warp->state = WAITING, warp->barrier = (uint8_t)c->barrier_number;
@@ -209,7 +212,9 @@ static void wait_at_barrier(Worker *c, Slot *slot, Warp *warp) {
 
 static void begin_block(Worker *c, Slot *slot) {
     uint64_t index = (uint64_t)(slot - c->slot);
-    memset(slot, 0, sizeof *slot);
+    if (slot->uses_barriers)
+        memset(slot->barriers, 0, sizeof slot->barriers);
+    slot->bailing = slot->uses_barriers = 0;
     slot->number = c->next++, slot->left = c->warps;
     c->active++;
     memset(c->shared_slab + index * c->shared_frame, 0, c->shared_frame);
@@ -256,7 +261,7 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     case DONE:
         warp->state = ENDED;
         slot->left--;
-        for (uint32_t n = 0; n < BARRIERS; n++)
+        for (uint32_t n = 0; slot->uses_barriers && n < BARRIERS; n++)
             if (slot->barriers[n].arrived)
                 try_to_open(c, slot, n);
         break;

@@ -71,7 +71,7 @@ from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 _LOOK_SECONDS: Final = 0.002
 """The longest time between two looks at the cancel flag."""
 _FUEL: Final = 2048
-_MAX_SLOTS: Final = 4096
+_MAX_SLOTS: Final = 256
 _MAX_ESCAPING_SLOTS: Final = 128
 _CACHE_LINE: Final = 64
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}

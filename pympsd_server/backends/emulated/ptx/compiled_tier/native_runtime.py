@@ -130,7 +130,9 @@ class Worker(ctypes.Structure):
     )
 
 
-SLOT: Final = np.dtype([("number", "i8"), ("left", "u4"), ("bailing", "u4"), ("barriers", "u4", (BARRIERS, 5))])
+SLOT: Final = np.dtype(
+    [("number", "i8"), ("left", "u4"), ("bailing", "u2"), ("uses_barriers", "u2"), ("barriers", "u4", (BARRIERS, 5))]
+)
 """A place for a block that has begun; its number is that in the batch, -1 of a free place."""
 WARP_STATE: Final = np.dtype([("state", "u1"), ("barrier", "u1"), ("spins", "u2")])
 refresh_function: Final = _REFRESH
