@@ -14,6 +14,8 @@ from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFaul
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 from tests.emulated.test_corpus import outputs_of
 
+pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
+
 QUICK = (
     *("atomics32", "block_scan", "calls", "carry128", "constant_memory", "divergence", "dynamic_shared", "f32_arith"),
     *(
