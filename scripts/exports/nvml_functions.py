@@ -15,7 +15,7 @@ TABLE = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/nvml/fun
 BEGINNING = """\
 /* Written by scripts/exports/nvml_functions.py: every function of NVML, old versions included.
  *
- * FUNCTION(name, version, parameters): for ../stubs.h; what is behind a name decides session.c. */
+ * FUNCTION(name, version, parameters): for ../stubs.h; session.c decides what is behind a name. */
 
 """
 NOT_EXPORTED = {"nvmlEventTypeAll", "nvmlClocksEventReasonAll"}

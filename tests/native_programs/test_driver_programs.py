@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from processes import SECONDS, DaemonProcess
 
-from tests.native_programs.conftest import LIBRARIES, Compile
+from tests.native_programs.conftest import LIBRARIES, SOURCES, Compile
 
+USER = 10001
 Ran = subprocess.CompletedProcess[str]
 
 
@@ -95,6 +100,28 @@ def test_one_sentence_where_there_is_no_python(
     assert ran.stdout == "304\n"  # CUDA_ERROR_OPERATING_SYSTEM
     assert sentence in ran.stderr
     assert ran.stderr.count("\n") == 1
+
+
+def test_no_python_is_started_with_the_rights_of_a_file(tmp_path: Path) -> None:
+    program = Path(tempfile.mkdtemp(prefix="pympsd-test-")) / "privileged"
+    libraries = [f"-l:{name}" for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
+    options = [f"-L{LIBRARIES}", f"-Wl,-rpath,{LIBRARIES}", *libraries]  # the loader ignores LD_LIBRARY_PATH
+    subprocess.run(["cc", "-o", program, SOURCES / "privileged.c", *options], check=True, timeout=SECONDS)
+    os.chown(program, USER, -1)
+    program.chmod(0o4755)
+    hostile = tmp_path / "python3"
+    hostile.write_text("#!/bin/sh\necho hostile >&2\n")
+    hostile.chmod(0o755)
+    environment = {"PYMPSD_PYTHON": str(hostile), "PATH": str(tmp_path), "PYMPSD_BACKEND": "emulated"}
+    ran = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=SECONDS)
+    shutil.rmtree(program.parent)
+    cuda, nvml = ran.stdout.splitlines()
+    assert (cuda, nvml.split()[0]) == ("304", "9")
+    assert nvml.endswith("; and the program runs with the rights of its file")
+    assert ran.stderr == (
+        "pympsd: this program cannot use CUDA: it runs with the rights of its file (set-user-ID or file capabilities); "
+        "pympsd starts no Python with them\n"
+    )
 
 
 IN_PYTHON = """

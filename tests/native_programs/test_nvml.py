@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -335,6 +336,8 @@ def test_without_a_daemon_the_environment_describes_the_machine(
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(nowhere))
     monkeypatch.setenv("PYMPSD_BACKEND", "emulated")
     monkeypatch.setenv("PYMPSD_EMULATED_DEVICES", "3xA100")
+    (nowhere / "pympsd.py").write_text("raise SystemExit")
+    monkeypatch.chdir(nowhere)  # nothing is imported from where the program runs
     assert nvml.call("nvmlInit_v2") == 0
     expected = [device.uuid for device in describe("3xA100")]
     assert [nvml.text("nvmlDeviceGetUUID", handle) for handle in nvml.handles()] == expected
@@ -353,6 +356,20 @@ def test_without_a_daemon_the_environment_describes_the_machine(
     monkeypatch.setenv("PYMPSD_EMULATED_DEVICES", "A100")
     monkeypatch.setenv("PYMPSD_REQUIRE_MPS", "1")
     assert nvml.call("nvmlInit_v2") == NOT_LOADED
+
+
+def test_another_installation_of_pympsd_is_not_the_driver(
+    pipe: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would ask each other for ever."""
+    other = tmp_path_factory.mktemp("other") / "pympsd_client/native/libraries"
+    shutil.copytree(LIBRARY.parent, other)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(other))
+    monkeypatch.setenv("PYMPSD_BACKEND", "emulated")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{LIBRARY.parent}:{other}")
+    program = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).nvmlInit_v2())"
+    words = [sys.executable, "-c", program, str(LIBRARY)]
+    assert subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=SECONDS).stdout == "0\n"
 
 
 def test_a_killed_daemons_file_does_not_count(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

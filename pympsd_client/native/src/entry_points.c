@@ -350,7 +350,7 @@ static int has_finished(void) {
 static void leave_thread(void *state) {
     if (has_finished())
         return;
-    PyEval_RestoreThread(state); /* PyGILState_Release does not find it: the C library clears all keys */
+    PyEval_RestoreThread(state);
     PyThreadState_Clear(state);
     PyThreadState_Delete(PyEval_SaveThread());
 }

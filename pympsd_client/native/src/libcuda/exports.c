@@ -15,12 +15,12 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OPERATING_SYSTEM = 304, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
 enum { FOUND = 0, NO_SYMBOL = 1, VERSION_TOO_LOW = 2 }; /* CUdriverProcAddressQueryResult */
 enum { PER_THREAD_DEFAULT_STREAM = 2 };                  /* CUdriverProcAddress_flags */
 
 static int fail(void) {
-    return gate_error();
+    return OPERATING_SYSTEM;
 }
 
 void *resolve_stub(uint64_t number) {

@@ -23,6 +23,8 @@
  *
  * Signals. Python is started without handlers: SIGINT ends the program, unless it handles that itself. */
 
+#define _GNU_SOURCE
+
 #include "gate.h"
 #include "interpreter.h"
 
@@ -40,10 +42,6 @@ static const Python *python; /* the interpreter that was started here */
 static atomic_int is_open;
 static pthread_once_t handling_forks = PTHREAD_ONCE_INIT;
 static __thread int state_before_fork;
-
-int gate_error(void) {
-    return OPERATING_SYSTEM;
-}
 
 int gate_is_open(void) {
     return atomic_load(&is_open);
@@ -102,7 +100,7 @@ static void *import(const Python *py) {
         return module;
     py->PyErr_Clear();
     py->Py_DecRef(append(py, path, packages_folder()));
-    const char *interpreter = getenv("PYMPSD_PYTHON"), *slash = interpreter == NULL ? NULL : strrchr(interpreter, '/');
+    const char *interpreter = secure_getenv("PYMPSD_PYTHON"), *slash = interpreter == NULL ? NULL : strrchr(interpreter, '/');
     char folder[4096];
     int digits = (int)strcspn(py->Py_GetVersion() + 2, "."); /* 3.N.M */
     if (slash != NULL && snprintf(folder, sizeof folder, "%.*s/../lib/python3.%.*s/site-packages",
@@ -153,8 +151,6 @@ static void end(void) {
     python->PyErr_Clear();
     python->PyGILState_Release(state);
 }
-
-int atexit(void (*)(void));
 
 __attribute__((constructor)) static void handle_exit(void) {
     atexit(end);

@@ -10,8 +10,5 @@ int pympsd_attach(const char *library, int count, const char *const *prototypes,
 /* For `pympsd_client.routing.exports`: the program runs natively, and this is the driver's own cuGetExportTable. */
 void pympsd_pass_on(int (*original)(const void **table, const void *id));
 
-/* Return the result of calls in a program that cannot be attached. */
-__attribute__((visibility("hidden"))) int gate_error(void);
-
 /* Return whether a function has been attached. */
 __attribute__((visibility("hidden"))) int gate_is_open(void);

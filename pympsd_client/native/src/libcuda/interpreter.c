@@ -13,8 +13,11 @@
  * libpython is next to what that path resolves to (bin/python3.X: lib*, or a folder of lib), else where the dynamic loader
  * finds it. Interpreters that are linked statically (Debian's) have it in another package.
  *
- * What must never happen: that two Pythons share their symbols in one process. So where the program is linked with a Python
- * that does not run, no other is started. */
+ * What must never happen:
+ *   - Two Pythons share their symbols in one process. If the program is linked with a Python that does not run, no other
+ *     is started.
+ *   - A user gets the rights of a program's file (set-user-ID, file capabilities). The environment names the interpreter
+ *     and what it imports, so no interpreter is started in such a program. */
 
 #define _GNU_SOURCE
 
@@ -26,6 +29,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -158,6 +162,9 @@ static int start(void) {
     void *symbol = dlsym(RTLD_DEFAULT, "Py_IsInitialized");
     void *library = RTLD_DEFAULT;
     if (symbol == NULL) {
+        if (getauxval(AT_SECURE))
+            return fails("it runs with the rights of its file (%s); %s", "set-user-ID or file capabilities",
+                         "pympsd starts no Python with them");
         if (!find_interpreter(interpreter))
             return fails("no interpreter of Python is found for the packages in %s; start it with pympsd-run%s",
                          packages_folder(), "");

@@ -1,6 +1,6 @@
 /* Written by scripts/exports/nvml_functions.py: every function of NVML, old versions included.
  *
- * FUNCTION(name, version, parameters): for ../stubs.h; what is behind a name decides session.c. */
+ * FUNCTION(name, version, parameters): for ../stubs.h; session.c decides what is behind a name. */
 
 FUNCTION(nvmlComputeInstanceDestroy, 0, "")
 FUNCTION(nvmlComputeInstanceGetInfo, 0, "")

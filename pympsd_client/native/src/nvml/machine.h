@@ -7,8 +7,6 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#define HIDDEN_NAME __attribute__((visibility("hidden")))
-
 enum { MAX_DEVICES = 256, MAX_PROCESSES = 1 << 16, MAX_FILE_BYTES = 8 << 20, REASON_BYTES = 1024 };
 
 struct process {
@@ -42,12 +40,12 @@ struct machine {
 };
 
 /* Read a description; return it, to be freed with `free_machine`, or NULL with the reason in `reason`. */
-HIDDEN_NAME struct machine *parse_machine(char *text, size_t length, char reason[REASON_BYTES]);
-HIDDEN_NAME void free_machine(struct machine *machine);
+struct machine *parse_machine(char *text, size_t length, char reason[REASON_BYTES]);
+void free_machine(struct machine *machine);
 
 /* Read the regular file `path`, and its status; return its text with a NUL after `*length` bytes, to be freed, or NULL
  * with the reason. */
-HIDDEN_NAME char *read_file(const char *path, size_t *length, struct stat *status, char reason[REASON_BYTES]);
+char *read_file(const char *path, size_t *length, struct stat *status, char reason[REASON_BYTES]);
 
 /* Return the device's current compute mode: that of the file of modes, or the one of its description. */
-HIDDEN_NAME int current_compute_mode(const struct machine *machine, const struct device *device);
+int current_compute_mode(const struct machine *machine, const struct device *device);

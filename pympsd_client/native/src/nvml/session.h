@@ -25,25 +25,25 @@ typedef void *nvmlDevice_t;
 
 /* Lock the machine. Return the device of a handle; NULL, with the machine not locked, and the result of the call in
  * `*result`, if there is none. It is as it was when NVML was initialized. */
-HIDDEN_NAME const struct device *lock_device(nvmlDevice_t handle, int *result);
+const struct device *lock_device(nvmlDevice_t handle, int *result);
 
 /* The same, with its processes as they are now. */
-HIDDEN_NAME const struct device *lock_current_device(nvmlDevice_t handle, int *result);
+const struct device *lock_current_device(nvmlDevice_t handle, int *result);
 
 /* Lock the machine, and return it as it was when NVML was initialized; or NULL as above. */
-HIDDEN_NAME const struct machine *lock_machine(int *result);
+const struct machine *lock_machine(int *result);
 
 /* Return the machine while a device of it is locked. */
-HIDDEN_NAME const struct machine *locked_machine(void);
+const struct machine *locked_machine(void);
 
 /* Unlock the machine, and return `result`. */
-HIDDEN_NAME int unlock(int result);
+int unlock(int result);
 
 /* Return the handle of a device of the locked machine. */
-HIDDEN_NAME nvmlDevice_t handle_of(size_t number);
+nvmlDevice_t handle_of(size_t number);
 
 /* Return the number of a device of the locked machine. */
-HIDDEN_NAME size_t number_of(const struct device *device);
+size_t number_of(const struct device *device);
 
 /* Ways to have devices (session.c). */
 enum way { CLOSED, OURS, WITH_DRIVER, NATIVE };
@@ -59,4 +59,4 @@ struct own_function {
 #define EMULATED(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS}
 
 /* The functions of each file; a row without a name is the last. */
-HIDDEN_NAME extern const struct own_function session_functions[], device_functions[], process_functions[], place_functions[];
+extern const struct own_function session_functions[], device_functions[], process_functions[], place_functions[];

@@ -10,8 +10,8 @@
  * there; such an owner is trusted with PYMPSD_UNMAPPED_DAEMON=trust only, because a file cannot prove whose it is as a
  * daemon can (pympsd/channel/daemon_owner.py). A namespace of protocol 3 has a directory below the daemon's.
  *
- * A daemon that was killed leaves the file. Whether somebody listens at its socket shows connect(2) on a socket of
- * another type: EPROTOTYPE, of which the daemon notices nothing, or ECONNREFUSED. */
+ * A daemon that was killed leaves the file. connect(2) with a socket of another type shows whether somebody listens:
+ * it fails with EPROTOTYPE, which the daemon does not notice, or with ECONNREFUSED. */
 
 #define _GNU_SOURCE
 #include "source.h"
@@ -26,6 +26,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -180,47 +181,6 @@ static void find_interpreter(const char *folder, char path[PATH_MAX]) {
         strcpy(path, "python3");
 }
 
-/* Copy LD_LIBRARY_PATH without this library's folder: the child asks the machine's own driver. */
-static void copy_search_path(const char *own, const char *path, char *copy) {
-    char real[PATH_MAX], folder[PATH_MAX];
-    *copy = '\0';
-    for (size_t length; *path; path += length + (path[length] == ':')) {
-        length = strcspn(path, ":");
-        snprintf(folder, sizeof folder, "%.*s", (int)length, path);
-        if (length && (!realpath(folder, real) || strcmp(real, own))) {
-            strcat(copy, *copy ? ":" : "");
-            strncat(copy, path, length);
-        }
-    }
-}
-
-/* Return the child's environment, to be freed with its last entry, which is new; NULL if there is no memory. */
-static char **child_environment(const char *own) {
-    static const char name[] = "LD_LIBRARY_PATH=";
-    size_t count = 0, kept = 0;
-    while (environ[count])
-        ++count;
-    char **copy = calloc(count + 2, sizeof *copy), *search_path = NULL;
-    for (size_t at = 0; copy && at < count; ++at)
-        if (strncmp(environ[at], name, sizeof name - 1))
-            copy[kept++] = environ[at];
-        else if (!search_path && (search_path = malloc(strlen(environ[at]) + 1))) {
-            strcpy(search_path, name);
-            copy_search_path(own, environ[at] + sizeof name - 1, search_path + sizeof name - 1);
-        }
-    if (copy)
-        copy[kept] = search_path;
-    return copy;
-}
-
-static void free_environment(char **copy) {
-    static const char name[] = "LD_LIBRARY_PATH=";
-    for (size_t at = 0; copy && copy[at]; ++at)
-        if (!strncmp(copy[at], name, sizeof name - 1))
-            free(copy[at]);
-    free(copy);
-}
-
 /* Read what a child writes until its end or for 30 s; return its length, or -1. */
 static ssize_t read_all(int end, char *text, size_t size) {
     struct timespec now;
@@ -244,11 +204,9 @@ static ssize_t read_all(int end, char *text, size_t size) {
     }
 }
 
-static int start(const char *interpreter, int output, const char *own, pid_t *child) {
-    char **environment = child_environment(own);
-    if (!environment)
-        return ENOMEM;
-    char *const words[] = {(char *)interpreter, "-m", "pympsd.devices", "--nvml", NULL};
+/* Start the child; return an error number. With -P the folder in which the program happens to run is no place for modules. */
+static int start(const char *interpreter, int output, pid_t *child) {
+    char *const words[] = {(char *)interpreter, "-P", "-m", "pympsd.devices", "--nvml", NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     sigset_t none;
@@ -258,8 +216,7 @@ static int start(const char *interpreter, int output, const char *own, pid_t *ch
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-    int error = posix_spawnp(child, interpreter, &actions, &attributes, words, environment);
-    free_environment(environment);
+    int error = posix_spawnp(child, interpreter, &actions, &attributes, words, environ);
     posix_spawn_file_actions_destroy(&actions);
     posix_spawnattr_destroy(&attributes);
     return error;
@@ -271,12 +228,18 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
     int ends[2];
     pid_t child = 0;
     struct machine *machine = NULL;
+    size_t heard = strlen(reason);
+    if (getauxval(AT_SECURE)) { /* its environment would choose what runs with these rights */
+        snprintf(reason + heard, REASON_BYTES - heard, "; and the program runs with the rights of its file");
+        free(text);
+        return NULL;
+    }
     if (!own_folder(folder) || !text || pipe2(ends, O_CLOEXEC)) {
         free(text);
         return NULL;
     }
     find_interpreter(folder, interpreter);
-    int error = start(interpreter, ends[1], folder, &child);
+    int error = start(interpreter, ends[1], &child);
     close(ends[1]);
     ssize_t length = error ? -1 : read_all(ends[0], text, SIZE);
     close(ends[0]);
@@ -286,7 +249,6 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
         while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
             ;
     }
-    size_t heard = strlen(reason);
     if (length < 0)
         snprintf(reason + heard, REASON_BYTES - heard, "; and %.300s -m pympsd.devices did not describe one%s%s", interpreter,
                  error ? ": " : "", error ? strerror(error) : "");
@@ -301,10 +263,11 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
 
 /* --- the driver's own library */
 
+/* Open the library in a folder that is neither this one's nor that of another installation of pympsd. */
 static void *open_other(const char *folder, size_t length, const char *own) {
     char path[PATH_MAX], real[PATH_MAX];
     if (!length || snprintf(path, sizeof path, "%.*s/libnvidia-ml.so.1", (int)length, folder) >= PATH_MAX ||
-        !realpath(path, real) || !strncmp(real, own, strlen(own)))
+        !realpath(path, real) || !strncmp(real, own, strlen(own)) || strstr(real, "/pympsd_client/native/libraries/"))
         return NULL;
     return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }

@@ -7,14 +7,13 @@
 /* Return the description in the file of the daemon, with the file's path and status; NULL with the reason. `*absent` is
  * 0 if there is a file. */
 enum { NO_DAEMON = 1, NO_FILE };
-HIDDEN_NAME struct machine *read_daemons_machine(char path[4096], struct stat *status, int *absent,
-                                                 char reason[REASON_BYTES]);
+struct machine *read_daemons_machine(char path[4096], struct stat *status, int *absent, char reason[REASON_BYTES]);
 
 /* Return the description again if its file is another one by now, else NULL; `*gone` is 1 if there is no file. */
-HIDDEN_NAME struct machine *read_machine_again(const char *path, struct stat *status, int *gone);
+struct machine *read_machine_again(const char *path, struct stat *status, int *gone);
 
 /* Return the devices that a program has without a daemon, which a short run of Python prints; NULL with the reason. */
-HIDDEN_NAME struct machine *describe_machine(char reason[REASON_BYTES]);
+struct machine *describe_machine(char reason[REASON_BYTES]);
 
 /* Return a handle of the driver's own libnvidia-ml.so.1, for dlsym; NULL if there is none. */
-HIDDEN_NAME void *open_drivers_library(void);
+void *open_drivers_library(void);
