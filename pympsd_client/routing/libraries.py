@@ -77,7 +77,7 @@ def _address(library: str, prototype: str) -> int:
             from pympsd_client.routing import forwarding  # most programs do not compile
 
             address = forwarding.address(library, name)
-        attached[library, prototype] = address
+        address = attached.setdefault((library, prototype), address)  # another thread may have been quicker
     return address
 
 

@@ -1,14 +1,18 @@
 /* Takes the place of libcuda.so.1 for libcudart's C code alone: no Python. A kernel's handle is its host address plus one;
- * a launch with a grid of 7 finds no context the first time. */
+ * a launch with a grid of 7 finds no context the first time. While the registry is set for the first time, another thread
+ * launches. */
 
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { INVALID_CONTEXT = 201, NOT_SUPPORTED = 801 };
+enum { INVALID_FUNCTION = 98, INVALID_CONTEXT = 201, NOT_SUPPORTED = 801 };
 
 int fake_launches, fake_unloads, fake_ready, fake_error, fake_attached;
 const void *fake_function;
+void *(*fake_other_thread)(void *);
+static int has_registry;
 
 static int keep_error(int error) {
     return fake_error = error;
@@ -16,7 +20,7 @@ static int keep_error(int error) {
 
 static int find_kernel(void **kernel, const char *host) {
     *kernel = (void *)(host + 1);
-    return 0;
+    return has_registry ? 0 : INVALID_FUNCTION;
 }
 
 static int ready(void) {
@@ -37,6 +41,13 @@ static int variable(void **address, size_t *size, const void *host) {
 }
 
 static int set_registry(void *find) {
+    static int calls;
+    pthread_t other;
+    if (calls++ == 0) {
+        pthread_create(&other, NULL, fake_other_thread, NULL);
+        pthread_join(other, NULL);
+    }
+    has_registry = 1;
     return find == NULL;
 }
 

@@ -10,6 +10,7 @@ enum { LIBRARIES = 40, KERNELS = 200, MISSING_CONFIGURATION = 52, INVALID_FUNCTI
 
 extern int fake_launches, fake_unloads, fake_ready, fake_attached;
 extern const void *fake_function;
+extern void *(*fake_other_thread)(void *);
 
 static char hosts[LIBRARIES][KERNELS * 16];
 static Wrapper wrappers[LIBRARIES];
@@ -33,6 +34,11 @@ static void expect_launches(int library) {
     }
 }
 
+static void *launch_once(void *unused) {
+    CHECK(cudaLaunchKernel(&hosts[0][16], ONE, ONE, NULL, 0, NULL));
+    return unused;
+}
+
 static void *launch_always(void *unused) {
     (void)unused;
     while (!atomic_load(&stops))
@@ -49,9 +55,10 @@ int main(void) {
     for (int library = 0; library < LIBRARIES / 2; library++)
         register_library(library);
     EXPECT(fake_attached == 0); /* registrations start nothing */
+    fake_other_thread = launch_once;
     expect_launches(0);
     expect_launches(LIBRARIES / 2 - 1);
-    EXPECT(fake_attached == 1);
+    EXPECT(fake_attached == 2); /* by two threads, of which neither waits for the other */
 
     EXPECT(pthread_create(&thread, NULL, launch_always, NULL) == 0);
     for (int library = LIBRARIES / 2; library < LIBRARIES; library++)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,37 @@ def test_libraries_register_while_another_thread_launches(tmp_path: Path) -> Non
     # What a reader may still use is never freed.
     done = _run(program, environment={"ASAN_OPTIONS": "detect_leaks=0"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+FIRST_CALLS = """
+import ctypes, sys, threading
+runtime = ctypes.PyDLL("libcudart.so.13")  # its calls hold the GIL, as those of an extension module may
+attaching, calling, results = threading.Event(), threading.Event(), []
+
+def stop_in_import(event, arguments):
+    if event == "import" and arguments[0] == "pympsd_client.routing.libraries" and not attaching.is_set():
+        attaching.set()
+        calling.wait()
+
+def call():
+    attaching.wait()
+    calling.set()
+    results.append(runtime.cudaFree(None))
+
+sys.addaudithook(stop_in_import)
+sys.setswitchinterval(60)  # the other thread keeps the GIL until its call releases it
+other = threading.Thread(target=call)
+other.start()
+results.append(runtime.cudaFree(None))
+other.join()
+print(results)
+"""
+
+
+def test_first_calls_of_two_threads_with_the_gil(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-c", FIRST_CALLS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.stdout, done.stderr) == ("[0, 0]\n", "")
 
 
 def test_without_the_library_next_to_it_calls_fail(

@@ -1,6 +1,6 @@
 /* How a library next to libcuda.so.1 gets its functions: by the gate into Python, which libcuda.so.1 alone has.
  *
- * Included after stubs.h by the file of a library that defines `resolve_stub`. */
+ * Included after stubs.h by the file of a library that defines `resolve_stub`, with _GNU_SOURCE defined for dladdr. */
 
 #pragma once
 
@@ -8,24 +8,30 @@
 #include <stdio.h>
 #include <string.h>
 
+#define TEXT_OF(macro) #macro
+#define LIBRARY_NAME(name, major) name ".so." TEXT_OF(major)
+
 typedef int (*Attach)(const char *library, int count, const char *const *prototypes, void **table);
 
-/* Have all entries of `stub_table` filled for this library, whose name is given. Return 0, or another number after one
- * sentence on standard error. libcuda.so.1 is that of this library's folder: a program may have loaded the driver's. */
-static int attach_stubs(const char *library) {
-    char path[4096];
+/* Return a handle of the libcuda.so.1 in this library's folder, for dlsym; NULL after one sentence on standard error. The
+ * folder is named because a program may have loaded the driver's. */
+static inline void *open_gate(const char *library) {
+    char path[4096] = "";
     Dl_info own;
-    path[0] = '\0';
-    if (dladdr((void *)&stub_table, &own) && strlen(own.dli_fname) < sizeof path - sizeof "libcuda.so.1") {
-        strcpy(path, own.dli_fname);
-        char *slash = strrchr(path, '/');
-        strcpy(slash == NULL ? path : slash + 1, "libcuda.so.1");
-    }
-    void *gate = *path ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
-    Attach attach = gate == NULL ? NULL : (Attach)dlsym(gate, "pympsd_attach");
-    if (attach == NULL) {
-        fprintf(stderr, "pympsd: %s needs pympsd's own libcuda.so.1 in its folder: %s\n", library, dlerror());
-        return 1;
-    }
-    return attach(library, stub_count, stub_prototypes, stub_table);
+    const char *slash = dladdr((void *)&stub_table, &own) ? strrchr(own.dli_fname, '/') : NULL;
+    int length = slash == NULL ? 0 : (int)(slash + 1 - own.dli_fname);
+    snprintf(path, sizeof path, "%.*slibcuda.so.1", length, slash == NULL ? "" : own.dli_fname);
+    void *gate = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    if (gate != NULL && dlsym(gate, "pympsd_attach") != NULL)
+        return gate;
+    fprintf(stderr, "pympsd: this program cannot use %s: %s is not pympsd's (%s); start it with pympsd-run\n", library, path,
+            gate == NULL ? dlerror() : "it has other functions");
+    return NULL;
+}
+
+/* Have all entries of `stub_table` filled for this library, whose name is given. Return 0, or another number after one
+ * sentence on standard error. */
+static inline int attach_stubs(const char *library) {
+    void *gate = open_gate(library);
+    return gate == NULL ? 1 : ((Attach)dlsym(gate, "pympsd_attach"))(library, stub_count, stub_prototypes, stub_table);
 }

@@ -26,17 +26,14 @@
 #include "runtime.h"
 #include "stubs.h"
 
-#include <dlfcn.h>
+#include "sibling.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <string.h>
 
-#define TEXT(value) #value
-#define NUMBER(value) TEXT(value)
-#define LIBRARY "libcudart.so." NUMBER(CUDA_MAJOR)
+#define LIBRARY LIBRARY_NAME("libcudart", CUDA_MAJOR)
 
-enum { PATH_BYTES = 4096, FLAG_PER_THREAD = 2 };
+enum { FLAG_PER_THREAD = 2 };
 
 static Driver driver;
 static int has_driver;
@@ -44,24 +41,15 @@ static atomic_int attached;
 static __thread int own_error; /* the last error, as long as Python cannot be started */
 
 static void load_driver(void) {
-    char path[PATH_BYTES];
-    Dl_info info;
-    const char *slash = dladdr(&driver, &info) ? strrchr(info.dli_fname, '/') : NULL;
-    int length = slash == NULL ? 0 : (int)(slash + 1 - info.dli_fname);
-    snprintf(path, sizeof path, "%.*slibcuda.so.1", length, slash == NULL ? "" : info.dli_fname);
-    void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    if (library != NULL) {
-        const char *const names[] = {"pympsd_attach", "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuLaunchKernelEx",
-                                     "cuGetProcAddress_v2"};
-        void *functions[sizeof names / sizeof names[0]];
-        has_driver = 1;
-        for (size_t index = 0; index < sizeof names / sizeof names[0]; index++)
-            has_driver &= (functions[index] = dlsym(library, names[index])) != NULL;
-        memcpy(&driver, functions, sizeof functions);
-    }
-    if (!has_driver)
-        fprintf(stderr, "pympsd: this program cannot use " LIBRARY ": %s is not pympsd's (%s); start it with pympsd-run\n",
-                path, library == NULL ? dlerror() : "it has other functions");
+    static const char *const names[] = {"pympsd_attach", "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuLaunchKernelEx",
+                                        "cuGetProcAddress_v2"};
+    void *functions[sizeof names / sizeof names[0]], *library = open_gate(LIBRARY);
+    if (library == NULL)
+        return;
+    for (size_t index = 0; index < sizeof names / sizeof names[0]; index++)
+        functions[index] = dlsym(library, names[index]);
+    memcpy(&driver, functions, sizeof functions);
+    has_driver = 1;
 }
 
 static pthread_once_t loading = PTHREAD_ONCE_INIT;
@@ -100,19 +88,31 @@ static int take_own_error(void) {
     return error;
 }
 
-void *resolve_stub(uint64_t number) {
-    static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
+/* Have Python look host addresses up here, by its function in a table that other threads do not use yet. */
+static void set_registry(void *const *table) {
+    static const char name[] = "pympsd_set_registry(";
+    for (size_t index = 0; index < stub_count; index++)
+        if (strncmp(stub_prototypes[index], name, sizeof name - 1) == 0)
+            ((int (*)(Registration *(*)(const void *)))table[index])(registration);
+}
+
+/* Several threads may attach at the same time: all get the same addresses. A lock would be held while a thread waits for
+ * the GIL, which a thread that waits for the lock may hold. */
+static void attach(void) {
     void *table[stub_count];
     const Driver *found = find_driver();
-    pthread_mutex_lock(&attaching);
-    int is_ready = is_attached();
-    if (!is_ready && found != NULL && found->attach(LIBRARY, stub_count, stub_prototypes, table) == SUCCESS) {
-        memcpy(stub_table, table, sizeof table);
-        atomic_store(&attached, is_ready = 1);
-        pympsd_set_registry(registration);
-    }
-    pthread_mutex_unlock(&attaching);
-    if (is_ready)
+    if (found == NULL || found->attach(LIBRARY, stub_count, stub_prototypes, table) != SUCCESS)
+        return;
+    set_registry(table);
+    for (size_t index = 0; index < stub_count; index++)
+        __atomic_store_n(&stub_table[index], table[index], __ATOMIC_RELEASE);
+    atomic_store(&attached, 1);
+}
+
+void *resolve_stub(uint64_t number) {
+    if (!is_attached())
+        attach();
+    if (is_attached())
         return stub_table[number];
     if (strcmp(stub_prototypes[number], "cudaGetLastError(void)") == 0)
         return (void *)take_own_error;

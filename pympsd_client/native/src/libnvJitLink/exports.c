@@ -7,9 +7,6 @@
 
 #include "../sibling.h"
 
-#define TEXT_OF(major) #major
-#define LIBRARY(major) "libnvJitLink.so." TEXT_OF(major)
-
 enum { INTERNAL = 6 }; /* NVJITLINK_ERROR_INTERNAL */
 
 static int fail(void) {
@@ -17,5 +14,5 @@ static int fail(void) {
 }
 
 void *resolve_stub(uint64_t number) {
-    return attach_stubs(LIBRARY(MAJOR)) == 0 ? stub_table[number] : (void *)fail;
+    return attach_stubs(LIBRARY_NAME("libnvJitLink", MAJOR)) == 0 ? stub_table[number] : (void *)fail;
 }

@@ -7,9 +7,6 @@
 
 #include "../sibling.h"
 
-#define TEXT_OF(major) #major
-#define LIBRARY(major) "libnvrtc.so." TEXT_OF(major)
-
 enum { INTERNAL_ERROR = 11 }; /* NVRTC_ERROR_INTERNAL_ERROR */
 
 static int fail(void) {
@@ -21,7 +18,7 @@ static const char *fail_with_text(void) {
 }
 
 void *resolve_stub(uint64_t number) {
-    if (attach_stubs(LIBRARY(MAJOR)) == 0)
+    if (attach_stubs(LIBRARY_NAME("libnvrtc", MAJOR)) == 0)
         return stub_table[number];
     return strcmp(stub_prototypes[number], "nvrtcGetErrorString()") == 0 ? (void *)fail_with_text : (void *)fail;
 }
