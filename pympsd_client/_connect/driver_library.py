@@ -17,7 +17,6 @@ from pympsd.channel.own_libraries import OWN_LIBRARIES, SEARCH_PATH
 
 NAME: Final = "libcuda.so.1"
 _CACHE: Final = Path("/etc/ld.so.cache")
-_CACHED: Final = re.compile(rb"\0(/[^\0]*/libcuda\.so\.1)(?=\0)")
 
 
 def load_driver() -> ctypes.CDLL:
@@ -37,8 +36,18 @@ def load_driver() -> ctypes.CDLL:
 
 def _other_paths(environment: Mapping[str, str]) -> list[str]:
     folders = [folder for folder in environment.get(SEARCH_PATH, "").split(":") if folder]
+    others = [f"{folder}/{NAME}" for folder in folders if Path(folder).resolve() != OWN_LIBRARIES]
+    return others + cached_paths(NAME)
+
+
+def cached_paths(library: str) -> list[str]:
+    """Return the paths of a library in the dynamic loader's cache, by its file name.
+
+    >>> cached_paths("libcuda.so.1")
+    ['/usr/lib/x86_64-linux-gnu/libcuda.so.1']
+    """
     try:
-        cached = [os.fsdecode(path) for path in _CACHED.findall(_CACHE.read_bytes())]
+        cache = _CACHE.read_bytes()
     except OSError:
-        cached = []
-    return [*(f"{folder}/{NAME}" for folder in folders if Path(folder).resolve() != OWN_LIBRARIES), *cached]
+        return []
+    return [os.fsdecode(path) for path in re.findall(rb"\0(/[^\0]*/%b)(?=\0)" % re.escape(library.encode()), cache)]

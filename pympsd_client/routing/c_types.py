@@ -4,6 +4,7 @@ The codes are those of native/src/entry_points.c.
 """
 
 import builtins
+import re
 from typing import Any, Final
 
 from pympsd_client._arguments.bindings import bindings
@@ -49,6 +50,8 @@ STRUCTURES: Final = {
     "CUtensorMap": 128,
 }
 """Structures that functions return, and their bytes."""
+_IN_FORMAT: Final = re.compile(r"[>?|]?[a-zA-Z]\d*")
+"""A parameter in a format."""
 
 
 def parameters(signature: str) -> tuple[str, ...]:
@@ -79,6 +82,16 @@ def code(type: str) -> str:
         return "Q" if is_wide else "i"
     named: Any = getattr(bindings, type, None)
     return "i" if isinstance(named, builtins.type) and issubclass(named, int) else "Q"  # an enum, or a handle
+
+
+def with_threads_stream(format: str, types: tuple[str, ...]) -> str:
+    """Return a format in which the stream NULL is the calling thread's own, for a function of these types.
+
+    >>> with_threads_stream("Q>QQ", ("CUdeviceptr", "CUevent *", "CUstream"))
+    'Q>Qt'
+    """
+    codes = zip(_IN_FORMAT.findall(format), types, strict=True)
+    return "".join("t" if type in ("CUstream", "cudaStream_t") else code for code, type in codes)
 
 
 def structure(type: str) -> Any:

@@ -16,7 +16,7 @@ machine code. Nothing changes for a program that runs natively.
 
 A library's own functions are reached in two ways, and each has its `Compilers`: through the capsules of cuda.bindings
 (`pointers.original`), and, for a program that is linked with one of pympsd's libraries of the same names, in the
-installed library (`installed_libraries`). Where both are used, the call of one is forwarded by the other: the outer
+installed library (`forwarding`). Where both are used, the call of one is forwarded by the other: the outer
 one has put everything in terms of PTX, and the inner one changes nothing.
 """
 

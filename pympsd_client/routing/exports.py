@@ -37,8 +37,6 @@ Resolved = tuple[Any, ...]
 result_of_error = driver.result_of_error
 _VERSION: Final = re.compile(r"_v\d+$")
 _THREAD: Final = re.compile(r"_pt[ds][sz]$")
-_CODES: Final = re.compile(r"[>?|]?[a-zA-Z]\d*")
-"""A parameter in a format."""
 _BYTES: Final = {"i": 4, "I": 4, "f": 4, "H": 2, "B": 1}
 """Bytes of a code's values; 8 of others."""
 
@@ -56,7 +54,7 @@ def resolve(name: str, signature: str) -> Resolved:
     if resolved is None:
         return refusing(name), ""
     function, format, *core = resolved
-    return (function, _with_threads_stream(format, types) if thread == "_ptsz" else format, *core)
+    return (function, c_types.with_threads_stream(format, types) if thread == "_ptsz" else format, *core)
 
 
 def _of_row(row: Signature, types: tuple[str, ...], thread: str) -> Resolved:
@@ -65,12 +63,6 @@ def _of_row(row: Signature, types: tuple[str, ...], thread: str) -> Resolved:
     if thread and row.name == "cuLaunchKernelEx":
         return special.launch_by_config(PER_THREAD)
     return driver.resolve_row(row, types)
-
-
-def _with_threads_stream(format: str, types: tuple[str, ...]) -> str:
-    """Return a format in which the stream NULL is the calling thread's own."""
-    codes = _CODES.findall(format)
-    return "".join("t" if type == "CUstream" else code for code, type in zip(codes, types, strict=True))
 
 
 def _fits(row: Signature, types: tuple[str, ...]) -> bool:

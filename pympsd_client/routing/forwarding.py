@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -31,6 +30,7 @@ from typing import Any, Final
 from attrs import define
 
 from pympsd.errors import FileError
+from pympsd_client._connect.driver_library import cached_paths
 from pympsd_client.native import _entry_points
 from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
 from pympsd_client.routing.explain import refusing
@@ -59,7 +59,7 @@ def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
         path = os.path.join(folder, library)
         if os.path.isfile(path) and not _is_own(path):
             return path
-    for path in _cached_paths(library):
+    for path in cached_paths(library):
         if not _is_own(path):
             return path
     raise NotInstalled(
@@ -79,15 +79,6 @@ def _folders(environment: Mapping[str, str]) -> Iterator[str]:
         yield from sorted(glob(f"{folder}/nvidia/*/lib"))
     for toolkit in (environment.get("CONDA_PREFIX", ""), *sorted(glob("/usr/local/cuda*"), reverse=True)):
         yield from (f"{toolkit}/lib64", f"{toolkit}/lib") if toolkit else ()
-
-
-def _cached_paths(library: str) -> Iterator[str]:
-    """Yield the paths of a library in the cache of the dynamic loader."""
-    for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
-        if os.path.exists(program):
-            listing = subprocess.run([program, "-p"], capture_output=True, text=True, check=False).stdout
-            yield from re.findall(rf"^\s*{re.escape(library)} \(.*\) => (.+)$", listing, re.MULTILINE)
-            return
 
 
 def _is_own(path: str) -> bool:

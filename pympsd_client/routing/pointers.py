@@ -25,11 +25,11 @@ from __future__ import annotations
 import ctypes
 import re
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
 
+from pympsd.channel.own_libraries import OWN_LIBRARIES
 from pympsd_client._api.call_trace import trace
 from pympsd_client.native import _entry_points
 
@@ -47,8 +47,6 @@ class Library:
     """Functions that are not replaced."""
 
 
-LIBRARY_FOLDER: Final = Path(_entry_points.__file__).parent / "libraries"
-"""The shared libraries of pympsd (`libraries`)."""
 LIBRARIES: Final = {
     "cuda.bindings.cyruntime": Library(
         "pympsd_client.routing.runtime.functions",
@@ -157,7 +155,7 @@ def load_driver_library() -> None:
 
     ImportError if another one was loaded before, to which the process would go instead, or if there is none.
     """
-    file = str(LIBRARY_FOLDER / "libcuda.so.1")
+    file = str(OWN_LIBRARIES / "libcuda.so.1")
     try:
         ctypes.CDLL(file, ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -174,7 +172,7 @@ def load_nvml() -> None:
 
     pympsd-run sets the library path, but a program may call `hook.install` itself.
     """
-    for file in LIBRARY_FOLDER.glob("libnvidia-ml.so.1"):
+    for file in OWN_LIBRARIES.glob("libnvidia-ml.so.1"):
         ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
 
 

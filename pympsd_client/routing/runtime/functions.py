@@ -31,7 +31,6 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._objects.process import process
-from pympsd_client._objects.stream import PER_THREAD
 from pympsd_client.routing import c_types, driver
 from pympsd_client.routing.explain import refusing, result_of
 from pympsd_client.routing.runtime.devices import ready
@@ -64,7 +63,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
         function, format = _of_driver(equal, types)
     else:
         return refusing(name), ""
-    return (_of_thread(function, format, types) if base != name else function), format
+    return function, c_types.with_threads_stream(format, types) if base != name else format
 
 
 def _of_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
@@ -129,21 +128,6 @@ def _with_kernel(function: Callable[..., Any], index: int) -> Callable[..., Any]
         return function(*arguments[:index], kernel_at(arguments[index]), *arguments[index + 1 :])
 
     return call
-
-
-def _of_thread(function: Callable[..., Any], format: str, types: tuple[str, ...]) -> Callable[..., Any]:
-    """Return a function for which a stream of NULL is the stream of the calling thread."""
-    outputs = [code[0] in ">?|" for code in re.findall(r"[>?|]?[a-zA-Z]\d*", format)]
-    inputs = [type for type, is_output in zip(types, outputs, strict=True) if not is_output]
-    places = [index for index, type in enumerate(inputs) if type == "cudaStream_t"]
-
-    def call(*arguments: Any) -> Any:
-        values = list(arguments)
-        for place in places:
-            values[place] = values[place] or PER_THREAD
-        return function(*values)
-
-    return call if places else function
 
 
 def result_of_error(name: str, error: BaseException | None) -> int:
