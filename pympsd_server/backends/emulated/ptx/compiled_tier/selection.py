@@ -2,7 +2,9 @@
 
 The first launches of a kernel run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a thread compiles
 the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
-and kernels that are short and few are not compiled. PYMPSD_TIER=compiled compiles at the first batch of a kernel.
+and kernels that are short and few are not compiled. PYMPSD_TIER=compiled compiles at the first batch of a kernel, and
+so does `auto` a kernel with atomics of system scope: NumPy's are atomic among the threads of the device only, those
+of machine code towards the processor, too.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
 peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
@@ -28,6 +30,7 @@ from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_pe
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
+from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.native.library import NoLibrary
 
@@ -69,7 +72,10 @@ def begin_batch(
 def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | None:
     """Return a kernel's machine code for the shape of a launch's blocks; None if the NumPy tier runs it (for now)."""
     translation = kernel.translation
-    if prod(setup.cluster) > 1 or (not waits and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING):
+    if prod(setup.cluster) > 1:
+        return None
+    waits = waits or _meets_processor(translation)
+    if not waits and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING:
         return None
     key, codes = _shape_class(kernel, setup.block), translation.machine_codes
     if key not in codes:
@@ -80,6 +86,13 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
             threading.Thread(target=_compile, args=(kernel, key, setup.block), name="compiler", daemon=True).start()
     code = codes[key]
     return code if isinstance(code, MachineCode) else None
+
+
+def _meets_processor(translation: Translation) -> bool:
+    if translation.meets_processor is None:
+        operations = translation.code.operations
+        translation.meets_processor = any(o.name in ("atom", "red") and o.has("sys") for o in operations)
+    return translation.meets_processor
 
 
 def _compile(kernel: Kernel, key: Hashable, block: tuple[int, int, int]) -> None:
