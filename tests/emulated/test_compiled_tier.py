@@ -11,7 +11,9 @@ import pytest
 from recorded_corpus import KERNELS, failures, is_recorded, module_of, recorded
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 from tests.emulated.test_corpus import outputs_of
 
@@ -282,6 +284,21 @@ def test_a_kernel_that_takes_long_is_compiled_meanwhile(monkeypatch: pytest.Monk
             break
     assert isinstance(batch, CompiledBatch)
     assert len(results) == 1
+
+
+def test_few_blocks_of_a_kernel_with_loops_begin_until_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    device = Device(1 << 20)
+    module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
+    kernel, setup = module.program.kernels["k"], LaunchSetup((4096, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
+    assert is_undecided(kernel, setup)
+    few, deadline = max_blocks(kernel, setup), time.monotonic() + 60
+    assert few * 32 == 1024
+    while is_undecided(kernel, setup):
+        assert time.monotonic() < deadline
+        begin_batch(module, "k", setup, 0, np.zeros(few, np.int64)).step(0.1, Never())
+    assert max_blocks(kernel, setup) == 4096 * 2
+    assert isinstance(begin_batch(module, "k", setup, few, np.zeros(4096 - few, np.int64)), CompiledBatch)
 
 
 @pytest.mark.parametrize("name", ["ex2", "lg2", "sin", "cos", "tanh"])
