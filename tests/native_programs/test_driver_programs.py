@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from processes import SECONDS, DaemonProcess
 
-from tests.native_programs.conftest import LIBRARIES, Compile
+from tests.native_programs.conftest import NATIVE, Compile
 
 Ran = subprocess.CompletedProcess[str]
 
@@ -22,7 +22,8 @@ def run(environment: dict[str, str]) -> Callable[..., Ran]:
     def run(*command: object, **changes: str) -> Ran:
         return subprocess.run(
             [str(word) for word in command],
-            env={**environment, **changes}, capture_output=True, text=True, timeout=SECONDS, check=False,
+            env={**environment, **changes}, cwd="/",  # a Python imports from its directory
+            capture_output=True, text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
 
     return run
@@ -122,5 +123,5 @@ print(len(names) > 600, [name for name in names if not hasattr(library, name)])
 
 
 def test_every_documented_function_is_exported(run: Callable[..., Ran]) -> None:
-    ran = run(sys.executable, "-c", EXPORTED, LIBRARIES.parent / "src" / "libcuda" / "functions.h")
+    ran = run(sys.executable, "-c", EXPORTED, NATIVE / "libcuda" / "functions.h")
     assert ran.stdout == "True []\n", ran.stderr
