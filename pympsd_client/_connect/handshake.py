@@ -55,7 +55,7 @@ from pympsd_client._connect.session import Session
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning names what cuInit waits for."""
 _WHY_THE_DAEMON: Final = (
-    "others have their turn, a drain holds it (see control.log for who waits for what), or it was stopped or killed"
+    "others have their turn, or a drain holds it (control.log has who waits for what), or it was stopped or killed"
 )
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
 """Errors of a path that has no socket, or leads through a file."""

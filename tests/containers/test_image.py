@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,4 +164,17 @@ def test_the_image_is_small_and_complete(podman: Podman) -> None:
     installed = podman.run("run", "--rm", IMAGE, "du", "-sb", "/opt/pympsd").split()[0]
     assert int(installed) < MAX_BYTES
     report = podman.run("run", "--rm", IMAGE, "python3", "-m", "pympsd_client", status=1)  # no daemon
-    assert "compiled:      _entry_points, _launches, _pages, _worker" in report
+    assert "compiled:      _entry_points, _kernels, _launches, _pages, _worker" in report
+
+
+def test_a_native_program_runs_in_the_image(podman: Podman, tmp_path: Path) -> None:
+    source = """#include <dlfcn.h>
+    int main(void) {
+        void *library = dlopen("libcuda.so.1", RTLD_NOW);
+        int (*cuInit)(unsigned) = library ? (int (*)(unsigned))dlsym(library, "cuInit") : 0;
+        return cuInit ? cuInit(0) : 99;
+    }"""
+    subprocess.run(
+        ["cc", "-x", "c", "-w", "-o", tmp_path / "native", "-", "-ldl"], input=source, text=True, check=True
+    )
+    podman.run("run", "--rm", f"--volume={tmp_path}:/programs:ro", IMAGE, "pympsd-run", "/programs/native")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from recorded_corpus import KERNELS, failures, is_recorded, module_of, recorded
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 from tests.emulated.test_corpus import outputs_of
 
@@ -150,11 +153,99 @@ AGAIN: ld.relaxed.gpu.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN;
 red.global.add.u32 [%a+4], 1; ret; }"""
 
 
-def test_blocks_that_wait_for_the_last_one_do_not_keep_it_from_beginning() -> None:
+@pytest.fixture
+def _no_block_goes_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the NumPy tier took a block over")
+
+    monkeypatch.setattr("pympsd_server.backends.emulated.ptx.compiled_tier.batch.Batch", refuse)
+
+
+@pytest.mark.usefixtures("_no_block_goes_to_numpy")
+@pytest.mark.parametrize("blocks", [40, 1000])
+def test_blocks_that_wait_for_the_last_one_do_not_keep_it_from_beginning(blocks: int) -> None:
     device = Device(1 << 20)
     address = device.put(np.zeros(2, "u4"))
-    assert begin(device, WAIT_FOR_LAST, 40, 32, address).step(60, Never())
-    assert device.get(address, np.zeros(2, "u4")).tolist() == [1, 40 * 32]
+    assert begin(device, WAIT_FOR_LAST, blocks, 32, address).step(60, Never())
+    assert device.get(address, np.zeros(2, "u4")).tolist() == [1, blocks * 32]
+
+
+GRID_SYNC = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %b, %n, %v, %i; .reg .b64 %a; .reg .pred %q, %last; ld.param.u64 %a, [p];
+mov.u32 %b, %ctaid.x; mov.u32 %n, %nctaid.x; sub.u32 %n, %n, 1; setp.eq.u32 %last, %b, %n;
+mov.u32 %i, %tid.x; setp.ne.u32 %q, %i, 0; mov.u32 %v, 1; mov.u32 %n, 0; @!%last bra ARRIVE;
+WORK: mad.lo.u32 %v, %v, 5, %b; add.u32 %n, %n, 1; setp.lt.u32 %last, %n, 2000000; @%last bra WORK;
+ARRIVE: bar.sync 0; @%q bra MET;
+red.global.add.u32 [%a], 1; mov.u32 %n, %nctaid.x;
+WAIT: ld.volatile.global.u32 %v, [%a]; setp.lt.u32 %q, %v, %n; @%q bra WAIT;
+MET: bar.sync 0; red.global.add.u32 [%a+4], 1; ret; }"""
+
+
+@pytest.mark.usefixtures("_no_block_goes_to_numpy")
+def test_threads_that_wait_for_a_block_with_much_work_stay_in_the_compiled_tier() -> None:
+    """The other lanes of their warps wait at a barrier meanwhile, as in a synchronisation of the grid."""
+    device = Device(1 << 20)
+    address = device.put(np.zeros(2, "u4"))
+    assert begin(device, GRID_SYNC, 300, 64, address).step(60, Never())
+    assert device.get(address, np.zeros(2, "u4")).tolist() == [300, 300 * 64]
+
+
+ATOMICS = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %old; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %i, 0;
+AGAIN: atom.sys.global.add.u32 %old, [%a], 1; atom.sys.global.inc.u32 %old, [%a+4], 0xffffffff;
+red.sys.global.dec.u32 [%a+8], 0xffffffff; red.sys.add.u64 [%a+16], 1; red.sys.global.add.f32 [%a+24], 0f3F800000;
+TRY: ld.volatile.global.u32 %old, [%a+12]; .reg .b32 %new, %seen; add.u32 %new, %old, 1;
+atom.sys.global.cas.b32 %seen, [%a+12], %old, %new; setp.ne.u32 %q, %seen, %old; @%q bra TRY;
+add.u32 %i, %i, 1; setp.lt.u32 %q, %i, 300; @%q bra AGAIN; ret; }"""
+
+
+def test_atomics_are_atomic_towards_other_threads_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As towards a program that changes managed memory meanwhile: `auto` compiles such a kernel before it begins."""
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    device = Device(1 << 20)
+    address = device.put(np.zeros(8, "u4"))
+    runs = [begin(device, ATOMICS, 4, 64, address) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(lambda batch: batch.step(60, Never()), runs))
+    total = 2 * 4 * 64 * 300
+    got = device.get(address, np.zeros(8, "u4"))
+    assert got[:5].tolist() == [total, total, 2**32 - total, total, total]
+    assert got[6:7].view("f4")[0] == total
+
+
+SIDE_BY_SIDE = """.visible .entry k(.param .u64 p, .param .u32 by)
+{ .reg .b32 %i, %v, %r, %s, %t, %by; .reg .b64 %a, %o; .reg .pred %q, %odd; .shared .b32 s[128];
+ld.param.u64 %a, [p]; ld.param.u32 %by, [by]; mov.u32 %i, %tid.x; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o;
+mov.u32 %s, s; mad.lo.u32 %t, %i, 4, %s; add.u32 %v, %i, %by; and.b32 %v, %v, 127; mad.lo.u32 %s, %v, 4, %s;
+and.b32 %v, %i, 1; setp.eq.u32 %odd, %v, 1; mov.u32 %r, 0; {phases} ret; }"""
+READ_FIRST = """st.shared.u32 [%t], %i; bar.sync 0;
+AGAIN: ld.shared.u32 %v, [%s]; add.u32 %v, %v, 1000; st.shared.u32 [%t], %v; bar.sync 0;
+add.u32 %r, %r, 1; setp.lt.u32 %q, %r, 3; @%q bra AGAIN; ld.shared.u32 %v, [%t]; st.global.u32 [%a], %v;"""
+READ_FIRST_ON_WAYS = """st.shared.u32 [%t], %i; bar.sync 0;
+AGAIN: @%odd bra ODD; ld.shared.u32 %v, [%s]; add.u32 %v, %v, 1000; bra BOTH;
+ODD: ld.shared.u32 %v, [%s]; add.u32 %v, %v, 1000;
+BOTH: @%odd bra LATER; st.shared.u32 [%t], %v;
+LATER: @!%odd bra DONE; st.shared.u32 [%t], %v;
+DONE: bar.sync 0; add.u32 %r, %r, 1; setp.lt.u32 %q, %r, 3; @%q bra AGAIN;
+ld.shared.u32 %v, [%t]; st.global.u32 [%a], %v;"""
+WRITE_FIRST = """mov.u32 %v, %i;
+AGAIN: add.u32 %v, %v, 1000; st.shared.u32 [%t], %v; ld.shared.u32 %v, [%s]; bar.sync 0;
+add.u32 %r, %r, 1; setp.lt.u32 %q, %r, 3; @%q bra AGAIN; st.global.u32 [%a], %v;"""
+
+
+@pytest.mark.parametrize("tier", ["compiled", "numpy"])
+@pytest.mark.parametrize("by", [-1, 1, 32, -40])
+@pytest.mark.parametrize("phases", [READ_FIRST, READ_FIRST_ON_WAYS, WRITE_FIRST])
+def test_warps_run_side_by_side_where_a_program_has_no_barrier(
+    monkeypatch: pytest.MonkeyPatch, phases: str, by: int, tier: str
+) -> None:
+    """Programs that are right on every GPU read what another warp is about to write, without a barrier between."""
+    monkeypatch.setenv("PYMPSD_TIER", tier)
+    device = Device(1 << 20)
+    address = device.put(np.zeros(128, "u4"))
+    device.launch(device.load(HEADER + SIDE_BY_SIDE.replace("{phases}", phases)), "k", 1, 128, address, by % 128)
+    expected = (np.arange(128) + 3 * by) % 128 + 3000
+    assert device.get(address, np.zeros(128, "u4")).tolist() == expected.tolist()
 
 
 ESCAPES = """.visible .entry k(.param .u64 p)
@@ -195,6 +286,21 @@ def test_a_kernel_that_takes_long_is_compiled_meanwhile(monkeypatch: pytest.Monk
     assert len(results) == 1
 
 
+def test_few_blocks_of_a_kernel_with_loops_begin_until_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    device = Device(1 << 20)
+    module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
+    kernel, setup = module.program.kernels["k"], LaunchSetup((4096, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
+    assert is_undecided(kernel, setup)
+    few, deadline = max_blocks(kernel, setup), time.monotonic() + 60
+    assert few * 32 == 1024
+    while is_undecided(kernel, setup):
+        assert time.monotonic() < deadline
+        begin_batch(module, "k", setup, 0, np.zeros(few, np.int64)).step(0.1, Never())
+    assert max_blocks(kernel, setup) == 4096 * 2
+    assert isinstance(begin_batch(module, "k", setup, few, np.zeros(4096 - few, np.int64)), CompiledBatch)
+
+
 @pytest.mark.parametrize("name", ["ex2", "lg2", "sin", "cos", "tanh"])
 def test_functions_have_the_same_bits_in_both_tiers(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Over all exponents, both signs, infinities and NaN."""
@@ -233,3 +339,22 @@ ld.global.f32 %z, [%a+8]; {operation}.f32 %x, %x, %y{third}; st.global.f32 [%a],
         results.append(device.get(address, values).view("f4"))
     np.testing.assert_array_equal(*results)
     np.testing.assert_array_equal(*(np.signbit(result) & ~np.isnan(result) for result in results))
+
+
+@pytest.mark.parametrize("operation", ["set.eq.f16.f16", "set.lt.f16.f16", "set.neu.f32.f32", "set.ge.u32.s32"])
+def test_set_has_the_same_bits_in_both_tiers(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    bits = 16 if "f16" in operation else 32
+    ptx = f""".visible .entry k(.param .u64 p)
+{{ .reg .b32 %i; .reg .b64 %a, %o; .reg .b{bits} %x, %y; mov.u32 %i, %tid.x; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; ld.global.b{bits} %x, [%a]; ld.global.b{bits} %y, [%a+4];
+{operation} %x, %x, %y; st.global.b{bits} [%a], %x; ret; }}"""
+    near = np.array([0, 0x80008000, 0x3C003C00, 0xBF80BC00, 0x7F807C00, 0x7FC07E00, 0xFFFF_FFFF, 5], "u4")
+    values = np.stack(np.meshgrid(near, near), -1).reshape(64, 2)
+    results = []
+    for tier in ("compiled", "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", tier)
+        device = Device(1 << 20)
+        address = device.put(values)
+        device.launch(device.load(HEADER + ptx), "k", 1, 64, address)
+        results.append(device.get(address, values))
+    np.testing.assert_array_equal(*results)

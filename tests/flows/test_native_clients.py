@@ -103,6 +103,7 @@ def test_a_python_without_pympsd_loads_the_library_itself(daemon: DaemonProcess,
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     done = subprocess.run(
         [BIN / "pympsd-run", tmp_path / "bin" / "python3", "-c", code],
-        env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, capture_output=True, text=True, timeout=SECONDS,
+        env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("0\n", "")

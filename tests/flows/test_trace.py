@@ -19,6 +19,9 @@ from pympsd.control import RunningDaemon
 from pympsd.plot.tracks import Track, read_tracks
 from pympsd.service.tracing import NO_DEVICES
 
+EXECUTED = True
+"""Launches are traced if the variable is set when a client is imported."""
+
 pytestmark = pytest.mark.long
 
 NOBODY = pwd.getpwnam("nobody").pw_uid

@@ -16,6 +16,8 @@ from processes import SECONDS, DaemonProcess, adopt_orphans
 import pympsd_client
 
 SOURCES = Path(__file__).parent
+NATIVE = SOURCES.parents[1] / "pympsd_client" / "native" / "src"
+"""The sources of the libraries, which are not installed."""
 LIBRARIES = Path(pympsd_client.__file__).parent / "native" / "libraries"
 Compile = Callable[..., Path]
 """From the name of a source file here, and of libraries, to the program."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from processes import SECONDS, DaemonProcess
 
-from tests.native_programs.conftest import LIBRARIES, SOURCES, Compile
+from tests.native_programs.conftest import LIBRARIES, NATIVE, SOURCES, Compile
 
 USER = 10001
 Ran = subprocess.CompletedProcess[str]
@@ -27,7 +27,8 @@ def run(environment: dict[str, str]) -> Callable[..., Ran]:
     def run(*command: object, **changes: str) -> Ran:
         return subprocess.run(
             [str(word) for word in command],
-            env={**environment, **changes}, capture_output=True, text=True, timeout=SECONDS, check=False,
+            env={**environment, **changes}, cwd="/",  # a Python imports from its directory
+            capture_output=True, text=True, timeout=SECONDS, check=False,
         )  # fmt: skip
 
     return run
@@ -119,8 +120,8 @@ def test_no_python_is_started_with_the_rights_of_a_file(tmp_path: Path) -> None:
     assert (cuda, nvml.split()[0]) == ("304", "9")
     assert nvml.endswith("; and the program runs with the rights of its file")
     assert ran.stderr == (
-        "pympsd: this program cannot use CUDA: it runs with the rights of its file (set-user-ID or file capabilities); "
-        "pympsd starts no Python with them\n"
+        "pympsd: this program cannot use CUDA: it runs with the rights of its file (set-user-ID or file "
+        "capabilities); pympsd starts no Python with them\n"
     )
 
 
@@ -149,5 +150,5 @@ print(len(names) > 600, [name for name in names if not hasattr(library, name)])
 
 
 def test_every_documented_function_is_exported(run: Callable[..., Ran]) -> None:
-    ran = run(sys.executable, "-c", EXPORTED, LIBRARIES.parent / "src" / "libcuda" / "functions.h")
+    ran = run(sys.executable, "-c", EXPORTED, NATIVE / "libcuda" / "functions.h")
     assert ran.stdout == "True []\n", ran.stderr

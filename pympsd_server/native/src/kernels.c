@@ -5,10 +5,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { BARRIERS = 16, WARP = 32, MAX_SPINS = 256, MAX_ROUNDS = 16, CALLS_PER_LOOK = 16 };
+enum { BARRIERS = 16, WARP = 32, MAX_ROUNDS = 16, CALLS_PER_LOOK = 16 };
+enum { MAX_SPINS = 256, MAX_LONG_SPINS = 1 << 16, FUEL_PER_SPIN = 64 };
 enum { RANK_SHIFT = 24, WINDOW_BITS = 40 };
 // What a kernel returns, and the states of a warp.
-enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP };
+enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN };
 enum { READY, WAITING, ENDED, ESCAPING, BAILING };
 // What `kernels_run` returns.
 enum { FINISHED, TIME, SERVICE, FAULTED, TRAPPED, DEADLOCKED };
@@ -16,7 +17,7 @@ enum { GLOBAL, SHARED, LOCAL, PARAM, GENERIC };
 enum { OUTSIDE = 1, MISALIGNED, NO_BARRIER };
 
 typedef struct {
-    uint32_t stop, alive, mask, unused, trues, total, unused2[2];
+    uint32_t stop, alive, mask, spinning, trues, total, turns, spinning_at; // spinning: the mask and the stop of the last SPIN
 } Frame;
 
 typedef struct {
@@ -32,7 +33,9 @@ typedef struct {
 
 typedef struct {
     uint8_t state, barrier;
-    uint16_t spins;
+    uint16_t spins;      // for the same lanes, since any warp of the batch made progress
+    uint32_t long_spins; // since this one did, or all its lanes were together
+    uint32_t seen;       // the batch's progress then
 } Warp;
 
 typedef struct Worker Worker;
@@ -63,6 +66,9 @@ struct Worker {
     const uint32_t *threads[3];
     const int64_t *sm_of_block;
     int64_t first_block, blocks, next, slots, active, at_slot;
+    int64_t preferred; // blocks in progress, unless none of them makes any
+    int64_t idle;      // turns of blocks in a row without progress
+    uint32_t progress, unused;
     uint8_t *shared_slab, *local_slab, *frame_slab;
     uint64_t shared_frame, frame_bytes, threads_per_block, width;
     int64_t fuel_per_turn;
@@ -250,13 +256,15 @@ static int32_t run_warp(Worker *c, Slot *slot, uint32_t w) {
     for (int axis = 0; axis < 3; axis++)
         c->tid[axis] = c->threads[axis] + first;
     c->local = c->local_slab + ((uint64_t)(slot - c->slot) * c->threads_per_block + first) * c->local_frame;
-    c->fuel = c->fuel_per_turn;
+    // Turns of one length could meet lanes that make progress at one point of their loop again and again.
+    c->fuel = c->fuel_per_turn + FUEL_PER_SPIN * warps_of(c, slot)[w].spins;
     c->barrier_trues = c->barrier_total = 0;
     return c->kernel(c, frame_of(c, slot, w));
 }
 
 // Act on what a warp's kernel returned; return whether that was progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
+    Frame *frame = (Frame *)frame_of(c, slot, c->warp);
     switch (status) {
     case DONE:
         warp->state = ENDED;
@@ -274,18 +282,26 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     case BAIL:
         warp->state = BAILING, slot->bailing = 1;
         break;
-    case SPIN:
-        if (++warp->spins >= MAX_SPINS)
+    case SPIN: // for lanes of its own, or for another block that has work to do
+        if (warp->seen != c->progress || frame->spinning != frame->mask || frame->spinning_at != frame->stop)
+            warp->spins = 0, warp->seen = c->progress, frame->spinning = frame->mask, frame->spinning_at = frame->stop;
+        if (++warp->spins >= MAX_SPINS || ++warp->long_spins >= MAX_LONG_SPINS)
             slot->bailing = 1;
         if (slot->bailing)
             warp->state = BAILING;
         return 0;
-    default: // SLICE
+    case SLICE: // of a loop that computes
+    case POLL:  // all lanes together
+        c->progress += status == SLICE;
+        warp->spins = 0, warp->long_spins = 0;
         if (slot->bailing)
             warp->state = BAILING;
         return 0;
+    default: // TURN
+        break;
     }
-    warp->spins = 0;
+    warp->spins = 0, warp->long_spins = 0;
+    c->progress++;
     return 1;
 }
 
@@ -308,7 +324,8 @@ static int run_block(Worker *c, Slot *slot, uint64_t deadline) {
                 return status == FAULT ? FAULTED : TRAPPED;
             if (after_warp(c, slot, &warps[w], status))
                 rounds = -1;
-            if ((status == SLICE || status == SPIN || ++calls % CALLS_PER_LOOK == 0) && now() >= deadline)
+            int is_slice = status == SLICE || status == SPIN || status == POLL;
+            if ((is_slice || ++calls % CALLS_PER_LOOK == 0) && now() >= deadline)
                 return slot->left ? TIME : FINISHED;
         }
         if (!slot->left)
@@ -341,7 +358,9 @@ static Slot *choose_slot(Worker *c, int begins) {
         else if (!ready && can_run(c, slot))
             ready = slot;
     }
-    if (free && c->next < c->blocks && (begins || !ready)) {
+    if (c->idle > c->active && c->preferred < c->slots) // they may wait for blocks that have not begun
+        c->preferred *= 2, c->idle = 0;
+    if (free && c->next < c->blocks && c->active < c->preferred && (begins || !ready)) {
         begin_block(c, free);
         return free;
     }
@@ -355,7 +374,9 @@ int kernels_run(Worker *c, uint64_t deadline) {
         Slot *slot = choose_slot(c, begins);
         if (!slot)
             return c->active ? SERVICE : FINISHED;
+        uint32_t before = c->progress;
         int result = run_block(c, slot, deadline);
+        c->idle = c->progress == before ? c->idle + 1 : 0;
         begins = 0;
         if (result == FINISHED) {
             slot->number = -1, c->active--;

@@ -26,7 +26,7 @@ from math import prod
 from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, max_blocks
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
@@ -113,7 +113,8 @@ class KernelRun(WorkItem):
         placement = self.owner.placement
         if not self._residents:
             return placement.admits(self, self._size)
-        return self._unfinished_slices >= len(self._residents) and placement.lets_grow()
+        is_stuck = self._unfinished_slices >= len(self._residents) and placement.lets_grow()
+        return is_stuck and not is_undecided(self._kernel, self._setup)
 
     def _open(self) -> None:
         self._unfinished_slices = 0

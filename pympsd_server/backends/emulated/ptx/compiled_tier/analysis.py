@@ -23,12 +23,12 @@ it does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from attrs import define, field, frozen
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
-from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block, Meeting, without_dead_results
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block, Meeting
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Both,
@@ -80,6 +80,8 @@ class CodeSegment:
     origin: int
     """The block that begins here, -1 in the middle of one."""
     escapes: bool = False
+    turn: int = 0
+    """The kind of turn that a warp has before it (turns.py), 0 for none."""
     terminator: Operation | None = None
     targets: tuple[int, ...] = ()
     following: int | None = None
@@ -97,16 +99,25 @@ def is_left_whole(terminator: Operation | None) -> bool:
     return terminator is not None and terminator.name == "system:assertfail"
 
 
-def split_blocks(code: Code, blocks: list[Block], is_escape: Callable[[Operation], bool]) -> list[CodeSegment]:
-    """Return the kernel's segments in the order of its blocks, their targets as indices of segments."""
-    parts = []
-    for block in blocks:
-        operations = without_dead_results(block, blocks, code.carry)
-        parts.append([(operations, False)] if is_left_whole(block.terminator) else _parts(operations, is_escape))
+def split_blocks(
+    blocks: list[Block],
+    operations: list[list[Operation]],
+    carry: Register,
+    is_escape: Callable[[Operation], bool],
+    turns: Mapping[int, int],
+) -> list[CodeSegment]:
+    """Return the kernel's segments in the order of its blocks, their targets as indices of segments.
+
+    `operations` are those of each block; `turns` the kinds of turns before operations, by their id().
+    """
+    parts = [
+        [(own, False, 0)] if is_left_whole(block.terminator) else _parts(own, is_escape, turns)
+        for block, own in zip(blocks, operations, strict=True)
+    ]
     begins = [sum(map(len, parts[:number])) for number in range(len(blocks))]
     segments: list[CodeSegment] = []
     for number, block in enumerate(blocks):
-        own = [CodeSegment(operations, -1, escapes) for operations, escapes in parts[number]]
+        own = [CodeSegment(part, -1, escapes, turn) for part, escapes, turn in parts[number]]
         for index, segment in enumerate(own[:-1]):
             segment.following = begins[number] + index + 1
         first, last = own[0], own[-1]
@@ -119,23 +130,25 @@ def split_blocks(code: Code, blocks: list[Block], is_escape: Callable[[Operation
         for segment in reversed(own):
             ending = [] if segment.terminator is None else [segment.terminator]
             for operation in [*ending, *reversed(segment.operations)]:
-                live -= {r.number for r in registers_written(operation, code.carry)}
-                live |= {r.number for r in registers_read(operation, code.carry)}
+                live -= {r.number for r in registers_written(operation, carry)}
+                live |= {r.number for r in registers_read(operation, carry)}
             segment.live_in = frozenset(live)
         first.live_in |= frozenset(block.live_in)
         segments += own
     return segments
 
 
-def _parts(operations: list[Operation], is_escape: Callable[[Operation], bool]) -> list[tuple[list[Operation], bool]]:
-    parts: list[tuple[list[Operation], bool]] = []
+def _parts(
+    operations: list[Operation], is_escape: Callable[[Operation], bool], turns: Mapping[int, int]
+) -> list[tuple[list[Operation], bool, int]]:
+    parts: list[tuple[list[Operation], bool, int]] = []
     for operation in operations:
-        escapes = is_escape(operation)
-        if escapes or not parts or parts[-1][1]:
-            parts.append(([], escapes))
+        escapes, turn = is_escape(operation), turns.get(id(operation), 0)
+        if escapes or turn or not parts or parts[-1][1]:
+            parts.append(([], escapes, turn))
         parts[-1][0].append(operation)
     if not parts or parts[-1][1]:
-        parts.append(([], False))
+        parts.append(([], False, 0))
     return parts
 
 

@@ -4,8 +4,9 @@ The problem: a batch has up to thousands of blocks, of which few should be begun
 in the cache; but blocks may wait for each other, instructions may escape, and the whole must stop after a slice.
 
 The idea: blocks live in *slots*. The runtime in C (native/src/kernels.c) runs the warps of a slot in turn, takes the
-next block when one ends, and begins another one next to it when it makes no progress. It returns when time is up, or
-when nothing can run without Python:
+next block when one ends, and begins another one next to it when it makes no progress, up to some hundreds, or twice
+as many while none of those makes progress: all blocks of a batch may wait for each other. It returns when time is up,
+or when nothing can run without Python:
 
     slot 0   block 7   warp 0 waits at a barrier, warp 1 at an escape         shared slab   one frame per slot
     slot 1   block 8   warps 0 and 1 wait at the same escape                  local slab    one frame per thread
@@ -71,8 +72,8 @@ from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 _LOOK_SECONDS: Final = 0.002
 """The longest time between two looks at the cancel flag."""
 _FUEL: Final = 2048
-_MAX_SLOTS: Final = 256
-_MAX_ESCAPING_SLOTS: Final = 128
+_PREFERRED_SLOTS: Final = 256
+_PREFERRED_ESCAPING_SLOTS: Final = 128
 _CACHE_LINE: Final = 64
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
@@ -123,10 +124,11 @@ class CompiledBatch:
         self._state: BatchState | None = None
         self._over = False
         self.steps = 0
-        most = _MAX_ESCAPING_SLOTS if code.escapes else _MAX_SLOTS
-        self._slots = np.zeros(min(len(sm_of_block), most), SLOT)
+        self._slots = np.zeros(len(sm_of_block), SLOT)  # any may wait for any; memory is used by those that begin
         self._slots["number"] = -1
         self._worker = Worker()
+        preferred = _PREFERRED_ESCAPING_SLOTS if code.escapes else _PREFERRED_SLOTS
+        self._worker.preferred = len(sm_of_block) if setup.workspace else preferred
         self._size_memory()
         self._describe_launch()
         self.look_at_allocations()

@@ -66,10 +66,10 @@ def _compare(text: MemoryText, operation: Operation) -> None:
             text.assign_predicate(register, value, shape)
         return
     type_name = operation.types[0]
-    if BITS[type_name] != 32 or type_name.endswith("x2"):
+    if type_name not in ("u32", "s32", "b32", "f32", "f16"):
         raise text.refuse()
-    word, true = shape.of("i32"), 0x3F800000 if type_name == "f32" else -1
-    result = text.choose(shape, both[0], word, shape.constant("i32", true), shape.constant("i32", 0))
+    element, true = f"i{BITS[type_name]}", {"f32": 0x3F800000, "f16": 0x3C00}.get(type_name, -1)
+    result = text.choose(shape, both[0], shape.of(element), *(shape.constant(element, v) for v in (true, 0)))
     text.assign(target, result, type_name, shape)
 
 

@@ -13,8 +13,10 @@ added to the masks of the blocks they go to, and the *lowest* block that has lan
 A kernel leaves its function at *stops* only. A stop saves in the warp's *frame* what is needed there and returns why:
 
 - BARRIER: the warp waits; the runtime in C (native/src/kernels.c) counts warps and calls it again.
-- SLICE: the fuel is used up at a loop's header; other warps, blocks and clients have their turn. SPIN is the same if
-  lanes wait elsewhere while others go round a loop that may wait for them.
+- SLICE: the fuel is used up at a loop's header; other warps, blocks and clients have their turn. POLL is the same in
+  a loop that may wait for other threads, SPIN if lanes of the warp wait elsewhere meanwhile.
+- TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
+  way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
   for all warps that wait there together (batch.py).
 - BAIL: something rare about lanes that wait for each other. The NumPy tier takes the whole block over, from the
@@ -56,6 +58,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_MASK,
     FRAME_TOTAL,
     FRAME_TRUES,
+    FRAME_TURNS,
     NO_BARRIER,
     NO_ENTRY,
     StopReason,
@@ -310,6 +313,7 @@ class KernelText(MemoryText):
             for name, lanes in (("barrier_trues", true), ("barrier_total", mask)):
                 count = self.intrinsic("ctpop", self.mask_type, SCALAR, lanes)
                 self.store("i32", self.as_word(count), self.field("%ctx", offset_of(name)))
+        self.store("i32", "0", self.field("%frame", FRAME_TURNS))
         stop = Stop(following, (), self._origin_of(segment), None if predicate is None else last)
         self.leave(stop, mask, StopReason.BARRIER)
 
@@ -381,6 +385,17 @@ class KernelText(MemoryText):
         self.leave(self._here(), mask, StopReason.BAIL)
         self.place(ready)
 
+    def _take_turn(self, kind: int) -> None:
+        """Let other warps of the block run, unless that was done since the last barrier."""
+        taken = self.load("i32", self.field("%frame", FRAME_TURNS))
+        due = self.op("icmp eq", "i32", self.op("and", "i32", taken, str(kind)), "0")
+        turn, on = self.label("turn"), self.label("turned")
+        self.branch(self.op("and", "i1", due, self.op("xor", "i1", "%alone", "true")), turn, on)
+        self.place(turn)
+        self.store("i32", self.op("or", "i32", taken, str(kind)), self.field("%frame", FRAME_TURNS))
+        self.leave(self._here(), self.current(), StopReason.TURN)
+        self.place(on)
+
     def _named_lanes(self, mask: Argument, running: str) -> str:
         if not self.plan.is_varying(mask):
             return self.use(mask, "u32", SCALAR)
@@ -404,14 +419,14 @@ class KernelText(MemoryText):
         fuel = self._burn(self.plan.weights[self.at])
         self.branch(self.op("icmp slt", "i64", fuel, "0"), pause, f"run{self.at}", UNLIKELY)
         self.place(pause)
-        status: str | StopReason = StopReason.SLICE
-        stop = self._here()
-        if self.at in self.plan.spinning and stop.pending:
+        may_wait, stop = self.at in self.plan.spinning, self._here()
+        status: str | StopReason = StopReason.POLL if may_wait else StopReason.SLICE
+        if may_wait and stop.pending:
             others = "0"
             for k in stop.pending:
                 others = self.op("or", self.mask_type, others, self.load(self.mask_type, f"%m{k}"))
             apart = self.op("icmp ne", self.mask_type, others, "0")
-            status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.SLICE.value))
+            status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
     # --- the whole
@@ -430,6 +445,8 @@ class KernelText(MemoryText):
             self.fence_compiler()
         if segment.meeting is not None:
             self._meet(segment)
+        if segment.turn:
+            self._take_turn(segment.turn)
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self._here()
             self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)

@@ -7,6 +7,7 @@ otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
@@ -19,9 +20,10 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns
 from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
-from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
 
 _MAX_ESCAPES: Final = 24
@@ -70,13 +72,29 @@ def write_text(
             known = refused[id(operation)] = (is_half and not has_halves) or _is_refused(probe, operation)
         return known
 
-    segments = split_blocks(code, build_blocks(code), is_escape)
-    plan = analyse(code, segments, rows=rows)
+    plan = _plan(code, is_escape, rows=rows)
     _refuse_hot_escapes(plan)
     text = KernelText(code, plan, width, whole, offsets, find_strides(plan, linear=linear), static_shared)
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text
+
+
+def _plan(code: Code, is_escape: Callable[[Operation], bool], *, rows: bool) -> WarpPlan:
+    """Return the plan of a kernel whose warps have turns, but not in blocks that the NumPy tier may take over."""
+    blocks = build_blocks(code)
+    operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
+    plan = analyse(code, split_blocks(blocks, operations, code.carry, is_escape, {}), rows=rows)
+    turns = find_turns(blocks, operations, code.carry)
+    if not turns:
+        return plan
+    ends = [s.terminator if plan.pending[k] else None for k, s in enumerate(plan.segments)]
+    number = -1
+    for segment, end in zip(plan.segments, ends, strict=True):
+        number = segment.origin if segment.origin >= 0 else number
+        if end is not None and end.name in ("bar", "barrier"):
+            turns = {at: kind for at, kind in turns.items() if at not in map(id, operations[number])}
+    return analyse(code, split_blocks(blocks, operations, code.carry, is_escape, turns), rows=rows)
 
 
 def _everything_varies(code: Code) -> WarpPlan:

@@ -25,6 +25,8 @@ class StopReason(IntEnum):
     BAIL = 5
     FAULT = 6
     TRAP = 7
+    POLL = 8
+    TURN = 9
 
 
 class WarpState(IntEnum):
@@ -63,8 +65,9 @@ CONSTANTS: Final = (
 )
 """The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
 FRAME_HEADER: Final = 32
-FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL = 0, 4, 8, 16, 20
-"""Offsets in a warp's frame: where it stopped, its lanes that live, those that stopped there, votes of bar.red."""
+FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 4, 8, 16, 20, 24
+"""Offsets in a warp's frame: where it stopped, its lanes that live, those that stopped there, votes of bar.red, and
+the kinds of turns that it has had since the last barrier."""
 _REFRESH = ctypes.CFUNCTYPE(c_int, c_void_p)
 
 
@@ -116,6 +119,10 @@ class Worker(ctypes.Structure):
         ("slots", c_int64),
         ("active", c_int64),
         ("at_slot", c_int64),
+        ("preferred", c_int64),
+        ("idle", c_int64),
+        ("progress", c_uint32),
+        ("unused", c_uint32),
         ("shared_slab", c_uint64),
         ("local_slab", c_uint64),
         ("frame_slab", c_uint64),
@@ -134,7 +141,9 @@ SLOT: Final = np.dtype(
     [("number", "i8"), ("left", "u4"), ("bailing", "u2"), ("uses_barriers", "u2"), ("barriers", "u4", (BARRIERS, 5))]
 )
 """A place for a block that has begun; its number is that in the batch, -1 of a free place."""
-WARP_STATE: Final = np.dtype([("state", "u1"), ("barrier", "u1"), ("spins", "u2")])
+WARP_STATE: Final = np.dtype(
+    [("state", "u1"), ("barrier", "u1"), ("spins", "u2"), ("long_spins", "u4"), ("seen", "u4")]
+)
 refresh_function: Final = _REFRESH
 """Makes a C function of a Python function."""
 FUNCTIONS: Final = ("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock")

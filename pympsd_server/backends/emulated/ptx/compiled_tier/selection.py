@@ -2,7 +2,10 @@
 
 The first launches of a kernel run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a thread compiles
 the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
-and kernels that are short and few are not compiled. PYMPSD_TIER=compiled compiles at the first batch of a kernel.
+and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until it is decided
+which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the first batch of a
+kernel, and so does `auto` a kernel with atomics of system scope: NumPy's are atomic among the threads of the device
+only, those of machine code towards the processor, too.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
 peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
@@ -28,6 +31,8 @@ from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_pe
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks
+from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.native.library import NoLibrary
 
@@ -37,6 +42,7 @@ _MORE_BLOCKS: Final = 8
 
 _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
+_UNDECIDED_THREADS: Final = 1024
 _COMPILING: Final = "is being compiled"
 _one_at_a_time: Final = threading.Lock()
 
@@ -48,9 +54,23 @@ def _tier(setting: str) -> str:
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
     """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
+    if not together and is_undecided(kernel, setup):
+        return max(1, _UNDECIDED_THREADS // prod(setup.block))
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
     is_compiled = any(isinstance(code, MachineCode) for code in kernel.translation.machine_codes.values())
     return blocks * _MORE_BLOCKS if is_compiled else blocks
+
+
+def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
+    """Return whether blocks of a launch should wait until its kernel is compiled; begin that if it is slow."""
+    translation = kernel.translation
+    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _traits(translation)[1]:
+        return False
+    if not translation.machine_codes and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING:
+        return True
+    _code_of(kernel, setup, waits=False)
+    code = translation.machine_codes.get(_shape_class(kernel, setup.block), _COMPILING)
+    return isinstance(code, str) and code == _COMPILING
 
 
 def begin_batch(
@@ -69,7 +89,10 @@ def begin_batch(
 def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | None:
     """Return a kernel's machine code for the shape of a launch's blocks; None if the NumPy tier runs it (for now)."""
     translation = kernel.translation
-    if prod(setup.cluster) > 1 or (not waits and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING):
+    if prod(setup.cluster) > 1:
+        return None
+    waits = waits or _traits(translation)[0]
+    if not waits and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING:
         return None
     key, codes = _shape_class(kernel, setup.block), translation.machine_codes
     if key not in codes:
@@ -80,6 +103,16 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
             threading.Thread(target=_compile, args=(kernel, key, setup.block), name="compiler", daemon=True).start()
     code = codes[key]
     return code if isinstance(code, MachineCode) else None
+
+
+def _traits(translation: Translation) -> tuple[bool, bool]:
+    if translation.traits is None:
+        operations = translation.code.operations
+        meets_processor = any(o.name in ("atom", "red") and o.has("sys") for o in operations)
+        blocks = build_blocks(translation.code)
+        has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
+        translation.traits = meets_processor, has_loops
+    return translation.traits
 
 
 def _compile(kernel: Kernel, key: Hashable, block: tuple[int, int, int]) -> None:
@@ -93,6 +126,9 @@ def _compile(kernel: Kernel, key: Hashable, block: tuple[int, int, int]) -> None
         except (ImportError, NoLibrary) as error:
             codes[key] = str(error)
             _explain_missing()
+        finally:
+            if codes.get(key, _COMPILING) == _COMPILING:
+                codes[key] = "the compiler failed"
 
 
 @cache
