@@ -138,7 +138,9 @@ print(results)
 
 def test_first_calls_of_two_threads_with_the_gil(environment: dict[str, str]) -> None:
     command = [sys.executable, "-c", FIRST_CALLS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd="/", env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
     assert (done.stdout, done.stderr) == ("[0, 0]\n", "")
 
 
