@@ -27,6 +27,8 @@ from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, buil
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
 
 _MAX_ESCAPES: Final = 24
+_MAX_BLOCKS: Final = 400
+"""The time of the analysis grows faster than their number: a scan of CUB, with more, took longer than 15 s."""
 
 
 def choose_width(code: Code, block: tuple[int, int, int]) -> int:
@@ -83,6 +85,8 @@ def write_text(
 def _plan(code: Code, is_escape: Callable[[Operation], bool], *, rows: bool) -> WarpPlan:
     """Return the plan of a kernel whose warps have turns, but not in blocks that the NumPy tier may take over."""
     blocks = build_blocks(code)
+    if len(blocks) > _MAX_BLOCKS:
+        raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
     plan = analyse(code, split_blocks(blocks, operations, code.carry, is_escape, {}), rows=rows)
     turns = find_turns(blocks, operations, code.carry)
