@@ -301,6 +301,18 @@ def test_few_blocks_of_a_kernel_with_loops_begin_until_it_is_compiled(monkeypatc
     assert isinstance(begin_batch(module, "k", setup, few, np.zeros(4096 - few, np.int64)), CompiledBatch)
 
 
+def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
+    """Return what a kernel makes of data in each tier; the shape is its blocks and the threads of each."""
+    results = []
+    for tier in ("compiled", "numpy"):
+        monkeypatch.setenv("PYMPSD_TIER", tier)
+        device = Device(1 << 20)
+        address = device.put(data)
+        device.launch(device.load(HEADER + ptx), "k", *shape, address)
+        results.append(device.get(address, data))
+    return results
+
+
 @pytest.mark.parametrize("name", ["ex2", "lg2", "sin", "cos", "tanh"])
 def test_functions_have_the_same_bits_in_both_tiers(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Over all exponents, both signs, infinities and NaN."""
@@ -310,13 +322,7 @@ mov.u32 %i, %tid.x; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
 mad.lo.u32 %i, %b, %n, %i; ld.param.u64 %a, [p]; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o;
 ld.global.f32 %x, [%a]; {name}.approx.f32 %x, %x; st.global.f32 [%a], %x; ret; }}"""
     inputs = np.arange(0, 1 << 32, 65521 * 2, dtype=np.uint64).astype("u4")[:32768]
-    results = []
-    for tier in ("compiled", "numpy"):
-        monkeypatch.setenv("PYMPSD_TIER", tier)
-        device = Device(1 << 20)
-        address = device.put(inputs)
-        device.launch(device.load(HEADER + ptx), "k", 128, 256, address)
-        results.append(device.get(address, inputs))
+    results = _results(monkeypatch, ptx, inputs, (128, 256))
     np.testing.assert_array_equal(*results)
 
 
@@ -330,13 +336,7 @@ ld.global.f32 %z, [%a+8]; {operation}.f32 %x, %x, %y{third}; st.global.f32 [%a],
     values = np.random.default_rng(7).integers(0, 1 << 32, (1024, 3), dtype=np.uint64).astype("u4")
     near = np.array([0, 0x80000000, 0x3F800000, 0xBF800000, 1, 0x80000001, 0x00800000, 0x7F7FFFFF], "u4")
     values[:512] = near[values[:512] % 8]
-    results = []
-    for tier in ("compiled", "numpy"):
-        monkeypatch.setenv("PYMPSD_TIER", tier)
-        device = Device(1 << 20)
-        address = device.put(values)
-        device.launch(device.load(HEADER + ptx), "k", 1, 1024, address)
-        results.append(device.get(address, values).view("f4"))
+    results = [result.view("f4") for result in _results(monkeypatch, ptx, values, (1, 1024))]
     np.testing.assert_array_equal(*results)
     np.testing.assert_array_equal(*(np.signbit(result) & ~np.isnan(result) for result in results))
 
@@ -350,11 +350,5 @@ mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; ld.global.b{bits} %x, [%a]; ld.globa
 {operation} %x, %x, %y; st.global.b{bits} [%a], %x; ret; }}"""
     near = np.array([0, 0x80008000, 0x3C003C00, 0xBF80BC00, 0x7F807C00, 0x7FC07E00, 0xFFFF_FFFF, 5], "u4")
     values = np.stack(np.meshgrid(near, near), -1).reshape(64, 2)
-    results = []
-    for tier in ("compiled", "numpy"):
-        monkeypatch.setenv("PYMPSD_TIER", tier)
-        device = Device(1 << 20)
-        address = device.put(values)
-        device.launch(device.load(HEADER + ptx), "k", 1, 64, address)
-        results.append(device.get(address, values))
+    results = _results(monkeypatch, ptx, values, (1, 64))
     np.testing.assert_array_equal(*results)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, DaemonProcess, adopt_orphans
+from processes import SECONDS, DaemonProcess, daemon_of_session
 
 import pympsd_client
 
@@ -45,17 +43,8 @@ def compile_program(tmp_path_factory: pytest.TempPathFactory) -> Compile:
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[DaemonProcess]:
     """A daemon for the programs of all tests here."""
-    adopt_orphans()
-    directory = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
-    directory.chmod(0o755)
-    for name in ("pipe", "log"):
-        (directory / name).mkdir()
-    running = DaemonProcess(directory)
-    assert running.start().returncode == 0
-    adopt_orphans(False)
-    yield running
-    running.stop()
-    shutil.rmtree(directory)
+    with daemon_of_session() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

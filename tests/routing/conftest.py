@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import BIN, SECONDS, DaemonProcess, adopt_orphans
+from processes import BIN, SECONDS, DaemonProcess, daemon_of_session
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 RUN = str(BIN / "pympsd-run")
@@ -57,17 +56,8 @@ DONE: ret;
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[DaemonProcess]:
     """A daemon for the programs of all tests here."""
-    adopt_orphans()
-    directory = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
-    directory.chmod(0o755)
-    for name in ("pipe", "log"):
-        (directory / name).mkdir()
-    running = DaemonProcess(directory)
-    assert running.start().returncode == 0
-    adopt_orphans(False)  # what the programs leave is not this process's
-    yield running
-    running.stop()
-    shutil.rmtree(directory)
+    with daemon_of_session() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

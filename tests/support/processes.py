@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -364,6 +366,22 @@ class ClientProcess:
         elif number:
             self.process.send_signal(number)
         self.process.communicate(timeout=SECONDS)
+
+
+@contextlib.contextmanager
+def daemon_of_session() -> Iterator[DaemonProcess]:
+    """Give a daemon in a directory of its own that lasts for many tests, whose programs are not adopted."""
+    adopt_orphans()
+    directory = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
+    directory.chmod(0o755)
+    for name in ("pipe", "log"):
+        (directory / name).mkdir()
+    running = DaemonProcess(directory)
+    assert running.start().returncode == 0
+    adopt_orphans(False)  # what the programs leave is not this process's
+    yield running
+    running.stop()
+    shutil.rmtree(directory)
 
 
 @contextlib.contextmanager
