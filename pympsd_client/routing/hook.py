@@ -25,6 +25,7 @@ The invariants:
 import atexit
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -62,6 +63,8 @@ def install() -> None:
             f"{imported[0]} was imported before pympsd could replace its function pointers: start the program with "
             "pympsd-run, and let no .pth file or sitecustomize import it"
         )
+    # Both packages are those of one installation, even if the program's folder, which comes later, is a checkout.
+    import_module("pympsd")
     sys.meta_path.insert(0, Finder())
     register_end()
 

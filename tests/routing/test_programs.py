@@ -38,6 +38,14 @@ def test_a_vector_addition(run: Run) -> None:
     assert run(ADD + launch + SHOW).stdout == "2.0 1998.0\n"
 
 
+def test_a_program_whose_folder_has_a_pympsd_of_its_own(run: Run, tmp_path: Path) -> None:
+    """As in a checkout, whose C parts are not built: the installed one is used, as a whole."""
+    (tmp_path / "pympsd" / "channel").mkdir(parents=True)
+    for folder in ("pympsd", "pympsd/channel"):
+        (tmp_path / folder / "__init__.py").touch()
+    assert run("context(); print(ok(cuda.cuDeviceGetCount()))").stdout == "1\n"
+
+
 def test_repeated_launches_take_new_parameters(run: Run) -> None:
     launches = """
 for given in (0, 0, 0, 1, 2, count):  # the first ones make a plan
