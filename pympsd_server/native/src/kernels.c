@@ -305,7 +305,7 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     return 1;
 }
 
-// Run the warps of a block in turn. Returns FINISHED when it has ended, TIME, SERVICE when none can go on here,
+// Run the warps of a block in turn. Returns FINISHED when it has ended, TIME, SERVICE when none can continue here,
 // FAULTED, TRAPPED or DEADLOCKED.
 static int run_block(Worker *c, Slot *slot, uint64_t deadline) {
     Warp *warps = warps_of(c, slot);

@@ -37,7 +37,7 @@ typedef struct {
 
 static _Atomic(Table *) table;
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
-static Registration removed; /* its host is NULL; look-ups go on behind it */
+static Registration removed; /* its host is NULL; look-ups continue after it */
 
 static size_t place_of(const Table *of, const void *host) {
     return (size_t)((uint64_t)(uintptr_t)host * UINT64_C(0x9E3779B97F4A7C15) >> (64 - of->bits));

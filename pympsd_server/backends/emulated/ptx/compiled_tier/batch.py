@@ -252,7 +252,7 @@ class CompiledBatch:
         outcome = runtime().kernels_run(ctypes.byref(self._worker), until)
         if outcome == Outcome.FINISHED:
             self._over = True
-        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may go on for ever, waiting for those at escapes
+        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may continue for ever, waiting for those at escapes
             if not self._serve(cancel) and outcome == Outcome.SERVICE:
                 raise self._place(self._fault(Outcome.DEADLOCKED), self._worker.fault_block, 0)
         else:
@@ -292,7 +292,7 @@ class CompiledBatch:
     # --- what only Python does
 
     def _serve(self, cancel: CancelFlag) -> bool:
-        """Let warps that need it go on; return whether there were any."""
+        """Let warps that need it continue; return whether there were any."""
         states = self._warps["state"]
         escaping = np.argwhere(states == WarpState.ESCAPING)
         if len(escaping):

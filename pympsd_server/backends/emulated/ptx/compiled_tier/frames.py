@@ -49,7 +49,7 @@ class Frames:
         return self._column(rows, FRAME_STOP, _WORD)[:, 0]
 
     def move(self, rows: Array, stop: int) -> None:
-        """Let warps go on at another stop."""
+        """Let warps continue at another stop."""
         self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
 
     def lanes(self, rows: Array) -> Array:

@@ -89,7 +89,7 @@ class Stop:
     barrier: int = -1
     """The block at whose barrier the lanes wait."""
     result: Operation | None = None
-    """A bar.red whose result is set when the warp goes on."""
+    """A bar.red whose result is set when the warp continues."""
     is_entry: bool = False
     """Whether it is the beginning of the kernel, at which registers are zero."""
 
@@ -142,7 +142,7 @@ class KernelText(MemoryText):
         return self.stops.index(stop)
 
     def leave(self, stop: Stop, mask: str, status: StopReason | str) -> None:
-        """Return a status with everything in the frame that is needed to go on at a stop."""
+        """Return a status with everything in the frame that is needed to continue at a stop."""
         for number in self.registers_of(stop):
             value, kind = self.read(number), self.storage(number)
             self.store(kind, value, self.slot(number), 4)

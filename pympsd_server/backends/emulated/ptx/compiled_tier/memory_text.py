@@ -140,7 +140,7 @@ class MemoryText(Lanes):
         return Pointers(single=self.phi("i64", (first, quick), (second, end)))
 
     def _resolve(self, group: Accesses, site: int, mask: str) -> str:
-        """Write the slow check of the addresses in %scratch0; return the label that control goes on from."""
+        """Write the slow check of the addresses in %scratch0; return the label that control continues from."""
         name = f"@accesses{len(self.tables)}"
         numbers = [n for pair in sorted(group.sites) for n in pair]
         items = ", ".join(f"i64 {n}" for n in numbers)

@@ -7,9 +7,9 @@ by side. Programs rely on it where a barrier should be, knowing it or not:
     s[tid] = y;      ...  x = s[tid + 1];                    warp 0 reads what warp 1 has written
 
 The idea: a warp stops before its first access to shared memory after the other kind of access, so that the rest of
-the block comes to this place, too; then all go on. A well-written program loses a little time and nothing else. It is
-done once for each kind between two barriers, which a bit in the warp's frame remembers, so a loop without barriers is
-as fast as before. Kernels without barriers have no turns: there is nothing that says where their phases end.
+the block comes to this place, too; then all continue. A well-written program loses a little time and nothing else. It
+is done once for each kind between two barriers, which a bit in the warp's frame remembers, so a loop without barriers
+is as fast as before. Kernels without barriers have no turns: there is nothing that says where their phases end.
 
 An access to the same address as all earlier ones of the other kind needs none: it is the thread's own element.
 `find_turns` knows addresses as a register and an offset, and follows them over all ways through the kernel.
