@@ -112,7 +112,7 @@ def _registration(host: int) -> Any:
 def kernel_at(host: int) -> int:
     """Return the kernel of a host function; the handle of a kernel or function is returned as it is.
 
-    INVALID_DEVICE_FUNCTION for other values and NULL; NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
+    INVALID_DEVICE_FUNCTION for anything else; NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
     """
     entry = _registration(host)
     if entry is None or entry.kind != _KERNEL:
