@@ -13,8 +13,8 @@ thread's own. A version may have a row of its own; if not, the parameters distin
 stream of NULL is the thread's stream. Copies and fills without a stream (``_ptds``) wait for the work of all
 streams, which is more than they need.
 
-Where the driver's function takes a CUfunction or a CUkernel, the runtime's takes the address of a function of the host
-program (`symbols.kernel_at`).
+Where the driver's function takes a CUfunction or a CUkernel, the runtime's takes the address of a function of the
+host program (`symbols.kernel_at`).
 
 Last errors: CUDA runtime API, Error Handling.
 """
