@@ -212,10 +212,9 @@ def _context_gone(daemon: Daemon, server: Server, event: events.ContextGonePushe
 
 
 def _memory_reported(daemon: Daemon, server: Server, event: events.MemoryPushed) -> None:
-    server.launches[event.device] = event.launches
-    server.left_behind[event.device] = event.left
+    server.use[event.device] = event.use
     for client in server.clients.values():
-        client.memory[event.device] = event.clients.get(client.id, 0)
+        client.memory[event.device] = event.use.clients.get(client.id, 0)
 
 
 def _memory_read(daemon: Daemon, server: Server, event: events.ClientMemoryRead) -> None:

@@ -243,13 +243,12 @@ class ServerSession:
             case link.ContextGone(client, context_id):
                 self._contexts -= 1
                 dispatcher.feed(events.ContextGonePushed(self.id, client, context_id))
-            case link.MemoryReported(device, clients, launches, left):
+            case link.MemoryReported() as report:
                 devices = dispatcher.state.devices
-                most = devices[device].memory_bytes if 0 <= device < len(devices) else -1
-                counts = 0, left, *clients.values()
-                if any(not 0 <= count <= most for count in counts) or not 0 <= launches < 1 << 63:
-                    raise RemoteError(f"nobody holds such memory on device {device}")
-                dispatcher.feed(events.MemoryPushed(self.id, device, clients, launches, left))
+                most = devices[report.device].memory_bytes if 0 <= report.device < len(devices) else -1
+                if not report.is_possible(most):
+                    raise RemoteError(f"nobody holds such memory on device {report.device}")
+                dispatcher.feed(events.MemoryPushed(self.id, report.device, report))
             case link.ClientGone(client):
                 self._unwatch((client,))
                 dispatcher.feed(events.ClientGonePushed(self.id, client))
