@@ -4,8 +4,7 @@ The first launches of a kernel run in the NumPy tier (PYMPSD_TIER=auto). When th
 the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
 and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until it is decided
 which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the first batch of a
-kernel, and so does `auto` a kernel with atomics of system scope: NumPy's are atomic among the threads of the device
-only, those of machine code towards the processor, too.
+kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
 peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
@@ -64,7 +63,7 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
 def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
     """Return whether blocks of a launch should wait until its kernel is compiled; begin that if it is slow."""
     translation = kernel.translation
-    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _traits(translation)[1]:
+    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _has_loops(translation):
         return False
     if not translation.machine_codes and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING:
         return True
@@ -91,7 +90,6 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
     translation = kernel.translation
     if prod(setup.cluster) > 1:
         return None
-    waits = waits or _traits(translation)[0]
     if not waits and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING:
         return None
     key, codes = _shape_class(kernel, setup.block), translation.machine_codes
@@ -105,14 +103,11 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
     return code if isinstance(code, MachineCode) else None
 
 
-def _traits(translation: Translation) -> tuple[bool, bool]:
-    if translation.traits is None:
-        operations = translation.code.operations
-        meets_processor = any(o.name in ("atom", "red") and o.has("sys") for o in operations)
+def _has_loops(translation: Translation) -> bool:
+    if translation.has_loops is None:
         blocks = build_blocks(translation.code)
-        has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
-        translation.traits = meets_processor, has_loops
-    return translation.traits
+        translation.has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
+    return translation.has_loops
 
 
 def _compile(kernel: Kernel, key: Hashable, block: tuple[int, int, int]) -> None:
