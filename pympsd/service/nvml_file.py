@@ -56,7 +56,7 @@ class NvmlFile:
         except OSError as error:
             if not self._has_failed:
                 reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
-                self.dispatcher.log.error("nvml_not_kept", file=self.directory.name(files.NVML), reason=reason)
+                self.dispatcher.log.error("nvml_not_written", file=self.directory.name(files.NVML), reason=reason)
             self._has_failed = True
             return
         self._written, self._has_failed = text, False
