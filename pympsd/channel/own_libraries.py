@@ -9,8 +9,8 @@ for its devices would ask pympsd, and take the answer for a GPU. So whoever star
 The dynamic loader reads the variable when a program starts, so a process cannot remove it for itself.
 
 The folder is recognised by the end of its real path: a virtual environment may be reached by several names, and
-whoever wrote the variable (pympsd-run, a module file, a user) may have used another one than this module's, or another
-installation. Whether the libraries were built does not matter.
+whoever wrote the variable (pympsd-run, a module file, a user) may have used another one, or another installation.
+Whether the libraries were built does not matter.
 """
 
 from collections.abc import Mapping
