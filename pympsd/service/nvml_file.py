@@ -106,10 +106,10 @@ def list_processes(daemon: Daemon, ordinal: int) -> list[DeviceProcess]:
 def _list_processes(server: Server, ordinal: int, is_volta: bool) -> Iterator[DeviceProcess]:
     used: Counter[int] = Counter()
     for client in server.clients.values():
-        held = client.memory.get(ordinal, 0)
-        if held or any(context.device == ordinal for context in client.contexts.values()):
-            used[client.pid] += held
-    left = server.use[ordinal].left if ordinal in server.use else 0
-    yield DeviceProcess(server.pid, False, left if is_volta else left + used.total())
+        count = client.memory.get(ordinal, 0)
+        if count or any(context.device == ordinal for context in client.contexts.values()):
+            used[client.pid] += count
+    unclaimed_bytes = server.use[ordinal].left if ordinal in server.use else 0
+    yield DeviceProcess(server.pid, False, unclaimed_bytes if is_volta else unclaimed_bytes + used.total())
     if is_volta:
-        yield from (DeviceProcess(pid, True, held) for pid, held in sorted(used.items()))
+        yield from (DeviceProcess(pid, True, count) for pid, count in sorted(used.items()))

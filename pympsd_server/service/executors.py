@@ -276,9 +276,9 @@ class Executors:
         except RemoteError:
             executor.kill()
 
-    def _report_memory(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
+    def _report_memory(self, slot: ExecutorSlot, bytes_by_client: dict[int, int]) -> None:
         """Store the memory that a slot's clients hold, and report that of all clients of the device."""
-        self.accounts.report(slot, held)
+        self.accounts.report(slot, bytes_by_client)
         self._push_memory(slot.device)
 
     def _push_memory(self, device: int) -> None:

@@ -143,14 +143,14 @@ class EmulatedDevice(AccountedDevice):
     ) -> EmulatedContext:
         client = self._spaces.of(address_space, quota)
         among = sms_of(self._properties, quota.chunks)
-        shown = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None
+        visible_ids = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None
         overhead = context_overhead(self._properties, len(multiprocessors))
         memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
         context = EmulatedContext(
             self._properties,
             self._scheduler,
             memory,
-            Placement(multiprocessors, self._properties.attributes, shown),
+            Placement(multiprocessors, self._properties.attributes, visible_ids),
             context_id,
             self._trace,
             on_fault,

@@ -111,7 +111,7 @@ class WorkItem:
 
     instant: ClassVar = False
     """Whether it is finished the moment its predecessors are."""
-    held: ClassVar = False
+    is_held: ClassVar = False
     """Whether it stays unfinished until `Scheduler.finish_held`; its callbacks are called when it is reached."""
 
     owner: WorkOwner
@@ -138,14 +138,19 @@ class WorkItem:
         return self.owner.queue
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether it is a kernel with blocks that have begun: a device that cannot stop kernels lets it end."""
         return False
 
     @property
-    def blocked(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether it has to wait for space on the multiprocessors."""
         return False
+
+    @property
+    def blocked(self) -> bool:
+        """The former name of `is_blocked`, for policies that were written for it."""
+        return self.is_blocked
 
     def step(self, seconds: float) -> bool:
         """Run for about this time; return whether it is finished. Raise DeviceFault or Cancelled."""
@@ -172,7 +177,7 @@ class Marker(WorkItem):
 class HostFunction(WorkItem):
     """Holds its stream from the moment it is reached, when its callbacks are called, until it is finished."""
 
-    held = True
+    is_held = True
     what = "host function"
 
     def __init__(self, owner: WorkOwner, stream: WorkStream, finish: Callable[[WorkItem], None]) -> None:
