@@ -11,7 +11,7 @@ int kernels_fail(Worker *c, uint64_t address, uint32_t lane, uint32_t kind, uint
 }
 
 // Return the index of the allocation that has all of an access, -1 if none has.
-static int64_t find(const Allocations *a, int64_t offset, uint64_t nbytes) {
+static int64_t find(const ReachableMemory *a, int64_t offset, uint64_t nbytes) {
     int64_t low = 0, high = a->count;
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -26,19 +26,19 @@ static int64_t find(const Allocations *a, int64_t offset, uint64_t nbytes) {
 }
 
 // Remember nothing of allocations that may be gone.
-static void use(Worker *c, const Allocations *a) {
+static void use(Worker *c, const ReachableMemory *a) {
     if (c->generation != a->generation)
         memset(c->sites, 0, c->batch->sites_bytes);
     c->generation = a->generation;
 }
 
 // Let all threads of a batch use other allocations from now on.
-void kernels_publish(Batch *b, const Allocations *a) { atomic_store(&b->allocations, a); }
+void kernels_publish(Batch *b, const ReachableMemory *a) { atomic_store(&b->allocations, a); }
 
 void kernels_look(Worker *c) { use(c, atomic_load(&c->batch->allocations)); }
 
 static int check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes) {
-    const Allocations *a = atomic_load(&c->batch->allocations), *earlier = a;
+    const ReachableMemory *a = atomic_load(&c->batch->allocations), *earlier = a;
     int64_t offset = (int64_t)(address - (uint64_t)c->batch->base), at = find(a, offset, nbytes);
     if (at < 0) {
         c->batch->refresh(c->batch);

@@ -41,7 +41,7 @@ typedef struct {
     const int64_t *starts, *ends; // of allocations, less base
     int64_t count;
     uint64_t generation;
-} Allocations;
+} ReachableMemory;
 
 typedef struct Worker Worker;
 typedef struct Batch Batch;
@@ -82,7 +82,7 @@ struct Worker {
 struct Batch {
     Kernel kernel;
     void (*refresh)(Batch *); // look again for allocations
-    _Atomic(const Allocations *) allocations;
+    _Atomic(const ReachableMemory *) allocations;
     int64_t base;
     const uint32_t *threads[3];
     const int64_t *sm_of_block;

@@ -59,8 +59,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     SLOT,
     SPACE_NUMBERS,
     WARP_STATE,
-    Allocations,
     Outcome,
+    ReachableMemory,
     SharedState,
     WarpState,
     Worker,
@@ -260,7 +260,7 @@ class CompiledBatch:
             if self._reach and self._reach[-1][0] is starts:
                 return
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
-            found = Allocations(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
+            found = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
             self._reach = [*([] if at_rest else self._reach), (starts, ends, found)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(found))
 

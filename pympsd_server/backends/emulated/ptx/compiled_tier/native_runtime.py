@@ -1,4 +1,7 @@
-"""The C runtime of compiled kernels (native/src/kernels.h): its structures, its functions, and its states."""
+"""The C runtime of compiled kernels (native/src/kernels.h): its structures, its functions, and its states.
+
+The structures are written here again, and compared with C's by their sizes when the library is loaded.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ class Worker(ctypes.Structure):
     )
 
 
-class Allocations(ctypes.Structure):
+class ReachableMemory(ctypes.Structure):
     """The memory that kernels reach: places relative to the lowest address."""
 
     _fields_ = (("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64))
@@ -184,7 +187,7 @@ FUNCTIONS: Final = ("kernels_resolve", "kernels_gather", "kernels_scatter", "ker
 """The functions that generated code calls."""
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "kernels_run": (c_int, (ctypes.POINTER(SharedState), c_uint64)),
-    "kernels_publish": (None, (ctypes.POINTER(SharedState), ctypes.POINTER(Allocations))),
+    "kernels_publish": (None, (ctypes.POINTER(SharedState), ctypes.POINTER(ReachableMemory))),
     "kernels_worker_bytes": (c_uint64, ()),
     "kernels_batch_bytes": (c_uint64, ()),
     "kernels_resolve": (c_int, (ctypes.POINTER(Worker), c_uint64, c_void_p, c_uint32, c_uint32, c_void_p, c_uint32)),
