@@ -13,7 +13,7 @@ use them. This module looks an address up there at its first use, loads the fat 
 (`_library`), and returns the library's kernel or variable. The C part keeps the handle of a kernel and launches by
 it, so this module sees the first launch of each kernel only.
 
-In a Python process nothing is registered: `kernel_at` returns its argument, the handle of a kernel or function.
+In a Python process nothing is registered: `kernel_at` gets the handle of a kernel or function, and returns it.
 
 The invariants:
 
@@ -110,12 +110,14 @@ def _registration(host: int) -> Any:
 
 
 def kernel_at(host: int) -> int:
-    """Return the kernel of a host function; any other value is returned as it is.
+    """Return the kernel of a host function; the handle of a kernel or function is returned as it is.
 
-    NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
+    INVALID_DEVICE_FUNCTION for anything else; NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
     """
     entry = _registration(host)
     if entry is None or entry.kind != _KERNEL:
+        if kernels.get(host) is None and functions.get(host) is None:
+            raise CudaError(_INVALID_FUNCTION, f"{host:#x} is not a host function of a kernel of this program")
         return host
     try:
         library, name = _library(entry.wrapper), entry.name.decode()
@@ -140,7 +142,7 @@ def registered_kernel(host: int) -> int:
     """Return the kernel of a host function, for its first launch; INVALID_DEVICE_FUNCTION if it is not registered."""
     kernel = kernel_at(host)
     if kernel == host:
-        raise CudaError(_INVALID_FUNCTION, f"{host:#x} is not a host function of a kernel of this program")
+        raise CudaError(_INVALID_FUNCTION, f"{host:#x} is a handle, not a host function of a kernel")
     return kernel
 
 

@@ -5,8 +5,7 @@ The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they
 the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
 and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until it is decided
 which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the first batch of a
-kernel, and so does `auto` a kernel with atomics of system scope: NumPy's are atomic among the threads of the device
-only, those of machine code towards the processor, too.
+kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
 peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
@@ -83,7 +82,7 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
 
 def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
     """Return whether blocks of a launch should wait until its kernel is compiled; begin that if it is slow."""
-    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _traits(kernel.translation)[1]:
+    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _has_loops(kernel.translation):
         return False
     state = _code_of(kernel, setup, waits=False)
     return isinstance(state, str) and state in (_NOT_COMPILED, _COMPILING)
@@ -114,7 +113,7 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
         if shape not in codes:
             codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
     if codes[shape] == _NOT_COMPILED:
-        if waits or _traits(translation)[0]:
+        if waits:
             _compile(translation, shape, setup.block)
         elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
             codes[shape] = _COMPILING
@@ -124,14 +123,11 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
     return state
 
 
-def _traits(translation: Translation) -> tuple[bool, bool]:
-    if translation.traits is None:
-        operations = translation.code.operations
-        meets_processor = any(o.name in ("atom", "red") and o.has("sys") for o in operations)
+def _has_loops(translation: Translation) -> bool:
+    if translation.has_loops is None:
         blocks = build_blocks(translation.code)
-        has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
-        translation.traits = meets_processor, has_loops
-    return translation.traits
+        translation.has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
+    return translation.has_loops
 
 
 def _compile(translation: Translation, shape: ShapeClass, block: tuple[int, int, int]) -> None:

@@ -92,8 +92,8 @@ class Translation:
     """The machine code of the compiled tier, by the kind of the block's shape."""
     shapes: dict[tuple[int, int, int], Any] = field(factory=dict)
     """Those kinds, by the shapes of blocks."""
-    traits: tuple[bool, bool] | None = None
-    """Whether it has atomics that the host's processor may meet (.sys), and loops; None: nobody has asked."""
+    has_loops: bool | None = None
+    """None: nobody has asked."""
     numpy_seconds: float = 0.0
     """The time for which the NumPy tier has run the kernel."""
     _compiled: CodeType | None = None
