@@ -412,6 +412,6 @@ FUNCTION(cudaWaitExternalSemaphoresAsync_ptsz, 0, "const cudaExternalSemaphore_t
 FUNCTION(pympsd_keep_error, 0, "int")
 FUNCTION(pympsd_kernel, 0, "cudaKernel_t *, const void *")
 FUNCTION(pympsd_ready, 0, "void")
-FUNCTION(pympsd_set_registry, 0, "void *")
+FUNCTION(pympsd_set_registry, 0, "void *, void *")
 FUNCTION(pympsd_unload, 0, "void *")
 FUNCTION(pympsd_variable, 0, "void **, size_t *, const void *")
