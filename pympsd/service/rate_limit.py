@@ -16,7 +16,14 @@ LINE_BYTES: Final = 200
 _COMMAND_LINES: Final = frozenset({"command", "answer"})
 """Log lines that any user may cause with a command."""
 CONNECT_LINES: Final = frozenset(
-    {"client_server_exists", "client_pending", "turn_awaited", "client_held", "debugger_waits", "debugger_let_go"}
+    {
+        "client_server_exists",
+        "client_pending",
+        "turn_pending",
+        "client_held",
+        "debugged_pending",
+        "debugged_without_mps",
+    }
 )
 """Log lines that any user may cause by connecting as a client."""
 _SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from processes import SECONDS
 
 from tests.native_programs import fat_binaries
-from tests.native_programs.conftest import NATIVE, SOURCES, Compile
+from tests.native_programs.conftest import NATIVE, SOURCES, Compile, read_table
 
 
 def _nvcc() -> str | None:
@@ -81,8 +80,7 @@ def test_functions_that_cuda_13_has_changed(compile_program: Compile, environmen
 def test_no_function_crashes_with_zeros_for_its_arguments(
     version: str, compile_program: Compile, environment: dict[str, str]
 ) -> None:
-    table = (NATIVE / "cudart" / f"functions_{version}.h").read_text()
-    names = re.findall(r"^(?:FUNCTION|OWN)\((cuda\w+)", table, re.MULTILINE)
+    names = [name for name in read_table("cudart", version) if name.startswith("cuda")]
     others = ("cudaGetErrorName", "cudaGetErrorString", "cudaCreateChannelDesc")  # they return no error
     done = subprocess.run(
         [str(compile_program("nulls")), f"libcudart.so.{version}"],

@@ -2,10 +2,10 @@
 
 #pragma once
 
+#include "frame.h"
+
 #include <stddef.h>
 #include <stdint.h>
-
-#define HIDDEN __attribute__((visibility("hidden")))
 
 enum {
     SUCCESS = 0,
