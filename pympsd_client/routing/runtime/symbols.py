@@ -234,7 +234,7 @@ def _library(wrapper: int) -> int:
 
 
 def _is_linked(wrapper: int) -> bool:
-    return _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))[1] == _LINKED
+    return bool(_WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))[1] == _LINKED)
 
 
 def _load(image: int, parts: int) -> int:
