@@ -69,7 +69,7 @@ static int is_trusted(const struct stat *status, const char *path, char reason[R
         if (trust && !strcmp(trust, "trust"))
             return 1;
         snprintf(reason, REASON_BYTES,
-                 "the user of %s has no number in this user namespace; if it is root's or yours, set "
+                 "the user of %s is not mapped in this user namespace; if it is root's or yours, set "
                  "PYMPSD_UNMAPPED_DAEMON=trust",
                  path);
         return 0;
