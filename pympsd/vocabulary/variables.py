@@ -39,7 +39,7 @@ DIALECTS: Final = ("documented", "r580", "json")
 USERS: Final = ("in-turn", "together")
 """The modes of users: they take turns with one server, or have servers at the same time."""
 UNMAPPED_USERS: Final = ("refuse", "nobody")
-"""The treatment of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
+"""What happens to clients whose user ID is not mapped in the daemon's user namespace: refused or served as nobody."""
 MAX_CONNECTIONS: Final = 32
 """CUDA's maximum of hardware queues."""
 
@@ -385,8 +385,8 @@ VARIABLES: Final = (
     Variable(
         UNMAPPED_USERS_VARIABLE,
         Reader.DAEMON,
-        "`refuse` (default) or `nobody`: clients of users who have no number in the daemon's user namespace are "
-        "refused, or served as one user, 65534",
+        "`refuse` (default) or `nobody`: clients of users whose user ID is not mapped in the daemon's user namespace "
+        "are refused, or served as one user, 65534",
         _DOES_NOT_START,
         _one_of(*UNMAPPED_USERS),
         default=UNMAPPED_USERS[0],

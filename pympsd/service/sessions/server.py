@@ -33,7 +33,7 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
-"""Log lines a second that one server and its clients may cause."""
+"""Log lines per second that one server and its clients may cause."""
 MAX_CONTEXTS: Final = MAX_DEVICES * max(CLIENT_CONTEXTS.values())
 """The contexts of all clients of a server, on all devices, whatever the branch of the driver."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
