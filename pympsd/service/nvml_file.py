@@ -56,7 +56,7 @@ class NvmlFile:
         except OSError as error:
             if not self._has_failed:
                 reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
-                self.dispatcher.log.error("nvml_not_kept", file=self.directory.name(files.NVML), reason=reason)
+                self.dispatcher.log.error("nvml_not_written", file=self.directory.name(files.NVML), reason=reason)
             self._has_failed = True
             return
         self._written, self._has_failed = text, False
@@ -109,7 +109,7 @@ def _list_processes(server: Server, ordinal: int, is_volta: bool) -> Iterator[De
         held = client.memory.get(ordinal, 0)
         if held or any(context.device == ordinal for context in client.contexts.values()):
             used[client.pid] += held
-    left = server.left_behind.get(ordinal, 0)
+    left = server.use[ordinal].left if ordinal in server.use else 0
     yield DeviceProcess(server.pid, False, left if is_volta else left + used.total())
     if is_volta:
         yield from (DeviceProcess(pid, True, held) for pid, held in sorted(used.items()))

@@ -27,6 +27,7 @@ from pympsd.errors import RemoteError
 from pympsd.journal.setup import link_logger
 from pympsd.process.title import show_as
 from pympsd.process.version import CUDA_VERSIONS
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -105,10 +106,10 @@ def _record_memory(containment: Containment, devices: RegisteredDevices) -> None
 
     def record(device: int, used: dict[int, int]) -> None:
         clients = containment.server.client_table.clients
-        launches = containment.executors.launches[device]
         living = {client_id: count for client_id, count in used.items() if client_id in clients}
         left_behind = sum(used.values()) - sum(living.values())
-        containment.server.link.memory_used(device, living, launches, left_behind)
+        use = DeviceUse(living, containment.executors.launches[device], left_behind)
+        containment.server.link.device_used(device, use)
         present = [(clients[client_id].pid, count) for client_id, count in living.items()]
         rows = [*present, (GONE, left_behind)] if left_behind else present
         if rows != recorded.get(device):  # else kernels were launched, no more
@@ -211,7 +212,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                 case link.ServerAdopted(), _:
                     nursery.start_soon(tracing.stop)  # it was the trace of the daemon before
                     server.link.taken_over()
-                    server.log.info("server_taken_in")
+                    server.log.info("server_taken_over")
                 case link.ServerDismissed(reason), _:
                     server.leave_without_daemon(reason)
                     return

@@ -30,6 +30,7 @@ from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue, QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, LimitsInForce, ThreadPercentage
@@ -88,7 +89,7 @@ def state() -> Daemon:
     )
     server = Server(1, 7, ThreadPercentage(12.5), pid=847, phase=Phase.FAULT, name='a "b"\\')
     contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
-    server.launches = {1: 42}
+    server.use = {1: DeviceUse({}, launches=42)}
     daemon.lifetime.counts[Count.FAULTS] = 3
     limits = LimitsInForce(50.0, 1, {0: 64 * MIB}, {0: 66, 1: 32}, {0: 50.0, 1: 25.0})
     server.clients = {

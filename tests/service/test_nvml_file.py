@@ -11,6 +11,7 @@ from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 
@@ -39,7 +40,7 @@ def test_processes_of_a_device(machine: str) -> None:
     _add(of_root, 3, 10, {})  # has no context yet
     _add(of_user, 4, 0, {1: 1}, 1)  # processes of another PID namespace
     _add(of_user, 5, 0, {1: 2}, 1)
-    of_user.left_behind[1] = 100
+    of_user.use[1] = DeviceUse({}, left=100)
     server, client = (
         (lambda pid, used: DeviceProcess(pid, False, used)),
         (lambda pid, used: DeviceProcess(pid, True, used)),

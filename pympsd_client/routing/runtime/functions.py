@@ -13,8 +13,8 @@ thread's own. A version may have a row of its own; if not, the parameters distin
 stream of NULL is the thread's stream. Copies and fills without a stream (``_ptds``) wait for the work of all
 streams, which is more than they need.
 
-Where the driver's function takes a CUfunction, the runtime's takes the address of a function of the host program
-(`symbols.kernel_at`).
+Where the driver's function takes a CUfunction or a CUkernel, the runtime's takes the address of a function of the
+host program (`symbols.kernel_at`).
 
 Last errors: CUDA runtime API, Error Handling.
 """
@@ -87,8 +87,8 @@ def _of_driver(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], s
     if row is not None and len(row.parameters) == len(types):
         inputs = [parameter for parameter in row.parameters if parameter.is_input]
         for index, parameter in enumerate(inputs):
-            if parameter.type == "CUfunction":
-                return _with_kernel(_ready(function), index), format
+            if parameter.type in ("CUfunction", "CUkernel"):
+                return _ready(_with_kernel(function, index)), format
     return _ready(function), format
 
 

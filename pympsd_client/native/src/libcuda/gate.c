@@ -14,7 +14,8 @@
  *
  * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
  * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
- * this itself.
+ * this itself. While a thread attaches, the GIL may be its own for long, and it has locks of modules: a child of that time
+ * is told that it has no Python.
  *
  * Exit. The handler is registered when the library is loaded: in a program that is linked with it before all others, so
  * that it runs after the program's own and after destructors of static objects, which still use CUDA. It has Python
@@ -42,6 +43,8 @@ static const Python *python; /* the interpreter that was started here */
 static atomic_int is_open;
 static pthread_once_t handling_forks = PTHREAD_ONCE_INIT;
 static __thread int state_before_fork;
+static atomic_int attaching; /* threads */
+static __thread int is_attaching;
 
 int gate_is_open(void) {
     return atomic_load(&is_open);
@@ -78,7 +81,7 @@ static void report(const Python *py, const char *library) {
     const char *reason = text == NULL ? NULL : py->PyUnicode_AsUTF8AndSize(text, NULL);
     if (!atomic_exchange(&has_reported, 1))
         fprintf(stderr, "pympsd: this program cannot use %s: the packages of %s cannot be imported: %s: %s\n", library,
-                packages_folder(), name_text == NULL ? "error" : name_text, reason == NULL ? "no reason" : reason);
+                packages_name(), name_text == NULL ? "error" : name_text, reason == NULL ? "no reason" : reason);
     py->Py_DecRef(name);
     py->Py_DecRef(text);
     py->Py_DecRef(type);
@@ -110,7 +113,7 @@ static void *import(const Python *py) {
     return py->PyImport_ImportModule("pympsd_client.routing.libraries"); /* its exception names what is missing */
 }
 
-int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
+static int attach(const char *library, int count, const char *const *prototypes, void **table) {
     int is_own, result = OPERATING_SYSTEM;
     const Python *py = find_python(&is_own);
     if (py == NULL)
@@ -140,6 +143,15 @@ int pympsd_attach(const char *library, int count, const char *const *prototypes,
     return result;
 }
 
+int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
+    atomic_fetch_add(&attaching, 1);
+    is_attaching++;
+    int result = attach(library, count, prototypes, table);
+    is_attaching--;
+    atomic_fetch_sub(&attaching, 1);
+    return result;
+}
+
 static void end(void) {
     if (python == NULL)
         return;
@@ -152,6 +164,13 @@ static void end(void) {
     python->PyGILState_Release(state);
 }
 
-__attribute__((constructor)) static void handle_exit(void) {
+static void after_any_fork_in_child(void) {
+    if (atomic_load(&attaching) > is_attaching)
+        forget_other_threads();
+    atomic_store(&attaching, is_attaching);
+}
+
+__attribute__((constructor)) static void handle_ends(void) {
     atexit(end);
+    pthread_atfork(NULL, NULL, after_any_fork_in_child);
 }

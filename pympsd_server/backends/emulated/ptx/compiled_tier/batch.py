@@ -89,6 +89,7 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     align_frame,
     place_in,
 )
+from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared_sizes
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 _LOOK_SECONDS: Final = 0.002
@@ -231,8 +232,7 @@ class CompiledBatch:
         values = {
             "nsmid": self._module.multiprocessors,
             "dynamic_smem_size": setup.dynamic_shared,
-            "total_smem_size": self._shared_bytes,
-            "aggr_smem_size": self._shared_bytes,
+            **shared_sizes(self._shared_bytes - self._reserved_shared),
             "envreg1": setup.workspace >> 32,
             "envreg2": setup.workspace & 0xFFFFFFFF,
             "nwarpid": -(-self._threads // WARP),
@@ -388,6 +388,10 @@ class CompiledBatch:
         self._state.cancel = cancel
         return self._state
 
+    @property
+    def _reserved_shared(self) -> int:
+        return self.kernel.translation.shared_bytes - self.kernel.shared_bytes
+
     def _make_state(self, sm_of_block: Array, memory: tuple[Array, Array]) -> BatchState:
         module, kernel = self._module, self.kernel
         sizes = kernel.translation.shared_bytes, kernel.local_bytes
@@ -399,6 +403,7 @@ class CompiledBatch:
             *sizes,
             self._first_block,
             sm_of_block,
+            self._reserved_shared,
             memory=memory,
         )
 

@@ -1,8 +1,10 @@
 """Atomic read-modify-write operations of many threads, some of them to the same address.
 
 Threads act one after another, in thread order, and each sees the result of the one before: that is what the old
-values have to show. A loop over 32,768 threads would take milliseconds, so each function has the fastest way that
-gives the same result:
+values have to show. For 32 and 64 bits a loop in C does that (native/src/atomics.c), with the processor's atomic
+operations: a program may change managed and mapped memory while a kernel runs. Other types, and all where the C part
+was not built, are read, computed and written by NumPy, and atomic for kernels only. A loop in Python over 32,768
+threads would take milliseconds, so each function has the fastest way that gives the same result:
 
 - without old values (`red`): NumPy's ``ufunc.at``, or for the same address one reduction;
 - with old values, different addresses: one gather and one scatter;
@@ -14,6 +16,9 @@ gives the same result:
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_int64, c_void_p
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +30,7 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.mbarrier import advance
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
+from pympsd_server.native.library import NoLibrary, load
 
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
@@ -34,6 +40,11 @@ _UFUNCS: dict[str, np.ufunc] = {
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
 }
+_OF_WORDS = ("add", "and", "or", "xor", "min", "max", "exch", "cas")
+_OF_TYPES = {"u4": (*_OF_WORDS, "inc", "dec"), "u8": _OF_WORDS, "f4": ("add",), "f8": ("add",)}
+_OF_TYPES |= {"i4": ("min", "max"), "i8": ("min", "max")}
+_NATIVE = {(name, np.dtype(kind)): f"atomic_{name}_{kind}" for kind, names in _OF_TYPES.items() for name in names}
+"""The functions of native/src/atomics.c. A sum of signed integers has the bits of the unsigned sum."""
 _CAS_ROUNDS = 48
 _PAIR = BITS_OF_TYPES["b128"]
 
@@ -105,6 +116,9 @@ def _memory(state: BatchState, space: str, dtype: DType) -> Array:
 
 
 def _apply(memory: Array, index: Array, function: str, values: list[Array], used: bool) -> Array:
+    run = _native_functions().get((function, memory.dtype))
+    if run is not None:
+        return _run_native(run, memory, index, values)
     ufunc = _UFUNCS.get(function)
     if ufunc is not None and not used and _is_plain(memory.dtype, function):
         ufunc.at(memory, index, values[0])
@@ -115,6 +129,28 @@ def _apply(memory: Array, index: Array, function: str, values: list[Array], used
     first = np.r_[True, sorted_index[1:] != sorted_index[:-1]]
     old = np.empty(len(index), memory.dtype)
     old[order] = _step_in_order(memory, sorted_index, first, function, ordered)
+    return old
+
+
+@cache
+def _native_functions() -> dict[tuple[str, DType], Any]:
+    """Return the functions in C by name and type; none without the C part."""
+    signature = (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p))
+    try:
+        library = load("_kernels", dict.fromkeys(_NATIVE.values(), signature))
+    except NoLibrary:
+        return {}
+    functions = {key: getattr(library, name) for key, name in _NATIVE.items()}
+    for bits in ("4", "8"):
+        functions["add", np.dtype(f"i{bits}")] = functions["add", np.dtype(f"u{bits}")]
+    return functions
+
+
+def _run_native(run: Any, memory: Array, index: Array, values: list[Array]) -> Array:
+    old = np.empty(len(index), memory.dtype)
+    places = np.ascontiguousarray(index, np.int64)
+    operands = [np.ascontiguousarray(v, memory.dtype).ctypes for v in values]
+    run(memory.ctypes.data, places.ctypes.data, len(index), operands[0].data, operands[-1].data, old.ctypes.data)
     return old
 
 
