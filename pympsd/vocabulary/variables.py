@@ -51,6 +51,7 @@ CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
 TIER: Final = "PYMPSD_TIER"
+KERNEL_CACHE: Final = "PYMPSD_KERNEL_CACHE"
 DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
 TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
@@ -441,6 +442,15 @@ VARIABLES: Final = (
         "backend `emulated`: the daemon does not start; others: reported",
         _one_of(*TIERS),
         default="numpy",
+    ),
+    Variable(
+        KERNEL_CACHE,
+        Reader.DAEMON,
+        "where the emulated GPU keeps compiled kernels for later runs: a directory, in which each user gets a folder "
+        "of mode 0700, or `off`; default `~/.cache/pympsd/kernels` of the server's user (of the daemon's own also in "
+        "`$XDG_CACHE_HOME`). At most 256 MB; may be deleted",
+        "backend `emulated`: the daemon does not start; others: reported",
+        lambda text: "" if text == "off" or text.startswith("/") else "the absolute path of a directory, or off",
     ),
     Variable(
         EXPLAIN,
