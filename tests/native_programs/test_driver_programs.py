@@ -63,7 +63,7 @@ def test_a_child_after_fork_gets_an_error_and_its_parent_goes_on(
     compile_program: Compile, run: Callable[..., Ran]
 ) -> None:
     ran = run(compile_program("ends"), "fork")
-    assert ran.stdout.splitlines() == ["destructor: 3", "child 42, parent 7", "destructor: 0"], ran.stderr
+    assert ran.stdout.splitlines() == ["destructor: 0", "child 42, parent 7", "destructor: 0"], ran.stderr
 
 
 SITE = """
@@ -126,9 +126,12 @@ def test_a_library_that_was_copied_is_told_apart_from_an_installation(
     )
 
 
-def test_exit_handlers_and_destructors_use_the_device(compile_program: Compile, run: Callable[..., Ran]) -> None:
+def test_exit_handlers_use_the_device_if_they_are_younger_than_its_use(
+    compile_program: Compile, run: Callable[..., Ran]
+) -> None:
+    """Older ones get DEINITIALIZED, as recorded on an H200; what frees succeeds."""
     ran = run(compile_program("ends"), "exit")
-    handlers = ["registered after cuInit: 0", "registered before cuInit: 0", "destructor: 0"]
+    handlers = ["registered after cuInit: 0", "registered before cuInit: 4 0", "destructor: 0"]
     assert ran.stdout.splitlines() == [*["hello"] * 3, *handlers], ran.stderr
     assert ran.returncode == 0
 
