@@ -44,7 +44,7 @@ OWN_SERVER_KEYS: Final = (*(f"max_{row.key}" for row in WITH_MAXIMUM), "contain"
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups", TABLE)
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
-NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
+NO_DOMAINS: Final = "locality domains are not supported yet: every device here has one"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 

@@ -205,7 +205,7 @@ class Drained:
     """
 
     drained: bool
-    """Whether nothing is left."""
+    """Whether no clients remain."""
     ends: tuple[DrainedClient, ...]
     """The clients that have ended during it, in that order."""
     left: tuple[DrainedClient, ...]

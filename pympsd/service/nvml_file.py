@@ -8,8 +8,8 @@ its inode.
 
 The invariants:
 
-- The processes are those that pympsd-smi shows: each server on its devices, and the clients with a context there.
-  Before Volta all memory is the server's (MPS documents, 2.3.1.1).
+- The processes are those of this daemon that pympsd-smi shows: each server on its devices, and the clients with a
+  context there. Before Volta all memory is the server's (MPS documents, 2.3.1.1).
 - The utilization is the sum of what servers reported last; a server that has ended has none. Servers measure it
   (`pympsd_server.executor.memory.utilization`) and report a change, so nothing is timed here.
 - Compute modes are not in it, beyond those of the description: pympsd-smi changes them in a file of its own, which is
@@ -59,7 +59,7 @@ class NvmlFile:
         except OSError as error:
             if not self._has_failed:
                 reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
-                self.dispatcher.log.error("nvml_not_kept", file=self.directory.name(files.NVML), reason=reason)
+                self.dispatcher.log.error("nvml_not_written", file=self.directory.name(files.NVML), reason=reason)
             self._has_failed = True
             return
         self._written, self._has_failed = text, False

@@ -6,7 +6,7 @@ The words are those of nvidia-smi's memory-limits, whose *namespace* is a cgroup
 import argparse
 import sys
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -40,13 +40,14 @@ class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         raise Refused(f"{message}\n\n{self.format_usage()}", INVALID)
 
-    def print_help(self, file: Any = None) -> NoReturn:
-        raise Refused(self.format_help(), 0)  # printed as all answers are
+
+def _show(text: str) -> NoReturn:
+    raise Refused(text, 0)  # printed as all answers are
 
 
 def answer(arguments: list[str], name: str) -> tuple[str, int]:
     """Carry out the arguments after ``memory-limits``; return what is printed, and the exit status."""
-    parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False)
+    parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False, show=_show)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--set", action="store_true", help="set limits, which is what is done without --get")
     which.add_argument("--get", action="store_true", help="show them, and the memory that is used")

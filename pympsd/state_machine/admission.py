@@ -366,7 +366,7 @@ def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tup
         return refusal
     if event.process.peer.foreign and not daemon.options.serves_unmapped:
         reason = (
-            "your user has no number in the daemon's user namespace; run the daemon in the same one, or with "
+            "your user ID is not mapped in the daemon's user namespace; run the daemon in the same one, or with "
             "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
         )
         return Result.ERROR_MPS_CONNECTION_FAILED, reason

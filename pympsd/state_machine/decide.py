@@ -262,7 +262,7 @@ def _server_taken_over(daemon: Daemon, server: Server, event: events.ServerTaken
 
 def _server_not_taken_over(daemon: Daemon, server: Server, event: events.ServerNotTakenOver) -> Iterator[Instruction]:
     del daemon.servers[server.id]
-    yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
+    yield Log("server_not_taken_over", {"server": server.pid, "reason": event.reason})
     yield from terminations.end_with_server(daemon, server)
     yield from _next_after(daemon, server)
 

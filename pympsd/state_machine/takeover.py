@@ -57,7 +57,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.terminations.ids = Ids(first_id(daemon.lifetime.generation))
     for process in saved.servers:
         daemon.servers[process.serial] = _pending_server(daemon, process, saved)
-        yield Log("server_awaited", {"server": process.pid, "uid": process.uid})
+        yield Log("takeover_pending", {"server": process.pid, "uid": process.uid})
         yield SetTimer(Timer(TimerKind.RETURN, process.serial), TAKEOVER_TIMEOUT)
     if daemon.options.policy.has_named_servers:
         yield from _restore_named_servers(daemon, saved)
@@ -90,7 +90,7 @@ def adopt(daemon: Daemon, server: Server, event: ServerTakenOver) -> Iterator[In
         phases = {ServerStatus.FAULT: Phase.FAULT, ServerStatus.INITIALIZING: Phase.INITIALIZING}
         phase = phases.get(ServerStatus(event.status), Phase.ACTIVE)
         server.become(Phase.LEAVING if event.leaving else phase)
-    yield Log("server_returned", {"server": server.pid, "uid": server.uid, "count": len(server.clients)})
+    yield Log("server_taken_over", {"server": server.pid, "uid": server.uid, "count": len(server.clients)})
     yield limits_update(server)
     if server.phase is Phase.LEAVING and not server.clients:
         yield from time_leaving(server)
@@ -105,7 +105,7 @@ def adopt(daemon: Daemon, server: Server, event: ServerTakenOver) -> Iterator[In
 def takeover_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
     """Kill a server that has not returned in time."""
     if server.pending:
-        yield Log("server_not_returned", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
+        yield Log("takeover_timeout", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
         yield KillServer(server.id)
 
 

@@ -108,7 +108,7 @@ def _hand_over(folder: str) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, OverflowError):
-        raise NoDaemonPid(f"the pid file of {folder} names process {pid}, which is not there") from None
+        raise NoDaemonPid(f"the pid file of {folder} names process {pid}, which does not exist") from None
     try:
         _send_hand_over(folder, pid, pidfd)
         if not has_ended(pidfd, HAND_OVER_SECONDS):

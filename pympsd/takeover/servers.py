@@ -238,7 +238,7 @@ def _find_server(
         return None
     except OSError as error:
         if start_time_of(server.pid) == saved.started.get(server.pid):
-            dispatcher.log.warning("server_left_alone", server=server.pid, reason=descriptors.explain(error))
+            dispatcher.log.warning("server_not_taken_over", server=server.pid, reason=descriptors.explain(error))
         return None
     # Checked with the pidfd open: no later process of this PID can be mistaken for it.
     if process.ended or start_time_of(server.pid) != saved.started.get(server.pid):

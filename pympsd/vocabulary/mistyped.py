@@ -1,7 +1,7 @@
 """Guess which word was meant by a mistyped one, for the messages of every command line."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from pympsd.errors import BAD_USAGE
@@ -26,7 +26,14 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence on standard error, and the exit status 2."""
+    """A parser whose complaints are one sentence on standard error, and the exit status 2.
+
+    ``show``: prints the help and returns the exit status; without it argparse prints, and ignores a full disk.
+    """
+
+    def __init__(self, *, show: Callable[[str], int] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._show = show
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse arguments; an unknown option is reported first, because it may be why others are missing."""
@@ -38,6 +45,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"there is no option {option}{suggest(option, self._option_string_actions)}")
         parsed: argparse.Namespace = super().parse_args(args, namespace)
         return parsed
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; with ``show``, exit."""
+        if self._show is None:
+            super().print_help(file)
+        else:
+            self.exit(self._show(self.format_help()))
 
     def error(self, message: str) -> NoReturn:
         """Print a sentence and exit."""

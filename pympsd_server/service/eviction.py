@@ -69,7 +69,7 @@ async def make_room(containment: Containment, device: int, caller: Client, short
             server.log.info("eviction_insufficient", count=MAX_VICTIMS)
             return False
         if not victims:
-            server.log.info("nobody_above_soft_limit")
+            server.log.info("no_client_above_soft_limit")
             return False
         if not await _end(
             containment, victims, [target for victim in victims for target in targets[victim.client.id]]

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded_corpus import KERNELS, failures, is_recorded, module_of, recorded
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.harness import HEADER, Device, Never, batches, three
-from tests.emulated.test_corpus import outputs_of
+from tests.emulated.test_corpus import check_recorded
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
 
@@ -24,14 +23,15 @@ QUICK = (
         "generic_pointers",
         "int16_arith",
         "last_block",
-        "nested_branches",
         "ping_pong",
-        "shuffles",
+        "shuffle_divergent",
+        "shuffle_modes",
         "votes_before_sync",
     ),
     *("vector_types", "wrapped_addresses"),
 )
-"""The kernels of the corpus that run in every test of this file; all of them in the long one."""
+"""The kernels of the corpus that run compiled in quick runs, too; test_corpus.py has all of them."""
+TIERS = ()
 
 
 @pytest.fixture(autouse=True)
@@ -39,22 +39,8 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "compiled")
 
 
-def check_recorded(name: str) -> None:
-    rules, got = module_of("rules"), outputs_of(name)
-    for output, spec in module_of("inputs").outputs(KERNELS[name]).items():
-        good = rules.agree(spec, got[output], recorded()[f"{name}/{output}"])
-        assert good.all(), f"{output}: {np.count_nonzero(~good)} of {good.size} differ"
-
-
-@pytest.mark.parametrize("name", [name for name in QUICK if name in KERNELS])
+@pytest.mark.parametrize("name", QUICK)
 def test_same_as_recorded(name: str) -> None:
-    check_recorded(name)
-
-
-@pytest.mark.long("")
-@pytest.mark.parametrize("name", sorted(set(KERNELS) - set(QUICK) - set(failures())))
-def test_all_are_the_same_as_recorded(name: str) -> None:
-    assert is_recorded(name)
     check_recorded(name)
 
 

@@ -82,7 +82,7 @@ def drain(
     below it), --user, --device, or --all. After --timeout seconds the clients that are left are terminated, one after
     the other; with --then=fail the command fails, and nothing is terminated. --all --release ends all servers too and
     starts none, so that the driver can be replaced. Each client's end is reported, with --json as a line of JSON. The
-    exit status is 0 if nothing is left. If the command is interrupted, the drain continues.
+    exit status is 0 if no clients remain. If the command is interrupted, the drain continues.
     """
     target, clients = _find_target(daemon, caller, "drain", named)
     if then is not None and timeout is None:

@@ -17,6 +17,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.machine import MAX_DEVICES
 from pympsd.errors import RemoteError
+from pympsd.journal.catalogue import RENAMED_SERVER_EVENTS
 from pympsd.journal.line_format import sanitise
 from pympsd.process.version import CLIENT_CONTEXTS
 from pympsd.service.dispatcher import Dispatcher
@@ -32,7 +33,7 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
-"""Log lines a second that one server and its clients may cause."""
+"""Log lines per second that one server and its clients may cause."""
 MAX_CONTEXTS: Final = MAX_DEVICES * max(CLIENT_CONTEXTS.values())
 """The contexts of all clients of a server, on all devices, whatever the branch of the driver."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
@@ -295,7 +296,8 @@ class ServerSession:
             # Its user controls the content: no field may begin a line of its own.
             clean = {name: sanitise(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
             is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
-            dispatcher.journal.write_server("Server", self.pid, record.event, clean, record.time, is_volta)
+            event = RENAMED_SERVER_EVENTS.get(record.event, record.event)
+            dispatcher.journal.write_server("Server", self.pid, event, clean, record.time, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
             raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
 

@@ -280,7 +280,7 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
     if any(problems):
         raise ValueError(" ".join(problems))
     if not all(0 <= ordinal < devices for ordinal in named.allowed_devices or ()):
-        raise ValueError(f"server {named.name} has a device that is not there")
+        raise ValueError(f"server {named.name} has a device that does not exist")
     _check_partitions(f"server {named.name}", named.partitions, devices)
     for limits in (named.maximum, *(namespace.limits for namespace in named.namespaces)):
         _check_stated(limits, devices)

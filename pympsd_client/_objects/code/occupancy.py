@@ -97,7 +97,7 @@ def best_block(function: Function, dynamic_bytes: Callable[[int], int], max_thre
     """Return (blocks of a grid that fills the context's multiprocessors, threads of a block).
 
     The block is the largest of those that give a multiprocessor the most threads.
-    ``max_threads``: the most threads of a block, 0: no bound.
+    ``max_threads``: the maximum of threads per block, 0: no bound.
     """
     properties, attributes = function.context.device.properties.attributes, function.attributes
     bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), properties.get("MAX_THREADS_PER_BLOCK", 1024))

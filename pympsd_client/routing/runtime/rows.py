@@ -205,7 +205,7 @@ cudaOccupancyMaxPotentialClusterSize(out int clusterSize, void *func, cudaLaunch
 """
 
 _REGISTRATIONS: Final = """
-pympsd_set_registry(void *find) = set_registry
+pympsd_set_registry(void *find, void *wrapper_at) = set_registry
 pympsd_unload(void *wrapper) = unload
 """
 """Functions with such names are called by the C code of libcudart (native/src/cudart)."""

@@ -12,17 +12,11 @@
  *     add<<<1, 32>>>(p)   -> cudaLaunchKernel(0x401234) -> pympsd_kernel(0x401234)   Python loads the fat binary
  *                                                       -> cuLaunchKernel(kernel)    later launches: only this
  *
- * Both libraries are this code (CUDA_MAJOR) with a table of functions each, which has the names and parameters of that
- * version of CUDA. A program may load both: each has registrations of its own. */
+ * Both libraries are this code (CUDA_MAJOR) and one table of functions (functions.h), which has the names and parameters
+ * of each version of CUDA. A program may load both: each has registrations of its own. */
 
 #define _GNU_SOURCE
-#if CUDA_MAJOR == 12
-#define STUBS "cudart/functions_12.h"
-#define CUDA_VERSION 12090
-#else
-#define STUBS "cudart/functions_13.h"
-#define CUDA_VERSION 13000
-#endif
+#define STUBS "cudart/functions.h"
 #include "runtime.h"
 #include "stubs.h"
 
@@ -33,7 +27,7 @@
 
 #define LIBRARY LIBRARY_NAME("libcudart", CUDA_MAJOR)
 
-enum { FLAG_PER_THREAD = 2 };
+enum { CUDA_VERSION = CUDA_MAJOR == 12 ? 12090 : 13000, FLAG_PER_THREAD = 2 };
 
 static Driver driver;
 static int has_driver;
@@ -93,7 +87,7 @@ static void set_registry(void *const *table) {
     static const char name[] = "pympsd_set_registry(";
     for (size_t index = 0; index < stub_count; index++)
         if (strncmp(stub_prototypes[index], name, sizeof name - 1) == 0)
-            ((int (*)(Registration *(*)(const void *)))table[index])(registration);
+            ((int (*)(Registration *(*)(const void *), void *(*)(size_t)))table[index])(registration, registered_wrapper);
 }
 
 /* Several threads may attach at the same time: all get the same addresses. A lock would be held while a thread waits for
