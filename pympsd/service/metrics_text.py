@@ -189,6 +189,12 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
         lambda _, server: _by_device(server.launches),
     ),
     (
+        "server_utilization_ratio",
+        "gauge",
+        "The share of the last second in which kernels of the server ran on the device; emulated devices only.",
+        lambda _, server: [(device, percentage / 100) for device, percentage in _by_device(server.utilization)],
+    ),
+    (
         "client_memory_bytes",
         "gauge",
         "Memory that the client holds on the device; on the driver's own server as NVML reports it.",

@@ -266,7 +266,8 @@ of CUDA_MPS_PIPE_DIRECTORY, if it runs, and otherwise the one that PYMPSD_EMULAT
 
 {program} [-i ID]                   a table of the GPUs and of the processes on them
 {program} -L                        list the GPUs
-{program} [-i ID] -q [-d WHAT] [-x] what is known of each; WHAT: COMPUTE, MEMORY, PIDS, or several; -x: XML
+{program} [-i ID] -q [-d WHAT] [-x] what is known of each; WHAT: COMPUTE, MEMORY, PIDS, UTILIZATION, or
+                                    several; -x: XML
 {program} [-i ID] -c MODE           set the compute mode; MODE: 0/DEFAULT, 1/EXCLUSIVE_THREAD (deprecated: means 3),
                                     2/PROHIBITED, 3/EXCLUSIVE_PROCESS. Root's
 {program} [-i ID] -pm MODE          accepted without an effect; MODE: 0 or 1. Root's

@@ -25,6 +25,8 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "memory.reserved": lambda _: 0,
     "memory.used": lambda device: device.used // MIB,
     "memory.free": lambda device: device.total // MIB - device.used // MIB,
+    "utilization.gpu": lambda device: device.utilization,
+    "utilization.memory": lambda _: 0,
     "compute_mode": lambda device: device.shown_mode,
     "compute_cap": lambda device: ".".join(map(str, device.properties.compute_capability)),
     "driver_version": lambda device: driver_version(device.properties.driver),

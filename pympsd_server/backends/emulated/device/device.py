@@ -62,6 +62,7 @@ class EmulatedDevice(AccountedDevice):
     def trace(self) -> Mapping[str, int]:
         """Counters: contexts, kernels_started, kernels_finished, batches, slices, bytes_allocated, bytes_used ...
 
+        ``busy_nanoseconds`` is the time in which kernels ran.
         ``resident_blocks_high_water`` is the largest number of blocks that one context had resident at the same time.
         """
         with self._lock:
@@ -69,6 +70,7 @@ class EmulatedDevice(AccountedDevice):
                 self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
             self._trace.put("contexts", len(self._contexts))
         self._trace.put("slices", self._scheduler.slices)
+        self._trace.put("busy_nanoseconds", self._trace.busy_nanoseconds)
         self._trace.put("bytes_used", self.budget.used)
         return self._trace
 

@@ -88,6 +88,13 @@ class KernelRun(WorkItem):
 
     def step(self, seconds: float) -> bool:
         """Run batches in turn for about this time; return whether the last block has ended."""
+        self.owner.trace.begin_slice()
+        try:
+            return self._run(seconds)
+        finally:
+            self.owner.trace.end_slice()
+
+    def _run(self, seconds: float) -> bool:
         if not self._started_blocks:
             self.owner.trace.add("kernels_started")
         deadline = time.perf_counter() + seconds

@@ -37,6 +37,23 @@ class Trace(Counters):
     def __init__(self) -> None:
         super().__init__()
         self._batches: deque[tuple[int, int, str, int, int, int]] = deque(maxlen=MAX_BATCH_TRACES)
+        self._busy = 0, 0
+        """The nanoseconds in which kernels ran, and time.perf_counter_ns() at the beginning of the slice of a kernel
+        that runs now, 0 for none. One object: the compute thread replaces it, and other threads read it."""
+
+    def begin_slice(self) -> None:
+        """Count the time from now on as that of a kernel."""
+        self._busy = self._busy[0], time.perf_counter_ns()
+
+    def end_slice(self) -> None:
+        """Count no more time."""
+        self._busy = self.busy_nanoseconds, 0
+
+    @property
+    def busy_nanoseconds(self) -> int:
+        """The time in which kernels ran until now; a slice may be long, while the kernel is translated."""
+        total, began = self._busy
+        return total + (time.perf_counter_ns() - began if began else 0)
 
     def raise_to(self, name: str, value: int) -> None:
         """Keep the highest value seen."""
