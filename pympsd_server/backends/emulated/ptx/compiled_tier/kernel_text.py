@@ -19,13 +19,13 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
   for all warps that wait there together (batch.py).
-- BAIL: something rare about lanes that wait for each other. The NumPy tier takes the whole block over, from the
-  frames: a stop is at the beginnings of blocks, as the groups of its threads are.
+- BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
+  lanes stop at the beginnings of blocks, as the groups of its threads do.
 - DONE, FAULT and TRAP end the warp.
 
-The one semantics is that of the NumPy emitters. What is written here are the common instructions, in a second form
-(the *_forms modules); what a form does not know escapes. A kernel in which an escape would be hot, or that meets its
-partners in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
+The NumPy emitters define what an instruction does. The *_forms modules implement the common instructions a second
+time; an operation that a form does not support escapes. A kernel in which an escape would be hot, or whose threads
+meet in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
 
 Invariants: a register that is read at a stop's segment or at a pending one is in the frame; the old value of a lane
 survives whatever other lanes do while it is pending; nothing is left in the worker between two calls.
@@ -80,7 +80,7 @@ _SCRATCHES: Final = 4
 
 @frozen
 class Stop:
-    """A place at which a warp leaves its kernel, and from which it is entered again."""
+    """A place at which a warp leaves its kernel, and at which it enters the kernel again."""
 
     segment: int
     """The segment that its lanes continue with."""
@@ -155,7 +155,7 @@ class KernelText(MemoryText):
         self.line(f"ret i32 {status if isinstance(status, str) else status.value}")
 
     def _enter(self, index: int) -> None:
-        """Write the way back from a stop."""
+        """Write the code that continues from a stop."""
         stop = self.stops[index]
         self.place(f"enter{index}")
         for number in self.registers_of(stop):
@@ -241,7 +241,7 @@ class KernelText(MemoryText):
         return self._go_ways({following: mask})
 
     def _fault(self, kind: int, address: str, lane: str) -> None:
-        """Write the end of the kernel with a fault that is none of memory; `address` is an i64."""
+        """Write the end of the kernel with a fault other than a memory fault; `address` is an i64."""
         self.store("i64", address, self.field("%ctx", offset_of("fault_address")))
         self.store("i32", str(kind), self.field("%ctx", offset_of("fault_kind")))
         self.store("i32", lane, self.field("%ctx", offset_of("fault_lane")))
@@ -318,7 +318,7 @@ class KernelText(MemoryText):
         self.leave(stop, mask, StopReason.BARRIER)
 
     def _barrier_number(self, operand: Argument, mask: str) -> str:
-        """Return the number of a barrier, which is one of the block's."""
+        """Return the number of a barrier, which must be one that the block has."""
         number = self.use(operand, "u32", SCALAR)
         wrong, right = self.label("wrong"), self.label("right")
         self.branch(self.op("icmp ult", "i32", number, str(BARRIERS)), right, wrong)
@@ -357,7 +357,7 @@ class KernelText(MemoryText):
     # --- lanes that must meet, and loops
 
     def _meet(self, segment: CodeSegment) -> None:
-        """Let lanes that are named in a membermask and are not here yet run first."""
+        """Run the lanes of a membermask that have not arrived yet first."""
         assert segment.meeting is not None
         pending = self.plan.pending[self.at]
         if segment.meeting.in_group or self.width != WARP:
@@ -386,7 +386,7 @@ class KernelText(MemoryText):
         self.place(ready)
 
     def _take_turn(self, kind: int) -> None:
-        """Let other warps of the block run, unless that was done since the last barrier."""
+        """Give other warps of the block a turn, unless they have had one since the last barrier."""
         taken = self.load("i32", self.field("%frame", FRAME_TURNS))
         due = self.op("icmp eq", "i32", self.op("and", "i32", taken, str(kind)), "0")
         turn, on = self.label("turn"), self.label("turned")
@@ -429,7 +429,7 @@ class KernelText(MemoryText):
             status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
-    # --- the whole
+    # --- the whole kernel
 
     def write_segment(self, segment: CodeSegment) -> None:
         """Write one segment."""
@@ -484,7 +484,7 @@ class KernelText(MemoryText):
             "done:",
             f"  ret i32 {StopReason.DONE.value}",
         ]
-        # Lanes live and are nowhere: it cannot happen.
+        # Lanes are alive but in no segment: this cannot happen.
         tail += [
             "lost:",
             "  call void @llvm.trap()",
@@ -546,7 +546,7 @@ class KernelText(MemoryText):
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")
 
     def _write_lanes_here(self) -> None:
-        """Compute how many lanes the warp has, more than it can have for those before the last."""
+        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
         extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
         threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
         before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
