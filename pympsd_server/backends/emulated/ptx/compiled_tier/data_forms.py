@@ -278,7 +278,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         raise text.refuse()
     bits, vector = BITS[type_name], text.vector
     group, mask = text.groups[text.index], text.active()
-    text.fence_compiler()
+    text.order_before(operation)
     pointers = text.check(group, mask)
     text.store(vector.of("i64"), text.host_addresses(group, pointers, memory.offset), "%scratch0")
     for index, value in enumerate(inputs):
@@ -304,7 +304,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
             text.store(kind, old, at)
 
     text.each_lane(mask, act)
-    text.fence_compiler()
+    text.order_after(operation)
     if used:
         text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
 

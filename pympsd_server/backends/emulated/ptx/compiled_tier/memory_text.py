@@ -22,7 +22,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import Accesses,
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Register
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _GATHERED_BITS = (32, 64)
@@ -242,6 +242,20 @@ class MemoryText(Lanes):
     def _pointer(self, single: str, offset: int) -> str:
         return self.cast("inttoptr", self.op("add", "i64", single, str(offset)), "i64", "ptr")
 
+    # --- order
+
+    def order_before(self, operation: Operation) -> None:
+        """Keep an ordered access behind those that the instruction's semantics put before it."""
+        self.fence_compiler()
+        if operation.one_of("release", "acq_rel"):
+            self.line("fence release")
+
+    def order_after(self, operation: Operation) -> None:
+        """Keep the following accesses behind an ordered one."""
+        if operation.one_of("acquire", "acq_rel"):
+            self.line("fence acquire")
+        self.fence_compiler()
+
     # --- loads
 
     def load_items(self, group: Accesses, offset: int, bits: int, count: int) -> tuple[list[str], Shape]:
@@ -251,18 +265,21 @@ class MemoryText(Lanes):
         mask = self.active() if group.guarded else self.current()
         pointers = self.check(group, mask)
         if ordered:
-            self.fence_compiler()
+            self.order_before(self.operation)
         size = bits // 8
         if not pointers.lanes:
             volatile = "volatile " if ordered else ""
             places = [self._pointer(pointers.single, offset + k * size) for k in range(count)]
-            return [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places], SCALAR
+            values = [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places]
+            if ordered:
+                self.order_after(self.operation)
+            return values, SCALAR
         if pointers.stride:
             values = self._load_near_or_far(group, pointers, offset, bits, count, mask)
         else:
             values = [self._gather(group, pointers, offset + k * size, bits, mask) for k in range(count)]
         if ordered:
-            self.fence_compiler()
+            self.order_after(self.operation)
         return values, self.vector
 
     def _load_near_or_far(
@@ -329,7 +346,7 @@ class MemoryText(Lanes):
         mask = self.active() if group.guarded else self.current()
         pointers = self.check(group, mask)
         if ordered:
-            self.fence_compiler()
+            self.order_before(self.operation)
         size = bits // 8
         if pointers.lanes:
             vectors = [self.use(value, type_name, self.vector) for value in values]
@@ -340,7 +357,7 @@ class MemoryText(Lanes):
                 place = self._pointer(pointers.single, offset + k * size)
                 self.line(f"store {'volatile ' if ordered else ''}i{bits} {single}, ptr {place}, align {size}")
         if ordered:
-            self.fence_compiler()
+            self.order_after(self.operation)
 
     def _last_value(self, value: Argument, type_name: str, mask: str) -> str:
         """Return the scalar that stays in memory when all lanes store to one place: the last lane's."""
