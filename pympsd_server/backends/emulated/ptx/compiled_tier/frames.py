@@ -93,7 +93,7 @@ class Frames:
         self._set_column(rows, at, elements)
 
     def places(self, row: int) -> list[tuple[int, Array, int]]:
-        """Return the places of a warp's lanes: a block, the lanes, and the block of the barrier they wait at (or -1)."""
+        """Return the places of a warp's lanes: a block, the lanes, and the block of their barrier, or -1."""
         one = np.array([row])
         stop = self._code.stops[int(self.stops(one)[0])]
         places = [(self._code.origins[stop.segment], self.lanes(one)[0], stop.barrier)]

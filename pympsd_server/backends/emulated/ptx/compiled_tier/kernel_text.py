@@ -33,6 +33,7 @@ survives whatever other lanes do while it is pending; nothing is left in the wor
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 from attrs import define, field, frozen
@@ -64,6 +65,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     StopReason,
     offset_of,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.saves import comes_by_frame, find_saved, has_many_stops
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
@@ -113,6 +115,10 @@ class KernelText(MemoryText):
 
     # --- stops
 
+    @cached_property
+    def _saved(self) -> list[tuple[frozenset[int], frozenset[int]]]:
+        return find_saved(self.plan, self.code.carry)
+
     def slot(self, number: int) -> str:
         """Return a pointer to where a register is saved."""
         if number not in self.slots:
@@ -141,23 +147,35 @@ class KernelText(MemoryText):
             self.stops.append(stop)
         return self.stops.index(stop)
 
-    def leave(self, stop: Stop, mask: str, status: StopReason | str) -> None:
-        """Return a status with everything in the frame that is needed to continue at a stop."""
-        for number in self.registers_of(stop):
-            value, kind = self.read(number), self.storage(number)
-            self.store(kind, value, self.slot(number), 4)
+    def leave(self, stop: Stop, mask: str, status: StopReason | str, *, stays: str = "") -> None:
+        """Return a status with everything in the frame that is needed to continue at a stop.
+
+        `stays`: a truth; if it holds the warp continues there immediately.
+        """
+        saved = self._saved[self.at][stop.barrier >= 0]
+        for register in self.registers_of(stop):
+            if register not in saved:
+                value, kind = self.read(register), self.storage(register)
+                self.store(kind, value, self.slot(register), 4)
         for k in stop.pending:
             self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
         self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
         alive = self.as_word(self.load(self.mask_type, "%alive"))
         self.store("i32", alive, self.field("%frame", FRAME_ALIVE))
-        self.store("i32", str(self.number_of(stop)), "%frame")
+        number = self.number_of(stop)
+        if stays:
+            away = self.label("away")
+            self.branch(stays, f"enter{number}", away)
+            self.place(away)
+        self.store("i32", str(number), "%frame")
         self.line(f"ret i32 {status if isinstance(status, str) else status.value}")
 
     def _enter(self, index: int) -> None:
         """Write the code that continues from a stop."""
         stop = self.stops[index]
         self.place(f"enter{index}")
+        if has_many_stops(self.plan):
+            self.fence_compiler()
         for number in self.registers_of(stop):
             kind = self.storage(number)
             self.store(kind, self.load(kind, self.slot(number), 4), f"%r{number}")
@@ -302,7 +320,9 @@ class KernelText(MemoryText):
             self._go_ways({following: mask})
             return
         self.store(self.mask_type, mask, f"%m{following}")
-        if predicate is None and threads == "0":
+        is_plain = predicate is None and threads == "0"
+        by_frame = is_plain and comes_by_frame(self.plan, following)
+        if is_plain and not by_frame:
             wait = self.label("wait")
             self.branch("%alone", f"segment{following}", wait)
             self.place(wait)
@@ -315,7 +335,7 @@ class KernelText(MemoryText):
                 self.store("i32", self.as_word(count), self.field("%ctx", offset_of(name)))
         self.store("i32", "0", self.field("%frame", FRAME_TURNS))
         stop = Stop(following, (), self._origin_of(segment), None if predicate is None else last)
-        self.leave(stop, mask, StopReason.BARRIER)
+        self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
     def _barrier_number(self, operand: Argument, mask: str) -> str:
         """Return the number of a barrier, which must be one that the block has."""
@@ -385,16 +405,19 @@ class KernelText(MemoryText):
         self.leave(self._here(), mask, StopReason.BAIL)
         self.place(ready)
 
-    def _take_turn(self, kind: int) -> None:
+    def _take_turn(self, kind: int, mask: str) -> None:
         """Give other warps of the block a turn, unless they have had one since the last barrier."""
         taken = self.load("i32", self.field("%frame", FRAME_TURNS))
-        due = self.op("icmp eq", "i32", self.op("and", "i32", taken, str(kind)), "0")
-        turn, on = self.label("turn"), self.label("turned")
-        self.branch(self.op("and", "i1", due, self.op("xor", "i1", "%alone", "true")), turn, on)
-        self.place(turn)
+        is_done = self.op("icmp ne", "i32", self.op("and", "i32", taken, str(kind)), "0")
+        stays, turn, on = self.op("or", "i1", is_done, "%alone"), self.label("turn"), self.label("turned")
+        by_frame = comes_by_frame(self.plan, self.at)
+        if not by_frame:
+            self.branch(stays, on, turn)
+            self.place(turn)
         self.store("i32", self.op("or", "i32", taken, str(kind)), self.field("%frame", FRAME_TURNS))
-        self.leave(self._here(), self.current(), StopReason.TURN)
-        self.place(on)
+        self.leave(self._here(), mask, StopReason.TURN, stays=stays if by_frame else "")
+        if not by_frame:
+            self.place(on)
 
     def _named_lanes(self, mask: Argument, running: str) -> str:
         if not self.plan.is_varying(mask):
@@ -436,6 +459,8 @@ class KernelText(MemoryText):
         self.place(f"segment{self.at}")
         if self.at in self.plan.weights:
             self._check_fuel()
+        elif segment.turn and comes_by_frame(self.plan, self.at):
+            self._take_turn(segment.turn, self.load(self.mask_type, f"%m{self.at}"))
         else:
             self.jump(f"run{self.at}")
         self.place(f"run{self.at}")
@@ -445,8 +470,8 @@ class KernelText(MemoryText):
             self.fence_compiler()
         if segment.meeting is not None:
             self._meet(segment)
-        if segment.turn:
-            self._take_turn(segment.turn)
+        if segment.turn and not comes_by_frame(self.plan, self.at):
+            self._take_turn(segment.turn, self.current())
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self._here()
             self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)

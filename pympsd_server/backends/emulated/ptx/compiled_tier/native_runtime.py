@@ -67,8 +67,9 @@ CONSTANTS: Final = (
     "gridid",
 )
 """The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
-FRAME_HEADER: Final = 32 FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 4, 8, 16, 20,
-24 """Offsets in a warp's frame: where it stopped, its live lanes, the lanes that stopped there, votes of bar.red, and
+FRAME_HEADER: Final = 32
+FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 4, 8, 16, 20, 24
+"""Offsets in a warp's frame: where it stopped, its live lanes, the lanes that stopped there, votes of bar.red, and
 the kinds of turns that it has taken since the last barrier."""
 CACHE_LINE: Final = 64
 _REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
