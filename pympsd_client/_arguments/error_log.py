@@ -5,22 +5,26 @@ format of a message and the size of the log.
 
 Every failed call adds a message, which costs a tuple: it becomes text when it is read. The log keeps the last 100
 messages. They are numbered from 0 in each process; a reader keeps the number of the message that it has not read.
+
+There is no lock, which a fork could leave locked: each step is atomic under the GIL. Calls that fail at the same time
+may be in either order.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-MAX_ENTRIES: Final = 100
+MAX_MESSAGES: Final = 100
 MAX_LINE_BYTES: Final = 255
 """Without its end of line: a log of 25600 bytes in all."""
 _NOT_READY: Final = "CUDA_ERROR_NOT_READY"
 """The answer to a question, not a failure."""
 
 
-class Entry(NamedTuple):
+class FailedCall(NamedTuple):
     """A failed call: when (seconds since 1970), in which thread, and why."""
 
     time: float
@@ -41,9 +45,8 @@ Listener = Callable[[bytes], None]
 """Gets each message, in the thread whose call failed."""
 listeners: Final[dict[int, Listener]] = {}
 """The listeners by their handles."""
-_entries: Final[deque[tuple[int, Entry]]] = deque(maxlen=MAX_ENTRIES)
-_lock: Final = threading.Lock()
-_end = 0
+_calls: Final[deque[tuple[int, FailedCall]]] = deque(maxlen=MAX_MESSAGES)
+_numbers: Final = itertools.count()
 
 
 class _Thread(threading.local):
@@ -55,31 +58,28 @@ _this_thread: Final = _Thread()
 
 def record(function: str, result: str, reason: str) -> None:
     """Add the failure of a call, and call the listeners; not for calls that a listener makes."""
-    global _end
     if result == _NOT_READY or _this_thread.is_listening:
         return
-    entry = Entry(time.time(), threading.get_native_id(), function, result, reason)
-    with _lock:
-        _entries.append((_end, entry))
-        _end += 1
+    call = FailedCall(time.time(), threading.get_native_id(), function, result, reason)
+    _calls.append((next(_numbers), call))
     if not listeners:
         return
     _this_thread.is_listening = True
     try:
         for listener in tuple(listeners.values()):
-            listener(entry.line)
+            listener(call.line)
     finally:
         _this_thread.is_listening = False
 
 
 def end() -> int:
     """Return the number of the next message."""
-    return _end
+    return max((number for number, _ in _calls.copy()), default=-1) + 1
 
 
 def read(start: int = 0) -> tuple[list[bytes], int, int]:
     """Return the messages from a number on, how many of them were lost, and the number of the next message."""
-    with _lock:
-        entries, last = list(_entries), _end
-    lost = last - len(entries) - start
-    return [entry.line for number, entry in entries if number >= start], max(0, lost), last
+    calls = sorted(_calls.copy())
+    last = calls[-1][0] + 1 if calls else 0
+    lost = last - len(calls) - start
+    return [call.line for number, call in calls if number >= start], max(0, lost), last

@@ -82,7 +82,7 @@ def _lines(iterator: int) -> tuple[list[bytes], int]:
     start = ctypes.c_uint32.from_address(iterator).value if iterator else 0
     lines, lost, end = error_log.read(start)
     if lost:
-        lines.insert(0, _LOST % (lost, error_log.MAX_ENTRIES))
+        lines.insert(0, _LOST % (lost, error_log.MAX_MESSAGES))
     return [line + b"\n" for line in lines], end
 
 

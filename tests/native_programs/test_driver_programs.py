@@ -197,9 +197,7 @@ def test_the_error_log_has_the_reasons_of_failed_calls(
     note, *lines = (tmp_path / "log").read_text().splitlines()
     assert note.endswith("earlier messages were overwritten: the log keeps 100")
     assert len(lines) == 100
-    assert re.fullmatch(
-        r"\[\d\d:\d\d:\d\d\.\d{3}\]\[\d+\]\[CUDA\]\[E\]\[cuMemFree\] CUDA_ERROR_\w+: .+", lines[-1]
-    )
+    assert re.fullmatch(r"\[\d\d:\d\d:\d\d\.\d{3}\]\[\d+\]\[CUDA\]\[E\]\[cuMemFree\] CUDA_ERROR_\w+: .+", lines[-1])
 
 
 IN_PYTHON = """
