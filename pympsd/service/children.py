@@ -41,7 +41,7 @@ from pympsd.wire.link_messages import EndIfAlone
 PASSED_ENVIRONMENT: Final = (
     *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"),
     *("PYMPSD_WORKER", "PYMPSD_DEVICE_CONNECTIONS", "PYMPSD_STRICT_BOUNDS", "PYMPSD_TIER", "PYMPSD_STATE_DIRECTORY"),
-    *("PYMPSD_KERNEL_CACHE", "PYMPSD_SCHEDULING_POLICY"),
+    *("PYMPSD_SCHEDULING_POLICY", "PYMPSD_KERNEL_CACHE", "PYMPSD_KERNEL_THREADS"),
     *("LD_LIBRARY_PATH", "PATH", "TZ", "LANG"),
 )
 """The part of the daemon's environment that a server gets; its user can read it. LD_LIBRARY_PATH: in some containers

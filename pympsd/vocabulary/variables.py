@@ -51,6 +51,7 @@ CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
 TIER: Final = "PYMPSD_TIER"
+KERNEL_THREADS: Final = "PYMPSD_KERNEL_THREADS"
 KERNEL_CACHE: Final = "PYMPSD_KERNEL_CACHE"
 DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
@@ -442,6 +443,15 @@ VARIABLES: Final = (
         "backend `emulated`: the daemon does not start; others: reported",
         _one_of(*TIERS),
         default="numpy",
+    ),
+    Variable(
+        KERNEL_THREADS,
+        Reader.DAEMON,
+        "the greatest number of threads that run the blocks of a compiled kernel (1 to 1024; default: as many as the "
+        "executor may use processors), and never more than multiprocessors that its client may use; `1`: atomics of "
+        "floats come in the same order each time",
+        "backend `emulated`: the daemon does not start; others: reported",
+        _whole_number(1024),
     ),
     Variable(
         KERNEL_CACHE,

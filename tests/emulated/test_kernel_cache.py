@@ -23,6 +23,7 @@ from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
 
+TIERS = ()
 SUM = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %n; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %i, 0; mov.u32 %n, PLUS;
 AGAIN: add.u32 %n, %n, %i; add.u32 %i, %i, 1; setp.lt.u32 %q, %i, 100; @%q bra AGAIN;

@@ -283,7 +283,7 @@ class VirtualMemory:
         """
         with self._lock:
             mappings = self._between(address, size)
-            if not all(address <= each.handle <= address + size - each.size for each in mappings):
+            if not all(address <= mapping.handle <= address + size - mapping.size for mapping in mappings):
                 raise invalid_value(f"{size} bytes at {address:#x} have a part of a mapping; unmap all of it")
             reservations = self._reservations.get(ordinal_of(address))
             if reservations is None or not reservations.hold(address, size):
