@@ -74,9 +74,9 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
         return f"Unable to {'get' if options.get else 'set'} memory limit: {error}\n", status
 
 
-def _mebibytes(given: argparse.Namespace, option: str) -> int | str | None:
+def _mebibytes(arguments: argparse.Namespace, option: str) -> int | str | None:
     """Return the value of an option: MiB, ``max`` or ``default``; None if it is not given."""
-    text: str | None = getattr(given, option)
+    text: str | None = getattr(arguments, option)
     if text is None or text in ("max", "default"):
         return text
     least = 1 if option == "hard_limit" else 0
@@ -119,11 +119,11 @@ def _render(daemon: Control, cgroup: str, device: str) -> str:
     rows = _own(daemon, cgroup, device)
     if not rows:
         above = at_or_above([cgroup.removeprefix(_MOUNT)])
-        listed = convert(list[_Limits], daemon.listing(f"memacct list --device={device}"))
-        rows = [row for row in listed if row.cgroup in above]
+        limits = convert(list[_Limits], daemon.listing(f"memacct list --device={device}"))
+        rows = [row for row in limits if row.cgroup in above]
     if not rows:
         raise CannotAsk(f"neither {cgroup} nor a cgroup above it has one")
-    row = max(rows, key=lambda each: len(each.cgroup))
+    row = max(rows, key=lambda limits_row: len(limits_row.cgroup))
     soft, hard = row.soft_limit or 0, row.hard_limit
     texts = {
         "namespace": f"{_MOUNT}{printable(row.cgroup)}".rstrip("/"),

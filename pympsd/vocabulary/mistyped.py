@@ -10,18 +10,18 @@ SIMILARITY: Final = 0.7
 """The least similarity of a suggestion, from 0 to 1 (difflib's ratio)."""
 
 
-def find_similar(word: str, known: Iterable[str]) -> str:
+def find_similar(word: str, candidates: Iterable[str]) -> str:
     """Return the known word that is most like another one; empty if none is like it."""
     import difflib
 
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    by_lower_case = {candidate.lower(): candidate for candidate in candidates}
     matches = difflib.get_close_matches(word.lower(), by_lower_case, 1, SIMILARITY)
     return by_lower_case[matches[0]] if matches else ""
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, candidates: Iterable[str]) -> str:
     """Return the end of a sentence that suggests a known word: ``; did you mean --users?``, or ``.``"""
-    similar = find_similar(word, known)
+    similar = find_similar(word, candidates)
     return f"; did you mean {similar}?" if similar else "."
 
 

@@ -26,6 +26,8 @@
  *     succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
  *   - A thread that Python did not start keeps one state of Python from its first call until it ends: with a state for each
  *     call it would have another current context each time.
+ *   - A function's first call imports modules, under locks that a fork in another thread copies, and nobody unlocks. In
+ *     such a child no call enters Python: all fail with NOT_INITIALIZED, as nearly all do in a child anyway.
  *   - Slots and names are never freed, because programs keep the addresses. */
 
 #include "python.h"
@@ -38,7 +40,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, NOT_SUPPORTED = 801, DEINITIALIZED = 4, INVALID_VALUE = 1, PER_THREAD = 2 };
+enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, NOT_SUPPORTED = 801, NOT_INITIALIZED = 3, DEINITIALIZED = 4, INVALID_VALUE = 1, PER_THREAD = 2 };
 
 /* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, t a stream of which NULL
  * is the calling thread's own, v a structure by value of `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
@@ -72,6 +74,9 @@ static int is_checked; /* whether the checks before a core would pass; the GIL i
 static int (*is_finalizing)(void);
 static __thread char has_state; /* this thread has a state of Python that lasts */
 static pthread_key_t leaving;
+static _Atomic int first_calls; /* of functions, in progress */
+static __thread int own_first_calls;
+static int is_cut_off; /* a child of a time when another thread made one */
 
 /* The next word of a call; NULL: beyond those that are taken from the stack. */
 static const uint64_t *word(const uint64_t *words, int *in_registers, int *on_stack) {
@@ -365,10 +370,27 @@ static void keep_state(void) {
     pthread_setspecific(leaving, state);
 }
 
+/* In a child: threads that were in Python are not there. */
+static void after_fork(void) {
+    is_cut_off |= atomic_load(&first_calls) > own_first_calls;
+    atomic_store(&first_calls, own_first_calls);
+}
+
+static int enter_first(Slot *slot, const uint64_t *words) {
+    atomic_fetch_add(&first_calls, 1);
+    own_first_calls++;
+    int result = resolve(slot) < 0 ? -1 : call(slot, words);
+    own_first_calls--;
+    atomic_fetch_sub(&first_calls, 1);
+    return result;
+}
+
 static int enter(Slot *slot, const uint64_t *words) {
     PyObject *type, *value, *trace;
     if (has_finished())
         return result_at_end(slot, words);
+    if (is_cut_off)
+        return slot->always_passes ? PASS_ON : NOT_INITIALIZED;
     if (!has_state)
         keep_state();
     PyGILState_STATE state = PyGILState_Ensure();
@@ -381,9 +403,8 @@ static int enter(Slot *slot, const uint64_t *words) {
         slot = plain;
         words = others;
     }
-    if (slot->call == NULL && resolve(slot) < 0)
-        result = result_of_error(slot);
-    else if ((result = call(slot, words)) == -1)
+    result = slot->call == NULL ? enter_first(slot, words) : call(slot, words);
+    if (result == -1)
         result = result_of_error(slot);
     if (had_error)
         PyErr_Restore(type, value, trace);
@@ -538,5 +559,6 @@ PyMODINIT_FUNC PyInit__entry_points(void) {
         PyErr_SetString(PyExc_ImportError, "this process has no more keys for data of threads");
         return NULL;
     }
+    pthread_atfork(NULL, NULL, after_fork);
     return PyModule_Create(&definition);
 }

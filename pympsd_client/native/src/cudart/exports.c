@@ -87,7 +87,7 @@ static void set_registry(void *const *table) {
     static const char name[] = "pympsd_set_registry(";
     for (size_t index = 0; index < stub_count; index++)
         if (strncmp(stub_prototypes[index], name, sizeof name - 1) == 0)
-            ((int (*)(Registration *(*)(const void *)))table[index])(registration);
+            ((int (*)(Registration *(*)(const void *), void *(*)(size_t)))table[index])(registration, registered_wrapper);
 }
 
 /* Several threads may attach at the same time: all get the same addresses. A lock would be held while a thread waits for

@@ -75,11 +75,14 @@ typedef struct Registration {
 /* Return the registration of an address of the host program; NULL if there is none. */
 HIDDEN Registration *registration(const void *host);
 
+/* Return the wrapper of a fat binary that is registered, the last one first; NULL if there are not as many. */
+HIDDEN void *registered_wrapper(size_t index);
+
 /* Functions behind stubs that are not exported: pympsd_client/routing/runtime/rows.py has them. */
 HIDDEN int pympsd_keep_error(int error);
 HIDDEN int pympsd_kernel(void **kernel, const void *host);
 HIDDEN int pympsd_ready(void);
-HIDDEN int pympsd_set_registry(Registration *(*)(const void *));
+HIDDEN int pympsd_set_registry(Registration *(*)(const void *), void *(*)(size_t));
 HIDDEN int pympsd_unload(void *wrapper);
 HIDDEN int pympsd_variable(void **address, size_t *size, const void *host);
 

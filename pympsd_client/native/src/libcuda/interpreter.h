@@ -39,5 +39,11 @@ typedef struct {
  * error if there can be none, now or ever. `is_own`: it was started here, and ends with the process. */
 __attribute__((visibility("hidden"))) const Python *find_python(int *is_own);
 
+/* In a child: a thread that it does not have was starting Python, or importing the packages. `find_python` fails from now. */
+__attribute__((visibility("hidden"))) void forget_other_threads(void);
+
 /* The folder of the installed packages, which holds pympsd_client; "" if this library is somewhere else. */
 __attribute__((visibility("hidden"))) const char *packages_folder(void);
+
+/* The same for sentences. */
+__attribute__((visibility("hidden"))) const char *packages_name(void);

@@ -105,6 +105,7 @@ const struct device *lock_current_device(nvmlDevice_t handle, int *result) {
     if (has_ended) { /* in order: with its servers */
         idle = *device;
         idle.used = idle.process_count = 0;
+        idle.utilization.gpu = idle.utilization.memory = 0;
         return &idle;
     }
     if (!current)

@@ -14,6 +14,7 @@
  * it fails with EPROTOTYPE, which the daemon does not notice, or with ECONNREFUSED. */
 
 #define _GNU_SOURCE
+#include "../installation.h"
 #include "source.h"
 
 #include <dlfcn.h>
@@ -68,7 +69,7 @@ static int is_trusted(const struct stat *status, const char *path, char reason[R
         if (trust && !strcmp(trust, "trust"))
             return 1;
         snprintf(reason, REASON_BYTES,
-                 "the user of %s has no number in this user namespace; if it is root's or yours, set "
+                 "the user of %s is not mapped in this user namespace; if it is root's or yours, set "
                  "PYMPSD_UNMAPPED_DAEMON=trust",
                  path);
         return 0;
@@ -169,18 +170,6 @@ static int own_folder(char folder[PATH_MAX]) {
     return 1;
 }
 
-/* Write the path of an interpreter that has pympsd: the one that pympsd-run names, else that of the environment in
- * which this library is installed (PREFIX/lib/python3.N/site-packages/pympsd_client/native/libraries). */
-static void find_interpreter(const char *folder, char path[PATH_MAX]) {
-    const char *named = secure_getenv("PYMPSD_PYTHON");
-    if (named && *named && strlen(named) < PATH_MAX) {
-        strcpy(path, named);
-        return;
-    }
-    if (snprintf(path, PATH_MAX, "%s/../../../../../../bin/python3", folder) >= PATH_MAX || access(path, X_OK))
-        strcpy(path, "python3");
-}
-
 /* Read what a child writes until its end or for 30 s; return its length, or -1. */
 static ssize_t read_all(int end, char *text, size_t size) {
     struct timespec now;
@@ -224,7 +213,7 @@ static int start(const char *interpreter, int output, pid_t *child) {
 
 struct machine *describe_machine(char reason[REASON_BYTES]) {
     enum { SIZE = 1 << 20 };
-    char folder[PATH_MAX], interpreter[PATH_MAX], why[REASON_BYTES], *text = malloc(SIZE + 1);
+    char folder[PATH_BYTES], interpreter[PATH_BYTES], why[REASON_BYTES], *text = malloc(SIZE + 1);
     int ends[2];
     pid_t child = 0;
     struct machine *machine = NULL;
@@ -234,11 +223,17 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
         free(text);
         return NULL;
     }
-    if (!own_folder(folder) || !text || pipe2(ends, O_CLOEXEC)) {
+    find_packages(default_directory, folder);
+    if (!find_interpreter(folder, interpreter)) {
+        snprintf(reason + heard, REASON_BYTES - heard, "; and no interpreter of Python is found for the packages in %.400s",
+                 folder);
         free(text);
         return NULL;
     }
-    find_interpreter(folder, interpreter);
+    if (!text || pipe2(ends, O_CLOEXEC)) {
+        free(text);
+        return NULL;
+    }
     int error = start(interpreter, ends[1], &child);
     close(ends[1]);
     ssize_t length = error ? -1 : read_all(ends[0], text, SIZE);
