@@ -41,11 +41,13 @@ from pympsd.wire.link_messages import EndIfAlone
 PASSED_ENVIRONMENT: Final = (
     *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"),
     *("PYMPSD_WORKER", "PYMPSD_DEVICE_CONNECTIONS", "PYMPSD_STRICT_BOUNDS", "PYMPSD_TIER", "PYMPSD_STATE_DIRECTORY"),
-    "PYMPSD_SCHEDULING_POLICY",
+    *("PYMPSD_SCHEDULING_POLICY", "PYMPSD_KERNEL_CACHE", "PYMPSD_KERNEL_THREADS"),
     *("LD_LIBRARY_PATH", "PATH", "TZ", "LANG"),
 )
 """The part of the daemon's environment that a server gets; its user can read it. LD_LIBRARY_PATH: in some containers
 the driver's library is found only by it, and the executors need it too."""
+OWN_ENVIRONMENT: Final = ("XDG_CACHE_HOME",)
+"""What a server of the daemon's own user gets besides: it names a folder of that user."""
 LEAVE_SECONDS: Final = 5.0
 """Time for a server to end after it has closed its link."""
 DRAIN_SECONDS: Final = 0.5
@@ -140,13 +142,14 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) ->
     arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
     if dispatcher.state.options.multiuser:
         arguments.append("--multiuser-server")
+    passed = PASSED_ENVIRONMENT + (OWN_ENVIRONMENT if instruction.uid == os.geteuid() else ())
     return await open_process(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=(link,),
-        env={name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ},
+        env={name: os.environ[name] for name in passed if name in os.environ},
         cwd="/",
         start_new_session=True,
         **as_user(instruction, dict.fromkeys((sys.executable, main), INSTALL_FOR_ALL)),

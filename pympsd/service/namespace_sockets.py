@@ -54,7 +54,7 @@ class NamespaceSockets:
     """The sockets that there should be."""
 
     dispatcher: Dispatcher
-    left: KeptEntries
+    kept_entries: KeptEntries
     """What an earlier daemon left; it is empty once this one has started."""
     is_taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the pipe directory."""
@@ -135,7 +135,7 @@ class NamespaceSockets:
             file,
             trio.socket.from_stdlib_socket(listening),
             conversation.run,
-            self.left.take_connections(file),
+            self.kept_entries.take_connections(file),
             greeting=HELLO if self._is_vendor else b"",
         )
         self.dispatcher.nursery.start_soon(entry.listener.run)
@@ -185,7 +185,7 @@ class NamespaceSockets:
         """Return a listening socket: an earlier daemon's, whose backlog holds clients, or a new one."""
         kind = socket.SOCK_SEQPACKET if self._is_vendor else socket.SOCK_STREAM
         file, path = self._file(server, namespace), self._path(server, namespace)
-        return self.left.take_listener(file, path, kind) or namespace_directory.listen(folder, kind)
+        return self.kept_entries.take_listener(file, path, kind) or namespace_directory.listen(folder, kind)
 
     def _read_log(self, server: str, uid: int, fifo: int) -> None:
         if server in self._fifos:

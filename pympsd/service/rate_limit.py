@@ -10,7 +10,7 @@ from pympsd.state_machine.events import ClientConnected, Event, NamespaceLost, N
 from pympsd.state_machine.state.daemon import Daemon
 
 LINES_PER_SECOND: Final = 1000
-"""Log lines a second that one user's connections, clients and commands may cause."""
+"""Log lines per second that one user's connections, clients and commands may cause."""
 LINE_BYTES: Final = 200
 """A longer line counts as several."""
 _COMMAND_LINES: Final = frozenset({"command", "answer"})

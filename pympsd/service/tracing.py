@@ -133,7 +133,7 @@ class Tracing:
         self._trace, self._path, self._is_ending = None, "", False
         self._lasting.clear()
         if not is_there:
-            return refusal(f"{path} was removed or moved while the trace was written: it is not there.")
+            return refusal(f"{path} was removed or moved while the trace was written and no longer exists.")
         return refusal(f"{path} is not complete: {error}.") if error else Answer()
 
 

@@ -229,7 +229,7 @@ def _without_server(daemon: Daemon) -> list[QueueEntry]:
     if not daemon.queue:
         return []
     excluded = {server.name for server in daemon.servers.values()}
-    excluded |= {named.name for named in daemon.named_servers.values() if named.opening}
+    excluded |= {named_server.name for named_server in daemon.named_servers.values() if named_server.opening}
     first: dict[str, QueueEntry] = {}
     for entry in daemon.queue:
         if entry.server not in excluded:
@@ -366,7 +366,7 @@ def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tup
         return refusal
     if event.process.peer.foreign and not daemon.options.serves_unmapped:
         reason = (
-            "your user has no number in the daemon's user namespace; run the daemon in the same one, or with "
+            "your user ID is not mapped in the daemon's user namespace; run the daemon in the same one, or with "
             "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
         )
         return Result.ERROR_MPS_CONNECTION_FAILED, reason
@@ -389,13 +389,13 @@ def _has_client(server: Server, process: ClientProcess) -> bool:
 
 
 def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
-    named = daemon.options.policy.has_named_servers  # their clients have the limits of their namespaces
-    percentage = ThreadPercentage() if named else daemon.defaults.thread_percentage
-    memory = {} if named else dict(daemon.defaults.memory_limits)
+    has_named_servers = daemon.options.policy.has_named_servers  # their clients have the limits of their namespaces
+    percentage = ThreadPercentage() if has_named_servers else daemon.defaults.thread_percentage
+    memory = {} if has_named_servers else dict(daemon.defaults.memory_limits)
     server = Server(daemon.lifetime.server_ids.take(), head.uid, percentage, memory, name=head.server)
     daemon.servers[server.id] = server
     peer = None if daemon.options.multiuser or head.process is None else head.process.peer
-    return SpawnServer(server.id, head.uid, peer, head.server if named else "")
+    return SpawnServer(server.id, head.uid, peer, head.server if has_named_servers else "")
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:

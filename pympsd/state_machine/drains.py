@@ -219,9 +219,9 @@ def _terminate(daemon: Daemon, drain: Drain, client: int) -> Iterator[Instructio
         return
     together = tuple(id_ for id_ in drain.clients if id_ in server.clients and server.clients[id_].pid == pid)
     drain.terminating = together
-    begun = list(terminations.begin(daemon, 0, server, pid, evicted=together, is_drain=True))
-    drain.token = next(request.token for request in begun if isinstance(request, TerminateClient))
-    yield from begun
+    instructions = list(terminations.begin(daemon, 0, server, pid, evicted=together, is_drain=True))
+    drain.token = next(request.token for request in instructions if isinstance(request, TerminateClient))
+    yield from instructions
 
 
 def _note_termination(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
@@ -291,12 +291,12 @@ def _end_servers(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
 
 def _sort_queue(daemon: Daemon) -> Iterator[Instruction]:
     """Hold the waiting entries that a drain covers, and let those that none covers any more wait in turn."""
-    held = {entry.ticket for entry in daemon.queue.held}
+    held_tickets = {entry.ticket for entry in daemon.queue.held}
     drains = {entry.ticket: find_drain(daemon, entry) for entry in daemon.queue.all_entries}
 
     def is_changed(ticket: int) -> bool:
         drain = drains[ticket]
-        return (drain is not None) != (ticket in held) or (drain is not None and drain.refuses)
+        return (drain is not None) != (ticket in held_tickets) or (drain is not None and drain.refuses)
 
     for entry in daemon.queue.take(lambda entry: is_changed(entry.ticket)):
         yield from queueing.join(daemon, entry)

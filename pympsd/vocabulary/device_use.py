@@ -1,4 +1,4 @@
-"""What a server reports of a device: the memory that its clients hold there, and the kernels that it has started.
+"""What a server reports of a device: the memory that its clients hold there, its kernels, and its utilization.
 
 One record goes the whole way, so that a new figure needs no change in between:
 
@@ -13,6 +13,7 @@ exited one still holds 1 MiB, and 12 kernels were started::
 The driver's own server reports nothing of this: its clients' memory is read through NVML.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import frozen
@@ -30,6 +31,8 @@ class DeviceUse:
     """Kernels that the server has started there since its start."""
     left: int = 0
     """Bytes that exited clients still hold: their kernels run."""
+    utilization: int | None = None
+    """The percentage of the last sample period (at most 1 s) in which kernels ran; None: it is not counted."""
 
     def is_possible(self, memory_bytes: int) -> bool:
         """Return whether a device with ``memory_bytes`` of memory can be used so: servers are not trusted.
@@ -38,4 +41,10 @@ class DeviceUse:
         False
         """
         counts = self.left, *self.clients.values()
-        return all(0 <= count <= memory_bytes for count in counts) and 0 <= self.launches <= _MAX_LAUNCHES
+        figures = 0 <= self.launches <= _MAX_LAUNCHES, 0 <= (self.utilization or 0) <= 100
+        return all(figures) and all(0 <= count <= memory_bytes for count in counts)
+
+
+def combine_utilization(percentages: Iterable[int]) -> int:
+    """Return the utilization of a device that several executors or servers use: the sum, at most 100 %."""
+    return min(100, sum(percentages))

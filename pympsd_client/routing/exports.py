@@ -51,6 +51,8 @@ def resolve(name: str, signature: str) -> Resolved:
         row = SIGNATURES.get(candidate)
         if resolved is None and row is not None and _fits(row, types):
             resolved = _of_row(row, types, thread)
+    if resolved is None and versioned not in SIGNATURES:
+        resolved = special.resolve(versioned)
     if resolved is None:
         return refusing(name), ""
     function, format, *core = resolved

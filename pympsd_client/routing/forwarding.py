@@ -24,19 +24,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from glob import escape, glob
-from pathlib import Path
 from typing import Any, Final
 
 from attrs import define
 
+from pympsd.channel.own_libraries import is_own
 from pympsd.errors import FileError
 from pympsd_client._connect.driver_library import cached_paths
 from pympsd_client.native import _entry_points
 from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
 from pympsd_client.routing.explain import refusing
 
-_OWN_FOLDER: Final = "pympsd_client/native/libraries"
-"""The end of the folder of pympsd's own libraries, in this installation and others."""
 _VERSION: Final = re.compile(r"^__|_\d+_\d+$")
 _FAILS: Final = 0
 """What entry points do at the end of the process if there is no function to pass the call on to."""
@@ -57,10 +55,10 @@ def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
     """
     for folder in _folders(environment):
         path = os.path.join(folder, library)
-        if os.path.isfile(path) and not _is_own(path):
+        if os.path.isfile(path) and not is_own(os.path.dirname(os.path.realpath(path))):
             return path
     for path in cached_paths(library):
-        if not _is_own(path):
+        if not is_own(os.path.dirname(os.path.realpath(path))):
             return path
     raise NotInstalled(
         f"{library} is not installed: the program needs NVIDIA's, which is part of a CUDA toolkit and of the package "
@@ -79,10 +77,6 @@ def _folders(environment: Mapping[str, str]) -> Iterator[str]:
         yield from sorted(glob(f"{folder}/nvidia/*/lib"))
     for toolkit in (environment.get("CONDA_PREFIX", ""), *sorted(glob("/usr/local/cuda*"), reverse=True)):
         yield from (f"{toolkit}/lib64", f"{toolkit}/lib") if toolkit else ()
-
-
-def _is_own(path: str) -> bool:
-    return str(Path(path).resolve().parent).endswith(_OWN_FOLDER)
 
 
 @define

@@ -101,20 +101,22 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup) -> int:
 
 
 def _record_memory(containment: Containment, devices: RegisteredDevices) -> None:
-    """Report the memory that clients hold to the daemon, and in the folder that every user can read."""
-    recorded: dict[int, list[tuple[int, int]]] = {}
+    """Report how clients use the devices to the daemon, and in the folder that every user can read."""
+    recorded: dict[int, tuple[list[tuple[int, int]], int]] = {}
 
     def record(device: int, used: dict[int, int]) -> None:
         clients = containment.server.client_table.clients
         living = {client_id: count for client_id, count in used.items() if client_id in clients}
         left_behind = sum(used.values()) - sum(living.values())
-        use = DeviceUse(living, containment.executors.launches[device], left_behind)
+        executors = containment.executors
+        use = DeviceUse(living, executors.launches[device], left_behind, executors.get_utilization(device))
         containment.server.link.device_used(device, use)
         present = [(clients[client_id].pid, count) for client_id, count in living.items()]
         rows = [*present, (GONE, left_behind)] if left_behind else present
-        if rows != recorded.get(device):  # else kernels were launched, no more
-            devices.report(device, rows)
-            recorded[device] = rows
+        figures = rows, use.utilization or 0
+        if figures != recorded.get(device):  # else kernels were launched, no more
+            devices.report(device, *figures)
+            recorded[device] = figures
 
     containment.executors.on_memory = record
 

@@ -29,7 +29,7 @@ PRIVATE = {
     "pympsd_keep_error": "int",
     "pympsd_kernel": "cudaKernel_t *, const void *",
     "pympsd_ready": "void",
-    "pympsd_set_registry": "void *",
+    "pympsd_set_registry": "void *, void *",
     "pympsd_unload": "void *",
     "pympsd_variable": "void **, size_t *, const void *",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
@@ -24,6 +26,7 @@ QUICK = (
         "int16_arith",
         "last_block",
         "ping_pong",
+        "prefix_sum",
         "shuffle_divergent",
         "shuffle_modes",
         "votes_before_sync",
@@ -314,3 +317,26 @@ mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; ld.global.b{bits} %x, [%a]; ld.globa
     values = np.stack(np.meshgrid(near, near), -1).reshape(64, 2)
     results = _results(monkeypatch, ptx, values, (1, 64))
     np.testing.assert_array_equal(*results)
+
+
+MANY_BARRIERS = """.visible .entry k(.param .u64 p)
+{{ .reg .b32 %i, %v, %s; .reg .b64 %a, %o; ld.param.u64 %a, [p]; mov.u32 %i, %tid.x; mul.wide.u32 %o, %i, 4;
+add.s64 %a, %a, %o; .shared .b32 s[64]; mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s; mov.u32 %v, 0;
+{phases} st.global.u32 [%a], %v; ret; }}"""
+PHASE = "add.u32 %v, %v, %i; st.shared.u32 [%s], %v; bar.sync 0; ld.shared.u32 %v, [%s]; "
+
+
+@pytest.mark.parametrize("threads", [32, 64])
+def test_a_register_is_saved_once_however_many_barriers_follow(threads: int) -> None:
+    """LLVM needed seconds for a sorting network, whose addresses were saved at each of its barriers."""
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    saves = []
+    for phases in (30, 60):
+        ptx = MANY_BARRIERS.format(phases=PHASE * phases)
+        assert begin(device, ptx, 1, threads, address).step(60, Never())
+        assert device.get(address, np.zeros(64, "u4")).tolist()[:threads] == [phases * i for i in range(threads)]
+        kernel = device.load(HEADER + ptx).program.kernels["k"].translation
+        text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, (threads, 1, 1), has_halves=True)
+        saves.append(len(re.findall(r"store <32 x i64> .*, align 4\n", text.module_text)))
+    assert saves[0] == saves[1]

@@ -46,7 +46,7 @@ def compile_program(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         program = folder / "-".join((name, *libraries))
         if not program.exists():
             compiler = os.environ.get("CC", "cc")
-            options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-pthread", f"-L{LIBRARIES}"]
+            options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-pthread", "-rdynamic", f"-L{LIBRARIES}"]
             source = SOURCES / f"{name}.c"
             command = [compiler, *options, "-o", str(program), str(source)]
             command += [f"-l:{library}" for library in libraries or ("libcuda.so.1",)]

@@ -4,7 +4,8 @@
  *     __global__ void scale(int *values) { values[threadIdx.x] *= factor; if (threadIdx.x == 0) { calls++; total += 5; } }
  *
  * The fat binary is in a file that the first argument names. The second argument is "whole"; "linked": the fat binary is
- * a part of a program that nvcc -rdc=true has linked; or "refused": it has no PTX. Prints "done". */
+ * a part of a program that nvcc -rdc=true has linked; "refused": it has no PTX; or "nested": linked, and a kernel launches
+ * another. Prints "done", or the name of the error. */
 
 #include "runtime.h"
 
@@ -219,8 +220,19 @@ static void test_properties(void) {
 int main(int count, char **arguments) {
     int *memory;
     EXPECT(count == 3);
-    read_fat_binary(arguments[1], strcmp(arguments[2], "linked") == 0);
+    int is_nested = strcmp(arguments[2], "nested") == 0;
+    read_fat_binary(arguments[1], is_nested || strcmp(arguments[2], "linked") == 0);
     register_all();
+    if (is_nested) {
+        void *parameters[] = {&memory};
+        int devices;
+        CHECK(cudaGetDeviceCount(&devices));
+        EXPECT(devices == 1 && cudaSetDevice(0) == NOT_SUPPORTED && cudaGetLastError() == NOT_SUPPORTED);
+        EXPECT(cudaLaunchKernel((void *)scale, ONE, BLOCK, parameters, 0, NULL) == NOT_SUPPORTED);
+        EXPECT(cudaMalloc((void **)&memory, COUNT) == NOT_SUPPORTED && cudaFree(NULL) == NOT_SUPPORTED);
+        puts(cudaGetErrorName(cudaGetLastError()));
+        return 0;
+    }
     if (strcmp(arguments[2], "refused") == 0) {
         void *parameters[] = {&memory};
         for (int again = 0; again < 2; again++)

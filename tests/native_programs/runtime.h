@@ -41,6 +41,7 @@ int cudaGetSymbolSize(size_t *size, const void *symbol);
 int cudaDeviceSynchronize(void);
 int cudaDeviceReset(void);
 int cudaSetDevice(int device);
+int cudaGetDeviceCount(int *count);
 int cudaGetLastError(void);
 int cudaPeekAtLastError(void);
 const char *cudaGetErrorName(int error);

@@ -59,6 +59,18 @@ def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(
     assert done.stderr.count("nvcc -gencode arch=compute_90,code=compute_90") == 1
 
 
+def test_a_program_whose_kernels_launch_kernels_is_refused_by_its_first_call(
+    compile_program: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Many programs do not look at the results of launches: they would report success."""
+    file = tmp_path / "fat"
+    file.write_bytes(fat_binaries.nested())
+    done = _run(compile_program("registered", "libcudart.so.13"), str(file), "nested", environment=environment)
+    assert (done.returncode, done.stdout) == (0, "cudaErrorNotSupported\n"), done.stderr
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("pympsd: cudaSetDevice: CUDA_ERROR_NOT_SUPPORTED: kernels of the program launch kernels")
+
+
 def test_functions_that_cuda_13_has_changed(compile_program: Compile, environment: dict[str, str]) -> None:
     done = _run(compile_program("version_12", "libcudart.so.12"), environment=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

@@ -33,7 +33,7 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
-"""Log lines a second that one server and its clients may cause."""
+"""Log lines per second that one server and its clients may cause."""
 MAX_CONTEXTS: Final = MAX_DEVICES * max(CLIENT_CONTEXTS.values())
 """The contexts of all clients of a server, on all devices, whatever the branch of the driver."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
@@ -304,10 +304,10 @@ class ServerSession:
     def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
         """Return the field that names the namespace, or the server, if there are several namespaces."""
         server = dispatcher.state.servers.get(self.id)
-        named = dispatcher.state.named_servers.get(server.name) if server is not None else None
-        if named is None or len(named.namespaces) == 1 or "namespace" in record.fields:
+        named_server = dispatcher.state.named_servers.get(server.name) if server is not None else None
+        if named_server is None or len(named_server.namespaces) == 1 or "namespace" in record.fields:
             return {}
-        return {"place": f"{named.name}/{record.namespace}" if record.namespace else named.name}
+        return {"place": f"{named_server.name}/{record.namespace}" if record.namespace else named_server.name}
 
     def _may_log(self, dispatcher: Dispatcher, *texts: str) -> bool:
         """Return whether the server may cause a line of these texts; log first how many were dropped before."""

@@ -113,6 +113,11 @@ class Server:
         return {device: use.launches for device, use in self.use.items()}
 
     @property
+    def utilization(self) -> dict[int, int]:
+        """Percentages of the last second in which its kernels ran, by device ordinal; of GPUs it is not counted."""
+        return {device: use.utilization for device, use in self.use.items() if use.utilization is not None}
+
+    @property
     def workers(self) -> int:
         """The number of worker threads of the vendor's server: one for each client process and each context."""
         return sum(1 + len(client.contexts) for client in self.clients.values())

@@ -5,12 +5,11 @@
  * and again, each time with the same stream, shape and types of parameters, and only the values of the parameters
  * differ.
  *
- * The idea. The slow path in Python (pympsd_client/_objects/code/launch.py) has all the rules. When a launch comes for the
- * second time it adds a plan: the record as it was sent, what a launch must have in common with it (the key), and
- * where in the record the sequence number and the values of the parameters lie. A later call that a plan fits copies
- * the record, writes its own values into it and puts it in the ring. Every other call takes the slow path: a miss is
- * never wrong, only slow. So this file refuses whatever it is not sure of, and raises no error of its own about a
- * launch.
+ * The idea. The slow path in Python (pympsd_client/_objects/code/launch.py) has all the rules. When a launch is repeated
+ * for the first time, it adds a plan: the record as it was sent, what a launch must have in common with it (the key), and
+ * where in the record the sequence number and the values of the parameters lie. A later call that a plan fits copies the
+ * record, writes its own values into it and puts it in the ring. Every other call takes the slow path: a miss is never
+ * wrong, only slow. So this file leaves every doubtful case to the slow path, and raises no errors about launches itself.
  *
  *     cuLaunchKernel(f, shape, stream, parameters)
  *         key = (f, stream, shape, types)  --hash-->  plans[slot]
@@ -44,7 +43,7 @@ typedef struct {
     unsigned long long epoch, misses;
     char wants_plan, is_empty, wants_pulse;
     uint32_t sent; /* every PULSE launches Python sees whether the executor has reported a fault */
-    uint32_t seen[SLOTS]; /* hashes of launches without a plan: a second one is worth it */
+    uint32_t seen[SLOTS]; /* hashes of launches without a plan; a second launch makes one worthwhile */
     Plan *plans[SLOTS];
 } Launcher;
 
@@ -74,7 +73,7 @@ static PyObject *launcher_invalidate(PyObject *object, PyObject *unused) {
     if (self->is_empty)
         Py_RETURN_NONE;
     self->is_empty = 1;
-    Plan *old_plans[SLOTS]; /* a destructor may run Python: by then no plan can be found */
+    Plan *old_plans[SLOTS]; /* a destructor may run Python code, which must find no plan */
     memcpy(old_plans, self->plans, sizeof old_plans);
     memset(self->plans, 0, sizeof self->plans);
     memset(self->seen, 0, sizeof self->seen);
@@ -146,7 +145,7 @@ static Plan *plan_for(Launcher *self, const Key *key) {
     return NULL;
 }
 
-/* Whether the plan's context is current to this thread; a stack that is no list takes the slow path. */
+/* Whether the plan's context is current to this thread; a stack that is not a list takes the slow path. */
 static int is_current(Launcher *self, const Plan *plan) {
     PyObject *stack = PyObject_GetAttr(self->threads, self->stack);
     Py_ssize_t count = stack != NULL && PyList_CheckExact(stack) ? PyList_Size(stack) : 0;

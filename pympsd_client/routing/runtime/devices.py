@@ -13,6 +13,7 @@ from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.arrays import CHANNELS, format_of
 from pympsd_client.routing.runtime.properties import OF_BINDINGS, Layout, requested, write
+from pympsd_client.routing.runtime.symbols import check_linked
 
 
 class _Thread(threading.local):
@@ -49,6 +50,11 @@ def _use(device: int) -> None:
     context = primary.context
     if context is not None:
         api.cuCtxSetCurrent(context.handle)
+        try:
+            check_linked()
+        except CudaError:
+            api.cuCtxSetCurrent(0)
+            raise
 
 
 def current() -> int:

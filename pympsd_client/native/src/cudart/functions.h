@@ -396,6 +396,6 @@ OF_12(PER_THREAD(cudaWaitExternalSemaphoresAsync_v2, _ptsz, 0, "const cudaExtern
 FUNCTION(pympsd_keep_error, 0, "int")
 FUNCTION(pympsd_kernel, 0, "cudaKernel_t *, const void *")
 FUNCTION(pympsd_ready, 0, "void")
-FUNCTION(pympsd_set_registry, 0, "void *")
+FUNCTION(pympsd_set_registry, 0, "void *, void *")
 FUNCTION(pympsd_unload, 0, "void *")
 FUNCTION(pympsd_variable, 0, "void **, size_t *, const void *")

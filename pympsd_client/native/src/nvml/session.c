@@ -1,8 +1,8 @@
 /* libnvidia-ml.so.1: NVML for native programs and Python packages, over the file that a daemon keeps (source.c).
  *
  * Theory of operation. There is no Python inside, because Go programs load this library. `nvmlInit` finds the devices;
- * they stay as they are until the last `nvmlShutdown`, as handles do. Each query that depends on what runs looks whether
- * the daemon has replaced its file since (one lstat), and finds the device by its UUID in the new one.
+ * they stay as they are until the last `nvmlShutdown`, as handles do. Each query that depends on running processes
+ * checks whether the daemon has replaced its file (one lstat), and finds the device by its UUID in the new one.
  *
  *     devices by               functions
  *     a daemon, emulated       this library's; the others return NVML_ERROR_NOT_SUPPORTED
@@ -105,6 +105,7 @@ const struct device *lock_current_device(nvmlDevice_t handle, int *result) {
     if (has_ended) { /* in order: with its servers */
         idle = *device;
         idle.used = idle.process_count = 0;
+        idle.utilization.gpu = idle.utilization.memory = 0;
         return &idle;
     }
     if (!current)

@@ -1,8 +1,8 @@
-"""From a kernel's operations to its text: what escapes, how wide vectors are, and which kernels are not compiled.
+"""Translation of a kernel's operations to text: which escape, how wide vectors are, and which kernels are refused.
 
-Which operations escape has to be known before the analysis, because results of escapes are vectors. Each is written
-once for nothing, with all registers as vectors: what its form refuses escapes. Forms may not depend on the plan
-otherwise.
+The analysis must know which operations escape, because results of escapes are vectors. So each operation is first
+written once on trial, with all registers as vectors; if its form refuses it, it escapes. Forms must not depend on the
+plan in other ways.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Spe
 
 _MAX_ESCAPES: Final = 24
 _MAX_BLOCKS: Final = 4000
-"""The time of the analysis grows faster than their number: a scan of CUB, with more, took longer than 15 s."""
 
 
 def is_forced(operation: Operation) -> bool:
@@ -39,7 +38,7 @@ def is_forced(operation: Operation) -> bool:
 
 
 def choose_width(code: Code, block: tuple[int, int, int]) -> int:
-    """Return the lanes of a vector: those of a warp, or 16 if rows are so wide and nothing depends on warps."""
+    """Return the lanes of a vector: a warp's, or 16 if rows have that width and nothing depends on warps."""
     if block[0] % WARP == 0 or block[0] % 16 or any(map(_needs_warps, code.operations)):
         return WARP
     return 16
@@ -113,7 +112,7 @@ class _Escapes:
 
 
 def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel whose warps have turns, but not in blocks that the NumPy tier may take over."""
+    """Return the plan of a kernel whose warps take turns, except in blocks that the NumPy tier may take over."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
@@ -148,7 +147,7 @@ def _is_refused(probe: KernelText, operation: Operation) -> bool:
 
 
 def _refuse_hot_escapes(plan: WarpPlan, escapes: _Escapes) -> None:
-    """Refuse a kernel in which the NumPy tier would do the work, for fewer threads together than it likes."""
+    """Refuse a kernel in which the NumPy tier would do most of the work, on few threads at a time."""
     segments = enumerate(plan.segments)
     escaping = [index for index, s in segments if s.escapes and escapes.is_needed(s.operations[0])]
     ends = {h: e for e, s in enumerate(plan.segments) for h in s.successors if h != EXIT and h <= e}
