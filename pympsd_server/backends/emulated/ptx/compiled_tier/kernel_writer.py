@@ -33,7 +33,10 @@ _MAX_BLOCKS: Final = 4000
 
 
 def is_forced(operation: Operation) -> bool:
-    """Return whether an instruction escapes although it has a form: never. Tests replace it to compare the tiers."""
+    """Return whether an instruction escapes although it has a form: never.
+
+    Tests replace it to compare the tiers, and keep no kernels on disk.
+    """
     return False
 
 
