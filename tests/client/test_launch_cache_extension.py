@@ -156,9 +156,9 @@ def test_a_plan_is_wanted_at_the_second_miss(rig: Rig) -> None:
 
     def see(**changes: Any) -> None:
         rig.launch(SIMPLE, VALUES, **changes)
-        wants.append(rig.launcher.wants_plan)
+        wants.append(rig.launcher.needs_plan)
 
-    assert rig.launcher.wants_plan is False
+    assert rig.launcher.needs_plan is False
     see()
     see()
     see()
