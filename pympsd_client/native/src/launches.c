@@ -13,7 +13,7 @@
  *
  *     cuLaunchKernel(f, shape, stream, parameters)
  *         key = (f, stream, shape, types)  --hash-->  plans[slot]
- *             no plan, or another key      -> slow path; `wants_plan` on the second miss of a key
+ *             no plan, or another key      -> slow path; `needs_plan` on the second miss of a key
  *             plan: copy of the record, values, sequence number -> ring -> wake the executor if it sleeps
  *
  * The table is direct-mapped: two keys with the same slot evict each other, and nothing needs to be searched or aged.
@@ -41,7 +41,7 @@ enum { ARGUMENTS = 11, SLOTS = 1024, PULSE = 256 };
 typedef struct {
     PyObject_HEAD PyObject *slow, *done, *threads, *stack;
     unsigned long long epoch, misses;
-    char wants_plan, is_empty, wants_pulse;
+    char needs_plan, is_empty, needs_pulse;
     uint32_t sent; /* every PULSE launches Python sees whether the executor has reported a fault */
     uint32_t seen[SLOTS]; /* hashes of launches without a plan; a second launch makes one worthwhile */
     Plan *plans[SLOTS];
@@ -139,7 +139,7 @@ static Plan *plan_for(Launcher *self, const Key *key) {
     Plan *plan = self->plans[slot];
     if (plan != NULL && key_is(key, &plan->key))
         return plan;
-    self->wants_plan = self->seen[slot] == hash;
+    self->needs_plan = self->seen[slot] == hash;
     self->seen[slot] = hash;
     self->is_empty = 0;
     return NULL;
@@ -184,7 +184,7 @@ static int send_plan(Launcher *self, Plan *plan, const Call *call) {
     if (!is_current(self, plan))
         return 0;
     if (++self->sent % PULSE == 0) {
-        self->wants_pulse = 1;
+        self->needs_pulse = 1;
         self->misses--; /* a pulse is not a miss */
         return 0;
     }
@@ -233,7 +233,7 @@ static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, P
         PyErr_SetString(PyExc_TypeError, "a Launcher that was not initialised");
         return NULL;
     }
-    self->wants_plan = self->wants_pulse = 0;
+    self->needs_plan = self->needs_pulse = 0;
     if (count != ARGUMENTS || names != NULL || !call_of(arguments, &call) || (plan = plan_for(self, &call.key)) == NULL)
         return slow_path(self, arguments, count, names);
     plan->refs++;
@@ -301,9 +301,9 @@ static PyMethodDef launcher_methods[] = {
 static PyMemberDef launcher_members[] = {
     {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "The number of invalidations."},
     {"misses", T_ULONGLONG, offsetof(Launcher, misses), READONLY, "The number of calls that took the slow path."},
-    {"wants_pulse", T_BOOL, offsetof(Launcher, wants_pulse), READONLY,
+    {"needs_pulse", T_BOOL, offsetof(Launcher, needs_pulse), READONLY,
      PyDoc_STR("Whether the present launch checks whether a fault was reported.")},
-    {"wants_plan", T_BOOL, offsetof(Launcher, wants_plan), READONLY,
+    {"needs_plan", T_BOOL, offsetof(Launcher, needs_plan), READONLY,
      "Whether the latest call missed for the second time."},
     {NULL, 0, 0, 0, NULL},
 };

@@ -41,7 +41,7 @@ static struct stat file_status;
 static nvmlDevice_t handles[MAX_DEVICES];
 static void *drivers; /* the driver's library */
 static char not_loaded[REASON_BYTES] = "Driver Not Loaded";
-static char named[stub_count]; /* 1 for a function that was named on stderr */
+static char reported[stub_count]; /* 1 for a function that was reported on stderr */
 
 /* --- the lock */
 
@@ -146,9 +146,9 @@ static int refuse(void) {
 static void name_refused(uint64_t number) {
     const char *explains = secure_getenv("PYMPSD_EXPLAIN"), *prototype = stub_prototypes[number];
     int length = (int)strcspn(prototype, "(");
-    if (way == CLOSED || named[number] || !explains || !*explains || !strcmp(explains, "0"))
+    if (way == CLOSED || reported[number] || !explains || !*explains || !strcmp(explains, "0"))
         return;
-    named[number] = 1;
+    reported[number] = 1;
     fprintf(stderr, "pympsd: %.*s: NVML_ERROR_NOT_SUPPORTED: pympsd does not have it\n", length, prototype);
 }
 
