@@ -37,7 +37,7 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translati
 
 _LEVEL: Final = 2
 _MAX_TEXT: Final = 4_000_000
-"""Characters of a kernel's text: LLVM takes about 4 microseconds for each."""
+"""Characters of a kernel's text: LLVM takes 1 to 4 microseconds for each."""
 
 
 @frozen
