@@ -6,8 +6,6 @@ daemon's; everything that could make the change of user fail is checked before, 
 exec has no message.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

@@ -9,8 +9,6 @@ programs that are compiled for per-thread default streams. `resolve` finds the r
   functions without a stream wait for that one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable

@@ -20,8 +20,6 @@ The invariants:
 - An entry point is never taken back, and the names of its capsule live for good: C keeps both addresses.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from importlib import import_module

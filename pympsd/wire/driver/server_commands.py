@@ -4,8 +4,6 @@ A command is a tuple of packets, sent without a pause between them. The server t
 in order, so questions may be sent before earlier ones are answered.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Generator
 from typing import Final, Generic, TypeVar

@@ -4,8 +4,6 @@ It is asked for an operator's query, and while a client waits for its end. Its c
 so the turn passes on at the end of the last one.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

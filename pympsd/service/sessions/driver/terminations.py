@@ -4,8 +4,6 @@ Asked again while the context is still there, it answers nothing any more, to an
 ends (measured on driver 580). A context stays there until its process destroys or resets it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from attrs import define, field
