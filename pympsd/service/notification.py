@@ -1,5 +1,7 @@
 """Notify a service manager of the daemon's state, as sd_notify(3) describes; without one all of this does nothing."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import socket

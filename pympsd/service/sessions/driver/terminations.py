@@ -14,7 +14,7 @@ from pympsd.wire.driver import server_commands as commands
 
 
 @define(eq=False)
-class Terminations:
+class DriverTerminations:
     """Terminates clients, and remembers their contexts by PID; ``changed`` is called with a PID and its contexts."""
 
     _changed: Callable[[int, frozenset[int]], None]
