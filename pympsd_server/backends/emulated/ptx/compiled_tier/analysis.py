@@ -23,7 +23,7 @@ it does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from attrs import define, field, frozen
 
@@ -263,26 +263,41 @@ def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
 
 
 def find_pending(plan: WarpPlan) -> list[set[int]]:
-    """Return the segments at which other lanes of the warp may be pending while a segment runs, for each segment."""
-    segments = plan.segments
-    pending: list[set[int]] = [set() for _ in segments]
-    reached, work = {0}, [0]
+    """Return the segments at which other lanes of the warp may be pending while a segment runs, for each segment.
 
-    def choose_among(candidates: list[int], parked: frozenset[int] = frozenset()) -> None:
-        for index, chosen in enumerate(candidates):
-            rest = {*candidates[index + 1 :], *parked}
-            if chosen not in reached or not rest <= pending[chosen]:
-                reached.add(chosen)
+    Sets are bits of integers meanwhile, the lowest segment the lowest bit.
+    """
+    segments = plan.segments
+    pending, reached, work = [0] * len(segments), 1, {0: None}
+
+    def choose_among(candidates: int, parked: int = 0) -> None:
+        nonlocal reached
+        while candidates:
+            lowest = candidates & -candidates
+            candidates ^= lowest
+            chosen, rest = lowest.bit_length() - 1, candidates | parked
+            if not reached & lowest or rest & ~pending[chosen]:
+                reached |= lowest
                 pending[chosen] |= rest
-                work.append(chosen)
+                work[chosen] = None
+            elif not parked:  # all others were, or will be, candidates when it ends
+                return
 
     while work:
-        at = work.pop()
+        at, _ = work.popitem()
         for targets in _ways(segments[at], plan):
-            choose_among(sorted(pending[at] | targets))
+            choose_among(pending[at] | sum(1 << target for target in targets))
         if segments[at].meeting is not None:  # lanes that must wait for others stay behind
-            choose_among(sorted(pending[at] - {at}), frozenset({at}))
-    return pending
+            own = 1 << at
+            choose_among(pending[at] & ~own, own)
+    return [set(_bits(mask)) for mask in pending]
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def find_strides(plan: WarpPlan, *, linear: bool) -> dict[int, int | None]:
