@@ -1,4 +1,4 @@
-"""Copies and fills of rows and slices with every kind of argument, as recorded of a GPU (scripts/record-row-copies)."""
+"""Copies and fills of rows with every kind of argument, as recorded of a GPU (scripts/record-row-copies)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Copies and fills of rows and slices, for scripts/record-row-copies and the test that replays what it recorded.
 
-tests/data/recorded-row-copies.jsonl begins with a line about the recording: device, version of CUDA, and the
-number of bytes after which the buffers' contents repeat. Each further line is a case: number, arguments, result, and a
-digest of two device and two host buffers afterwards. The arguments were drawn at random, sides that fit and sides that
-do not. Sources are the first buffers, destinations the second.
+tests/data/recorded-row-copies.jsonl begins with a line about the recording: device, version of CUDA, and the number
+of bytes after which the buffers' contents repeat. Each further line is a case: number, arguments, result, and a
+digest of two device and two host buffers afterwards. The arguments were drawn at random, sides that fit and sides
+that do not. Sources are the first buffers, destinations the second.
 """
 
 from __future__ import annotations
