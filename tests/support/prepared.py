@@ -67,8 +67,11 @@ _prepared: dict[str, _Prepared] = {}
 
 @contextmanager
 def prepared(program: str) -> Iterator[None]:
-    """Have a process that has imported a program for a block: DAEMON, or a client's that calls `serve_requests`."""
-    if os.environ.get(EXECUTE_ALL) == "1":
+    """Have a process that has imported a program for a block: DAEMON, or a client's that calls `serve_requests`.
+
+    Within another block of the same program there is only that one's.
+    """
+    if program in _prepared or os.environ.get(EXECUTE_ALL) == "1":
         yield
         return
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -119,7 +122,8 @@ class PreparedProcess(subprocess.Popen[str]):
         """Start it, in place of subprocess's fork and exec."""
         given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
         program, *words = given["args"]
-        request = {"words": words, "environment": given["env"], "uid": given["uid"], "directory": os.getcwd()}
+        directory = str(given["cwd"] or os.getcwd())
+        request = {"words": words, "environment": given["env"], "uid": given["uid"], "directory": directory}
         streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         process = _prepared[program]
         with process.in_use, _adopting_orphans():
