@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -102,18 +103,17 @@ def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uid", [0, USER])
-def test_servers_and_executors_look_like_executed_ones(uid: int, tmp_path: Path) -> None:
+def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
     if uid and os.geteuid():
         pytest.skip("only root becomes other users")
     adopt_orphans()
     found = []
     for way in (nullcontext, lambda: prepared(DAEMON)):
-        directory = tmp_path / str(len(found))
-        for folder in ("pipe", "log"):
-            (directory / folder).mkdir(parents=True)
-        for folder in (directory, tmp_path, *tmp_path.parents[:2]):
-            folder.chmod(0o755)
-        with way():
+        with way(), tempfile.TemporaryDirectory(prefix="pympsd-test-") as name:
+            directory = Path(name)
+            directory.chmod(0o755)  # every user can reach it
+            for folder in ("pipe", "log"):
+                (directory / folder).mkdir()
             daemon = DaemonProcess(directory, {"TZ": "Asia/Tokyo"})
             try:
                 assert daemon.start().returncode == 0
@@ -131,7 +131,7 @@ def test_servers_and_executors_look_like_executed_ones(uid: int, tmp_path: Path)
             del each["parent, group, session"]
             each["descriptors"] = Counter(RANDOM.sub("", target) for target in each["descriptors"].values())
             # The interpreter of an executed server adds its locale.
-            entries = {entry.replace(str(directory).encode(), b"") for entry in each["environment"]}
+            entries = {entry.replace(name.encode(), b"") for entry in each["environment"]}
             each["environment"] = entries - {b"LC_CTYPE=C.UTF-8"}
         found.append(reported)
     adopt_orphans(False)
