@@ -22,6 +22,7 @@ from pympsd.devices.machine import COMPUTE_MODES
 from pympsd.smi import monitors
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.options import PLAIN, SHORT, VALUED
+from pympsd.smi.report import DISPLAYS
 from pympsd.top.table import SORTS
 
 SERVERS, NAMES, FILES = "@servers", "@names", "@files"
@@ -113,7 +114,7 @@ def _smi() -> Program:
     values = {
         "--compute-mode": [*COMPUTE_MODES],
         "--persistence-mode": ["0", "1"],
-        "--display": ["COMPUTE", "MEMORY", "PIDS"],
+        "--display": sorted(DISPLAYS),
         "--format": ["csv", "csv,noheader", "csv,noheader,nounits", "csv,nounits"],
         "--filename": [FILES],
         "--query-gpu": [*DEVICE_FIELDS, *DEVICE_ALIASES],

@@ -19,6 +19,9 @@ settings.register_profile("here", deadline=None, database=None)
 settings.register_profile("ci", deadline=None, database=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
+# Programs under test compile their kernels; they must neither find nor leave any in the user's home.
+os.environ.setdefault("PYMPSD_KERNEL_CACHE", "off")
+
 # A background job of a shell begins with it ignored, and so would every process the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -33,7 +33,7 @@ import posix
 from pympsd.wire import frames
 
 TRUST_VARIABLE = "PYMPSD_UNMAPPED_DAEMON"
-"""``trust``: a program takes a daemon for root's whose user has no number in the program's user namespace."""
+"""``trust``: a program takes a daemon for root's whose user ID is not mapped in the program's user namespace."""
 SO_PEERPIDFD = 77
 UCRED_BYTES = 12
 """The size of struct ucred: PID, uid and gid, 4 bytes each."""

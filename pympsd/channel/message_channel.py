@@ -117,8 +117,10 @@ class MessageChannel(SendQueue):
         if not self._reader.fds_allowed:
             # Without a buffer for descriptors the kernel closes those that a peer sends.
             return await self._socket.recv(RECEIVE_BYTES), (), False
-        room = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
-        data, ancillary, flags, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+        ancillary_bytes = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
+        data, ancillary, flags, _ = await self._socket.recvmsg(
+            RECEIVE_BYTES, ancillary_bytes, socket.MSG_CMSG_CLOEXEC
+        )
         return data, *whole(descriptors_in(ancillary), flags)
 
     def _is_whole(self, packet: bytes) -> bool:

@@ -8,9 +8,9 @@ for its devices would ask pympsd, and take the answer for a GPU. So whoever star
 
 The dynamic loader reads the variable when a program starts, so a process cannot remove it for itself.
 
-The folder is recognised by its real path: a virtual environment may be reached by several names, and whoever wrote
-the variable (pympsd-run, a module file, a user) may have used another one than this module's. Whether the libraries
-were built does not matter.
+The folder is recognised by the end of its real path: a virtual environment may be reached by several names, and
+whoever wrote the variable (pympsd-run, a module file, a user) may have used another one, or another installation.
+Whether the libraries were built does not matter.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,18 @@ from typing import Final
 
 SEARCH_PATH: Final = "LD_LIBRARY_PATH"
 """The variable in which the dynamic loader finds folders (ld.so(8)), separated by colons."""
-OWN_LIBRARIES: Final = Path(__file__).resolve().parents[2] / "pympsd_client" / "native" / "libraries"
-"""The folder of pympsd's libraries."""
+_FOLDER: Final = "pympsd_client/native/libraries"
+OWN_LIBRARIES: Final = Path(__file__).resolve().parents[2] / _FOLDER
+"""The folder of this installation's libraries."""
+
+
+def is_own(folder: str) -> bool:
+    """Return whether a folder is that of pympsd's libraries, in this installation or another.
+
+    >>> is_own("/opt/env/lib/python3.12/site-packages/pympsd_client/native/libraries/")
+    True
+    """
+    return str(Path(folder).resolve()).endswith(f"/{_FOLDER}")
 
 
 def without_own_libraries(environment: Mapping[str, str]) -> dict[str, str]:
@@ -34,7 +44,7 @@ def without_own_libraries(environment: Mapping[str, str]) -> dict[str, str]:
     """
     result = dict(environment)  # the caller's stays as it is
     folders = result.pop(SEARCH_PATH, "").split(":")
-    others = [folder for folder in folders if folder and Path(folder).resolve() != OWN_LIBRARIES]
+    others = [folder for folder in folders if folder and not is_own(folder)]
     if others:
         result[SEARCH_PATH] = ":".join(others)
     return result

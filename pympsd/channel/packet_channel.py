@@ -52,7 +52,7 @@ class PacketChannel(SendQueue):
                 return data, UCRED.unpack(payload)
         return data, None
 
-    async def _next(self, limit: int, room: int, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
+    async def _next(self, limit: int, space: int, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
         """Return the next packet and its control messages.
 
         Without a checkpoint of trio between taking a packet and returning it: a task that notes it at the keeper must
@@ -61,7 +61,7 @@ class PacketChannel(SendQueue):
         await trio.lowlevel.checkpoint()
         while True:
             try:
-                data, controls, _, _ = self._plain.recvmsg(limit, room, flags | socket.MSG_DONTWAIT)
+                data, controls, _, _ = self._plain.recvmsg(limit, space, flags | socket.MSG_DONTWAIT)
                 return data, controls
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)

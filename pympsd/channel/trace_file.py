@@ -63,7 +63,7 @@ class TraceFile:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, f"it is not a regular file; {ALLOWED}")
             if (begin := os.pread(fd, len(BEGIN), 0)) not in (b"", BEGIN):
-                raise OSError(errno.EEXIST, f"it is another file than a trace; {ALLOWED}")
+                raise OSError(errno.EEXIST, f"it is not a trace file; {ALLOWED}")
             if not begin:
                 # At its place rather than appended: another process may do the same at this moment.
                 os.pwrite(fd, BEGIN, 0)

@@ -143,9 +143,9 @@ def _protocol(options: Options) -> str:
 
 def _is_of_protocol_3(options: Options) -> bool:
     """Return whether protocol 3 is asked for, or spoken by the daemon that a command is for."""
-    asked = posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace") or options.protocol
-    if asked == "3" or options.start:
-        return asked == "3"
+    requested = posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace") or options.protocol
+    if requested == "3" or options.start:
+        return requested == "3"
     from pympsd.cli.found_daemon import look_for_daemon
 
     return look_for_daemon()[1] == "3"

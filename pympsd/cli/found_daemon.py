@@ -26,20 +26,20 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
     """
     daemon = Daemon()
     path, status, protocol = control_client.control_socket(), 0, b""
-    asked = path
+    contacted_path = path
     try:
         reason = daemon.connect(path, timeout)
         kind = "pympsd, with servers of its own"
         if reason == OTHER_KIND:
-            asked = control_client.own_socket()
-            is_vendor = daemon.connect(asked, timeout)
+            contacted_path = control_client.own_socket()
+            is_vendor = daemon.connect(contacted_path, timeout)
             kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
         elif not reason and daemon.has_ended():
             reason = "it has ended; the next one takes over its servers"
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
-            protocol = _ask_protocol(daemon, asked)
+            protocol = _ask_protocol(daemon, contacted_path)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has sent nothing for {timeout:g} s; {remedy}", SILENT

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
 
 from pympsd.cli.control_client import print_text
 from pympsd.devices.machine import BadMachine, describe, with_driver
@@ -34,14 +33,10 @@ def main(arguments: Sequence[str]) -> int:
     return print_text(read.toml)
 
 
-class _Parser(Parser):
-    def print_help(self, file: Any = None) -> NoReturn:
-        sys.exit(print_text(self.format_help()))  # which reports it if that fails
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="pympsd machine",
+        show=print_text,
         description="Print a machine in the format of nvml-mock's profiles (export), or the machine file of such a "
         "profile (import): with the same UUIDs, PCI addresses and memory.",
     )

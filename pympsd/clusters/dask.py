@@ -31,10 +31,10 @@ class GpuShare(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Take the share; a worker without the resource has none."""
-        wanted = float(worker.state.total_resources.get(self.resource, 0))
-        if not wanted:
+        requested = float(worker.state.total_resources.get(self.resource, 0))
+        if not requested:
             return
         if worker.nanny is None:
             raise BadShare("a share is for the life of a process: start workers with a nanny, as processes")
         devices = daemon_devices()
-        take(share_of([lock_part(devices, wanted)] if wanted <= 1 else devices, wanted))
+        take(share_of([lock_part(devices, requested)] if requested <= 1 else devices, requested))

@@ -33,8 +33,8 @@ def lock_part(devices: Sequence[Device], part: float, where: str = "") -> Device
         raise BadShare(f"a share of {part:g}: it is 0.01 to 1 of a GPU")
     where = where or folder()
     os.makedirs(where, mode=0o700, exist_ok=True)
-    made = os.lstat(where)
-    if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o022:
+    entry = os.lstat(where)
+    if not stat.S_ISDIR(entry.st_mode) or entry.st_uid != os.geteuid() or entry.st_mode & 0o022:
         raise BadShare(f"{where} has to be a folder that only this user can write to: remove it, or set TMPDIR")
     for device in devices:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

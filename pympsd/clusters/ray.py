@@ -38,14 +38,14 @@ def gpu_share(function: T) -> T:
 def take_share() -> None:
     """Give this worker process the share that its task or actor has been assigned; raise BadShare."""
     context: Any = ray.get_runtime_context()
-    wanted = float(context.get_assigned_resources().get("GPU", 0))
-    if not wanted:
+    requested = float(context.get_assigned_resources().get("GPU", 0))
+    if not requested:
         raise BadShare("this task has no GPU: ask for a part of one with num_gpus=0.25")
     devices = {str(device.ordinal): device for device in daemon_devices()}
     names = context.get_accelerator_ids().get("GPU", [])
     if unknown := [name for name in names if name not in devices]:
         raise BadShare(f"Ray assigned GPU {', '.join(unknown)}, and the daemon has {', '.join(devices)}")
-    take(share_of([devices[name] for name in names], wanted))
+    take(share_of([devices[name] for name in names], requested))
 
 
 def _with_share_at_start(actor: Any) -> Any:

@@ -42,14 +42,14 @@ class Share:
         return variables
 
 
-def share_of(devices: Sequence[Device], wanted: float) -> Share:
+def share_of(devices: Sequence[Device], requested: float) -> Share:
     """Return a share of devices: a fraction of the one there is, or as many whole ones as are requested."""
     count = len(devices)
-    if 0.01 <= wanted < 1 and count == 1:
-        return Share((devices[0].uuid,), wanted, devices[0].memory_bytes)
-    if wanted >= 1 and wanted == count:
+    if 0.01 <= requested < 1 and count == 1:
+        return Share((devices[0].uuid,), requested, devices[0].memory_bytes)
+    if requested >= 1 and requested == count:
         return Share(tuple(device.uuid for device in devices), 1.0)
-    raise BadShare(f"{wanted:g} of {count} GPUs: a share is 0.01 to 1 of one GPU, or a whole number of GPUs")
+    raise BadShare(f"{requested:g} of {count} GPUs: a share is 0.01 to 1 of one GPU, or a whole number of GPUs")
 
 
 _taken: dict[str, str] = {}

@@ -3,4 +3,4 @@
 from pympsd.commands.grammar.registry import load
 
 for _package in ("v2", "v3"):
-    load(f"{__name__}.{_package}", [f"{each}/{_package}" for each in __path__])
+    load(f"{__name__}.{_package}", [f"{folder}/{_package}" for folder in __path__])

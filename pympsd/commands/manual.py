@@ -39,7 +39,7 @@ _QUIT: Final = (
 
 _SHARES: Final = (
     "with -d or -f, once for each resource: the most that a user other than root may have of "
-    f"{', '.join(f'{each.name} ({each.share})' for each in shares.RESOURCES)}; also {shares.VARIABLE}"
+    f"{', '.join(f'{resource.name} ({resource.share})' for resource in shares.RESOURCES)}; also {shares.VARIABLE}"
 )
 
 _RESET: Final = (
@@ -109,11 +109,11 @@ OPTIONS: Final = (
 )
 """The options of the command line."""
 
-FILES: Final = tuple((each.name, plain(each.meaning)) for each in VARIABLES if Reader.DAEMON in each.readers)
+FILES: Final = tuple((entry.name, plain(entry.meaning)) for entry in VARIABLES if Reader.DAEMON in entry.readers)
 """The variables that the daemon reads; clients also read some of them."""
 
 CLIENT_VARIABLES: Final = tuple(
-    (each.name, plain(each.meaning)) for each in VARIABLES if Reader.DAEMON not in each.readers
+    (entry.name, plain(entry.meaning)) for entry in VARIABLES if Reader.DAEMON not in entry.readers
 )
 """Variables of programs, not of the daemon."""
 

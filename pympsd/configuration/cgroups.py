@@ -16,10 +16,10 @@ _LIMITS: Final = ("hard_limit", "soft_limit")
 _KEYS: Final = ("path", *_LIMITS)
 
 
-def read_cgroups(tables: Tables, given: Any) -> CgroupLimits:
+def read_cgroups(tables: Tables, raw: Any) -> CgroupLimits:
     """Return the limits that a file gives cgroups."""
     limits_by_path: CgroupLimits = {}
-    for which, table in enumerate(tables.tables(("cgroups",), given)):
+    for which, table in enumerate(tables.tables(("cgroups",), raw)):
         place = ("cgroups", which)
         tables.check_keys(place, table, _KEYS, "a cgroup")
         path = _path(tables, (*place, "path"), table.get("path"))
@@ -31,14 +31,14 @@ def read_cgroups(tables: Tables, given: Any) -> CgroupLimits:
     return limits_by_path
 
 
-def _path(tables: Tables, place: Path, given: Any) -> str:
-    if isinstance(given, str):
+def _path(tables: Tables, place: Path, raw: Any) -> str:
+    if isinstance(raw, str):
         try:
-            return cgroup_path(given)
+            return cgroup_path(raw)
         except NotPossible:
             pass
     allowed = f"{join_path(place)} is the full path of a cgroup, such as /batch"
-    tables.wrong(place, allowed if given is None else f"{allowed},", given)
+    tables.wrong(place, allowed if raw is None else f"{allowed},", raw)
     return ""
 
 

@@ -353,27 +353,27 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         yield from _of_partition(partition, present, state)
 
 
-def _differences(present: Limits, wanted: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
+def _differences(present: Limits, target: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
     """Return in words what differs from what a file states of limits; of those by device, on a server's devices."""
     return tuple(
-        f"{row.name} {row.text(present, ordinals)} -> {row.text(wanted, ordinals)}"
+        f"{row.name} {row.text(present, ordinals)} -> {row.text(target, ordinals)}"
         for row in LIMITS
-        if row.of(wanted) is not None and row.differs(present, wanted, ordinals)
+        if row.of(target) is not None and row.differs(present, target, ordinals)
     )
 
 
-def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
+def _of_partition(plan: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
     existing = {(partition.name, partition.device): partition for partition in present.partitions}.get(
-        (wanted.name, wanted.device)
+        (plan.name, plan.device)
     )
-    index = present.ordinals(len(state.context.devices)).index(wanted.device)
+    index = present.ordinals(len(state.context.devices)).index(plan.device)
     if existing is None:
-        yield CreatePartition(present.name, wanted, index)
+        yield CreatePartition(present.name, plan, index)
         return
-    remainder = chunk_count(state.context.devices[wanted.device])
+    remainder = chunk_count(state.context.devices[plan.device])
     chunks = sum(chunk != remainder for chunk in existing.chunks)
-    if (chunks, remainder in existing.chunks) != (wanted.chunks, wanted.include_remainder):
-        what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {index}"
+    if (chunks, remainder in existing.chunks) != (plan.chunks, plan.include_remainder):
+        what = f"SM partition '{present.name}/{plan.name}' keeps its SMs on device {index}"
         yield Impossible(f"{what}: delete it first to give it others")
 
 

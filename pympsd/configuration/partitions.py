@@ -15,11 +15,11 @@ PARTITION_KEYS: Final = ("name", "chunks", "include_remainder")
 
 
 def read_partitions(
-    tables: Tables, path: Path, given: Any, allowed: tuple[int, ...] | None
+    tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | None
 ) -> tuple[PartitionPlan, ...]:
     """Return the SM partitions in a server's tables of devices."""
     partitions: list[PartitionPlan] = []
-    for number, table in enumerate(tables.tables(path, given)):
+    for number, table in enumerate(tables.tables(path, raw)):
         place = (*path, number)
         tables.check_keys(place, table, DEVICE_KEYS, "a server's device")
         tables.needs_own_servers((*place, "sm_partitions"), table)
@@ -34,24 +34,24 @@ def read_partitions(
     return tuple(partition for partition in partitions if partition.device >= 0)
 
 
-def _device(tables: Tables, path: Path, given: Any, allowed: tuple[int, ...] | None) -> int:
+def _device(tables: Tables, path: Path, raw: Any, allowed: tuple[int, ...] | None) -> int:
     """Return the ordinal of the device that a table is of; -1 if it names none."""
-    if given is None:
+    if raw is None:
         tables.wrong(path, f"{join_path(path)} is missing: the UUID of the device")
         return -1
-    if not isinstance(given, str):
-        tables.wrong(path, f"{join_path(path)} is the UUID of a device, a text,", given)
+    if not isinstance(raw, str):
+        tables.wrong(path, f"{join_path(path)} is the UUID of a device, a text,", raw)
         return -1
-    device = tables.device(path, given)
+    device = tables.device(path, raw)
     if device >= 0 and allowed is not None and device not in allowed:
         tables.wrong(path, f"{join_path(path)}: the server's allowed_devices lack it")
     return device
 
 
-def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -> PartitionPlan:
+def _partition(tables: Tables, path: Path, raw: dict[str, Any], device: int) -> PartitionPlan:
     """Return an SM partition, without what is wrong with it."""
-    tables.check_keys(path, given, PARTITION_KEYS, "an SM partition")
-    name, chunks, remainder = given.get("name"), given.get("chunks"), given.get("include_remainder", False)
+    tables.check_keys(path, raw, PARTITION_KEYS, "an SM partition")
+    name, chunks, remainder = raw.get("name"), raw.get("chunks"), raw.get("include_remainder", False)
     problem = partition_name_problem(name) if isinstance(name, str) else "a name is needed"
     if problem:
         tables.wrong((*path, "name"), f"{join_path((*path, 'name'))}: {problem.rstrip('.')}")

@@ -31,9 +31,9 @@ def positions(text: str) -> dict[Path, int]:
     return lines_by_path
 
 
-def line_of(found: dict[Path, int], path: Path) -> int:
+def line_of(lines: dict[Path, int], path: Path) -> int:
     """Return the line of a key, or of the nearest table above it; 1 if there is none."""
-    return next((found[path[:count]] for count in range(len(path), 0, -1) if path[:count] in found), 1)
+    return next((lines[path[:count]] for count in range(len(path), 0, -1) if path[:count] in lines), 1)
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
@@ -90,7 +90,7 @@ def _paths(parsed: dict[str, Any]) -> Iterator[Path]:
             yield from ((key, *path) for path in _paths(value))
 
 
-def _note(found: dict[Path, int], path: Path, line: int) -> None:
+def _note(lines: dict[Path, int], path: Path, line: int) -> None:
     """Note the line of a key, and of the tables above it that have none of their own."""
     for count in range(1, len(path) + 1):
-        found.setdefault(path[:count], line)
+        lines.setdefault(path[:count], line)

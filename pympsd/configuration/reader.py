@@ -44,7 +44,7 @@ OWN_SERVER_KEYS: Final = (*(f"max_{row.key}" for row in WITH_MAXIMUM), "contain"
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups", TABLE)
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
-NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
+NO_DOMAINS: Final = "locality domains are not supported yet: every device here has one"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
@@ -124,25 +124,25 @@ class _Reading(Tables):
         shares = self._shares(self.table((), parsed, TABLE)) if TABLE in parsed else None
         return Plan(plans, rules, features, cgroups, shares)
 
-    def _shares(self, given: Mapping[str, Any]) -> dict[str, int]:
-        self.check_keys((TABLE,), given, tuple(BY_NAME), "users' shares")
+    def _shares(self, raw: Mapping[str, Any]) -> dict[str, int]:
+        self.check_keys((TABLE,), raw, tuple(BY_NAME), "users' shares")
         shares = {}
-        for name in (share_name for share_name in BY_NAME if share_name in given):
+        for name in (share_name for share_name in BY_NAME if share_name in raw):
             if BY_NAME[name].is_named and self.context.protocol == 2:
                 problem = f"{TABLE}.{name}: protocol 2 has no named servers; start the daemon with -p 3"
                 self.wrong((TABLE, name), problem)
                 continue
             try:
-                shares[name] = read_share(name, given[name])
+                shares[name] = read_share(name, raw[name])
             except BadShare as error:
                 self.wrong((TABLE, name), str(error))
         return shares
 
-    def _rules(self, given: Any) -> tuple[Rule, ...]:
-        if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
-            self.wrong(("rules",), "rules are tables, each under [[rules]],", given)
+    def _rules(self, raw: Any) -> tuple[Rule, ...]:
+        if not isinstance(raw, list) or not all(isinstance(entry, dict) for entry in raw):
+            self.wrong(("rules",), "rules are tables, each under [[rules]],", raw)
             return ()
-        rules = tuple(self._rule(number, entry) for number, entry in enumerate(given))
+        rules = tuple(self._rule(number, entry) for number, entry in enumerate(raw))
         for rule in rules[:-1]:
             if not rule.conditions:
                 path = ("rules", rule.number - 1)
@@ -150,10 +150,10 @@ class _Reading(Tables):
                 break
         return rules
 
-    def _rule(self, number: int, given: dict[str, Any]) -> Rule:
+    def _rule(self, number: int, raw: dict[str, Any]) -> Rule:
         path = ("rules", number)
-        self.check_keys(path, given, RULE_KEYS, "a rule")
-        name = given.get("name", "")
+        self.check_keys(path, raw, RULE_KEYS, "a rule")
+        name = raw.get("name", "")
         if not isinstance(name, str) or not name.isprintable() or len(name) > MAX_NAME:
             self.wrong(
                 (*path, "name"),
@@ -161,35 +161,35 @@ class _Reading(Tables):
                 name,
             )
             name = ""
-        conditions = (self._condition((*path, kind), kind, given[kind]) for kind in KINDS if kind in given)
-        return Rule(number + 1, name, tuple(filter(None, conditions)), self.limits(path, given, VENDORS))
+        conditions = (self._condition((*path, kind), kind, raw[kind]) for kind in KINDS if kind in raw)
+        return Rule(number + 1, name, tuple(filter(None, conditions)), self.limits(path, raw, VENDORS))
 
-    def _condition(self, path: Path, kind: str, given: Any) -> Condition | None:
+    def _condition(self, path: Path, kind: str, raw: Any) -> Condition | None:
         if kind == "namespace" and self.context.protocol == 2:
             self.wrong(path, f"{join_path(path)}: protocol 2 has no namespaces; start the daemon with -p 3")
         try:
-            return read_condition(kind, given)
+            return read_condition(kind, raw)
         except BadText as error:
-            self.wrong(path, f"{join_path(path)} is {error.allowed}", given)
+            self.wrong(path, f"{join_path(path)} is {error.allowed}", raw)
             return None
 
-    def _server(self, name: str, path: Path, given: Any) -> ServerPlan:
+    def _server(self, name: str, path: Path, raw: Any) -> ServerPlan:
         if reason := name_problem(name, of_server=True):
             self.wrong(path, reason.rstrip("."))
-        if not isinstance(given, dict):
-            self.wrong(path, f"{join_path(path)} is a table,", given)
+        if not isinstance(raw, dict):
+            self.wrong(path, f"{join_path(path)} is a table,", raw)
             return ServerPlan(name)
-        self.check_keys(path, given, SERVER_KEYS, "a server")
-        if given.get("locality_domains", False) is not False:
+        self.check_keys(path, raw, SERVER_KEYS, "a server")
+        if raw.get("locality_domains", False) is not False:
             key = (*path, "locality_domains")
-            if isinstance(given["locality_domains"], bool):
+            if isinstance(raw["locality_domains"], bool):
                 self.wrong(key, f"{join_path(key)}: {NO_DOMAINS}")
             else:
-                self.wrong(key, f"{join_path(key)} is true or false,", given["locality_domains"])
-        devices = self._devices(path, given)
+                self.wrong(key, f"{join_path(key)} is true or false,", raw["locality_domains"])
+        devices = self._devices(path, raw)
         ordinals = self.context.allowed_devices.get(name) if devices is None else devices
-        own = self.limits(path, given, VENDORS, ordinals)
-        tables = self.table(path, given, "namespaces")
+        own = self.limits(path, raw, VENDORS, ordinals)
+        tables = self.table(path, raw, "namespaces")
         namespaces = {
             space: self._namespace(name, space, (*path, "namespaces", space), tables[space], ordinals)
             for space in tables
@@ -205,34 +205,34 @@ class _Reading(Tables):
             for space, table in tables.items()
             if (only := self._clients_only((*path, "namespaces", space), space, table)) is not None
         }
-        uid = self._uid(path, given)
+        uid = self._uid(path, raw)
         if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
             self.wrong(path, f"{join_path(path)}: uid_<n> is the name of the server of user n, and of no other one")
-        partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), ordinals)
+        partitions = read_partitions(self, (*path, "devices"), raw.get("devices", []), ordinals)
         self._warn_of_missing_partitions(name, path, namespaces, {partition.name for partition in partitions})
-        path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
+        path, table = (*path, "pympsd"), self.table(path, raw, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
         maximum = self.limits(path, table, WITH_MAXIMUM, ordinals, "max_")
         self.needs_own_servers((*path, "contain"), table)
         contains = self.value(path, table, "contain", read_containment, (str,))
         return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, maximum, contains)
 
-    def _namespace(self, server: str, name: str, path: Path, given: Any, ordinals: tuple[int, ...] | None) -> Limits:
+    def _namespace(self, server: str, name: str, path: Path, raw: Any, ordinals: tuple[int, ...] | None) -> Limits:
         reason = name_problem(name) or socket_problem(
             self.context.pipe_directory, server, name, for_libcuda=not self.context.has_own_servers
         )
         if reason and name != DEFAULT:
             self.wrong(path, reason.rstrip("."))
-        if not isinstance(given, dict):
-            self.wrong(path, f"{join_path(path)} is a table,", given)
+        if not isinstance(raw, dict):
+            self.wrong(path, f"{join_path(path)} is a table,", raw)
             return Limits()
-        self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
-        own = self.limits((*path, "pympsd"), self.table(path, given, "pympsd"), OWN, ordinals)
-        return self.limits(path, given, VENDORS, ordinals).overlay(own)
+        self.check_keys(path, raw, NAMESPACE_KEYS, "a namespace")
+        own = self.limits((*path, "pympsd"), self.table(path, raw, "pympsd"), OWN, ordinals)
+        return self.limits(path, raw, VENDORS, ordinals).overlay(own)
 
-    def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
+    def _clients_only(self, path: Path, name: str, raw: Any) -> bool | None:
         """Return whether a namespace is for clients only, by its table of pympsd's own keys."""
-        own = self.table(path, given, "pympsd") if isinstance(given, dict) else {}
+        own = self.table(path, raw, "pympsd") if isinstance(raw, dict) else {}
         path = (*path, "pympsd")
         self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
         value = own.get("clients_only")
@@ -266,8 +266,8 @@ class _Reading(Tables):
                 place = (*path, "namespaces", name, "pympsd", "sm_partition")
                 self.warnings.append((place, no_partition_note(server, name, limits.sm_partition).rstrip(".")))
 
-    def _uid(self, path: Path, given: Mapping[str, Any]) -> int | None:
-        uid = given.get("uid", user_of_server(str(path[-1])))
+    def _uid(self, path: Path, raw: Mapping[str, Any]) -> int | None:
+        uid = raw.get("uid", user_of_server(str(path[-1])))
         if uid is None:
             return None
         path = (*path, "uid")
@@ -281,15 +281,15 @@ class _Reading(Tables):
             self.wrong(path, f"{join_path(path)} is {own}: this daemon can serve only its own user;", uid)
         return uid
 
-    def _devices(self, path: Path, given: Mapping[str, Any]) -> tuple[int, ...] | None:
-        if "allowed_devices" not in given:
+    def _devices(self, path: Path, raw: Mapping[str, Any]) -> tuple[int, ...] | None:
+        if "allowed_devices" not in raw:
             return None
-        words, path = given["allowed_devices"], (*path, "allowed_devices")
+        words, path = raw["allowed_devices"], (*path, "allowed_devices")
         if isinstance(words, str):
             words = [word.strip() for word in words.split(",")]
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             allowed = 'a text such as "0,1", or a list of one text or more, such as ["0", "1"],'
-            self.wrong(path, f"{join_path(path)} is {allowed}", given["allowed_devices"])
+            self.wrong(path, f"{join_path(path)} is {allowed}", raw["allowed_devices"])
             return None
         indices = [self.device(path, word) for word in words]
         if len(set(indices)) < len(indices) and -1 not in indices:

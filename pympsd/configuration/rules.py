@@ -37,9 +37,9 @@ _PATTERNS: Final = {
 """By kind: the form of a value, and the complaint about any other form."""
 
 
-def read_condition(kind: str, given: Any) -> Condition:
+def read_condition(kind: str, raw: Any) -> Condition:
     """Read a condition: a value or a list of them; raise BadText."""
-    values = given if isinstance(given, list) else [given]
+    values = raw if isinstance(raw, list) else [raw]
     if not values or any(isinstance(value, bool) or not isinstance(value, str | int) for value in values):
         raise BadText("a text or a number, or a list of one or more of them,", "")
     texts = (value if isinstance(value, str) else number_text(value) for value in values)

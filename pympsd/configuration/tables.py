@@ -29,15 +29,15 @@ class Tables:
     def value(
         self,
         path: Path,
-        given: Mapping[str, Any],
+        raw: Mapping[str, Any],
         key: str,
         read: Callable[[str], Any],
         types: tuple[type, ...],
     ) -> Any:
         """Return what is read of the text or number at a key; None if it is absent or wrong."""
-        if key not in given:
+        if key not in raw:
             return None
-        value = given[key]
+        value = raw[key]
         if isinstance(value, bool) or not isinstance(value, types):
             names = " or ".join({str: "text", int: "a whole number", float: "a number"}[type_] for type_ in types)
             self.wrong((*path, key), f"{join_path((*path, key))} is {names},", value)
@@ -48,32 +48,32 @@ class Tables:
             self.wrong((*path, key), f"{join_path((*path, key))} is {error.allowed}", value)
             return None
 
-    def table(self, path: Path, given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    def table(self, path: Path, raw: Mapping[str, Any], key: str) -> dict[str, Any]:
         """Return the table at a key; an empty one if it is absent or wrong."""
-        table = given.get(key, {})
+        table = raw.get(key, {})
         if isinstance(table, dict):
             return table
         self.wrong((*path, key), f"{join_path((*path, key))} is a table,", table)
         return {}
 
-    def tables(self, path: Path, given: Any) -> list[dict[str, Any]]:
+    def tables(self, path: Path, raw: Any) -> list[dict[str, Any]]:
         """Return the tables of an array."""
-        if isinstance(given, list) and all(isinstance(entry, dict) for entry in given):
-            return given
-        self.wrong(path, f"{join_path(path)} are tables, each under [[{join_path(path)}]],", given)
+        if isinstance(raw, list) and all(isinstance(entry, dict) for entry in raw):
+            return raw
+        self.wrong(path, f"{join_path(path)} are tables, each under [[{join_path(path)}]],", raw)
         return []
 
-    def check_keys(self, path: Path, given: Mapping[str, Any], known: tuple[str, ...], owner: str) -> None:
+    def check_keys(self, path: Path, raw: Mapping[str, Any], allowed_keys: tuple[str, ...], owner: str) -> None:
         """Note the keys that are not known."""
-        for key in given:
-            if key not in known:
-                similar = find_similar(key, known)
-                hint = f"did you mean {similar}?" if similar else f"the keys are {', '.join(known)}"
+        for key in raw:
+            if key not in allowed_keys:
+                similar = find_similar(key, allowed_keys)
+                hint = f"did you mean {similar}?" if similar else f"the keys are {', '.join(allowed_keys)}"
                 self.wrong((*path, key), f"{join_path((*path, key))} is not a key of {owner}; {hint}")
 
-    def needs_own_servers(self, path: Path, given: Mapping[str, Any]) -> None:
+    def needs_own_servers(self, path: Path, raw: Mapping[str, Any]) -> None:
         """Note a key that asks for what the driver's own server does not do."""
-        if given.get(str(path[-1])) and not self.context.has_own_servers:
+        if raw.get(str(path[-1])) and not self.context.has_own_servers:
             self.wrong(path, f"{join_path(path)} is not possible with the driver's own server of this release")
 
     def wrong(self, path: Path, message: str, value: Any = None) -> None:
@@ -96,7 +96,7 @@ class Tables:
     def limits(
         self,
         path: Path,
-        given: Mapping[str, Any],
+        raw: Mapping[str, Any],
         rows: Iterable[LimitRow],
         allowed: tuple[int, ...] | None = None,
         prefix: str = "",
@@ -105,7 +105,7 @@ class Tables:
         stated: dict[str, Any] = {}
         for row in rows:
             key = f"{prefix}{row.key}"
-            place, value = (*path, key), self.value(path, given, key, row.read, row.types)
+            place, value = (*path, key), self.value(path, raw, key, row.read, row.types)
             if value is None:
                 continue
             if not self.context.has_own_servers and (lack := row.driver_lacks(value)):

@@ -382,9 +382,9 @@ def _target(
     client: int | None, server: str, namespace: str, cgroup: str, user: int | None, device: str, everything: bool
 ) -> list[str]:
     """Return the words that name the target of a drain."""
-    named = {"server": server, "namespace": namespace, "cgroup": cgroup, "device": device}
+    options = {"server": server, "namespace": namespace, "cgroup": cgroup, "device": device}
     words = [] if client is None else [str(client)]
-    words += [f"--{name}={value}" for name, value in named.items() if value]
+    words += [f"--{name}={value}" for name, value in options.items() if value]
     words += [] if user is None else [f"--user={user}"]
     return [*words, *["--all"] * everything]
 

@@ -18,7 +18,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 """A number of things or bytes. A larger one is not a daemon's, and could not be formatted."""
 
 
-def convert(kind: type[T], found: Any) -> T:
+def convert(kind: type[T], value: Any) -> T:
     """Return an answer of the daemon, as json.loads returns it, as records of a type.
 
     Args:
@@ -31,7 +31,7 @@ def convert(kind: type[T], found: Any) -> T:
     """
     try:
         # Keys of JSON are texts, which stand for ordinals here.
-        return msgspec.convert(found, kind, strict=False)
+        return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
         reason = f"the MPS control daemon's answer is not one that a daemon gives: {error}"
         raise CannotAsk(reason.translate(ESCAPED)) from None
@@ -205,7 +205,7 @@ class Drained:
     """
 
     drained: bool
-    """Whether nothing is left."""
+    """Whether no clients remain."""
     ends: tuple[DrainedClient, ...]
     """The clients that have ended during it, in that order."""
     left: tuple[DrainedClient, ...]

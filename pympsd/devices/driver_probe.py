@@ -62,13 +62,13 @@ def driver_version() -> str:
     return next((word for word in words if word[0].isdigit()), "of unknown version")
 
 
-def find_vendor_server(given: str, environment: Mapping[str, str]) -> str:
+def find_vendor_server(configured_path: str, environment: Mapping[str, str]) -> str:
     """Return the path of the driver's server: the given one, or the first of PATH that is not a link to ours.
 
     Empty if there is none.
     """
-    if given:
-        return given if _is_program(given) else ""
+    if configured_path:
+        return configured_path if _is_program(configured_path) else ""
     for folder in environment.get("PATH", os.defpath).split(os.pathsep):
         path = os.path.join(folder, SERVER_NAME)
         if os.path.isabs(path) and _is_program(path) and os.path.basename(os.path.realpath(path)) != OWN_SERVER:

@@ -140,8 +140,8 @@ def _short(part: str, whole: str) -> list[tuple[Profile, dict[str, Any]]]:
     count, _, name = part.rpartition("x")
     if name not in PROFILES or (count or "1") not in _COUNTS:
         raise BadMachine(
-            f"PYMPSD_EMULATED_DEVICES={whole}: {part!r} is none of {', '.join(PROFILES)}, nor such a name after a "
-            f"count up to {MAX_DEVICES} (3xH200), nor the path of a TOML file"
+            f"PYMPSD_EMULATED_DEVICES={whole}: {part!r} is not one of {', '.join(PROFILES)}, nor one of these names "
+            f"after a count up to {MAX_DEVICES} (3xH200), nor the path of a TOML file"
         )
     return [(PROFILES[name], {})] * int(count or "1")
 
@@ -152,7 +152,7 @@ def _from_table(table: dict[str, Any]) -> list[tuple[Profile, dict[str, Any]]]:
         raise BadMachine(f"a device has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(_KEYS))}")
     profile = PROFILES.get(str(table.get("profile", "H200")))
     if profile is None:
-        raise BadMachine(f"profile {table['profile']!r} is none of {', '.join(PROFILES)}")
+        raise BadMachine(f"profile {table['profile']!r} is not one of {', '.join(PROFILES)}")
     count = table.get("count", 1)
     if type(count) is not int or not 0 < count <= MAX_DEVICES:
         raise BadMachine(f"count is a number from 1 to {MAX_DEVICES}, not {count!r}")

@@ -112,4 +112,4 @@ def _read_by_device(
 def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
     """Return the message that a word names no device, with the devices that there are."""
     devices_text = list_devices(devices)
-    return f"{word} is no device of {owner}, or the beginning of several UUIDs; its devices are {devices_text}"
+    return f"{word} is not a device of {owner}, or begins several UUIDs; its devices are {devices_text}"

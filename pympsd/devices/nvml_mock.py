@@ -136,9 +136,9 @@ def read_profile(profile: object) -> ReadProfile:
     _check_keys(system, _SYSTEM, "system")
     defaults = _mapping(top.get("device_defaults", {}), "device_defaults")
     entries = [_mapping(entry, "an entry of devices") for entry in top.get("devices") or ()]
-    listed = {entry.get("index"): entry for entry in entries}
+    by_index = {entry.get("index"): entry for entry in entries}
     count = system.get("num_devices") or len(entries) or _MAX_DEVICES_WITHOUT
-    if len(listed) < len(entries) or not isinstance(count, int):
+    if len(by_index) < len(entries) or not isinstance(count, int):
         raise BadProfile("each entry of devices has its own index, and num_devices is a number")
     omitted = {f"system.{name}" for name in system} - {"system.num_devices"}
     omitted |= {name for name in ("nvlink", "pcie_topology") if top.get(name)}
@@ -148,7 +148,7 @@ def read_profile(profile: object) -> ReadProfile:
         lines.append(f"driver = {branch}\n")
         omitted -= {f"system.{name}" for name in _SYSTEM}
     for index in range(count):
-        own = {name: value for name, value in listed.get(index, {}).items() if value is not None}
+        own = {name: value for name, value in by_index.get(index, {}).items() if value is not None}
         omitted |= _check_device({**defaults, **own}, index)
         lines.append("".join(f"{line}\n" for line in _read_device(defaults, own, index)))
     text = "\n".join(lines)
@@ -202,8 +202,8 @@ def _profile(name: str, capability: tuple[int, int]) -> Profile:
         if profile.name == name:
             return profile
     if not alike:
-        known = sorted({profile.compute_capability for profile in PROFILES.values()})
-        texts = ", ".join(f"{major}.{minor}" for major, minor in known)
+        capabilities = sorted({profile.compute_capability for profile in PROFILES.values()})
+        texts = ", ".join(f"{major}.{minor}" for major, minor in capabilities)
         raise BadProfile(f"compute capability {capability[0]}.{capability[1]}: emulated devices have one of {texts}")
     return alike[0]
 
@@ -236,8 +236,8 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
     return value
 
 
-def _check_keys(mapping: Mapping[str, Any], known: frozenset[str] | set[str], what: str) -> None:
-    if unknown := [str(name) for name in mapping if name not in known]:
+def _check_keys(mapping: Mapping[str, Any], allowed_keys: frozenset[str] | set[str], what: str) -> None:
+    if unknown := [str(name) for name in mapping if name not in allowed_keys]:
         raise BadProfile(f"{what}: pympsd does not know {', '.join(sorted(unknown))}")
 
 

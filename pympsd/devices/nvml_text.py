@@ -14,6 +14,7 @@ its values. Facts before the first ``device`` are the machine's; ``process`` lin
     board 0 0                          PCI ids of the board and its subsystem
     capability 9 0
     memory 150109880320 67108864       bytes: all, and what processes hold
+    utilization 37 0                   percent of the last second: kernels ran; used memory (not counted: 0)
     compute_mode 0
     numa_node 0
     ordinal 0
@@ -62,14 +63,19 @@ def nvml_text(
     devices: Sequence[DeviceProperties],
     processes: Sequence[Sequence[DeviceProcess]] = (),
     modes: ModesFile | None = None,
+    utilization: Sequence[int | None] = (),
 ) -> str:
-    """Return the description of devices and of the processes on each, in the same order; none: nobody uses them."""
+    """Return the description of devices and of the processes on each, in the same order; none: nobody uses them.
+
+    ``utilization``: the percentage of each device, None if it is not known; default: idle emulated devices.
+    """
     of_devices = processes or [()] * len(devices)
+    percentages = utilization or [0 if backend == "emulated" else None] * len(devices)
     lines = [FIRST_LINE, f"backend {backend}", *_driver(devices)]
     if modes is not None and modes.path.isprintable():
         lines.append(f"modes 0 {modes.owner} {modes.path}")
-    for ordinal, (device, users) in enumerate(zip(devices, of_devices, strict=True)):
-        lines += _device(ordinal, device, users)
+    for ordinal, (device, users, percentage) in enumerate(zip(devices, of_devices, percentages, strict=True)):
+        lines += _device(ordinal, device, users, percentage)
     return "".join(f"{line}\n" for line in (*lines, "end"))
 
 
@@ -78,7 +84,9 @@ def _driver(devices: Sequence[DeviceProperties]) -> Iterator[str]:
         yield f"driver {driver_version(device.driver)} {device.driver} {CUDA_VERSIONS[device.driver]} {API_VERSION}"
 
 
-def _device(ordinal: int, device: DeviceProperties, users: Sequence[DeviceProcess]) -> Iterator[str]:
+def _device(
+    ordinal: int, device: DeviceProperties, users: Sequence[DeviceProcess], utilization: int | None
+) -> Iterator[str]:
     domain, bus, slot, function = (int(part, 16) for part in device.pci.replace(":", ".").split("."))
     attributes = device.attributes
     used = min(sum(process.used for process in users), device.memory_bytes)
@@ -90,6 +98,8 @@ def _device(ordinal: int, device: DeviceProperties, users: Sequence[DeviceProces
     yield f"board {attributes.get('GPU_PCI_DEVICE_ID', 0)} {attributes.get('GPU_PCI_SUBSYSTEM_ID', 0)}"
     yield "capability {} {}".format(*device.compute_capability)
     yield f"memory {device.memory_bytes} {used}"
+    if utilization is not None:
+        yield f"utilization {utilization} 0"
     yield f"compute_mode {attributes.get('COMPUTE_MODE', 0)}"
     yield f"numa_node {attributes.get('HOST_NUMA_ID', -1)}"
     yield f"ordinal {ordinal}"

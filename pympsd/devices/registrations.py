@@ -2,9 +2,9 @@
 
 A server is on a device from ``register`` to ``end``, or to its process's end: its file ``<uuid>.<any>.server`` holds
 its PID and is locked while it lives, so the files of a killed server are recognized and removed. The file counts only
-if it belongs to that process's user, so that no user can register another's process. Beside it ``<uuid>.<any>.use``
-has a line of PID and bytes for each client, and one of -1 and bytes for what exited clients still hold. Reading and
-registering both lock the folder.
+if it belongs to that process's user, so that no user can register another's process. Next to it ``<uuid>.<any>.use``
+has a line of PID and bytes for each client, one of -1 and bytes for what exited clients still hold, and one of -2 and
+the utilization in percent while it is not 0. Reading and registering both lock the folder.
 """
 
 import contextlib
@@ -22,6 +22,8 @@ from pympsd.errors import DeviceError
 
 GONE: Final = -1
 """Stands for exited clients whose kernels still run, in place of a PID."""
+_UTILIZATION: Final = -2
+"""Stands before the utilization, in place of a PID."""
 _SERVER: Final = ".server"
 _USE: Final = ".use"
 
@@ -40,6 +42,8 @@ class Registered:
 
     pid: int
     clients: tuple[tuple[int, int], ...]
+    utilization: int = 0
+    """The percentage of the last second in which its kernels ran there."""
 
 
 @define
@@ -50,9 +54,13 @@ class Registration:
     _stem: str
     _lock: int
 
-    def report(self, clients: Iterable[tuple[int, int]]) -> None:
-        """Write what clients hold, (PID, bytes) of each. If that fails, the last figures stay."""
-        text = "".join(f"{pid} {count}\n" for pid, count in clients)
+    def report(self, clients: Iterable[tuple[int, int]], utilization: int = 0) -> None:
+        """Write what clients hold, (PID, bytes) of each, and the utilization in percent.
+
+        If that fails, the last figures stay.
+        """
+        rows = *clients, *([(_UTILIZATION, utilization)] if utilization else [])
+        text = "".join(f"{pid} {count}\n" for pid, count in rows)
         with contextlib.suppress(OSError):
             replace(self._folder, self._stem + _USE, text.encode())
 
@@ -158,7 +166,10 @@ def _with_use(folder: int, stem: str, server: Registered) -> Registered:
     try:
         text, _ = read(folder, stem + _USE)
         pairs = [line.split() for line in text.decode().splitlines()]
-        return Registered(server.pid, tuple((int(pid), int(count)) for pid, count in pairs))
+        rows = [(int(pid), int(count)) for pid, count in pairs]
+        utilization = next((count for pid, count in rows if pid == _UTILIZATION), 0)
+        clients = tuple(row for row in rows if row[0] != _UTILIZATION)
+        return Registered(server.pid, clients, max(0, utilization))
     except (OSError, ValueError):
         return server
 

@@ -20,10 +20,10 @@ CONTROL_LINES: Final = {
     "daemon_setting_refused": same("{complaint}"),
     "daemon_exiting": same("Exit with status {status}"),
     "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
-    "shares_set": Line("Shares of each user: {shares}", None),
-    "default_socket_set": Line("Clients in the daemon's own pipe directory: default_socket is {state}", None),
-    "rules_set": Line("Rules for the limits of new clients: {count}", None),
-    "lines_lost": same("{count} log lines could not be written: {reason}"),
+    "shares_set": Line("Share of each user: {shares}", None),
+    "default_socket_set": Line("default_socket is {state} for clients in the daemon's own pipe directory", None),
+    "rules_set": Line("{count} rules now limit new clients", None),
+    "lines_lost": same("Could not write {count} log lines: {reason}"),
     "daemon_defect": same("The control daemon hit an internal error and continues: {reason}"),
     "connection_accepted": same("Accepting connection..."),
     "connection_refused": same("Refusing a connection: {reason}"),
@@ -34,7 +34,7 @@ CONTROL_LINES: Final = {
     "ui_closed": same("UI closed"),
     "command": same("Cmd:{line}"),
     "answer": same("{text}"),
-    "user_lines_dropped": same("{count} log lines that user {uid} caused were dropped: too many at the same time"),
+    "user_lines_dropped": same("Dropped {count} log lines caused by user {uid}: too many at the same time"),
     "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
     "operator_refused": Line(
@@ -42,22 +42,22 @@ CONTROL_LINES: Final = {
     ),
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
     "client_setting_wrong": Line("Client {pid} of user {uid}: {problem}", None),
-    "turn_awaited": Line("Client {pid} of user {uid} is waiting for its turn, behind {before}", None),
+    "turn_pending": Line("Client {pid} of user {uid} is waiting for its turn, behind {before}", None),
     "turn_requested": Line("A server for user {uid} is waiting for its turn, behind {before}", None),
-    "turn_policy_failed": Line("PYMPSD_TURN_POLICY has failed; users take turns in order of arrival: {reason}", None),
+    "turn_policy_failed": Line("PYMPSD_TURN_POLICY failed ({reason}); users take turns in order of arrival", None),
     "turn_closed": Line(
         "User {uid} has waited {seconds:g} s; server {server} no longer accepts new clients from user {active}", None
     ),
-    "debugger_waits": Line(
+    "debugged_pending": Line(
         "Client {pid} of user {uid} is being debugged; it is waiting for {count} other clients to exit", None
     ),
-    "debugger_let_go": Line("Client {pid} of user {uid} is being debugged; it runs without MPS", None),
-    "client_held": Line("Client {pid} of user {uid} is waiting: {target} is being drained", None),
-    "drain_begun": Line("Draining {target}: {clients} clients are running, {waiting} are held", None),
+    "debugged_without_mps": Line("Client {pid} of user {uid} is being debugged; it runs without MPS", None),
+    "client_held": Line("Client {pid} of user {uid} is waiting because {target} is being drained", None),
+    "drain_started": Line("Draining {target}: {clients} clients are running, {waiting} are waiting", None),
     "drain_client_ended": Line("Draining {target}: client {pid} of user {uid}: {how}", None),
-    "drain_expired": Line("Draining {target}: after {seconds:g} s {count} clients are still running", None),
-    "drain_done": Line("Drained {target}: nothing is left", None),
-    "drain_failed": Line("{target} is not drained: {count} clients are left", None),
+    "drain_expired": Line("Draining {target}: {count} clients are still running after {seconds:g} s", None),
+    "drain_done": Line("Drained {target}: no clients remain", None),
+    "drain_failed": Line("Could not drain {target}; {count} clients remain", None),
     "drain_ended": Line("No longer draining {target}", None),
     "drain_resumed": Line("Continuing to drain {target}", None),
     "server_starting": same("Starting new server {server} for user {uid}", r580_pid="server"),
@@ -71,14 +71,16 @@ CONTROL_LINES: Final = {
     "server_shutdown_tried": same("Try shutting down server {server}, backoff is disabled"),
     "server_busy": same("Server {server} has {workers} active worker threads. Server will not shutdown."),
     "server_forced": same("Force shutting down server {server}"),
-    "server_awaited": Line(
+    "takeover_pending": Line(
         "Server {server} of user {uid} ran under the previous daemon; waiting for its report", None
     ),
-    "server_returned": Line("Took over server {server} of user {uid} with {count} clients", None),
-    "server_not_returned": Line("Server {server} has not reported within {seconds:g} s; killing it", None),
-    "server_left_alone": Line("Not taking over server {server} ({reason}); it will exit with its last client", None),
+    "server_taken_over": Line("Took over server {server} of user {uid} with {count} clients", None),
+    "takeover_timeout": Line("Server {server} did not report within {seconds:g} s; killing it", None),
+    "server_not_taken_over": Line(
+        "Not taking over server {server} ({reason}); it will exit with its last client", None
+    ),
     "server_ended": Line(
-        "Server {server} has ended; its exit status is unknown, because another daemon started it", None
+        "Server {server} has exited; its exit status is unknown because another daemon started it", None
     ),
     "server_refused": Line("Refusing process {pid} of user {uid}, which claims to be a server: {reason}", None),
     "server_added": same("Adding server '{name}'"),
@@ -94,29 +96,29 @@ CONTROL_LINES: Final = {
     "namespace_set": same("Limits of new clients of namespace '{name}': {before} -> {limits}"),
     "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
     "cgroup_gone": same("Cgroup {path} was removed, and its memory limits with it"),
-    "cgroup_limits_set": same("Limits of cgroups: {count}"),
+    "cgroup_limits_set": same("{count} cgroups now have memory limits"),
     "accounting_set": same("Feature memacct is {state}"),
-    "audit_set": same("Memory that clients allocate and free is {state}"),
+    "audit_set": same("Allocations and releases of client memory are {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),
     "partition_removed": same("Removing SM partition '{name}' from device {device}"),
     "namespace_lost": same("The socket of namespace '{name}' was removed; recreating it"),
     "namespace_not_opened": same("Cannot create the sockets of '{name}': {reason}"),
     "state_refused": Line("Ignoring {path}: {reason}", None),
     "state_device_gone": Line("{owner} names device {device}, which no longer exists; ignoring it", None),
-    "state_not_kept": Line(
+    "state_not_written": Line(
         "Cannot write the state file ({reason}); if this daemon dies, its servers cannot be taken over", None
     ),
-    "nvml_not_kept": Line("Cannot write {file} ({reason}); NVML reports what it had before", None),
+    "nvml_not_written": Line("Cannot write {file} ({reason}); NVML keeps reporting the last state written", None),
     "daemon_hands_over": Line("Handing over to another daemon; servers keep running", None),
     "trace_ends": Line("Trace {file} ends because this daemon is exiting", None),
     "client_memory_unknown": Line(
         "Cannot read clients' memory use through NVML: {reason}; retrying in {seconds} s", None
     ),
-    "keeper_ended": Line("The socket keeper has ended ({reason}); starting another in {seconds:g} s", None),
+    "keeper_ended": Line("The socket keeper has exited ({reason}); starting another in {seconds:g} s", None),
     "keeper_unusable": Line("The previous daemon's keeper cannot be used ({reason}); killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
     "client_unresponsive": Line(
-        "A client did not respond to server {server}, which is waiting for it; closing its connection",
+        "Closing the connection of a client that did not respond to server {server}",
         None,
     ),
     "server_silent": Line(
@@ -124,7 +126,7 @@ CONTROL_LINES: Final = {
     ),
     "server_overdue": same("Server {server} does not respond; killing it"),
     "driver_unknown": Line(
-        "The MPS server {server} of driver {version} does not speak a known protocol (driver 580): {reason}",
+        "The MPS server {server} of driver {version} does not use the protocol of driver 580: {reason}",
         None,
     ),
     "backend_changes": Line("Switching to another backend because this driver's MPS server is unknown", None),
@@ -152,7 +154,7 @@ SERVER_LINES: Final = {
     "server_failed": same("MPS server failed to start"),
     "server_failed_reason": same("{reason}"),
     "device_unregistered": same(
-        "Device {device} is in use, but a server that requests it exclusively cannot detect that yet: {reason}"
+        "Device {device} is in use, but cannot be registered; other servers may open it exclusively: {reason}"
     ),
     "devices_not_registered": Line("pympsd-smi and other servers cannot see this server: {reason}", None),
     "device_registered": Line("Device {device} is now registered", None),
@@ -161,8 +163,8 @@ SERVER_LINES: Final = {
     "server_waiting": same("Waiting for current clients to finish"),
     "server_exiting": same("Exiting"),
     "server_orphaned": Line("Lost the link to the control daemon; exiting now with {count} clients connected", None),
-    "server_taken_in": Line("A new control daemon has taken over this server", None),
-    "server_dismissed": Line("A new control daemon has not taken over this server: {reason}", None),
+    "server_taken_over": Line("A new control daemon took over this server", None),
+    "server_dismissed": Line("A new control daemon did not take over this server: {reason}", None),
     "server_defect": same("The server hit an internal error with client {pid} and continues: {reason}"),
     "client_requested": same(f"Received new client request for {_CLIENT}"),
     "client_connected": Line("New client {pid} connected", f"Client {_CLIENT} connected"),
@@ -247,36 +249,46 @@ SERVER_LINES: Final = {
     ),
     "termination_failed": same("Client termination failed with invalid device context."),
     "memory_short": same(
-        "Device {uuid} is short of memory: client {pid} is within its soft limit and requests {short} bytes more "
+        "Device {uuid} is short of memory: client {pid} is within its soft limit and needs {short} more bytes "
         "than are free"
     ),
     "memory_audited": same(
         "memacct: client {pid} namespace {namespace} device {uuid} {change} used={used} limit={limit}"
     ),
     "client_evicted": same("Evicted client {pid} ({group}): {excess} MiB above its soft limit"),
-    "eviction_overdue": same("Client {pid} has not ended within {seconds:.0f} s; its memory has not been freed"),
-    "nobody_above_soft_limit": same("No client is above its soft limit"),
-    "eviction_insufficient": same("No {count} clients above their soft limits together hold that much memory"),
-    "executor_started": Line("Device {device} is run by process {pid}", None),
+    "eviction_overdue": same("Client {pid} did not exit within {seconds:.0f} s; its memory has not been freed"),
+    "no_client_above_soft_limit": same("No client is above its soft limit"),
+    "eviction_insufficient": same(
+        "Evicting up to {count} clients above their soft limits would not free enough memory"
+    ),
+    "executor_started": Line("Device {device} runs in process {pid}", None),
     "executor_workers": Line("Process {pid}, command stream workers: {workers}", None),
-    "executor_user": Line("Process {pid} works for user {uid}", None),
-    "executor_partition": Line("Process {pid} works for SM partition '{name}'", None),
+    "executor_user": Line("Process {pid} serves user {uid}", None),
+    "executor_partition": Line("Process {pid} serves SM partition '{name}'", None),
     "executor_abandoned": Line(
-        "Ending process {pid} of device {device}: it has no clients, but kernels of exited clients are still running",
+        "Stopping process {pid} of device {device}, which has no clients but still runs kernels of exited clients",
         None,
     ),
     "executor_silent": same("Process {pid} of device {device} does not respond; killing it"),
     "termination_by_reset": Line(
-        "Resetting device {device}, because a kernel of process {pid} has not ended and cannot be stopped", None
+        "Resetting device {device} because a kernel of process {pid} is still running and cannot be stopped", None
     ),
     "termination_overdue": same("Client termination of process {pid} did not end within {seconds:.0f} s."),
     "executor_not_started": Line("{reason}", None),
-    "trace_without_device": same("The trace has no work from device {device}: {reason}"),
+    "trace_without_device": same("Trace omits device {device}: {reason}"),
     "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),
     "executor_killed": Line("{reason}", None),
-    "records_dropped": same("{count} log lines were dropped: too many at the same time"),
-    "lines_lost": same("{count} log lines could not be written: {reason}"),
+    "records_dropped": same("Dropped {count} log lines: too many at the same time"),
+    "lines_lost": same("Could not write {count} log lines: {reason}"),
     "fifo_line": same("{text}"),
     # Of the driver's own server, when this catalogue has no event for it.
     "vendor_line": same("{text}"),
 }
+
+RENAMED_SERVER_EVENTS: Final = {
+    "server_taken_in": "server_taken_over",
+    "nobody_above_soft_limit": "no_client_above_soft_limit",
+}
+"""Former names of events, which servers of earlier versions still send. A daemon that has taken over such a server
+logs the events by their present names.
+"""

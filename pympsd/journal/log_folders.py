@@ -51,11 +51,11 @@ class LogFolders:
         """Return what the next daemon needs."""
         return tuple(self._made.values())
 
-    def take(self, made: tuple[MadeFolder, ...]) -> None:
+    def take(self, folders: tuple[MadeFolder, ...]) -> None:
         """Take what an earlier daemon made, as far as it is still there, in this log directory."""
         self._made |= {
             made_folder.name: made_folder
-            for made_folder in made
+            for made_folder in folders
             if self._identity(made_folder.name) == (made_folder.device, made_folder.inode)
         }
 
@@ -95,28 +95,28 @@ class LogFolders:
     def _list_kept(self, uid: int) -> list[MadeFolder]:
         return [folder for folder in self._made.values() if folder.deleted and folder.uid == uid]
 
-    def _remove(self, made: MadeFolder, *, only_empty: bool) -> bool:
+    def _remove(self, folder: MadeFolder, *, only_empty: bool) -> bool:
         """Remove a folder unless it has other things than logs; return whether it is gone, or is another one."""
         try:
-            folder = os.open(
-                os.path.join(self.path, made.name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(
+                os.path.join(self.path, folder.name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
             )
         except OSError:
             return True
         try:
-            status = os.fstat(folder)
-            if (status.st_dev, status.st_ino) != (made.device, made.inode):
+            status = os.fstat(descriptor)
+            if (status.st_dev, status.st_ino) != (folder.device, folder.inode):
                 return True
-            names = _logs_in(folder, only_empty)
+            names = _logs_in(descriptor, only_empty)
             if names is None:
                 return False
             for name in names:
-                os.unlink(name, dir_fd=folder)
-            os.rmdir(os.path.join(self.path, made.name))
+                os.unlink(name, dir_fd=descriptor)
+            os.rmdir(os.path.join(self.path, folder.name))
         except OSError:
             return False
         finally:
-            os.close(folder)
+            os.close(descriptor)
         return True
 
     def _identity(self, name: str) -> tuple[int, int]:

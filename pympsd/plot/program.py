@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from pympsd.cli.control_client import print_text
 from pympsd.plot.tracks import BadTrace, read_tracks
@@ -37,14 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     return print_text(f"{output}\n")
 
 
-class _Parser(Parser):
-    def print_help(self, file: Any = None) -> NoReturn:
-        sys.exit(print_text(self.format_help()))  # which reports it if that fails
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
         prog="pympsd plot",
+        show=print_text,
         description="Draw traces: of 'pympsd trace start FILE', and of programs that ran with PYMPSD_TRACE=FILE. "
         "Several of one machine make one picture.",
     )

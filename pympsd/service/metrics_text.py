@@ -68,9 +68,9 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
 
 def _drains(daemon: Daemon) -> Iterator[str]:
     """Yield the drains in force; without one there is no sample."""
-    held = drains.count_held(daemon)
+    held_counts = drains.count_held(daemon)
     running: list[Sample] = [({"target": drain.target}, len(drain.clients)) for drain in daemon.drains]
-    holding: list[Sample] = [({"target": target}, count) for target, count in held.items()]
+    holding: list[Sample] = [({"target": target}, count) for target, count in held_counts.items()]
     yield from _family("pympsd_drain_clients", "gauge", "Clients that still run of what is drained.", running)
     yield from _family("pympsd_drain_held_clients", "gauge", "New clients that the drain holds.", holding)
 
@@ -121,8 +121,12 @@ def _ratios(daemon: Daemon, server: Server) -> list[Sample]:
 
     In protocol 3 it is that of a client of namespace ``default``.
     """
-    named, ordinals = daemon.named_servers.get(server.name), daemon.ordinals_of(server)
-    limits = server.limits if named is None else combine(named.namespace(DEFAULT).limits, named.maximum)
+    named_server, ordinals = daemon.named_servers.get(server.name), daemon.ordinals_of(server)
+    limits = (
+        server.limits
+        if named_server is None
+        else combine(named_server.namespace(DEFAULT).limits, named_server.maximum)
+    )
     differing = differing_percentages(limits, ordinals)
     if differing:
         return _by_device({device: percentage / 100 for device, percentage in differing.items()})
@@ -183,6 +187,12 @@ OF_SERVERS: Final[tuple[tuple[str, str, str, Callable[[Daemon, Server], list[Sam
         "counter",
         "Kernels that the server has started on the device; the driver's own server does not report it.",
         lambda _, server: _by_device(server.launches),
+    ),
+    (
+        "server_utilization_ratio",
+        "gauge",
+        "The share of the last second in which kernels of the server ran on the device; emulated devices only.",
+        lambda _, server: [(device, percentage / 100) for device, percentage in _by_device(server.utilization)],
     ),
     (
         "client_memory_bytes",

@@ -1,15 +1,16 @@
 """The file pympsd.nvml in the pipe directory: the devices, and who uses them, as libnvidia-ml.so.1 reads it.
 
-Theory of operation. NVML answers without a server and without being asked anything of the daemon, so the daemon keeps
-what it would answer in a file (`pympsd.devices.nvml_text`) that every user can read. `NvmlFile.update` follows the
-state: it is called after changes of it (`pympsd.service.followers`), at most a few times a second, and an idle daemon
-writes nothing. The file is replaced as a whole, so a reader sees one state or the next, and recognises a new one by
-its inode.
+Theory of operation. NVML works without a server and without a request to the daemon, so the daemon keeps the answers
+in a file (`pympsd.devices.nvml_text`) that every user can read. `NvmlFile.update` follows the state: it is called
+after changes of it (`pympsd.service.followers`), at most a few times per second, and an idle daemon writes nothing.
+The file is replaced as a whole, so a reader sees one state or the next, and recognises a new one by its inode.
 
 The invariants:
 
-- The processes are those that pympsd-smi shows: each server on its devices, and the clients with a context there.
-  Before Volta all memory is the server's (MPS documents, 2.3.1.1).
+- The processes are those of this daemon that pympsd-smi shows: each server on its devices, and the clients with a
+  context there. Before Volta all memory is the server's (MPS documents, 2.3.1.1).
+- The utilization is the sum of what servers reported last; a server that has ended has none. Servers measure it
+  (`pympsd_server.executor.memory.utilization`) and report a change, so nothing is timed here.
 - Compute modes are not in it, beyond those of the description: pympsd-smi changes them in a file of its own, which is
   named here.
 - The file of an ended daemon is removed; that of a killed one is replaced by the next. With the driver's own server
@@ -33,6 +34,7 @@ from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary import files
+from pympsd.vocabulary.device_use import combine_utilization
 
 MODE: Final = 0o644
 
@@ -56,15 +58,18 @@ class NvmlFile:
         except OSError as error:
             if not self._has_failed:
                 reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
-                self.dispatcher.log.error("nvml_not_kept", file=self.directory.name(files.NVML), reason=reason)
+                self.dispatcher.log.error("nvml_not_written", file=self.directory.name(files.NVML), reason=reason)
             self._has_failed = True
             return
         self._written, self._has_failed = text, False
 
     def _text(self) -> str:
         state, settings = self.dispatcher.state, self.dispatcher.settings
-        processes = [list_processes(state, ordinal) for ordinal in range(len(state.devices))]
-        return nvml_text(settings.backend, state.devices, processes, self._modes())
+        ordinals = range(len(state.devices))
+        processes = [list_processes(state, ordinal) for ordinal in ordinals]
+        is_counted = settings.backend == "emulated"  # of GPUs by the driver
+        percentages = [get_utilization(state, ordinal) if is_counted else None for ordinal in ordinals]
+        return nvml_text(settings.backend, state.devices, processes, self._modes(), percentages)
 
     def _modes(self) -> ModesFile | None:
         if self.dispatcher.settings.backend != "emulated":
@@ -92,6 +97,16 @@ class NvmlFile:
             raise
 
 
+def get_utilization(daemon: Daemon, ordinal: int) -> int | None:
+    """Return the percentage of time in which kernels of any server ran on a device.
+
+    None: a server of an earlier version does not count it.
+    """
+    uses = [server.use[ordinal] for server in daemon.running_servers() if ordinal in server.use]
+    percentages = [use.utilization for use in uses if use.utilization is not None]
+    return combine_utilization(percentages) if len(percentages) == len(uses) else None
+
+
 def list_processes(daemon: Daemon, ordinal: int) -> list[DeviceProcess]:
     """Return the processes on a device: each server by PID, followed by its clients by PID."""
     servers = [server for server in daemon.running_servers() if ordinal in daemon.ordinals_of(server)]
@@ -106,10 +121,10 @@ def list_processes(daemon: Daemon, ordinal: int) -> list[DeviceProcess]:
 def _list_processes(server: Server, ordinal: int, is_volta: bool) -> Iterator[DeviceProcess]:
     used: Counter[int] = Counter()
     for client in server.clients.values():
-        held = client.memory.get(ordinal, 0)
-        if held or any(context.device == ordinal for context in client.contexts.values()):
-            used[client.pid] += held
-    left = server.left_behind.get(ordinal, 0)
-    yield DeviceProcess(server.pid, False, left if is_volta else left + used.total())
+        count = client.memory.get(ordinal, 0)
+        if count or any(context.device == ordinal for context in client.contexts.values()):
+            used[client.pid] += count
+    unclaimed_bytes = server.use[ordinal].left if ordinal in server.use else 0
+    yield DeviceProcess(server.pid, False, unclaimed_bytes if is_volta else unclaimed_bytes + used.total())
     if is_volta:
-        yield from (DeviceProcess(pid, True, held) for pid, held in sorted(used.items()))
+        yield from (DeviceProcess(pid, True, count) for pid, count in sorted(used.items()))

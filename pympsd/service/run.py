@@ -80,7 +80,7 @@ class DaemonSetup:
     terminate_by_reset: bool = False
     protocol: int = 2
     static: bool = False
-    """Whether -S or one of its other names was given."""
+    """Whether -S or one of its other names was passed."""
     flags: frozenset[str] = frozenset()
     configuration: tuple[str, bytes] | None = None
     """The path and the text of the file to apply, which is a valid one."""
@@ -123,13 +123,13 @@ def _record_early_signals() -> list[int]:
 
 
 def _ignore_signals() -> None:
-    """Let no signal interrupt the cleanup; no process is started after this that would inherit it."""
+    """Ignore signals during the cleanup; no process is started after this that would inherit that."""
     for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _with_other_backend(setup: DaemonSetup) -> DaemonSetup:
-    """Return the setup with the backend that takes the place of a driver's server that is not known."""
+    """Return the setup with the backend that replaces an unknown driver's server."""
     machine = setup.machine.instead
     assert machine is not None
     return evolve(setup, machine=machine, settings=evolve(setup.settings, backend=machine.backend, vendor_server=""))
@@ -148,10 +148,10 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     log = control_logger(setup.journal)
     # Two daemons must not accept on the same sockets.
     previous = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
-    keeper, held = previous or (KeeperLink(directory, log), {})
-    left = KeptEntries.of(keeper, held)
-    listening = _listening(setup, left)
-    fifo = _fifo(directory, left, keeper)
+    keeper, entries = previous or (KeeperLink(directory, log), {})
+    kept_entries = KeptEntries.of(keeper, entries)
+    listening = _listening(setup, kept_entries)
+    fifo = _fifo(directory, kept_entries, keeper)
     # Under the vendor's names callers may expect the vendor's modes.
     directory.write_pid(os.getpid(), VENDORS_PID_MODE if setup.show_server_as == NAME else PID_MODE)
     directory.mark_named_servers(setup.protocol == 3)
@@ -163,12 +163,12 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
-        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.is_taken_by_another)
-        pending = _save_and_take_over(dispatcher, directory, left)
+        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, kept_entries, directory.is_taken_by_another)
+        pending = _save_and_take_over(dispatcher, directory, kept_entries)
         nursery.start_soon(_handle_signals, dispatcher, signals)
-        for listener in _listeners(dispatcher, listening, left):
+        for listener in _listeners(dispatcher, listening, kept_entries):
             nursery.start_soon(listener.run)
-        left.close()
+        kept_entries.close()
         if setup.metrics is not None:
             nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
         if dispatcher.state.options.has_own_servers:
@@ -209,7 +209,7 @@ async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.Task
     ended.set()
 
 
-def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.SocketType]:
+def _listening(setup: DaemonSetup, kept_entries: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
     # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
     kinds = {
@@ -218,7 +218,7 @@ def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.S
     }
     listening = {
         file: trio.socket.from_stdlib_socket(
-            left.take_listener(file, setup.directory.name(file), kind) or setup.directory.listen(file, kind)
+            kept_entries.take_listener(file, setup.directory.name(file), kind) or setup.directory.listen(file, kind)
         )
         for file, kind in kinds.items()
     }
@@ -226,9 +226,9 @@ def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.S
     return listening
 
 
-def _fifo(directory: PipeDirectory, left: KeptEntries, keeper: KeeperLink) -> int:
+def _fifo(directory: PipeDirectory, kept_entries: KeptEntries, keeper: KeeperLink) -> int:
     """Return the log FIFO: the earlier daemon's, which may hold lines, or a new one."""
-    fifo = left.take_fifo(directory.name(files.LOG_FIFO))
+    fifo = kept_entries.take_fifo(directory.name(files.LOG_FIFO))
     if fifo < 0:
         fifo = directory.open_fifo()
         keeper.hold(FIFO, fifo)
@@ -236,12 +236,12 @@ def _fifo(directory: PipeDirectory, left: KeptEntries, keeper: KeeperLink) -> in
 
 
 def _listeners(
-    dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: KeptEntries
+    dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], kept_entries: KeptEntries
 ) -> Iterator[Listener]:
     for file, (protocol, accepts_clients) in _protocols(dispatcher.settings).items():
         conversation = protocol(dispatcher, accepts_clients=accepts_clients)
         greeting = HELLO if protocol is VendorConversation else b""
-        connections = left.take_connections(file)
+        connections = kept_entries.take_connections(file)
         yield Listener(dispatcher, file, listening[file], conversation.run, connections, greeting)
 
 
@@ -253,7 +253,9 @@ def _protocols(settings: Settings) -> dict[str, tuple[type[Conversation] | type[
     return {**vendors, files.OWN_CONTROL: (Conversation, False)}
 
 
-def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: KeptEntries) -> list[PendingServer]:
+def _save_and_take_over(
+    dispatcher: Dispatcher, directory: PipeDirectory, kept_entries: KeptEntries
+) -> list[PendingServer]:
     """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
     file = StateFile(
@@ -267,8 +269,8 @@ def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: 
     )
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
-    dispatcher.connections = Ids(left.next_connection())
-    pending = take_over(dispatcher, directory.path, left)
+    dispatcher.connections = Ids(kept_entries.next_connection())
+    pending = take_over(dispatcher, directory.path, kept_entries)
     if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.running_servers():
             dispatcher.journal.of_server(server.name, server.uid, server.pid)
@@ -290,7 +292,7 @@ def _dispatcher(
             protocol=setup.protocol,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
             multiuser=setup.multiuser,
-            # In protocol 3 no server ends for another one.
+            # In protocol 3 no server ends in favour of another one.
             max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
             static=setup.static and setup.protocol == 2,
             driver=setup.machine.driver,
@@ -310,7 +312,7 @@ def _dispatcher(
     return Dispatcher(
         state=state,
         settings=settings,
-        control_socket=os.path.join(setup.directory.given, files.CONTROL),
+        control_socket=os.path.join(setup.directory.requested_path, files.CONTROL),
         show_server_as=setup.show_server_as,
         journal=setup.journal,
         log=keeper.log,
@@ -325,7 +327,7 @@ def _dispatcher(
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:
     dispatcher.log.info("daemon_starting", socket=dispatcher.control_socket)
-    dispatcher.log.info("daemon_connect_hint", directory=setup.directory.given)
+    dispatcher.log.info("daemon_connect_hint", directory=setup.directory.requested_path)
     dispatcher.log.info("daemon_version", version=CUDA_VERSIONS[setup.machine.driver])
     dispatcher.log.info("daemon_backend", backend=setup.machine.backend, reason=setup.machine.reason)
     dispatcher.log.info("shares_set", shares=shares_text(dispatcher.state))

@@ -86,10 +86,10 @@ def reset(devices: Sequence[Device]) -> tuple[str, int]:
 
 
 def _in_use(devices: Sequence[Device]) -> str:
-    listed = "".join(f"  GPU {device.bus_id}: In use by another client\n" for device in devices)
+    device_lines = "".join(f"  GPU {device.bus_id}: In use by another client\n" for device in devices)
     count = "1 device is" if len(devices) == 1 else f"{len(devices)} devices are"
     advice = "End them first: quit stops an MPS daemon and its servers."
     return (
-        f"The following GPUs could not be reset:\n{listed}\n"
+        f"The following GPUs could not be reset:\n{device_lines}\n"
         f"{count} currently being used by one or more other processes. {advice}\n"
     )

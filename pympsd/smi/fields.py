@@ -16,9 +16,9 @@ def _words(text: str) -> list[str]:
 _TIMES: Final = ("volatile", "aggregate")
 _PLACES: Final = _words("device_memory dram register_file l1_cache l2_cache texture_memory cbu sram total")
 _ECC: Final = (
-    *(f"ecc.errors.{'.'.join(each)}" for each in product(("corrected", "uncorrected"), _TIMES, _PLACES)),
-    *(f"ecc.errors.uncorrected.{each}.sram.{kind}" for each in _TIMES for kind in ("parity", "secded")),
-    *(f"ecc.errors.uncorrected.aggregate.sram.{each}" for each in _words("thresholdExceeded l2 sm mcu pcie other")),
+    *(f"ecc.errors.{'.'.join(name)}" for name in product(("corrected", "uncorrected"), _TIMES, _PLACES)),
+    *(f"ecc.errors.uncorrected.{name}.sram.{kind}" for name in _TIMES for kind in ("parity", "secded")),
+    *(f"ecc.errors.uncorrected.aggregate.sram.{name}" for name in _words("thresholdExceeded l2 sm mcu pcie other")),
 )
 _REASONS: Final = _words(
     "supported active gpu_idle applications_clocks_setting sw_power_cap hw_slowdown hw_thermal_slowdown "
@@ -28,8 +28,8 @@ _COUNTERS: Final = _words("sw_power_cap sync_boost sw_thermal_slowdown hw_therma
 _POWER: Final = _words("draw.average draw.instant limit default_limit min_limit max_limit")
 _KINDS_OF_CLOCKS: Final = ("clocks.applications", "clocks.default_applications", "clocks.max")
 _CLOCKS: Final = (
-    *(f"clocks.current.{each}" for each in ("graphics", "sm", "memory", "video")),
-    *(f"{of}.{each}" for of in _KINDS_OF_CLOCKS for each in ("graphics", "memory")),
+    *(f"clocks.current.{name}" for name in ("graphics", "sm", "memory", "video")),
+    *(f"{of}.{name}" for of in _KINDS_OF_CLOCKS for name in ("graphics", "memory")),
     "clocks.max.sm",
 )
 _UNITLESS: Final = _words("""
@@ -55,14 +55,14 @@ platform.module_id platform.gpu_fabric_guid hostname
 """)
 
 DEVICE_FIELDS: Final[dict[str, str]] = {
-    **dict.fromkeys((*_UNITLESS, *_ECC, *(f"clocks_event_reasons.{each}" for each in _REASONS)), ""),
-    **{f"clocks_event_reasons_counters.{each}": "us" for each in _COUNTERS},
-    **{f"memory.{each}": "MiB" for each in ("total", "reserved", "used", "free")},
-    **{f"protected_memory.{each}": "MiB" for each in ("total", "used", "free")},
-    **{f"utilization.{each}": "%" for each in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")},
+    **dict.fromkeys((*_UNITLESS, *_ECC, *(f"clocks_event_reasons.{name}" for name in _REASONS)), ""),
+    **{f"clocks_event_reasons_counters.{name}": "us" for name in _COUNTERS},
+    **{f"memory.{name}": "MiB" for name in ("total", "reserved", "used", "free")},
+    **{f"protected_memory.{name}": "MiB" for name in ("total", "used", "free")},
+    **{f"utilization.{name}": "%" for name in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")},
     **dict.fromkeys(("fan.speed", "edpp_multiplier"), "%"),
     **dict.fromkeys(("power.draw", "enforced.power.limit", "module.enforced.power.limit"), "W"),
-    **{f"{of}.{each}": "W" for of in ("power", "module.power") for each in _POWER},
+    **{f"{of}.{name}": "W" for of in ("power", "module.power") for name in _POWER},
     **dict.fromkeys(_CLOCKS, "MHz"),
 }
 """The unit of each field; empty if it has none."""
@@ -78,8 +78,8 @@ DEVICE_ALIASES: Final = {
     "inforom.power": "inforom.pwr",
     "retired_pages.sbe": "retired_pages.single_bit_ecc.count",
     "retired_pages.dbe": "retired_pages.double_bit.count",
-    **{f"clocks_throttle_reasons.{each}": f"clocks_event_reasons.{each}" for each in _REASONS},
-    **{f"clocks.{each}": f"clocks.current.{each}" for each in ("sm", "video")},
+    **{f"clocks_throttle_reasons.{name}": f"clocks_event_reasons.{name}" for name in _REASONS},
+    **{f"clocks.{name}": f"clocks.current.{name}" for name in ("sm", "video")},
     "clocks.gr": "clocks.current.graphics",
     "clocks.mem": "clocks.current.memory",
     **{f"{of}.gr": f"{of}.graphics" for of in _KINDS_OF_CLOCKS},

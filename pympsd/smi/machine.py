@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import frozen
 
 from pympsd.devices.machine import COMPUTE_MODES, describe, with_driver
-from pympsd.devices.registrations import GONE, list_registered
+from pympsd.devices.registrations import GONE, Registered, list_registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import InputError
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.device_use import combine_utilization
 from pympsd.vocabulary.untrusted import printable
 
 MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}
@@ -51,6 +53,8 @@ class Device:
     properties: DeviceProperties
     processes: tuple[Process, ...]
     """Each server, followed by its clients, by PID; empty if they were not looked up."""
+    utilization: int = 0
+    """The percentage of the last second in which kernels ran, of all servers together."""
 
     @property
     def bus_id(self) -> str:
@@ -96,8 +100,11 @@ class Machine:
         """Read a machine's state, by default with the processes on it; raise BadMachine."""
         folder = state_folder_of(text)
         properties = with_current_modes(with_driver(describe(text), os.environ), text)
-        seen = folder if with_processes else None
-        devices = (Device(index, device, _processes(seen, device)) for index, device in enumerate(properties))
+        devices = []
+        for index, device in enumerate(properties):
+            servers = list_registered(folder, device.uuid) if with_processes else []
+            utilization = combine_utilization(server.utilization for server in servers)
+            devices.append(Device(index, device, _processes(servers, device), utilization))
         return cls(text, tuple(devices), folder)
 
     def select(self, ids: str | None) -> tuple[Device, ...]:
@@ -114,9 +121,9 @@ class Machine:
         raise NoSuchDevice(word)
 
 
-def _processes(folder: StateFolder | None, properties: DeviceProperties) -> tuple[Process, ...]:
+def _processes(servers: Iterable[Registered], properties: DeviceProperties) -> tuple[Process, ...]:
     processes: list[Process] = []
-    for server in list_registered(folder, properties.uuid) if folder is not None else ():
+    for server in servers:
         if properties.is_volta_or_newer:
             used_by_pid: Counter[int] = Counter()
             for pid, used in server.clients:

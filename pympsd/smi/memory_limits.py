@@ -6,7 +6,7 @@ The words are those of nvidia-smi's memory-limits, whose *namespace* is a cgroup
 import argparse
 import sys
 from functools import partial
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -40,13 +40,14 @@ class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         raise Refused(f"{message}\n\n{self.format_usage()}", INVALID)
 
-    def print_help(self, file: Any = None) -> NoReturn:
-        raise Refused(self.format_help(), 0)  # printed as all answers are
+
+def _show(text: str) -> NoReturn:
+    raise Refused(text, 0)  # printed as all answers are
 
 
 def answer(arguments: list[str], name: str) -> tuple[str, int]:
     """Carry out the arguments after ``memory-limits``; return what is printed, and the exit status."""
-    parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False)
+    parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False, show=_show)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--set", action="store_true", help="set limits, which is what is done without --get")
     which.add_argument("--get", action="store_true", help="show them, and the memory that is used")
@@ -73,9 +74,9 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
         return f"Unable to {'get' if options.get else 'set'} memory limit: {error}\n", status
 
 
-def _mebibytes(given: argparse.Namespace, option: str) -> int | str | None:
+def _mebibytes(arguments: argparse.Namespace, option: str) -> int | str | None:
     """Return the value of an option: MiB, ``max`` or ``default``; None if it is not given."""
-    text: str | None = getattr(given, option)
+    text: str | None = getattr(arguments, option)
     if text is None or text in ("max", "default"):
         return text
     least = 1 if option == "hard_limit" else 0
@@ -118,11 +119,11 @@ def _render(daemon: Control, cgroup: str, device: str) -> str:
     rows = _own(daemon, cgroup, device)
     if not rows:
         above = at_or_above([cgroup.removeprefix(_MOUNT)])
-        listed = convert(list[_Limits], daemon.listing(f"memacct list --device={device}"))
-        rows = [row for row in listed if row.cgroup in above]
+        limits = convert(list[_Limits], daemon.listing(f"memacct list --device={device}"))
+        rows = [row for row in limits if row.cgroup in above]
     if not rows:
         raise CannotAsk(f"neither {cgroup} nor a cgroup above it has one")
-    row = max(rows, key=lambda each: len(each.cgroup))
+    row = max(rows, key=lambda limits_row: len(limits_row.cgroup))
     soft, hard = row.soft_limit or 0, row.hard_limit
     texts = {
         "namespace": f"{_MOUNT}{printable(row.cgroup)}".rstrip("/"),

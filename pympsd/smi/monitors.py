@@ -1,10 +1,11 @@
 """``dmon``, ``pmon`` and ``topo``: what nvidia-smi prints a line for each of, at an interval.
 
-An emulated GPU has memory that processes hold; every other column is a dash, as nvidia-smi prints what a GPU lacks.
+An emulated GPU has its utilization, and memory that processes hold; every other column is a dash, as nvidia-smi
+prints what a GPU lacks. How much of the utilization is a process's is not known.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -32,7 +33,6 @@ _GROUPS: Final = {
 }
 """The columns of each letter of -s, with their units."""
 _DEFAULTS: Final = {"dmon": "puc", "pmon": "u"}
-_KNOWN: Final = "fb"
 _HEADER_EVERY: Final = 20
 """Reports between two headers."""
 _TOPOLOGY_LEGEND: Final = """
@@ -90,7 +90,7 @@ def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
     forms = (form for letter, form in (("D", " %Y%m%d  "), ("T", " %H:%M:%S  ")) if letter in monitor.stamps)
     stamp = time.strftime("".join(forms))
     rows = (
-        (f"{device.index:>5}{_cells(monitor, device.used)}" for device in devices)
+        (f"{device.index:>5}{_cells(monitor, _values(device))}" for device in devices)
         if monitor.command == "dmon"
         else _process_rows(monitor, devices)
     )
@@ -125,14 +125,18 @@ def _process_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
     for device in devices:
         for process in in_order(device.processes):
             name = process.name.rpartition("/")[2][:15]
-            yield f"{device.index:>5}{process.pid:>11}{process.kind:>7}{_cells(monitor, process.used)}    {name}"
+            cells = _cells(monitor, {"fb": process.used // MIB})
+            yield f"{device.index:>5}{process.pid:>11}{process.kind:>7}{cells}    {name}"
         if not device.processes:
-            yield f"{device.index:>5}{'-':>11}{'-':>7}{_cells(monitor, None)}    -"
+            yield f"{device.index:>5}{'-':>11}{'-':>7}{_cells(monitor, {})}    -"
 
 
-def _cells(monitor: Monitor, used: int | None) -> str:
-    memory = "-" if used is None else str(used // MIB)
-    return "".join(f"{memory if name == _KNOWN else '-':>7}" for name, _ in monitor.columns)
+def _values(device: Device) -> dict[str, int]:
+    return {"sm": device.utilization, "mem": 0, "fb": device.used // MIB}
+
+
+def _cells(monitor: Monitor, values: Mapping[str, int]) -> str:
+    return "".join(f"{values.get(name, '-'):>7}" for name, _ in monitor.columns)
 
 
 def _refuse(sentence: str, status: int) -> None:

@@ -174,18 +174,18 @@ _ALLOWED: Final = {
 def parse(arguments: Sequence[str]) -> Request:
     """Return the request of a command line; raise Refused."""
     by_option = _read(list(arguments))
-    asked = [option for option in by_option if option in _ACTIONS]
+    requested = [option for option in by_option if option in _ACTIONS]
     for early in _IMMEDIATE:
-        if early.value in asked:
+        if early.value in requested:
             return Request(early)
-    if len(asked) > 1:
-        _not_valid(by_option[asked[1]][0])
-    action = _ACTIONS[asked[0]] if asked else Action.SUMMARY
+    if len(requested) > 1:
+        _not_valid(by_option[requested[1]][0])
+    action = _ACTIONS[requested[0]] if requested else Action.SUMMARY
     for option, actions in _ALLOWED.items():
         if option in by_option and action not in actions:
             _not_valid(by_option[option][0])
     values = {option: value for option, (_, value) in by_option.items()}
-    value = values[asked[0]] if asked else ""
+    value = values[requested[0]] if requested else ""
     return Request(
         action,
         values.get("--id"),
@@ -230,12 +230,12 @@ def _form(values: dict[str, str]) -> frozenset[str]:
     return frozenset(words)
 
 
-def _interval(given: dict[str, tuple[str, str]]) -> float | None:
+def _interval(values: dict[str, tuple[str, str]]) -> float | None:
     """Return the seconds of -l or -lms, of which -lms counts; raise Refused."""
     for option, unit in (("--loop-ms", 0.001), ("--loop", 1.0)):
-        if option not in given:
+        if option not in values:
             continue
-        written, text = given[option]
+        written, text = values[option]
         if not text:
             return DEFAULT_LOOP_SECONDS
         return interval(written, text) * unit
@@ -266,7 +266,8 @@ of CUDA_MPS_PIPE_DIRECTORY, if it runs, and otherwise the one that PYMPSD_EMULAT
 
 {program} [-i ID]                   a table of the GPUs and of the processes on them
 {program} -L                        list the GPUs
-{program} [-i ID] -q [-d WHAT] [-x] what is known of each; WHAT: COMPUTE, MEMORY, PIDS, or several; -x: XML
+{program} [-i ID] -q [-d WHAT] [-x] what is known of each; WHAT: COMPUTE, MEMORY, PIDS, UTILIZATION, or
+                                    several; -x: XML
 {program} [-i ID] -c MODE           set the compute mode; MODE: 0/DEFAULT, 1/EXCLUSIVE_THREAD (deprecated: means 3),
                                     2/PROHIBITED, 3/EXCLUSIVE_PROCESS. Root's
 {program} [-i ID] -pm MODE          accepted without an effect; MODE: 0 or 1. Root's

@@ -25,6 +25,8 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "memory.reserved": lambda _: 0,
     "memory.used": lambda device: device.used // MIB,
     "memory.free": lambda device: device.total // MIB - device.used // MIB,
+    "utilization.gpu": lambda device: device.utilization,
+    "utilization.memory": lambda _: 0,
     "compute_mode": lambda device: device.shown_mode,
     "compute_cap": lambda device: ".".join(map(str, device.properties.compute_capability)),
     "driver_version": lambda device: driver_version(device.properties.driver),
@@ -74,11 +76,11 @@ def _now() -> str:
     return f"{time.strftime('%Y/%m/%d %H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1000):03d}"
 
 
-def _names(fields: str, known: Iterable[str], others: Mapping[str, str]) -> list[str]:
+def _names(fields: str, all_fields: Iterable[str], others: Mapping[str, str]) -> list[str]:
     names = []
     for field in (word.strip() for word in fields.split(",")):
         name = others.get(field, field)
-        if name not in known:
+        if name not in all_fields:
             raise Refused(f'Field "{field}" is not a valid field to query.\n\n', BAD_VALUE)
         names.append(name)
     return names

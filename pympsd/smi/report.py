@@ -15,7 +15,7 @@ _COLUMN: Final = 55
 def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
     """Return the report; an empty ``display`` means all of it. Raise Refused for an unknown part."""
     chosen = parts(display)
-    displays = [part for name, part in _DISPLAYS.items() if not chosen or name in chosen]
+    displays = [part for name, part in DISPLAYS.items() if not chosen or name in chosen]
     lines = [
         "",
         "==============NVSMI LOG==============",
@@ -37,7 +37,7 @@ def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
 def parts(display: str) -> frozenset[str]:
     """Return the parts that -d names, nothing for all of the report; raise Refused for an unknown part."""
     requested = frozenset(word.strip().upper() for word in display.split(",")) if display else frozenset()
-    if not requested <= _DISPLAYS.keys():
+    if not requested <= DISPLAYS.keys():
         raise Refused("Failed to parse --display/-d flags\n", BAD_VALUE)
     return requested
 
@@ -58,6 +58,12 @@ def _memory(device: Device) -> Iterator[str]:
         yield _line(2, name, f"{mebibytes} MiB")
 
 
+def _utilization(device: Device) -> Iterator[str]:
+    yield "    Utilization"
+    for name, percentage in (("GPU", device.utilization), ("Memory", 0)):
+        yield _line(2, name, f"{percentage} %")
+
+
 def _pids(device: Device) -> Iterator[str]:
     if not device.processes:
         yield _line(1, "Processes", "None")
@@ -72,9 +78,10 @@ def _pids(device: Device) -> Iterator[str]:
         yield _line(3, "Used GPU Memory", f"{process.used // MIB} MiB")
 
 
-_DISPLAYS: Final = {
+DISPLAYS: Final = {
     "MEMORY": _memory,
     "COMPUTE": lambda device: iter([_line(1, "Compute Mode", device.shown_mode)]),
+    "UTILIZATION": _utilization,
     "PIDS": _pids,
 }
 

@@ -56,7 +56,8 @@ def _cells(device: Device) -> Iterator[str]:
     used, total = device.used // MIB, device.total // MIB
     mode = _SHOWN_MODES[device.mode]
     yield f" {device.index:>3}  {device.properties.name[:30]:<30}N/A  |{device.bus_id:>19} Off |{'N/A':>21} "
-    yield f" N/A   N/A    N/A            N/A /  N/A  |{used:>8}MiB / {total:>6}MiB |{'N/A':>8} {mode:>12} "
+    utilization = f"{device.utilization}%"
+    yield f" N/A   N/A    N/A            N/A /  N/A  |{used:>8}MiB / {total:>6}MiB |{utilization:>8} {mode:>12} "
     yield f"{'':41}|{'':24}|{'N/A':>21} "
 
 

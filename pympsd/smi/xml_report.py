@@ -19,7 +19,7 @@ Elements = Sequence[tuple[str, object]]
 
 
 def report(machine: Machine, devices: Sequence[Device], parts: frozenset[str]) -> str:
-    """Return the report; ``parts``: MEMORY, COMPUTE and PIDS, or nothing for all of it."""
+    """Return the report; ``parts``: MEMORY, COMPUTE, UTILIZATION and PIDS, or nothing for all of it."""
     head = (
         ("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
         ("driver_version", driver_version(machine.driver)),
@@ -48,6 +48,7 @@ def _device(device: Device, parts: frozenset[str]) -> Elements:
         "": _identity(device),
         "MEMORY": _memory(device),
         "COMPUTE": (("compute_mode", device.shown_mode),),
+        "UTILIZATION": (("utilization", _utilization(device)),),
         " ": _sensors(),
         "PIDS": (("processes", _processes(device)),),
     }
@@ -94,9 +95,13 @@ def _memory(device: Device) -> Elements:
     )
 
 
+def _utilization(device: Device) -> Elements:
+    rates = (("gpu_util", f"{device.utilization} %"), ("memory_util", "0 %"))
+    return (*rates, *_lacking("encoder_util", "decoder_util", "jpeg_util", "ofa_util"))
+
+
 def _sensors() -> Elements:
     return (
-        ("utilization", _lacking("gpu_util", "memory_util", "encoder_util", "decoder_util", "jpeg_util", "ofa_util")),
         ("temperature", _lacking("gpu_temp", "gpu_temp_tlimit", "memory_temp")),
         (
             "gpu_power_readings",

@@ -23,7 +23,7 @@ def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruct
     others = _present(daemon, peer.uid if daemon.options.together else None)
     daemon.queue.debugged[event.client] = Debugged(event.client, peer.pid, peer.uid, others)
     if others:
-        yield Log("debugger_waits", {"pid": peer.pid, "uid": peer.uid, "count": len(others)})
+        yield Log("debugged_pending", {"pid": peer.pid, "uid": peer.uid, "count": len(others)})
 
 
 def release(daemon: Daemon) -> Iterator[Instruction]:
@@ -36,7 +36,7 @@ def release(daemon: Daemon) -> Iterator[Instruction]:
         debugged.others &= present
         if not debugged.others:
             del daemon.queue.debugged[debugged.client]
-            yield Log("debugger_let_go", {"pid": debugged.pid, "uid": debugged.uid})
+            yield Log("debugged_without_mps", {"pid": debugged.pid, "uid": debugged.uid})
             yield ContinueWithoutMps(debugged.client, REASON)
 
 

@@ -212,10 +212,9 @@ def _context_gone(daemon: Daemon, server: Server, event: events.ContextGonePushe
 
 
 def _memory_reported(daemon: Daemon, server: Server, event: events.MemoryPushed) -> None:
-    server.launches[event.device] = event.launches
-    server.left_behind[event.device] = event.left
+    server.use[event.device] = event.use
     for client in server.clients.values():
-        client.memory[event.device] = event.clients.get(client.id, 0)
+        client.memory[event.device] = event.use.clients.get(client.id, 0)
 
 
 def _memory_read(daemon: Daemon, server: Server, event: events.ClientMemoryRead) -> None:
@@ -263,7 +262,7 @@ def _server_taken_over(daemon: Daemon, server: Server, event: events.ServerTaken
 
 def _server_not_taken_over(daemon: Daemon, server: Server, event: events.ServerNotTakenOver) -> Iterator[Instruction]:
     del daemon.servers[server.id]
-    yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
+    yield Log("server_not_taken_over", {"server": server.pid, "reason": event.reason})
     yield from terminations.end_with_server(daemon, server)
     yield from _next_after(daemon, server)
 

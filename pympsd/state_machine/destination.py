@@ -36,8 +36,8 @@ def find(daemon: Daemon, event: ClientConnected) -> Destination:
     """Return the server, the namespace and the user that a client connects to."""
     uid = daemon.options.serving_uid(event.process.peer.uid)
     name = event.server or server_of_user(uid)
-    named = daemon.named_servers.get(name)
-    return Destination(name, event.process.namespace or DEFAULT, uid if named is None else named.uid)
+    named_server = daemon.named_servers.get(name)
+    return Destination(name, event.process.namespace or DEFAULT, uid if named_server is None else named_server.uid)
 
 
 def make_missing(daemon: Daemon, target: Destination) -> Iterator[Instruction]:
@@ -55,28 +55,32 @@ def refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tupl
     if not event.server and not daemon.named_servers.default_socket:
         reason = "default_socket is off: CUDA_MPS_PIPE_DIRECTORY is to name the directory of a server or a namespace"
         return Result.ERROR_NOT_PERMITTED, reason
-    named = daemon.named_servers.get(target.server)
-    return _refusal_of_missing(daemon, event, target) if named is None else _refusal_of(daemon, named, uid, target)
+    named_server = daemon.named_servers.get(target.server)
+    return (
+        _refusal_of_missing(daemon, event, target)
+        if named_server is None
+        else _refusal_of(daemon, named_server, uid, target)
+    )
 
 
-def _refusal_of(daemon: Daemon, named: NamedServer, uid: int, target: Destination) -> tuple[int, str] | None:
+def _refusal_of(daemon: Daemon, named_server: NamedServer, uid: int, target: Destination) -> tuple[int, str] | None:
     """Return why a client of a user cannot go to a server that exists; None: it can."""
     name, namespace = target.server, target.namespace
-    if named.deleted:
+    if named_server.deleted:
         return Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
-    if not daemon.options.multiuser and uid != named.uid:
+    if not daemon.options.multiuser and uid != named_server.uid:
         reason = (
-            f"server '{name}' serves user {named.uid} only, not {uid}; a daemon that root starts with -m "
+            f"server '{name}' serves user {named_server.uid} only, not {uid}; a daemon that root starts with -m "
             "serves all users"
         )
         return Result.ERROR_NOT_PERMITTED, reason
-    if named.allowed_devices == ():
+    if named_server.allowed_devices == ():
         return Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' has failed: {NO_DEVICES}"
     # As those that wait for it are; one with a process continues to serve.
-    if named.unreachable and (named.opening or daemon.server_named(name) is None):
-        return Result.ERROR_MPS_CONNECTION_FAILED, named.unreachable
-    if namespace not in named.namespaces:
-        reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named.namespaces)}"
+    if named_server.unreachable and (named_server.opening or daemon.server_named(name) is None):
+        return Result.ERROR_MPS_CONNECTION_FAILED, named_server.unreachable
+    if namespace not in named_server.namespaces:
+        reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named_server.namespaces)}"
         return Result.ERROR_MPS_CONNECTION_FAILED, reason
     return None
 

@@ -15,7 +15,7 @@ drain of it has two halves:
 
 ::
 
-    drain --> draining --nothing is left--------------------------> drained ------+
+    drain --> draining --no clients remain-------------------------> drained ------+
                  |                                                     ^          +--> undrain
                  +--timeout--> terminating, one after the other -------+          |
                  |                  +--some cannot be terminated--> not drained --+
@@ -40,7 +40,7 @@ does: no handler has to know of drains.
 - *Quit.* A quit refuses the held clients as it does all that wait. Drains continue during it, and end clients.
 - *Operators.* One whose connection breaks gets no answer; the drain continues, and the same command joins it.
 
-Invariants: an operator is answered once, when nothing is left (status 0), when the drain has failed or is undrained
+Invariants: an operator is answered once, when no clients remain (status 0), when the drain has failed or is undrained
 (status 1: what is left is in the answer); each client's end is reported once; a drain has one termination at a time;
 no client is in ``clients`` and ``terminated`` of a drain.
 """
@@ -112,9 +112,9 @@ def begin(
     yield from _note_clients(daemon, drain)
     yield from _sort_queue(daemon)
     waiting = _count_held(daemon, drain)
-    yield Log("drain_begun", {"target": str(target), "clients": len(drain.clients), "waiting": waiting})
+    yield Log("drain_started", {"target": str(target), "clients": len(drain.clients), "waiting": waiting})
     running = _count(len(drain.clients), "client is running", "clients are running")
-    text = f"Draining {target}: {running}, {_count(waiting, 'client is held', 'clients are held')}."
+    text = f"Draining {target}: {running}, {_count(waiting, 'client is waiting', 'clients are waiting')}."
     yield from _notify(
         drain, text, {"event": "begun", "clients": [_record(client) for client in drain.clients.values()]}
     )
@@ -206,7 +206,7 @@ def _continue_after_timeout(daemon: Daemon, drain: Drain) -> Iterator[Instructio
     elif not (drain.terminates and (drain.releases or busy & drain.clients.keys())):
         yield Log("drain_failed", {"target": str(drain.target), "count": len(drain.clients)})
         nothing = "" if drain.terminates else "; nothing was terminated"
-        yield from _finish(daemon, drain, f"is not drained after {drain.timeout or 0:g} s{nothing}")
+        yield from _finish(daemon, drain, f"was not drained within {drain.timeout or 0:g} s{nothing}")
 
 
 def _terminate(daemon: Daemon, drain: Drain, client: int) -> Iterator[Instruction]:
@@ -219,9 +219,9 @@ def _terminate(daemon: Daemon, drain: Drain, client: int) -> Iterator[Instructio
         return
     together = tuple(id_ for id_ in drain.clients if id_ in server.clients and server.clients[id_].pid == pid)
     drain.terminating = together
-    begun = list(terminations.begin(daemon, 0, server, pid, evicted=together, is_drain=True))
-    drain.token = next(request.token for request in begun if isinstance(request, TerminateClient))
-    yield from begun
+    instructions = list(terminations.begin(daemon, 0, server, pid, evicted=together, is_drain=True))
+    drain.token = next(request.token for request in instructions if isinstance(request, TerminateClient))
+    yield from instructions
 
 
 def _note_termination(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
@@ -291,12 +291,12 @@ def _end_servers(daemon: Daemon, drain: Drain) -> Iterator[Instruction]:
 
 def _sort_queue(daemon: Daemon) -> Iterator[Instruction]:
     """Hold the waiting entries that a drain covers, and let those that none covers any more wait in turn."""
-    held = {entry.ticket for entry in daemon.queue.held}
+    held_tickets = {entry.ticket for entry in daemon.queue.held}
     drains = {entry.ticket: find_drain(daemon, entry) for entry in daemon.queue.all_entries}
 
     def is_changed(ticket: int) -> bool:
         drain = drains[ticket]
-        return (drain is not None) != (ticket in held) or (drain is not None and drain.refuses)
+        return (drain is not None) != (ticket in held_tickets) or (drain is not None and drain.refuses)
 
     for entry in daemon.queue.take(lambda entry: is_changed(entry.ticket)):
         yield from queueing.join(daemon, entry)
@@ -326,12 +326,12 @@ def _answer(daemon: Daemon, drain: Drain, problem: str, *, is_refused: bool) -> 
         elif is_refused:
             pids = ", ".join(str(client.pid) for client in remaining[:MAX_LISTED])
             more = f" and {len(remaining) - MAX_LISTED} more" if len(remaining) > MAX_LISTED else ""
-            clients = f"; left: {pids}{more}" if remaining else ""
+            clients = f"; remaining clients: {pids}{more}" if remaining else ""
             treatment = "refused" if drain.refuses else "held"
             hint = f"new clients are {treatment} until 'undrain {drain.target}'" if drain.is_over else ""
             answer = Answer((Part(f"{drain.target} {problem}{clients}."),), hint, refused=True)
         else:
-            answer = Answer((Part(f"Drained {drain.target}: nothing is left."),))
+            answer = Answer((Part(f"Drained {drain.target}: no clients remain."),))
         answers.append(Reply(waiter.session, answer))
     drain.waiters.clear()
     if drain.releases and not is_refused:

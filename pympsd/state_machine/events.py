@@ -12,6 +12,7 @@ from pympsd.state_machine.timers import Timer
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin
@@ -148,18 +149,11 @@ class ContextGonePushed(Event):
 
 @frozen
 class MemoryPushed(Event):
-    """A server reported the bytes that clients hold on a device; those that it leaves out hold none.
-
-    ``clients`` are bytes by the daemon's id of a client, ``device`` is the daemon's ordinal.
-    """
+    """A server reported how it uses a device; ``device`` is the daemon's ordinal."""
 
     server: int
     device: int
-    clients: dict[int, int]
-    launches: int = 0
-    """Kernels that the server has started there."""
-    left: int = 0
-    """Bytes that exited clients still hold there."""
+    use: DeviceUse
 
 
 @frozen

@@ -70,8 +70,8 @@ def _covers(daemon: Daemon, drain: Drain, entry: QueueEntry) -> bool:
 
 def _visible(daemon: Daemon, entry: QueueEntry) -> set[str]:
     """Return the UUIDs of the devices that a waiting client may use."""
-    named = daemon.named_servers.get(entry.server)
-    allowed = None if named is None else named.allowed_devices
+    named_server = daemon.named_servers.get(entry.server)
+    allowed = None if named_server is None else named_server.allowed_devices
     try:
         ordinals = select_of(daemon.devices, allowed, entry.visible_devices)
     except (NoVisibleDevice, DuplicateDevice):

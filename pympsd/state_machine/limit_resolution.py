@@ -103,20 +103,20 @@ def client_limits(
     ``rule`` and ``sm_partition``: as in QueueEntry.
     """
     bounds = (rule,) if rule is not None else ()
-    named = daemon.named_servers.get(server.name)
+    named_server = daemon.named_servers.get(server.name)
     partitions = choose(daemon, server.name, process.namespace, sm_partition)
-    if named is None:
+    if named_server is None:
         own = evolve(server.limits, client_priority=daemon.defaults.client_priority)
         is_static = daemon.options.static
         return ClientLimits(own, bounds, partitions=partitions, static=is_static) if bounds or partitions else None
-    target = named.namespace(process.namespace)
+    target = named_server.namespace(process.namespace)
     return ClientLimits(
         target.limits,
-        (named.maximum, *bounds),
-        named.allowed_devices,
+        (named_server.maximum, *bounds),
+        named_server.allowed_devices,
         target.name,
         partitions,
-        _memory_groups(daemon, named, target, process),
+        _memory_groups(daemon, named_server, target, process),
         daemon.process_limits.audits_memory,
     )
 
@@ -146,14 +146,14 @@ def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForc
 
 
 def _memory_groups(
-    daemon: Daemon, named: NamedServer, namespace: Namespace, process: ClientProcess
+    daemon: Daemon, named_server: NamedServer, namespace: Namespace, process: ClientProcess
 ) -> dict[int, tuple[MemoryGroup, ...]]:
     """Return the limits of memory that a client has together with others, by device ordinal.
 
     They are those of its namespace, and of each cgroup that it is in or below the lesser of the daemon's own and the
     kernel's.
     """
-    name = f"namespace {named.name}/{namespace.name}"
+    name = f"namespace {named_server.name}/{namespace.name}"
     totals = in_bytes(namespace.limits.total_memory)
     groups: dict[int, tuple[MemoryGroup, ...]] = {
         ordinal: (MemoryGroup(name, total),) for ordinal, total in totals.items()

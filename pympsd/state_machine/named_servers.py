@@ -57,28 +57,28 @@ def server(daemon: Daemon, name: str) -> NamedServer:
 
     Use it for a name that an operator gave. `NamedServers.get` returns None instead.
     """
-    named = daemon.named_servers.get(name)
-    if named is None:
+    named_server = daemon.named_servers.get(name)
+    if named_server is None:
         raise NotPossible(f"No server named '{name}'.")
-    return named
+    return named_server
 
 
-def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
+def status(daemon: Daemon, named_server: NamedServer) -> NamedStatus:
     """Return the status of a server.
 
     The status that ``server list`` shows: STOPPING if it is being deleted, FAILED if it has no socket or could not be
     started, else that of its process; CONFIGURED without one.
     """
-    process = daemon.server_named(named.name)
-    if named.deleted:
+    process = daemon.server_named(named_server.name)
+    if named_server.deleted:
         return NamedStatus.STOPPING
-    if named.unreachable:
+    if named_server.unreachable:
         return NamedStatus.FAILED
     if process is not None:
         return _STATUS[process.phase]
-    if daemon.queue.waits_for(named.name):
+    if daemon.queue.waits_for(named_server.name):
         return NamedStatus.STARTING
-    return NamedStatus.FAILED if named.failed else NamedStatus.CONFIGURED
+    return NamedStatus.FAILED if named_server.failed else NamedStatus.CONFIGURED
 
 
 def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Client]:
@@ -116,13 +116,13 @@ def create_server(
     _check_user(daemon, name, uid)
     if allowed_devices is not None:
         _check_devices(daemon, allowed_devices)
-    named = NamedServer(name, uid, allowed_devices=allowed_devices, source=source)
-    if shares.is_own(named):
+    named_server = NamedServer(name, uid, allowed_devices=allowed_devices, source=source)
+    if shares.is_own(named_server):
         check_share(shares.problem_of_own_server(daemon, uid))
     else:
-        check_share(shares.problem(daemon, asker, shares.cost_of_server(daemon, named)))
+        check_share(shares.problem(daemon, asker, shares.cost_of_server(daemon, named_server)))
     yield from _working(session)
-    yield from registration.add(daemon, named, limits, session)
+    yield from registration.add(daemon, named_server, limits, session)
 
 
 def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[Instruction]:
@@ -130,22 +130,22 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
 
     Its ``session`` is answered as by create_server. If the sockets cannot be made, it stays that of its user.
     """
-    named = server(daemon, name)
+    named_server = server(daemon, name)
     present = len(clients(daemon, name))
     if present:
         raise NotPossible(f"Server '{name}' has {count_clients(present)}: its user can change when it has none.")
-    current = status(daemon, named)
+    current = status(daemon, named_server)
     if current not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
         raise NotPossible(f"Server '{name}' is {current}: its user can change when it is Ready.")
     _check_user(daemon, name, uid)
     yield from _working(session)
     if session:
-        named.creators.append(session)
-    named.former_uid = named.uid
+        named_server.creators.append(session)
+    named_server.former_uid = named_server.uid
     process = daemon.server_named(name)
     if process is not None:
         yield from shut_down_server(process, forced=False)
-    yield from registration.change_user(daemon, named, uid)
+    yield from registration.change_user(daemon, named_server, uid)
 
 
 def set_server(
@@ -161,32 +161,32 @@ def set_server(
 
     Connected clients keep their limits. Raises NotPossible for an unknown server.
     """
-    named = server(daemon, name)
-    changed = named.maximum.overlay(maximum)
-    if changed != named.maximum:
-        named.maximum = changed
+    named_server = server(daemon, name)
+    changed = named_server.maximum.overlay(maximum)
+    if changed != named_server.maximum:
+        named_server.maximum = changed
         daemon.named_servers.changes += 1
-        text = _render(changed, named.ordinals(len(daemon.devices)))
+        text = _render(changed, named_server.ordinals(len(daemon.devices)))
         yield Log("server_maximum_set", {"name": name, "limits": text})
-    if contains_partitions not in (None, named.contains_partitions):
-        named.contains_partitions = bool(contains_partitions)
+    if contains_partitions not in (None, named_server.contains_partitions):
+        named_server.contains_partitions = bool(contains_partitions)
         daemon.named_servers.changes += 1
-        yield Log("server_contains", {"name": name, "reach": f"the {CONTAINMENTS[named.contains_partitions]}"})
+        yield Log("server_contains", {"name": name, "reach": f"the {CONTAINMENTS[named_server.contains_partitions]}"})
 
 
-def change_limits(daemon: Daemon, named: NamedServer, namespace: str, limits: Limits) -> Iterator[Instruction]:
+def change_limits(daemon: Daemon, named_server: NamedServer, namespace: str, limits: Limits) -> Iterator[Instruction]:
     """Change the limits of a namespace; its clients keep theirs.
 
     A limit that is None in ``limits`` stays as it is. Nothing is logged if nothing changes. KeyError for an unknown
     ``namespace``.
     """
-    target = named.namespaces[namespace]
-    ordinals = named.ordinals(len(daemon.devices))
+    target = named_server.namespaces[namespace]
+    ordinals = named_server.ordinals(len(daemon.devices))
     changed, before = target.limits.overlay(limits), _render_all(target.limits, ordinals)
     if changed != target.limits:
         target.limits = changed
         daemon.named_servers.changes += 1
-        name, after = f"{named.name}/{namespace}", _render_all(changed, ordinals)
+        name, after = f"{named_server.name}/{namespace}", _render_all(changed, ordinals)
         yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
 
@@ -196,21 +196,21 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
     ``forced`` terminates its clients first; without it NotPossible is raised if there are any. Its sockets are
     removed and clients that wait are refused immediately. A second delete waits for the same end.
     """
-    named = server(daemon, name)
+    named_server = server(daemon, name)
     present = len(clients(daemon, name))
-    if present and not forced and not named.deleted:
+    if present and not forced and not named_server.deleted:
         raise NotPossible(f"Server '{name}' has {end_of_refusal(present)}")
     if session:
-        named.deleters.append(session)
+        named_server.deleters.append(session)
     yield from _working(session)
-    if not named.deleted:
-        named.deleted = True
+    if not named_server.deleted:
+        named_server.deleted = True
         daemon.named_servers.changes += 1
-        yield from refuse_creators(named, "was deleted before it was ready.")
+        yield from refuse_creators(named_server, "was deleted before it was ready.")
         yield from refuse_waiting(
             daemon, name, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
         )
-        yield from registration.close_sockets(named)
+        yield from registration.close_sockets(named_server)
     process = daemon.server_named(name)
     if process is None:
         yield from process_gone(daemon, name)
@@ -218,13 +218,13 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
         yield from shut_down_server(process, forced=forced, is_deletion=True)
 
 
-def check_not_deleted(named: NamedServer) -> None:
+def check_not_deleted(named_server: NamedServer) -> None:
     """Raise NotPossible if a server is being deleted.
 
     Until its process has ended it is listed, and refuses every change.
     """
-    if named.deleted:
-        raise NotPossible(f"Server '{named.name}' is being deleted.")
+    if named_server.deleted:
+        raise NotPossible(f"Server '{named_server.name}' is being deleted.")
 
 
 def check_share(problem: str) -> None:
@@ -256,33 +256,33 @@ def end_of_refusal(count: int) -> str:
 
 def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
     """End a process that has started, or is back, for a server that has been deleted since."""
-    named = daemon.named_servers.get(process.name)
-    if named is not None and named.deleted:
+    named_server = daemon.named_servers.get(process.name)
+    if named_server is not None and named_server.deleted:
         yield from shut_down_server(process, forced=True, is_deletion=True)
 
 
 def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
     """Remove a deleted server that has no process any more, and answer the operators that deleted it."""
-    named = daemon.named_servers.get(name)
-    if named is None or not named.deleted:
+    named_server = daemon.named_servers.get(name)
+    if named_server is None or not named_server.deleted:
         return
     daemon.named_servers.remove(name)
     daemon.failed_starts.pop(name, None)
     yield Log("server_removed", {"name": name})
-    for session in named.deleters:
+    for session in named_server.deleters:
         yield from reply(session, Answer())
 
 
-def refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
+def refuse_creators(named_server: NamedServer, why: str) -> Iterator[Instruction]:
     """Refuse the commands that wait for a server or its namespaces.
 
     ``why`` continues "Server 'a' " or "Namespace 'b' ". Operators whose commands wait for its sockets or its start
     get the sentence.
     """
-    for session in named.creators:
-        yield from reply(session, refusal(f"Server '{named.name}' {why}"))
-    named.creators.clear()
-    for namespace in named.namespaces.values():
+    for session in named_server.creators:
+        yield from reply(session, refusal(f"Server '{named_server.name}' {why}"))
+    named_server.creators.clear()
+    for namespace in named_server.namespaces.values():
         for session in namespace.creators:
             yield from reply(session, refusal(f"Namespace '{namespace.name}' {why}"))
         namespace.creators.clear()

@@ -45,18 +45,18 @@ def create_namespace(
         NotPossible: The server does not exist or is being deleted, the name is invalid or in use, the socket's path
             would be too long, or the server or the user has as many namespaces as are allowed.
     """
-    named = _server(daemon, server_name)
+    named_server = _server(daemon, server_name)
     if problem := name_problem(name) or daemon.options.socket_problem(server_name, name):
         raise NotPossible(problem)
-    if name in named.namespaces:
+    if name in named_server.namespaces:
         raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
-    if len(named.namespaces) >= MAX_NAMESPACES:
+    if len(named_server.namespaces) >= MAX_NAMESPACES:
         raise NotPossible(f"Server '{server_name}' has {MAX_NAMESPACES} namespaces, and no more are possible.")
     check_share(shares.problem(daemon, asker, shares.cost_of_namespace()))
-    named.namespaces[name] = Namespace(name, limits or Limits(), [session] if session else [], clients_only)
+    named_server.namespaces[name] = Namespace(name, limits or Limits(), [session] if session else [], clients_only)
     daemon.named_servers.changes += 1
     yield Log("namespace_added", {"name": f"{server_name}/{name}"})
-    yield OpenNamespace(server_name, name, named.uid)
+    yield OpenNamespace(server_name, name, named_server.uid)
 
 
 def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -> Iterator[Instruction]:
@@ -64,8 +64,8 @@ def set_namespace(daemon: Daemon, server_name: str, name: str, limits: Limits) -
 
     A limit that is None in ``limits`` stays as it is. Raises NotPossible for an unknown server or namespace.
     """
-    named = _server(daemon, server_name, name)
-    yield from change_limits(daemon, named, name, limits)
+    named_server = _server(daemon, server_name, name)
+    yield from change_limits(daemon, named_server, name, limits)
 
 
 def delete_namespace(
@@ -76,13 +76,13 @@ def delete_namespace(
     ``forced`` terminates its clients first; without it NotPossible is raised if there are any. Clients that wait for
     it are refused. The namespace ``default`` cannot be deleted.
     """
-    named = _server(daemon, server_name, name)
+    named_server = _server(daemon, server_name, name)
     if name == DEFAULT:
         raise NotPossible("Namespace 'default' belongs to its server.")
     present = clients(daemon, server_name, name)
     if present and not forced:
         raise NotPossible(f"Namespace '{name}' has {end_of_refusal(len(present))}")
-    del named.namespaces[name]
+    del named_server.namespaces[name]
     daemon.named_servers.changes += 1
     yield Log("namespace_removed", {"name": f"{server_name}/{name}"})
     yield CloseNamespace(server_name, name)
@@ -93,8 +93,8 @@ def delete_namespace(
 
 def _server(daemon: Daemon, server_name: str, namespace: str = DEFAULT) -> NamedServer:
     """Return a server that is not being deleted, and has a namespace; raise NotPossible."""
-    named = server(daemon, server_name)
-    check_not_deleted(named)
-    if namespace not in named.namespaces:
+    named_server = server(daemon, server_name)
+    check_not_deleted(named_server)
+    if namespace not in named_server.namespaces:
         raise NotPossible(f"No namespace named '{namespace}' on server '{server_name}'.")
-    return named
+    return named_server

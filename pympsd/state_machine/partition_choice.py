@@ -31,24 +31,29 @@ def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
 
     ``namespace``: the one it comes to, which may be bound to a partition; ``text``: the value of the variable.
     """
-    named = daemon.named_servers.get(server_name)
-    if named is None:
+    named_server = daemon.named_servers.get(server_name)
+    if named_server is None:
         return _choose_of_daemon(daemon, text)
     chosen: dict[int, ChosenPartition] = {}
     problems: dict[int, ChosenPartition] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        places, word = _read_entry(daemon, named, entry)
-        candidates = {place: _find_partition(daemon, named, place, word) for place in places}
+        places, word = _read_entry(daemon, named_server, entry)
+        candidates = {place: _find_partition(daemon, named_server, place, word) for place in places}
         matching = {place: partition for place, partition in candidates.items() if partition is not None}
         chosen |= {place: ChosenPartition(partition.name, partition.chunks) for place, partition in matching.items()}
         if not matching:
-            problems |= {place: ChosenPartition(problem=_problem(daemon, named, place, entry)) for place in places}
+            problems |= {
+                place: ChosenPartition(problem=_problem(daemon, named_server, place, entry)) for place in places
+            }
     chosen = problems | chosen  # whatever the order of the entries
-    _bind(daemon, named, namespace, chosen)
-    for partition in named.partitions:
+    _bind(daemon, named_server, namespace, chosen)
+    for partition in named_server.partitions:
         if partition.device not in chosen:
-            chosen[partition.device] = ChosenPartition(problem=_problem(daemon, named, partition.device, ""))
-    return {device: evolve(partition, has_executor=named.contains_partitions) for device, partition in chosen.items()}
+            chosen[partition.device] = ChosenPartition(problem=_problem(daemon, named_server, partition.device, ""))
+    return {
+        device: evolve(partition, has_executor=named_server.contains_partitions)
+        for device, partition in chosen.items()
+    }
 
 
 def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
@@ -80,15 +85,15 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
     return chosen
 
 
-def _bind(daemon: Daemon, named: NamedServer, namespace: str, chosen: dict[int, ChosenPartition]) -> None:
+def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, chosen: dict[int, ChosenPartition]) -> None:
     """Change what a client has named to the partition that its namespace is bound to, if it is bound to one."""
-    bound = named.namespace(namespace).limits.sm_partition
+    bound = named_server.namespace(namespace).limits.sm_partition
     if not bound:
         return
-    its = {partition.device: partition for partition in named.partitions if partition.name == bound}
-    where = f"namespace '{namespace or DEFAULT}' of server '{named.name}'"
+    its = {partition.device: partition for partition in named_server.partitions if partition.name == bound}
+    where = f"namespace '{namespace or DEFAULT}' of server '{named_server.name}'"
     came = f"came to {where}, which is bound to SM partition '{bound}'"
-    for device in named.ordinals(len(daemon.devices)):
+    for device in named_server.ordinals(len(daemon.devices)):
         if device not in its:
             who = f"device {daemon.devices[device].uuid}" if its else "the server"
             chosen[device] = ChosenPartition(problem=f"{came}; {who} has none of that name")
@@ -98,9 +103,9 @@ def _bind(daemon: Daemon, named: NamedServer, namespace: str, chosen: dict[int, 
             chosen[device] = ChosenPartition(bound, its[device].chunks)
 
 
-def _read_entry(daemon: Daemon, named: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:
+def _read_entry(daemon: Daemon, named_server: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:
     """Return the devices that an entry of the variable is about, and its word for the partition."""
-    ordinals = named.ordinals(len(daemon.devices))
+    ordinals = named_server.ordinals(len(daemon.devices))
     device_word, slash, word = entry.partition("/")
     if not slash:
         return ordinals, entry
@@ -108,27 +113,31 @@ def _read_entry(daemon: Daemon, named: NamedServer, entry: str) -> tuple[tuple[i
     return (ordinals, "") if index is None else ((ordinals[index],), word)
 
 
-def _find_partition(daemon: Daemon, named: NamedServer, device: int, word: str) -> SmPartition | None:
-    on_device = [partition for partition in named.partitions if partition.device == device]
-    ids = {partition_id(named.name, daemon.devices[device], partition.name): partition for partition in on_device}
+def _find_partition(daemon: Daemon, named_server: NamedServer, device: int, word: str) -> SmPartition | None:
+    on_device = [partition for partition in named_server.partitions if partition.device == device]
+    ids = {
+        partition_id(named_server.name, daemon.devices[device], partition.name): partition for partition in on_device
+    }
     return ids.get(word) or next((partition for partition in on_device if partition.name == word), None)
 
 
 def _owner(daemon: Daemon, entry: str) -> str:
     """Return the end of a sentence: which partition has the id that an entry of the variable names; may be empty."""
-    for named in daemon.named_servers.values():
-        for partition in named.partitions:
+    for named_server in daemon.named_servers.values():
+        for partition in named_server.partitions:
             device = daemon.devices[partition.device]
-            if partition_id(named.name, device, partition.name) in (entry, entry.partition("/")[2]):
-                return f": it is '{partition.name}' of server '{named.name}' on device {device.uuid}"
+            if partition_id(named_server.name, device, partition.name) in (entry, entry.partition("/")[2]):
+                return f": it is '{partition.name}' of server '{named_server.name}' on device {device.uuid}"
     return ""
 
 
-def _problem(daemon: Daemon, named: NamedServer, device: int, entry: str) -> str:
-    names = ", ".join(sorted(partition.name for partition in named.partitions if partition.device == device))
+def _problem(daemon: Daemon, named_server: NamedServer, device: int, entry: str) -> str:
+    names = ", ".join(sorted(partition.name for partition in named_server.partitions if partition.device == device))
     has = f"it has: {names}" if names else "it has none"
     uuid = daemon.devices[device].uuid
     if entry:
-        lacks = f"which device {uuid} of server '{named.name}' does not have{_owner(daemon, entry)}"
+        lacks = f"which device {uuid} of server '{named_server.name}' does not have{_owner(daemon, entry)}"
         return f"named SM partition '{entry}', {lacks}; {has}"
-    return f"named no SM partition of device {uuid}, which server '{named.name}' uses by partitions only; {has}"
+    return (
+        f"named no SM partition of device {uuid}, which server '{named_server.name}' uses by partitions only; {has}"
+    )

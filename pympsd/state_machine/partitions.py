@@ -75,15 +75,15 @@ def create_partition(
     """Make a partition of a server on a device (the daemon's ordinal), of free chunks. ``asker``: as in
     `create_server`.
     """
-    named = server(daemon, server_name)
-    index = named.ordinals(len(daemon.devices)).index(device)
-    check_not_deleted(named)
+    named_server = server(daemon, server_name)
+    index = named_server.ordinals(len(daemon.devices)).index(device)
+    check_not_deleted(named_server)
     if not daemon.options.has_own_servers:
         raise NotPossible(NO_PARTITIONS)
     _check_capability(daemon, device, index)
     if problem := partition_name_problem(name):
         raise NotPossible(problem)
-    if _find(named, name, device) is not None:
+    if _find(named_server, name, device) is not None:
         raise NotPossible(f"SM partition '{name}' exists already on device {index} of server '{server_name}'.")
     taken = (
         *_choose_remainder(daemon, device, index, server_name, include_remainder),
@@ -91,9 +91,9 @@ def create_partition(
     )
     _check_clients_reported(filter(None, (daemon.server_named(server_name),)))
     _check_nobody_outside(device, index, clients(daemon, server_name))
-    check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named.contains_partitions))))
+    check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named_server.contains_partitions))))
     check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
-    named.partitions.append(SmPartition(name, device, tuple(sorted(taken))))
+    named_server.partitions.append(SmPartition(name, device, tuple(sorted(taken))))
     daemon.named_servers.changes += 1
     yield Log("partition_added", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
 
@@ -116,17 +116,17 @@ def delete_partition(
     daemon: Daemon, server_name: str, name: str, device: int, forced: bool, session: int, answer: Answer
 ) -> Iterator[Instruction]:
     """Delete a partition; its ``session`` gets the answer when the partition's clients have been terminated."""
-    named = server(daemon, server_name)
-    partition = _find(named, name, device)
+    named_server = server(daemon, server_name)
+    partition = _find(named_server, name, device)
     if partition is None:
-        index = named.ordinals(len(daemon.devices)).index(device)
+        index = named_server.ordinals(len(daemon.devices)).index(device)
         raise NotPossible(f"No SM partition named '{name}' on server '{server_name}', device {index}.")
     _check_clients_reported(filter(None, (daemon.server_named(server_name),)))
     present = clients_in(daemon, server_name, partition)
     if present and not forced:
         them = "it" if len(present) == 1 else "them"
         raise NotPossible(f"SM partition '{name}' has {count_clients(len(present))}; terminate {them} first.")
-    named.partitions.remove(partition)
+    named_server.partitions.remove(partition)
     daemon.named_servers.changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
     yield from _evict(daemon, server_name, partition, session, answer)
@@ -149,10 +149,10 @@ def partitions_on(daemon: Daemon, device: int) -> list[tuple[str, SmPartition]]:
     """
     occupied = {process.name for process in daemon.servers.values() if not process.is_empty}
     of_servers = [
-        (named.name, partition)
-        for named in daemon.named_servers.values()
-        for partition in named.partitions
-        if partition.device == device and not (named.deleted and named.name not in occupied)
+        (named_server.name, partition)
+        for named_server in daemon.named_servers.values()
+        for partition in named_server.partitions
+        if partition.device == device and not (named_server.deleted and named_server.name not in occupied)
     ]
     return [*((_OF_DAEMON, partition) for partition in daemon.partitions if partition.device == device), *of_servers]
 
@@ -215,20 +215,23 @@ def _evict(
     yield from terminations.evict(daemon, session, present, answer)
 
 
-def _choose_chunks(daemon: Daemon, device: int, shown: int, count: int, server_name: str) -> tuple[int, ...]:
-    """Return free chunks of a device; raise NotPossible with the number that there is. ``shown``: its index there."""
+def _choose_chunks(daemon: Daemon, device: int, visible_index: int, count: int, server_name: str) -> tuple[int, ...]:
+    """Return free chunks of a device; raise NotPossible with the number of free ones.
+
+    ``visible_index``: the device's index as the server's user sees it.
+    """
     free = set(free_of(daemon, device))
     whole = [chunk for chunk in chunks_of(daemon, device) if free.issuperset(chunk)]
     if count > len(whole):
         others = sorted({owner for owner, _ in partitions_on(daemon, device) if owner != server_name})
         shared = f" (next to server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
         unit = "chunk" if len(whole) == 1 else "chunks"
-        raise NotPossible(f"Device {shown} has {len(whole)} {unit} free, not {count}{shared}.")
+        raise NotPossible(f"Device {visible_index} has {len(whole)} {unit} free, not {count}{shared}.")
     return tuple(part for chunk in whole[:count] for part in chunk)
 
 
 def _choose_remainder(
-    daemon: Daemon, device: int, shown: int, server_name: str, is_requested: bool
+    daemon: Daemon, device: int, visible_index: int, server_name: str, is_requested: bool
 ) -> tuple[int, ...]:
     """Return the chunk of the SMs that a device's chunks leave over, if it is requested; raise NotPossible."""
     properties = daemon.devices[device]
@@ -236,22 +239,21 @@ def _choose_remainder(
     if not is_requested:
         return ()
     if not has_remainder(properties):
-        raise NotPossible(f"The chunks of device {shown} leave no SMs over.")
+        raise NotPossible(f"The chunks of device {visible_index} leave no SMs over.")
     if remainder not in free_of(daemon, device):
         count = len(multiprocessors(properties, [remainder]))
         owner, its = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
         of = "" if owner == server_name else f" of server '{owner}'"
-        raise NotPossible(f"The remaining {count} SMs of device {shown} are in partition '{its.name}'{of}.")
+        raise NotPossible(f"The remaining {count} SMs of device {visible_index} are in partition '{its.name}'{of}.")
     return (remainder,)
 
 
-def _check_capability(daemon: Daemon, device: int, shown: int) -> None:
+def _check_capability(daemon: Daemon, device: int, visible_index: int) -> None:
     properties = daemon.devices[device]
     if properties.compute_capability < MIN_CAPABILITY:
         major, minor = properties.compute_capability
-        raise TooOld(
-            f"Static partitions need compute capability 8.0; device {shown}, {properties.name}, has {major}.{minor}."
-        )
+        name = f"device {visible_index}, {properties.name},"
+        raise TooOld(f"Static partitions need compute capability 8.0; {name} has {major}.{minor}.")
 
 
 def _check_clients_reported(servers: Iterable[Server]) -> None:
@@ -260,17 +262,18 @@ def _check_clients_reported(servers: Iterable[Server]) -> None:
             raise NotReported(f"Server '{process.name}' has not reported its clients to this daemon yet; try again.")
 
 
-def _check_nobody_outside(device: int, shown: int, present: Sequence[Client]) -> None:
+def _check_nobody_outside(device: int, visible_index: int, present: Sequence[Client]) -> None:
     """Raise NotPossible if some of a partition's future neighbours may run on all SMs of its device."""
     outside = [client for client in present if device not in client.partitions]
     if outside:
         remedy = (
             "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
         )
-        raise NotPossible(f"Device {shown} has {count_clients(len(outside))} outside partitions; {remedy}.")
+        raise NotPossible(f"Device {visible_index} has {count_clients(len(outside))} outside partitions; {remedy}.")
 
 
-def _find(named: NamedServer, name: str, device: int) -> SmPartition | None:
+def _find(named_server: NamedServer, name: str, device: int) -> SmPartition | None:
     return next(
-        (partition for partition in named.partitions if (partition.name, partition.device) == (name, device)), None
+        (partition for partition in named_server.partitions if (partition.name, partition.device) == (name, device)),
+        None,
     )

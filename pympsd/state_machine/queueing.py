@@ -33,7 +33,7 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     if before and entry.process is None:
         yield Log("turn_requested", {"uid": entry.uid, "before": before})
     elif before and entry.process is not None:
-        yield Log("turn_awaited", {"pid": entry.process.peer.pid, "uid": entry.uid, "before": before})
+        yield Log("turn_pending", {"pid": entry.process.peer.pid, "uid": entry.uid, "before": before})
     # Without others the next server is this user's own: no user can overtake.
     if uids - {entry.uid}:
         yield from _limit_overtaking(daemon, entry)

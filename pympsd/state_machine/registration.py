@@ -32,45 +32,47 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     yield Log("default_socket_set", {"state": "on" if on else "off"})
 
 
-def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, session: int = 0) -> Iterator[Instruction]:
+def add(
+    daemon: Daemon, named_server: NamedServer, limits: Limits | None = None, session: int = 0
+) -> Iterator[Instruction]:
     """Add a server; ``limits``: those of its namespace ``default`` that differ from the daemon's own.
 
     Args:
         daemon: The state, which it changes.
-        named: The server, which replaces one of the same name.
+        named_server: The server, which replaces one of the same name.
         limits: Limits of ``default`` in place of the daemon's defaults.
         session: An operator's session that is answered when the server is ready, or could not be started; 0: none.
     """
     own = daemon.defaults.limits
-    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.overlay(limits or Limits()))
-    named.created = daemon.lifetime.now
+    named_server.namespaces[DEFAULT] = Namespace(DEFAULT, own.overlay(limits or Limits()))
+    named_server.created = daemon.lifetime.now
     if session:
-        named.creators.append(session)
-    daemon.named_servers.add(named)
-    yield Log("server_added", {"name": named.name})
-    yield from open_sockets(named)
+        named_server.creators.append(session)
+    daemon.named_servers.add(named_server)
+    yield Log("server_added", {"name": named_server.name})
+    yield from open_sockets(named_server)
 
 
-def open_sockets(named: NamedServer) -> Iterator[Instruction]:
+def open_sockets(named_server: NamedServer) -> Iterator[Instruction]:
     """Open the sockets of a server and its namespaces; that of ``default`` last, after which it may start.
 
     NamespaceOpened follows for each. The order matters: when the socket of ``default`` is open, all others are.
     """
-    yield OpenNamespace(named.name, "", named.uid)
-    for namespace in (*(name for name in named.namespaces if name != DEFAULT), DEFAULT):
-        yield OpenNamespace(named.name, namespace, named.uid)
+    yield OpenNamespace(named_server.name, "", named_server.uid)
+    for namespace in (*(name for name in named_server.namespaces if name != DEFAULT), DEFAULT):
+        yield OpenNamespace(named_server.name, namespace, named_server.uid)
 
 
-def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
+def change_user(daemon: Daemon, named_server: NamedServer, uid: int) -> Iterator[Instruction]:
     """Close the sockets of a server and open them again for another user.
 
     `named_servers.set_user` has checked that it has no clients, and ends its process.
     """
-    named.uid, named.opening, named.failed = uid, True, ""
+    named_server.uid, named_server.opening, named_server.failed = uid, True, ""
     daemon.named_servers.changes += 1
-    yield Log("server_user_set", {"name": named.name, "uid": uid})
-    yield from close_sockets(named)
-    yield from open_sockets(named)
+    yield Log("server_user_set", {"name": named_server.name, "uid": uid})
+    yield from close_sockets(named_server)
+    yield from open_sockets(named_server)
 
 
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
@@ -81,16 +83,16 @@ def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     """
     if not server:
         return daemon.options.clients_only
-    named = daemon.named_servers.get(server)
-    target = named.namespaces.get(namespace) if named is not None else None
+    named_server = daemon.named_servers.get(server)
+    target = named_server.namespaces.get(namespace) if named_server is not None else None
     return target is not None and target.clients_only
 
 
-def close_sockets(named: NamedServer) -> Iterator[Instruction]:
+def close_sockets(named_server: NamedServer) -> Iterator[Instruction]:
     """Remove the sockets and directories of a server and its namespaces."""
-    for namespace in named.namespaces:
-        yield CloseNamespace(named.name, namespace)
-    yield CloseNamespace(named.name, "")
+    for namespace in named_server.namespaces:
+        yield CloseNamespace(named_server.name, namespace)
+    yield CloseNamespace(named_server.name, "")
 
 
 def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
@@ -98,15 +100,15 @@ def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
 
     A reason why its last process could not start is void then. Names that are not registered are ignored.
     """
-    named = daemon.named_servers.get(name)
-    if named is None:
+    named_server = daemon.named_servers.get(name)
+    if named_server is None:
         return
-    if named.failed:
-        named.failed = ""
+    if named_server.failed:
+        named_server.failed = ""
         daemon.named_servers.changes += 1
-    for session in named.creators:
+    for session in named_server.creators:
         yield from reply(session, Answer())
-    named.creators.clear()
+    named_server.creators.clear()
 
 
 def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[Instruction]:
@@ -114,12 +116,12 @@ def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> 
 
     ``cause``: the reason as it continues "... could not be started: ", if that is another one.
     """
-    named = daemon.named_servers.get(name)
-    if named is None:
+    named_server = daemon.named_servers.get(name)
+    if named_server is None:
         return
-    if named.failed != reason:
-        named.failed = reason
+    if named_server.failed != reason:
+        named_server.failed = reason
         daemon.named_servers.changes += 1
-    for session in named.creators:
+    for session in named_server.creators:
         yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
-    named.creators.clear()
+    named_server.creators.clear()

@@ -99,14 +99,16 @@ def list_users(daemon: Daemon) -> list[int]:
     return sorted(users.union(*(counts.keys() for counts in daemon.usage.taken.values())))
 
 
-def is_own(named: NamedServer) -> bool:
+def is_own(named_server: NamedServer) -> bool:
     """Return whether a server is that of its user's clients that name none."""
-    return named.name == server_of_user(named.uid)
+    return named_server.name == server_of_user(named_server.uid)
 
 
-def cost_of_server(daemon: Daemon, named: NamedServer) -> Cost:
+def cost_of_server(daemon: Daemon, named_server: NamedServer) -> Cost:
     """Return what a new server costs its user."""
-    return {resource: _cost(daemon, named, resource) for resource in (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS)}
+    return {
+        resource: _cost(daemon, named_server, resource) for resource in (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS)
+    }
 
 
 def cost_of_namespace() -> Cost:
@@ -256,7 +258,9 @@ def _chunks_of(daemon: Daemon, device: int) -> int:
 
 def _count_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
     """Return how many chunks of a device are in partitions of users; None: of everybody."""
-    servers = (named for named in daemon.named_servers.values() if uids is None or named.uid in uids)
+    servers = (
+        named_server for named_server in daemon.named_servers.values() if uids is None or named_server.uid in uids
+    )
     return sum(
         len(partition.chunks) for server in servers for partition in server.partitions if partition.device == device
     )
@@ -270,23 +274,25 @@ def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:
     return max((own * 100 // every for own, every in counts if own), default=0)
 
 
-def _cost(daemon: Daemon, named: NamedServer, resource: Resource) -> int:
+def _cost(daemon: Daemon, named_server: NamedServer, resource: Resource) -> int:
     """Return what a server costs its user; of the user's own server only further namespaces and partitions cost."""
-    return _additional_cost(named, resource) + (0 if is_own(named) else _base_cost(daemon, named, resource))
+    return _additional_cost(named_server, resource) + (
+        0 if is_own(named_server) else _base_cost(daemon, named_server, resource)
+    )
 
 
-def _base_cost(daemon: Daemon, named: NamedServer, resource: Resource) -> int:
+def _base_cost(daemon: Daemon, named_server: NamedServer, resource: Resource) -> int:
     if resource is SERVERS:
         return 1
     if resource is PROCESSES:
-        return 1 + (len(named.ordinals(len(daemon.devices))) if daemon.options.has_own_servers else 0)
+        return 1 + (len(named_server.ordinals(len(daemon.devices))) if daemon.options.has_own_servers else 0)
     return SERVER_DESCRIPTORS if resource is DESCRIPTORS else 0
 
 
-def _additional_cost(named: NamedServer, resource: Resource) -> int:
-    namespaces = len(named.namespaces) - 1
+def _additional_cost(named_server: NamedServer, resource: Resource) -> int:
+    namespaces = len(named_server.namespaces) - 1
     if resource is NAMESPACES:
         return namespaces
     if resource is DESCRIPTORS:
         return namespaces * NAMESPACE_DESCRIPTORS
-    return len(named.partitions) if resource is PROCESSES and named.contains_partitions else 0
+    return len(named_server.partitions) if resource is PROCESSES and named_server.contains_partitions else 0

@@ -17,76 +17,80 @@ from pympsd.vocabulary.results import Result
 
 def handle_opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
     """Continue what waited for a socket, which is open now or could not be opened."""
-    named, owner = _of(daemon, event)
-    if named is None or owner is None:
+    named_server, owner = _of(daemon, event)
+    if named_server is None or owner is None:
         return
     if event.problem and event.problem != owner.unopened:
         yield Log("namespace_not_opened", {"name": _path(event), "reason": event.problem})
     owner.unopened = event.problem
     if event.namespace == DEFAULT:
-        yield from _server_not_opened(daemon, named, event.problem) if event.problem else _may_start(daemon, named)
+        yield from (
+            _server_not_opened(daemon, named_server, event.problem)
+            if event.problem
+            else _may_start(daemon, named_server)
+        )
     elif isinstance(owner, Namespace):
-        yield from _answer_creators(daemon, named, owner)
+        yield from _answer_creators(daemon, named_server, owner)
 
 
 def handle_lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
     """Recreate a socket that was removed; it is tried again and again, and logged once."""
-    named, owner = _of(daemon, event)
-    if named is None or owner is None or daemon.quitting is not None:
+    named_server, owner = _of(daemon, event)
+    if named_server is None or owner is None or daemon.quitting is not None:
         return
     if not owner.unopened:
         yield Log("namespace_lost", {"name": _path(event)})
-    yield OpenNamespace(event.server, event.namespace, named.uid)
+    yield OpenNamespace(event.server, event.namespace, named_server.uid)
 
 
 def _of(
     daemon: Daemon, event: NamespaceOpened | NamespaceLost
 ) -> tuple[NamedServer | None, NamedServer | Namespace | None]:
     """Return the server of a socket, and the server or namespace that owns it; None if they are gone."""
-    named = daemon.named_servers.get(event.server)
-    if named is None or named.deleted:
+    named_server = daemon.named_servers.get(event.server)
+    if named_server is None or named_server.deleted:
         return None, None
-    return named, named.namespaces.get(event.namespace) if event.namespace else named
+    return named_server, named_server.namespaces.get(event.namespace) if event.namespace else named_server
 
 
-def _may_start(daemon: Daemon, named: NamedServer) -> Iterator[Instruction]:
-    named.opening, named.former_uid = False, None
-    daemon.compound_commands.mark_starting(named.creators)
-    if named.allowed_devices == ():
-        yield from could_not_start(daemon, named.name, NO_DEVICES)
-    elif named.source is not Source.AUTO:
-        yield from request_server(daemon, named.uid, named.name)
+def _may_start(daemon: Daemon, named_server: NamedServer) -> Iterator[Instruction]:
+    named_server.opening, named_server.former_uid = False, None
+    daemon.compound_commands.mark_starting(named_server.creators)
+    if named_server.allowed_devices == ():
+        yield from could_not_start(daemon, named_server.name, NO_DEVICES)
+    elif named_server.source is not Source.AUTO:
+        yield from request_server(daemon, named_server.uid, named_server.name)
     yield from serve_queue(daemon)
 
 
-def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iterator[Instruction]:
-    yield from refuse_waiting(daemon, named.name, Result.ERROR_MPS_CONNECTION_FAILED, problem)
-    if named.former_uid is not None:
-        yield from _restore_user(daemon, named, named.former_uid, problem)
-    elif named.opening and named.creators:
-        yield from refuse_creators(named, f"could not be made: {problem}")
-        daemon.named_servers.remove(named.name)
-        yield from registration.close_sockets(named)
+def _server_not_opened(daemon: Daemon, named_server: NamedServer, problem: str) -> Iterator[Instruction]:
+    yield from refuse_waiting(daemon, named_server.name, Result.ERROR_MPS_CONNECTION_FAILED, problem)
+    if named_server.former_uid is not None:
+        yield from _restore_user(daemon, named_server, named_server.former_uid, problem)
+    elif named_server.opening and named_server.creators:
+        yield from refuse_creators(named_server, f"could not be made: {problem}")
+        daemon.named_servers.remove(named_server.name)
+        yield from registration.close_sockets(named_server)
     # One of an earlier daemon's stays listed, so that its users see what has happened.
 
 
-def _restore_user(daemon: Daemon, named: NamedServer, uid: int, problem: str) -> Iterator[Instruction]:
+def _restore_user(daemon: Daemon, named_server: NamedServer, uid: int, problem: str) -> Iterator[Instruction]:
     """Restore the server's previous user, who owns its directories."""
-    for session in named.creators:
-        yield from reply(session, refusal(f"Server '{named.name}' stays that of user {uid}: {problem}"))
-    named.creators.clear()
-    yield from registration.change_user(daemon, named, uid)
-    named.former_uid = None
+    for session in named_server.creators:
+        yield from reply(session, refusal(f"Server '{named_server.name}' stays that of user {uid}: {problem}"))
+    named_server.creators.clear()
+    yield from registration.change_user(daemon, named_server, uid)
+    named_server.former_uid = None
 
 
-def _answer_creators(daemon: Daemon, named: NamedServer, namespace: Namespace) -> Iterator[Instruction]:
+def _answer_creators(daemon: Daemon, named_server: NamedServer, namespace: Namespace) -> Iterator[Instruction]:
     for session in namespace.creators:
         problem = f"Namespace '{namespace.name}' could not be made: {namespace.unopened}"
         yield from reply(session, refusal(problem) if namespace.unopened else Answer())
     if namespace.creators and namespace.unopened:
-        del named.namespaces[namespace.name]
+        del named_server.namespaces[namespace.name]
         daemon.named_servers.changes += 1
-        yield CloseNamespace(named.name, namespace.name)
+        yield CloseNamespace(named_server.name, namespace.name)
     namespace.creators.clear()
 
 

@@ -57,7 +57,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.terminations.ids = Ids(first_id(daemon.lifetime.generation))
     for process in saved.servers:
         daemon.servers[process.serial] = _pending_server(daemon, process, saved)
-        yield Log("server_awaited", {"server": process.pid, "uid": process.uid})
+        yield Log("takeover_pending", {"server": process.pid, "uid": process.uid})
         yield SetTimer(Timer(TimerKind.RETURN, process.serial), TAKEOVER_TIMEOUT)
     if daemon.options.policy.has_named_servers:
         yield from _restore_named_servers(daemon, saved)
@@ -90,7 +90,7 @@ def adopt(daemon: Daemon, server: Server, event: ServerTakenOver) -> Iterator[In
         phases = {ServerStatus.FAULT: Phase.FAULT, ServerStatus.INITIALIZING: Phase.INITIALIZING}
         phase = phases.get(ServerStatus(event.status), Phase.ACTIVE)
         server.become(Phase.LEAVING if event.leaving else phase)
-    yield Log("server_returned", {"server": server.pid, "uid": server.uid, "count": len(server.clients)})
+    yield Log("server_taken_over", {"server": server.pid, "uid": server.uid, "count": len(server.clients)})
     yield limits_update(server)
     if server.phase is Phase.LEAVING and not server.clients:
         yield from time_leaving(server)
@@ -105,7 +105,7 @@ def adopt(daemon: Daemon, server: Server, event: ServerTakenOver) -> Iterator[In
 def takeover_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
     """Kill a server that has not returned in time."""
     if server.pending:
-        yield Log("server_not_returned", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
+        yield Log("takeover_timeout", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
         yield KillServer(server.id)
 
 
@@ -142,34 +142,38 @@ def _take_defaults(daemon: Daemon, saved: PersistentState) -> None:
         daemon.defaults.memory_limits = in_memory(saved.memory_limits)
 
 
-def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
-    percentage, memory = known.thread_percentage, known.memory_limits
+def _pending_server(daemon: Daemon, process: PersistentServer, saved: PersistentState) -> Server:
+    percentage, memory = process.thread_percentage, process.memory_limits
     if not daemon.options.policy.has_named_servers:
-        percentage, memory = limits_of(known, left)
+        percentage, memory = limits_of(process, saved)
     limits = ThreadPercentage(percentage), in_memory(memory)
-    server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)
-    server.name = known.name or server.name
+    server = Server(process.serial, process.uid, *limits, pid=process.pid, phase=Phase.RETURNING)
+    server.name = process.name or server.name
     server.pending = server.verified = True
     return server
 
 
-def _restore_named_servers(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
+def _restore_named_servers(daemon: Daemon, saved: PersistentState) -> Iterator[Instruction]:
     """Restore the named servers, whether or not their processes return; those that do not are started again."""
-    for kept in left.named_servers:
+    for kept in saved.named_servers:
         daemon.named_servers.add(_restore_server(kept))
-    for process in left.servers:
+    for process in saved.servers:
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
             # A server of protocol 2, whose clients had the daemon's default priority, becomes one of protocol 3.
             memory, priority = in_memory(process.memory_limits), daemon.defaults.client_priority
             limits = Limits(percentages(process.thread_percentage), memory, priority)
             namespaces = {DEFAULT: Namespace(DEFAULT, limits)}
-            named = NamedServer(name, process.uid, namespaces, source=Source.AUTO)
+            named_server = NamedServer(name, process.uid, namespaces, source=Source.AUTO)
             # One with a name was being deleted.
-            named.deleted = bool(process.name) and left.protocol == 3
-            daemon.named_servers.add(named)
-    for named in tuple(daemon.named_servers.values()):
-        yield from registration.close_sockets(named) if named.deleted else registration.open_sockets(named)
+            named_server.deleted = bool(process.name) and saved.protocol == 3
+            daemon.named_servers.add(named_server)
+    for named_server in tuple(daemon.named_servers.values()):
+        yield from (
+            registration.close_sockets(named_server)
+            if named_server.deleted
+            else registration.open_sockets(named_server)
+        )
 
 
 def _restore_server(kept: PersistentNamedServer) -> NamedServer:
@@ -178,7 +182,13 @@ def _restore_server(kept: PersistentNamedServer) -> NamedServer:
         for namespace in kept.namespaces
     }
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
-    named = NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
-    named.partitions += kept.partitions
-    named.maximum, named.contains_partitions, named.created = kept.maximum, kept.contains_partitions, kept.created
-    return named
+    named_server = NamedServer(
+        kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed
+    )
+    named_server.partitions += kept.partitions
+    named_server.maximum, named_server.contains_partitions, named_server.created = (
+        kept.maximum,
+        kept.contains_partitions,
+        kept.created,
+    )
+    return named_server

@@ -37,48 +37,48 @@ class NoDaemonPid(CannotReplace):
     """The pid file does not name a process, as for a moment when a daemon starts or ends."""
 
 
-def claim(given: str) -> PipeDirectory:
+def claim(requested_path: str) -> PipeDirectory:
     """Claim a pipe directory that no daemon holds; raise what PipeDirectory.claim raises."""
-    _check_owner(given)
+    _check_owner(requested_path)
     give_up = time.monotonic() + DEAD_SECONDS
     while True:
         try:
-            return PipeDirectory.claim(given)
+            return PipeDirectory.claim(requested_path)
         except AlreadyRunning:
-            if time.monotonic() > give_up or not _was_killed(os.path.abspath(given)):
+            if time.monotonic() > give_up or not _was_killed(os.path.abspath(requested_path)):
                 raise
         time.sleep(PAUSE_SECONDS)
 
 
-def replace(given: str) -> PipeDirectory:
+def replace(requested_path: str) -> PipeDirectory:
     """Replace the daemon of a pipe directory, if there is one: it hands over, and the directory is claimed.
 
     Raise CannotReplace, and what PipeDirectory.claim raises.
     """
-    _check_owner(given)
-    if (claimed := _claim_or_free(given)) is not None:
+    _check_owner(requested_path)
+    if (claimed := _claim_or_free(requested_path)) is not None:
         return claimed
     give_up = time.monotonic() + LOCK_SECONDS
     # The parent of the previous daemon may still run, and shares its lock.
-    while (claimed := _claim(given)) is None:
+    while (claimed := _claim(requested_path)) is None:
         if time.monotonic() > give_up:
             raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
         time.sleep(PAUSE_SECONDS)
     return claimed
 
 
-def _check_owner(given: str) -> None:
+def _check_owner(requested_path: str) -> None:
     """Raise AlreadyRunning for the directory of a server or a namespace of another daemon."""
-    if whose := daemon_above(given):
+    if whose := daemon_above(requested_path):
         raise AlreadyRunning(whose)
 
 
-def _claim_or_free(given: str) -> PipeDirectory | None:
+def _claim_or_free(requested_path: str) -> PipeDirectory | None:
     """Claim the directory; or make its daemon end, which releases the lock later, and return None."""
     give_up = time.monotonic() + LOCK_SECONDS
-    while (claimed := _claim(given)) is None:
+    while (claimed := _claim(requested_path)) is None:
         try:
-            _hand_over(os.path.abspath(given))
+            _hand_over(os.path.abspath(requested_path))
             break
         except NoDaemonPid:
             if time.monotonic() > give_up:
@@ -87,9 +87,9 @@ def _claim_or_free(given: str) -> PipeDirectory | None:
     return claimed
 
 
-def _claim(given: str) -> PipeDirectory | None:
+def _claim(requested_path: str) -> PipeDirectory | None:
     try:
-        return PipeDirectory.claim(given)
+        return PipeDirectory.claim(requested_path)
     except AlreadyRunning:
         return None
 
@@ -108,7 +108,7 @@ def _hand_over(folder: str) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except (OSError, OverflowError):
-        raise NoDaemonPid(f"the pid file of {folder} names process {pid}, which is not there") from None
+        raise NoDaemonPid(f"the pid file of {folder} names process {pid}, which does not exist") from None
     try:
         _send_hand_over(folder, pid, pidfd)
         if not has_ended(pidfd, HAND_OVER_SECONDS):

@@ -171,11 +171,11 @@ async def _resume_session(session: VendorServerSession, channel: PacketChannel) 
         channel.close()
 
 
-def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[PendingServer]:
+def take_over(dispatcher: Dispatcher, folder: str, kept_entries: KeptEntries) -> list[PendingServer]:
     """Restore the state of a daemon that was killed or replaced, and take over its servers.
 
-    ``folder``: the pipe directory. ``left``: what its keeper held; the links and clients of the servers are taken out
-    of it. Return the servers that are pending, none if there is no state file or it is refused (which is logged).
+    ``folder``: the pipe directory. ``kept_entries``: what its keeper held, from which the links and clients of the
+    servers are removed. Return the pending servers: none without a state file, or if it is refused (which is logged).
     """
     try:
         saved = read(folder)
@@ -187,9 +187,9 @@ def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[Pe
     pending = [
         server
         for remembered in saved.remembered.servers
-        if (server := _find_server(dispatcher, saved, remembered, left, _obstacle(dispatcher, saved)))
+        if (server := _find_server(dispatcher, saved, remembered, kept_entries, _obstacle(dispatcher, saved)))
     ]
-    connections = frozenset(id_of(connection.name) for connection in left.connections)
+    connections = frozenset(id_of(connection.name) for connection in kept_entries.connections)
     other_devices = _other_devices(dispatcher, saved)
     running = {server.session.id for server in pending}
     servers = tuple(server for server in saved.remembered.servers if server.serial in running)
@@ -199,7 +199,7 @@ def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[Pe
     for server in pending:
         dispatcher.servers[server.session.id] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
-        fd = left.links.pop(server.session.id, -1)
+        fd = kept_entries.links.pop(server.session.id, -1)
         if fd >= 0:
             dispatcher.nursery.start_soon(server.serve, dispatcher, fd)
     return pending
@@ -227,7 +227,7 @@ def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
 
 
 def _find_server(
-    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, left: KeptEntries, obstacle: str
+    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, kept_entries: KeptEntries, obstacle: str
 ) -> PendingServer | None:
     """Return a server that is still the same process; None if it is not, or cannot be watched."""
     if saved.backend == "vendor" and obstacle:
@@ -238,7 +238,7 @@ def _find_server(
         return None
     except OSError as error:
         if start_time_of(server.pid) == saved.started.get(server.pid):
-            dispatcher.log.warning("server_left_alone", server=server.pid, reason=descriptors.explain(error))
+            dispatcher.log.warning("server_not_taken_over", server=server.pid, reason=descriptors.explain(error))
         return None
     # Checked with the pidfd open: no later process of this PID can be mistaken for it.
     if process.ended or start_time_of(server.pid) != saved.started.get(server.pid):
@@ -246,21 +246,23 @@ def _find_server(
         return None
     session: ServerSession | VendorServerSession = ServerSession(server.serial, server.uid, server.pid, process.kill)
     if saved.backend == "vendor":
-        session = _driver_session(dispatcher, server, process, left)
+        session = _driver_session(dispatcher, server, process, kept_entries)
     return PendingServer(session, process, obstacle, saved.started[server.pid])
 
 
 def _driver_session(
-    dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: KeptEntries
+    dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, kept_entries: KeptEntries
 ) -> VendorServerSession:
     """Return the session of a driver's server with the keeper's data on its clients."""
     session = VendorServerSession(
         dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
     )
-    own = {client_id: entry for client_id, entry in left.clients.items() if entry.note.server == server.serial}
+    own = {
+        client_id: entry for client_id, entry in kept_entries.clients.items() if entry.note.server == server.serial
+    }
     for client_id in own:
-        del left.clients[client_id]
-    session.handoffs.earlier = left.take_new_clients(server.serial)
+        del kept_entries.clients[client_id]
+    session.handoffs.earlier = kept_entries.take_new_clients(server.serial)
     session.pidfds = {client_id: entry.fd for client_id, entry in own.items()}
     for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))

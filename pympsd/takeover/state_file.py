@@ -286,7 +286,7 @@ class StateFile:
         except OSError as error:
             if not self._failed:
                 reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
-                self.log.error("state_not_kept", reason=reason)
+                self.log.error("state_not_written", reason=reason)
             self._failed = True
             return
         self._written, self._failed = current, False

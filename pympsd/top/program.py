@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn
 
 from pympsd.cli.control_client import NO_OUTPUT, SILENT, print_text
 from pympsd.control import CannotAsk, Control, Silent
@@ -50,13 +49,9 @@ def _show(daemon: Control, options: argparse.Namespace) -> int:
     return 0
 
 
-class _Parser(Parser):
-    def print_help(self, file: Any = None) -> NoReturn:
-        sys.exit(print_text(self.format_help()))  # which reports it if that fails
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="pympsd top", description="Show servers, clients and who waits.", epilog=KEYS)
+    description = "Show servers, clients and who waits."
+    parser = Parser(prog="pympsd top", show=print_text, description=description, epilog=KEYS)
     parser.add_argument("--once", action="store_true", help="print the table once; as without a terminal")
     parser.add_argument("--json", action="store_true", help="print what the table is made of once, as JSON")
     parser.add_argument("--sort", choices=tuple(SORTS), default="server", help="the order of the rows")

@@ -28,7 +28,7 @@ HELP = (
 )
 
 
-def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
+def show(daemon: Control, interval: float, sort: str, filter_text: str) -> None:
     """Show the table until q is pressed; ``interval``: seconds between two requests.
 
     Raise CannotAsk or NoTerminal.
@@ -38,7 +38,7 @@ def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
     except curses.error:
         name = os.environ.get("TERM", "")
         raise NoTerminal(f"TERM={name!r} is not a known terminal here: set TERM, or use --once") from None
-    curses.wrapper(lambda window: _Screen(window, daemon, interval, sort, wanted).run())
+    curses.wrapper(lambda window: _Screen(window, daemon, interval, sort, filter_text).run())
 
 
 class NoTerminal(StartError):
@@ -46,9 +46,9 @@ class NoTerminal(StartError):
 
 
 class _Screen:
-    def __init__(self, window: curses.window, daemon: Control, interval: float, sort: str, wanted: str) -> None:
+    def __init__(self, window: curses.window, daemon: Control, interval: float, sort: str, filter_text: str) -> None:
         self._window, self._daemon, self._interval = window, daemon, interval
-        self._sort, self._wanted = sort, wanted
+        self._sort, self._filter = sort, filter_text
         self._rates = Rates()
         self._selected = 0
         self._note = daemon.owner_warning
@@ -59,14 +59,14 @@ class _Screen:
         while True:
             answers = Answers.of(self._daemon.query(*QUERIES))
             rates = self._rates.of(answers.servers, time.monotonic())
-            visible_rows = rows(answers, self._sort, self._wanted, rates)
+            visible_rows = rows(answers, self._sort, self._filter, rates)
             self._selected = min(self._selected, max(0, len(visible_rows) - 1))
             self._draw(summary(answers), visible_rows)
             self._window.timeout(int(self._interval * 1000))
             if not self._handle(self._window.getch(), visible_rows):
                 return
 
-    def _handle(self, key: int, shown: list[Row]) -> bool:
+    def _handle(self, key: int, visible_rows: list[Row]) -> bool:
         """Carry out a key, -1: none was pressed; return whether to continue."""
         if key != -1:
             self._note = ""
@@ -78,11 +78,11 @@ class _Screen:
         elif key in (curses.KEY_UP, curses.KEY_DOWN):
             self._selected = max(0, self._selected + (1 if key == curses.KEY_DOWN else -1))
         elif key == ord("/"):
-            self._wanted = self._ask("filter: ")
+            self._filter = self._ask("filter: ")
         elif key in (ord("h"), ord("?")):
             self._help()
-        elif key == ord("t") and shown:
-            self._terminate(shown[self._selected])
+        elif key == ord("t") and visible_rows:
+            self._terminate(visible_rows[self._selected])
         return True
 
     def _terminate(self, row: Row) -> None:
@@ -122,15 +122,15 @@ class _Screen:
             elif isinstance(key, str) and key.isprintable():
                 text += key
 
-    def _draw(self, first: str, shown: list[Row]) -> None:
+    def _draw(self, first: str, visible_rows: list[Row]) -> None:
         curses.update_lines_cols()
         self._window.erase()
-        self._line(0, f"{first}; order: {self._sort}" + (f"; filter: {self._wanted}" if self._wanted else ""))
-        heading, *texts = lines(shown)
+        self._line(0, f"{first}; order: {self._sort}" + (f"; filter: {self._filter}" if self._filter else ""))
+        heading, *texts = lines(visible_rows)
         self._line(1, heading, curses.A_REVERSE)
-        room = max(1, curses.LINES - 3)
-        start = max(0, self._selected - room + 1)
-        for place, text in enumerate(texts[start : start + room]):
+        height = max(1, curses.LINES - 3)
+        start = max(0, self._selected - height + 1)
+        for place, text in enumerate(texts[start : start + height]):
             self._line(2 + place, text, curses.A_BOLD if start + place == self._selected else 0)
         self._line(curses.LINES - 1, self._note or "q quit  s order  / filter  t terminate  h help")
 

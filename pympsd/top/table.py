@@ -4,7 +4,7 @@
     rows(answers, sort, filter)            a row for each server, client and waiting client
     lines(rows)                            text with a head, each column as wide as its widest cell
 
-Launches a second need two answers: `Rates` remembers the counts of the one before. Texts from clients, such as
+Launches per second need two answers: `Rates` remembers the counts of the one before. Texts from clients, such as
 command lines, are made printable, because they must not command the terminal.
 """
 
@@ -185,7 +185,7 @@ class Rates:
     _rates: dict[int, float] = field(factory=dict, init=False)
 
     def of(self, servers: Iterable[Server], now: float) -> dict[int, float]:
-        """Return launches a second by PID, of the servers that were there before and report it."""
+        """Return launches per second by PID, of the servers that were there before and report it."""
         totals = {server.pid: sum(server.launches.values()) for server in servers if server.launches}
         for pid, total in totals.items():
             before, count = self._counted.get(pid, (now, total))
@@ -203,7 +203,7 @@ def rows(
 ) -> list[Row]:
     """Return the rows whose line contains ``text``, in any case, in the order of ``sort``, a key of SORTS.
 
-    ``rates``: launches a second, by server.
+    ``rates``: launches per second, by server.
     """
     matching = [row for row in _rows(answers, rates) if text.casefold() in " ".join(row.cells.values()).casefold()]
     return sorted(matching, key=SORTS[sort])

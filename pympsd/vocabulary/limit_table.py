@@ -83,7 +83,7 @@ class Limits:
         return Limits(**{name: before if new is None else new for name, new, before in both})
 
 
-_FIELDS: Final = tuple(each.name for each in fields(Limits))
+_FIELDS: Final = tuple(field_.name for field_ in fields(Limits))
 NO_LIMITS: Final = Limits()
 
 

@@ -1,7 +1,7 @@
 """Guess which word was meant by a mistyped one, for the messages of every command line."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from pympsd.errors import BAD_USAGE
@@ -10,23 +10,30 @@ SIMILARITY: Final = 0.7
 """The least similarity of a suggestion, from 0 to 1 (difflib's ratio)."""
 
 
-def find_similar(word: str, known: Iterable[str]) -> str:
+def find_similar(word: str, candidates: Iterable[str]) -> str:
     """Return the known word that is most like another one; empty if none is like it."""
     import difflib
 
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    by_lower_case = {candidate.lower(): candidate for candidate in candidates}
     matches = difflib.get_close_matches(word.lower(), by_lower_case, 1, SIMILARITY)
     return by_lower_case[matches[0]] if matches else ""
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, candidates: Iterable[str]) -> str:
     """Return the end of a sentence that suggests a known word: ``; did you mean --users?``, or ``.``"""
-    similar = find_similar(word, known)
+    similar = find_similar(word, candidates)
     return f"; did you mean {similar}?" if similar else "."
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence on standard error, and the exit status 2."""
+    """A parser whose complaints are one sentence on standard error, and the exit status 2.
+
+    ``show``: prints the help and returns the exit status; without it argparse prints, and ignores a full disk.
+    """
+
+    def __init__(self, *, show: Callable[[str], int] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._show = show
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse arguments; an unknown option is reported first, because it may be why others are missing."""
@@ -38,6 +45,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"there is no option {option}{suggest(option, self._option_string_actions)}")
         parsed: argparse.Namespace = super().parse_args(args, namespace)
         return parsed
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; with ``show``, exit."""
+        if self._show is None:
+            super().print_help(file)
+        else:
+            self.exit(self._show(self.format_help()))
 
     def error(self, message: str) -> NoReturn:
         """Print a sentence and exit."""

@@ -30,7 +30,7 @@ def warp_registers(registers: int) -> int:
     return -(-registers * WARP_THREADS // _REGISTER_GRANULE) * _REGISTER_GRANULE
 
 
-def multiprocessor_room(attributes: Mapping[str, int]) -> tuple[int, int, int]:
+def multiprocessor_capacity(attributes: Mapping[str, int]) -> tuple[int, int, int]:
     """Return the capacity of one multiprocessor: blocks, threads, bytes of shared memory.
 
     ``attributes`` are a device's, by the names of CUdevice_attribute without their prefix.
@@ -49,7 +49,7 @@ def block_cost(attributes: Mapping[str, int], threads: int, shared_bytes: int) -
 
 def available_shared_bytes(attributes: Mapping[str, int], blocks: int) -> int:
     """Return the shared memory that each of ``blocks`` blocks on one multiprocessor can have."""
-    _, _, memory = multiprocessor_room(attributes)
+    _, _, memory = multiprocessor_capacity(attributes)
     reserved = attributes.get("RESERVED_SHARED_MEMORY_PER_BLOCK", 0)
     granule = _GRANULE_BYTES if reserved else _OLD_GRANULE_BYTES
     return memory // blocks // granule * granule - reserved
@@ -82,7 +82,7 @@ def blocks_per_multiprocessor(
 
     ``warp_registers``: the registers that each warp takes; 0: registers do not limit.
     """
-    blocks, room, memory = multiprocessor_room(attributes)
+    blocks, room, memory = multiprocessor_capacity(attributes)
     _, cost, taken = block_cost(attributes, threads, shared_bytes)
     if warp_registers:
         file = attributes.get("MAX_REGISTERS_PER_MULTIPROCESSOR", 65536)

@@ -55,10 +55,10 @@ class Condition:
             return [namespace]
         return list(_FOUND[self.kind](origin))
 
-    def fits(self, found: Sequence[str]) -> bool:
+    def fits(self, values: Sequence[str]) -> bool:
         """Return whether one of the values is among a process's properties."""
         fits = _FITS.get(self.kind, fnmatchcase)
-        return any(fits(actual, value) for actual in found for value in self.values)
+        return any(fits(actual, value) for actual in values for value in self.values)
 
 
 @frozen
@@ -165,7 +165,7 @@ _FITS: Final = {
     "user": str.__eq__,
     "group": str.__eq__,
     "cgroup": is_below,
-    "container": lambda found, value: value == "*" or found.startswith(value),
+    "container": lambda image, value: value == "*" or image.startswith(value),
     "namespace": _is_in,
 }
 """The comparison of a process's property with a value, by kind; other kinds compare by pattern."""

@@ -101,6 +101,8 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
     if backend == "emulated":
         has_strict_bounds(environment)
         read_tier(environment)
+        read_kernel_threads(environment)
+        read_kernel_cache(environment)
     if backend == "cuda":
         read_connections(environment)
 
@@ -118,6 +120,16 @@ def read_connections(environment: Mapping[str, str]) -> str:
 def read_tier(environment: Mapping[str, str]) -> str:
     """Return what runs the kernels of an emulated device, one of TIERS; raise BadSetting."""
     return read(environment, variables.TIER)
+
+
+def read_kernel_threads(environment: Mapping[str, str]) -> int:
+    """Return the greatest number of threads of a kernel, 0 for one on each processor; raise BadSetting."""
+    return int(read(environment, variables.KERNEL_THREADS) or 0)
+
+
+def read_kernel_cache(environment: Mapping[str, str]) -> str:
+    """Return the directory for compiled kernels, "off", or "" for the user's own; raise BadSetting."""
+    return read(environment, variables.KERNEL_CACHE)
 
 
 def has_strict_bounds(environment: Mapping[str, str]) -> bool:

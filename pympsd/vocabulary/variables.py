@@ -39,7 +39,7 @@ DIALECTS: Final = ("documented", "r580", "json")
 USERS: Final = ("in-turn", "together")
 """The modes of users: they take turns with one server, or have servers at the same time."""
 UNMAPPED_USERS: Final = ("refuse", "nobody")
-"""The treatment of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
+"""What happens to clients whose user ID is not mapped in the daemon's user namespace: refused or served as nobody."""
 MAX_CONNECTIONS: Final = 32
 """CUDA's maximum of hardware queues."""
 
@@ -51,6 +51,8 @@ CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
 TIER: Final = "PYMPSD_TIER"
+KERNEL_THREADS: Final = "PYMPSD_KERNEL_THREADS"
+KERNEL_CACHE: Final = "PYMPSD_KERNEL_CACHE"
 DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
 TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
@@ -384,8 +386,8 @@ VARIABLES: Final = (
     Variable(
         UNMAPPED_USERS_VARIABLE,
         Reader.DAEMON,
-        "`refuse` (default) or `nobody`: clients of users who have no number in the daemon's user namespace are "
-        "refused, or served as one user, 65534",
+        "`refuse` (default) or `nobody`: clients of users whose user ID is not mapped in the daemon's user namespace "
+        "are refused, or served as one user, 65534",
         _DOES_NOT_START,
         _one_of(*UNMAPPED_USERS),
         default=UNMAPPED_USERS[0],
@@ -441,6 +443,24 @@ VARIABLES: Final = (
         "backend `emulated`: the daemon does not start; others: reported",
         _one_of(*TIERS),
         default="numpy",
+    ),
+    Variable(
+        KERNEL_THREADS,
+        Reader.DAEMON,
+        "the greatest number of threads that run the blocks of a compiled kernel (1 to 1024; default: as many as the "
+        "executor may use processors), and never more than multiprocessors that its client may use; `1`: atomics of "
+        "floats come in the same order each time",
+        "backend `emulated`: the daemon does not start; others: reported",
+        _whole_number(1024),
+    ),
+    Variable(
+        KERNEL_CACHE,
+        Reader.DAEMON,
+        "where the emulated GPU keeps compiled kernels for later runs: a directory, in which each user gets a folder "
+        "of mode 0700, or `off`; default `~/.cache/pympsd/kernels` of the server's user (of the daemon's own also in "
+        "`$XDG_CACHE_HOME`). At most 256 MB; may be deleted",
+        "backend `emulated`: the daemon does not start; others: reported",
+        lambda text: "" if text == "off" or text.startswith("/") else "the absolute path of a directory, or off",
     ),
     Variable(
         EXPLAIN,

@@ -199,11 +199,14 @@ class ContextFaulted:
 class MemoryUsed:
     """Device memory in bytes by client; sent when it has changed, at most a few times a second.
 
-    ``launches``: the kernels that were started since the last one; alone they are reported once a second.
+    The rest changes all the time, and is alone reported once a second.
     """
 
     clients: dict[int, int]
     launches: int = 0
+    """The kernels that were started since the last report."""
+    utilization: int | None = None
+    """The percentage of the last sample period in which kernels ran; None: the backend does not count it."""
 
 
 @message(77)

@@ -9,6 +9,7 @@ default, which stands for what an older sender does not send, and an older recei
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
@@ -194,15 +195,10 @@ class Terminated:
 
 @message(56)
 @frozen
-class MemoryReported:
-    """The device memory in bytes that clients hold on a device; sent when it has changed, a few times a second."""
+class MemoryReported(DeviceUse):
+    """How this server uses a device; sent when that has changed, a few times a second."""
 
-    device: int
-    clients: dict[int, int]
-    launches: int = 0
-    """The kernels that this server has started on the device."""
-    left: int = 0
-    """The bytes that exited clients still hold there: their kernels run."""
+    device: int = field(kw_only=True)
 
 
 @message(61)

@@ -127,11 +127,11 @@ _MAX_SIZE: Final = (1 << 31) - 1
 _MAX_ADDRESS: Final = (1 << 62) - 1
 
 
-def pack(made: TextureObject) -> bytes:
+def pack(texture: TextureObject) -> bytes:
     """Return the bytes of an object."""
-    how, levels = made.sampling, made.levels
+    how, levels = texture.sampling, texture.levels
     head = _HEAD.pack(
-        _MAGIC, made.kind, made.format, made.channels, len(levels),
+        _MAGIC, texture.kind, texture.format, texture.channels, len(levels),
         *how.address_modes, how.filter, how.flags, how.level_filter,
         how.level_bias, how.least_level, how.greatest_level, *how.border,
     )  # fmt: skip

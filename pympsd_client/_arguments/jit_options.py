@@ -142,9 +142,9 @@ def _write(buffer: Any, size: int, text: str) -> int:
         return 0
     # cuda-bindings takes bytes for a log and the driver writes into them: do the same, but never beyond their end.
     with HostMemory(buffer) as memory:
-        room = size if memory.size is None else min(size, memory.size)
-        if not (room and memory.address):
+        capacity = size if memory.size is None else min(size, memory.size)
+        if not (capacity and memory.address):
             return 0
-        data = text.encode("utf-8", "replace")[: room - 1]
+        data = text.encode("utf-8", "replace")[: capacity - 1]
         ctypes.memmove(memory.address, data + b"\0", len(data) + 1)
         return len(data)

@@ -106,7 +106,7 @@ class ReceivedFds:
         while self._unread:
             message = self._unread[0]
             if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(
-                known is message for known in self._with_fd[-1:]
+                latest is message for latest in self._with_fd[-1:]
             ):
                 self._with_fd.append(message)
             any(map(into.extend, map(_DATA, map(self._unread.pop, (0,)))))

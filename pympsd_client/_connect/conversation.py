@@ -101,6 +101,6 @@ class Conversation:
 
 def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
     """Receive bytes and descriptors, close-on-exec because another thread may start an executor."""
-    room = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
-    data, controls, flags, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
+    space = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
+    data, controls, flags, _ = connection.recvmsg(_CHUNK, space, socket.MSG_CMSG_CLOEXEC)
     return data, *whole(descriptors_in(controls), flags)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from pympsd.channel.own_libraries import OWN_LIBRARIES, SEARCH_PATH
+from pympsd.channel.own_libraries import SEARCH_PATH, is_own
 
 NAME: Final = "libcuda.so.1"
 _CACHE: Final = Path("/etc/ld.so.cache")
@@ -35,9 +35,8 @@ def load_driver() -> ctypes.CDLL:
 
 
 def _other_paths(environment: Mapping[str, str]) -> list[str]:
-    folders = [folder for folder in environment.get(SEARCH_PATH, "").split(":") if folder]
-    others = [f"{folder}/{NAME}" for folder in folders if Path(folder).resolve() != OWN_LIBRARIES]
-    return others + cached_paths(NAME)
+    folders = environment.get(SEARCH_PATH, "").split(":")
+    return [f"{folder}/{NAME}" for folder in folders if folder and not is_own(folder)] + cached_paths(NAME)
 
 
 def cached_paths(library: str) -> list[str]:

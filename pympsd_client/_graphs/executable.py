@@ -181,7 +181,7 @@ class Executable:
         known_stream = _known_stream(stream)
         context, stream_id = resolve(stream) if known_stream is None else (known_stream.context, stream)
         if context is not self.context:
-            raise invalid_value("the stream is of another context than the nodes of the graph")
+            raise invalid_value("the stream belongs to a context other than that of the graph's nodes")
         if intercepted.by is not None and captures.add((context, stream_id), self._as_child):
             return
         with self._launching:

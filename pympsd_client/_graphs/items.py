@@ -152,7 +152,7 @@ class Items:
         if isinstance(work, RecordWork | WaitWork):
             event = events.find(work.event)
             if event.context is not self.context:
-                raise not_supported("the event is of another context than the graph's nodes")
+                raise not_supported("the event belongs to a context other than that of the graph's nodes")
             if isinstance(work, WaitWork):
                 return operations.WAIT_EVENT.record(context_id, 0, _STREAM, event.handle)
             self.recorded.append(event.handle)

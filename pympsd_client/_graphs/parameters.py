@@ -327,7 +327,7 @@ class NodeKind:
 def _kind_of_structure(
     work: type[Any], name: str, read: Callable[[int], Any], write: Callable[[Any], bytes]
 ) -> NodeKind:
-    return NodeKind(work, lambda given, context: read(structs.address_of(given, name)), write)
+    return NodeKind(work, lambda parameters, context: read(structs.address_of(parameters, name)), write)
 
 
 def _kind_of_event(work: type[RecordWork | WaitWork]) -> NodeKind:
@@ -339,14 +339,14 @@ NODE_KINDS: Final[dict[str, NodeKind]] = {
     "MEMCPY": NodeKind(CopyWork, check_copy, lambda work: copy_bytes(work.copy)),
     "MEMSET": NodeKind(
         FillWork,
-        lambda given, context: fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context),
+        lambda parameters, context: fill_at(structs.address_of(parameters, "CUDA_MEMSET_NODE_PARAMS"), context),
         fill_bytes,
     ),
     "BATCH_MEM_OP": _kind_of_structure(BatchWork, "CUDA_BATCH_MEM_OP_NODE_PARAMS", batch_at, batch_bytes),
     "HOST": _kind_of_structure(HostWork, "CUDA_HOST_NODE_PARAMS", host_at, host_bytes),
     "EVENT_RECORD": _kind_of_event(RecordWork),
     "WAIT_EVENT": _kind_of_event(WaitWork),
-    "EMPTY": NodeKind(EmptyWork, lambda given, context: EmptyWork(), lambda work: b""),
+    "EMPTY": NodeKind(EmptyWork, lambda parameters, context: EmptyWork(), lambda work: b""),
     "MEM_ALLOC": _kind_of_structure(AllocateWork, "CUDA_MEM_ALLOC_NODE_PARAMS", allocation_at, allocation_bytes),
 }
 """The types of nodes that have functions of their own, by the names of CUgraphNodeType."""

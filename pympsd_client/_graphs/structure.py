@@ -42,47 +42,47 @@ def find_in_clone(node: int, clone: int) -> int:
     return graphs.find_in_clone(graphs.find_node(node), graphs.find(clone)).handle
 
 
-def _pad_list(values: Sequence[int], room: int) -> tuple[list[int], int]:
-    """Return ``room`` elements for an array, padded with 0, and their number; for 0 only the number of all."""
-    if room == 0:
+def _pad_list(values: Sequence[int], capacity: int) -> tuple[list[int], int]:
+    """Return ``capacity`` elements for an array, padded with 0, and their number; for 0 only the number of all."""
+    if capacity == 0:
         return [], len(values)
-    padded = list(values[:room])
-    return padded + [0] * (room - len(padded)), len(padded)
+    padded = list(values[:capacity])
+    return padded + [0] * (capacity - len(padded)), len(padded)
 
 
-def nodes(graph: int, room: int) -> tuple[list[int], int]:
+def nodes(graph: int, capacity: int) -> tuple[list[int], int]:
     """Return up to ``numNodes`` nodes, padded with NULL, and their number; for 0 only the number."""
-    return _pad_list([node.handle for node in graphs.find(graph).nodes.values()], room)
+    return _pad_list([node.handle for node in graphs.find(graph).nodes.values()], capacity)
 
 
-def root_nodes(graph: int, room: int) -> tuple[list[int], int]:
+def root_nodes(graph: int, capacity: int) -> tuple[list[int], int]:
     """Return up to ``numRootNodes`` nodes without dependencies, and their number; for 0 only the number."""
-    return _pad_list([node.handle for node in graphs.find(graph).roots()], room)
+    return _pad_list([node.handle for node in graphs.find(graph).roots()], capacity)
 
 
-def _edge_lists(edges: Iterable[tuple[Sequence[int], Edge]], columns: int, room: int) -> tuple[Any, ...]:
+def _edge_lists(edges: Iterable[tuple[Sequence[int], Edge]], columns: int, capacity: int) -> tuple[Any, ...]:
     rows = [(*handles, graph_structs.edge_number(edge.from_port, edge.to_port, edge.kind)) for handles, edge in edges]
-    lists = [_pad_list([row[column] for row in rows], room)[0] for column in range(columns + 1)]
-    return (*lists, min(len(rows), room) if room else len(rows))
+    lists = [_pad_list([row[column] for row in rows], capacity)[0] for column in range(columns + 1)]
+    return (*lists, min(len(rows), capacity) if capacity else len(rows))
 
 
-def edges(graph: int, room: int) -> tuple[Any, ...]:
+def edges(graph: int, capacity: int) -> tuple[Any, ...]:
     """Return up to ``numEdges`` edges as three lists (from, to, data), and their number; for 0 only the number."""
     handles = (((start.handle, end.handle), edge) for start, end, edge in graphs.find(graph).edges())
-    return _edge_lists(handles, 2, room)
+    return _edge_lists(handles, 2, capacity)
 
 
-def dependencies(node: int, room: int) -> tuple[Any, ...]:
+def dependencies(node: int, capacity: int) -> tuple[Any, ...]:
     """Return up to ``numDependencies`` nodes that a node depends on, the edges' data, and their number."""
     return _edge_lists(
-        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependencies.items()), 1, room
+        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependencies.items()), 1, capacity
     )
 
 
-def dependent_nodes(node: int, room: int) -> tuple[Any, ...]:
+def dependent_nodes(node: int, capacity: int) -> tuple[Any, ...]:
     """Return up to ``numDependentNodes`` nodes that depend on a node, the edges' data, and their number."""
     return _edge_lists(
-        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependents.items()), 1, room
+        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependents.items()), 1, capacity
     )
 
 

@@ -143,9 +143,9 @@ class Process:
 
     def after_fork(self) -> None:
         """In a forked child, disable everything if cuInit was called; the parent is not affected."""
-        begun = self.connection is not None or self._starting.locked()
+        is_connecting = self.connection is not None or self._starting.locked()
         self._starting = Lock()
-        if self.native is not None or not begun:
+        if self.native is not None or not is_connecting:
             return
         self.forked = True
         invalidate()

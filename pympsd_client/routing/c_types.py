@@ -80,8 +80,8 @@ def code(type: str) -> str:
     if type.startswith("cuda"):  # the runtime's: its handles and functions end so, its enums do not
         is_wide = (type.endswith("_t") and type != "cudaError_t") or type == "cudaGraphConditionalHandle"
         return "Q" if is_wide else "i"
-    named: Any = getattr(bindings, type, None)
-    return "i" if isinstance(named, builtins.type) and issubclass(named, int) else "Q"  # an enum, or a handle
+    type_: Any = getattr(bindings, type, None)
+    return "i" if isinstance(type_, builtins.type) and issubclass(type_, int) else "Q"  # an enum, or a handle
 
 
 def with_threads_stream(format: str, types: tuple[str, ...]) -> str:

@@ -5,14 +5,14 @@ compiles nothing. Its C code attaches as that of libcuda does (`libraries`), and
 one of three addresses::
 
     nvrtcCompileProgram    a function of `compilers`, which calls the installed library's
-    nvrtcCreateProgram     the installed library's own: from then on nothing of pympsd is in between
-    nvrtcGetTileIR         of an installed library that is too old for it: an entry point that refuses
+    nvrtcCreateProgram     the installed library's own: later calls go there directly
+    nvrtcGetTileIR         an entry point that refuses, if the installed library is too old to have it
 
-The installed library is what the program would have got, as far as that can be known (`find`). It is loaded by its
+The installed library is the one that the program would have loaded, as far as `find` can tell. It is loaded by its
 path, because by its name the dynamic loader returns pympsd's, which is loaded already.
 
-nvJitLink's header has a program call `__nvJitLinkCreate_13_5`, with the header's own version. An installed library of
-another version may lack that name, but not nvJitLinkCreate.
+nvJitLink's header makes a program call `__nvJitLinkCreate_13_5`, with the header's own version. An installed library
+of another version may lack that name, but not nvJitLinkCreate.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from glob import escape, glob
-from pathlib import Path
 from typing import Any, Final
 
 from attrs import define
 
+from pympsd.channel.own_libraries import is_own
 from pympsd.errors import FileError
 from pympsd_client._connect.driver_library import cached_paths
 from pympsd_client.native import _entry_points
 from pympsd_client.routing.compilers import FORMATS, Compilers, result_of_error
 from pympsd_client.routing.explain import refusing
 
-_OWN_FOLDER: Final = "pympsd_client/native/libraries"
-"""The end of the folder of pympsd's own libraries, in this installation and others."""
 _VERSION: Final = re.compile(r"^__|_\d+_\d+$")
 _FAILS: Final = 0
-"""What entry points do at the end of the process if there is no function to pass the call on to."""
+"""The result of entry points at the end of the process if there is no original function to call."""
 
 
 class NotInstalled(FileError):
@@ -57,10 +55,10 @@ def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
     """
     for folder in _folders(environment):
         path = os.path.join(folder, library)
-        if os.path.isfile(path) and not _is_own(path):
+        if os.path.isfile(path) and not is_own(os.path.dirname(os.path.realpath(path))):
             return path
     for path in cached_paths(library):
-        if not _is_own(path):
+        if not is_own(os.path.dirname(os.path.realpath(path))):
             return path
     raise NotInstalled(
         f"{library} is not installed: the program needs NVIDIA's, which is part of a CUDA toolkit and of the package "
@@ -81,13 +79,9 @@ def _folders(environment: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{toolkit}/lib64", f"{toolkit}/lib") if toolkit else ()
 
 
-def _is_own(path: str) -> bool:
-    return str(Path(path).resolve().parent).endswith(_OWN_FOLDER)
-
-
 @define
 class _Installed:
-    """An installed library, and what replaces some of its functions."""
+    """An installed library, and the functions that replace some of its own."""
 
     library: Any
     compilers: Compilers

@@ -129,7 +129,7 @@ class Space(Enum):
 
 @frozen
 class Extent:
-    """The size of a copy or fill: ``width`` bytes a row, ``height`` rows a slice, ``depth`` slices.
+    """The size of a copy or fill: ``width`` bytes per row, ``height`` rows per slice, ``depth`` slices.
 
     >>> Extent(width=4, height=3, depth=2).bytes
     24

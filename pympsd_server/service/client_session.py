@@ -191,8 +191,8 @@ class ClientSession:
     def _combine_limits(self) -> str:
         """Combine the limits with the client's environment; return why it is refused, or an empty string."""
         visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
-        known = self.client.environment, self.ordinals, visible
-        self.limits, bad = combine_with_environment(self.limits, *known)
+        arguments = self.client.environment, self.ordinals, visible
+        self.limits, bad = combine_with_environment(self.limits, *arguments)
         lenient = is_lenient(self.client.environment)
         for entry in bad[:LOGGED_LIMITS]:
             self.server.limit_rejected(self.client, entry, lenient)

@@ -8,10 +8,11 @@ import os
 from typing import Final
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import asdict, define, evolve, field, frozen
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -49,7 +50,7 @@ class DaemonLink:
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
     """Changes that wait, by client and context; a context that was opened and closed in between leaves none."""
-    _memory: dict[int, link.MemoryReported] = field(factory=dict, init=False)
+    _use: dict[int, link.MemoryReported] = field(factory=dict, init=False)
     """The last report of each device."""
     _is_late: trio.Event = field(factory=trio.Event, init=False)
 
@@ -110,10 +111,10 @@ class DaemonLink:
         self._last_left = self._clients.pop(client, None)
         self._change((client, 0), link.ClientGone(client))
 
-    def memory_used(self, device: int, clients: dict[int, int], launches: int, left: int) -> None:
-        """Push the memory that clients hold on a device, exited ones too, and the number of kernels started there."""
-        self._memory[device] = link.MemoryReported(device, clients, launches, left)
-        self._change((0, device), self._memory[device])
+    def device_used(self, device: int, use: DeviceUse) -> None:
+        """Push how this server uses a device."""
+        self._use[device] = link.MemoryReported(**asdict(use, recurse=False), device=device)
+        self._change((0, device), self._use[device])
 
     def terminated(self, token: int, code: int) -> None:
         """Answer a termination; the next daemon ignores the answer to a dead one's request."""
@@ -138,7 +139,7 @@ class DaemonLink:
 
     def taken_over(self) -> None:
         """Report to the daemon that took the link over what it has not asked for."""
-        for report in self._memory.values():
+        for report in self._use.values():
             self._push(report)
 
     async def run_sender(self) -> None:

@@ -69,7 +69,7 @@ async def make_room(containment: Containment, device: int, caller: Client, short
             server.log.info("eviction_insufficient", count=MAX_VICTIMS)
             return False
         if not victims:
-            server.log.info("nobody_above_soft_limit")
+            server.log.info("no_client_above_soft_limit")
             return False
         if not await _end(
             containment, victims, [target for victim in victims for target in targets[victim.client.id]]
@@ -105,11 +105,11 @@ async def _end(containment: Containment, victims: Sequence[Victim], targets: Seq
     return False
 
 
-async def _wait_until_freed(executors: Executors, device: int, held: Mapping[int, int], count: int) -> None:
+async def _wait_until_freed(executors: Executors, device: int, memory: Mapping[int, int], count: int) -> None:
     """Wait until clients hold ``count`` bytes less than they held, FREED_SECONDS at most."""
     with trio.move_on_after(FREED_SECONDS):
         while True:
             now = executors.accounts.usage(device)
-            if sum(held.values()) - sum(now.get(client_id, 0) for client_id in held) >= count:
+            if sum(memory.values()) - sum(now.get(client_id, 0) for client_id in memory) >= count:
                 return
             await executors.accounts.changed.park()

@@ -49,10 +49,10 @@ class RegisteredDevices:
         """Keep the registration of a device."""
         self._registrations[device] = registration
 
-    def report(self, device: int, clients: Iterable[tuple[int, int]]) -> None:
-        """Record the memory that clients hold on a device: (PID, bytes) of each."""
+    def report(self, device: int, clients: Iterable[tuple[int, int]], utilization: int) -> None:
+        """Record the memory that clients hold on a device, (PID, bytes) of each, and its utilization in percent."""
         if device in self._registrations:
-            self._registrations[device].report(clients)
+            self._registrations[device].report(clients, utilization)
 
     async def register_late(self, log: Any) -> None:
         """Log the devices that are not registered, and register them as soon as the folder is free."""

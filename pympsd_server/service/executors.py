@@ -50,6 +50,7 @@ from pympsd.errors import RemoteError
 from pympsd.process.spawn import open_process
 from pympsd.process.version import build_id
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.device_use import combine_utilization
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd_server.service.cgroup_memory import CgroupMemory
@@ -97,6 +98,8 @@ class Executors:
     """The memory that is reported when an executor was killed."""
     launches: Counter[int] = field(factory=Counter, init=False)
     """Kernels started by device, in all generations."""
+    _utilization: dict[int, dict[ExecutorSlot, int]] = field(factory=dict, init=False)
+    """Percentages of the executors that run, by device; a device is there once one of its executors counted."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
     _latest: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
     """The last executor that was started in each slot, which may be starting, running, ending or gone."""
@@ -117,6 +120,11 @@ class Executors:
     def all_running(self) -> tuple[Executor, ...]:
         """The executors that run."""
         return tuple(self._running.values())
+
+    def get_utilization(self, device: int) -> int | None:
+        """Return the percentage of time in which kernels of any executor ran; None: the backend does not count it."""
+        percentages = self._utilization.get(device)
+        return None if percentages is None else combine_utilization(percentages.values())
 
     def executor_of(self, context: Context) -> Executor | None:
         """Return the executor of a context, None if it has ended (the slot may have another one)."""
@@ -232,6 +240,7 @@ class Executors:
             self._running.pop(slot, None)
             executor.end()
             self.accounts.remove_executor(slot)
+            self._utilization.get(device, {}).pop(slot, None)
             self._push_memory(slot.device)
             channel.close()
             with trio.CancelScope(shield=True):
@@ -266,6 +275,8 @@ class Executors:
                     self.on_fault(message.context, message.code, message.reason)
                 elif isinstance(message, executor_messages.MemoryUsed):
                     self.launches[executor.device] += message.launches
+                    if message.utilization is not None:
+                        self._utilization.setdefault(executor.device, {})[executor.slot] = message.utilization
                     self._report_memory(executor.slot, message.clients)
                 elif isinstance(message, executor_messages.MemoryShort):
                     self.on_shortage(executor, message)
@@ -276,9 +287,9 @@ class Executors:
         except RemoteError:
             executor.kill()
 
-    def _report_memory(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
+    def _report_memory(self, slot: ExecutorSlot, bytes_by_client: dict[int, int]) -> None:
         """Store the memory that a slot's clients hold, and report that of all clients of the device."""
-        self.accounts.report(slot, held)
+        self.accounts.report(slot, bytes_by_client)
         self._push_memory(slot.device)
 
     def _push_memory(self, device: int) -> None:

@@ -38,9 +38,9 @@ class MemoryAccounts:
         """Return what the clients in a slot hold."""
         return self._held.get(slot, {})
 
-    def report(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
+    def report(self, slot: ExecutorSlot, bytes_by_client: dict[int, int]) -> None:
         """Store what a slot's clients hold, and send it to the other executors of its device."""
-        self._held[slot] = held
+        self._held[slot] = bytes_by_client
         self.changed.unpark_all()
         self._send(slot.device)
 

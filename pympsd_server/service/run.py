@@ -27,6 +27,7 @@ from pympsd.errors import RemoteError
 from pympsd.journal.setup import link_logger
 from pympsd.process.title import show_as
 from pympsd.process.version import CUDA_VERSIONS
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -100,20 +101,22 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup) -> int:
 
 
 def _record_memory(containment: Containment, devices: RegisteredDevices) -> None:
-    """Report the memory that clients hold to the daemon, and in the folder that every user can read."""
-    recorded: dict[int, list[tuple[int, int]]] = {}
+    """Report how clients use the devices to the daemon, and in the folder that every user can read."""
+    recorded: dict[int, tuple[list[tuple[int, int]], int]] = {}
 
     def record(device: int, used: dict[int, int]) -> None:
         clients = containment.server.client_table.clients
-        launches = containment.executors.launches[device]
         living = {client_id: count for client_id, count in used.items() if client_id in clients}
         left_behind = sum(used.values()) - sum(living.values())
-        containment.server.link.memory_used(device, living, launches, left_behind)
+        executors = containment.executors
+        use = DeviceUse(living, executors.launches[device], left_behind, executors.get_utilization(device))
+        containment.server.link.device_used(device, use)
         present = [(clients[client_id].pid, count) for client_id, count in living.items()]
         rows = [*present, (GONE, left_behind)] if left_behind else present
-        if rows != recorded.get(device):  # else kernels were launched, no more
-            devices.report(device, rows)
-            recorded[device] = rows
+        figures = rows, use.utilization or 0
+        if figures != recorded.get(device):  # else kernels were launched, no more
+            devices.report(device, *figures)
+            recorded[device] = figures
 
     containment.executors.on_memory = record
 
@@ -211,7 +214,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                 case link.ServerAdopted(), _:
                     nursery.start_soon(tracing.stop)  # it was the trace of the daemon before
                     server.link.taken_over()
-                    server.log.info("server_taken_in")
+                    server.log.info("server_taken_over")
                 case link.ServerDismissed(reason), _:
                     server.leave_without_daemon(reason)
                     return

@@ -101,11 +101,11 @@ def read_environment(
         The limits, and the entries of the variables that are invalid; the client is served without these.
     """
     memory, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
-    bad = [evolve(each, variable=memory_limits.variable_of(environment)) for each in bad]
+    bad = [evolve(entry, variable=memory_limits.variable_of(environment)) for entry in bad]
     of_all, bad_of_all = memory_limits.of_container(environment)
     percentages, bad_percentages = memory_limits.read_percentages(environment, visible)
     limits = Limits(
-        {ordinals[number] if number >= 0 else number: each for number, each in percentages.items()},
+        {ordinals[number] if number >= 0 else number: percentage for number, percentage in percentages.items()},
         lowest(
             (
                 {ordinals[number]: limit for number, limit in memory.items()},
@@ -181,8 +181,8 @@ def in_force(
     """
     counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
     memory = in_bytes(limits.own.pinned_memory)
-    partitions = {ordinal: one.name for ordinal, one in limits.partitions.items() if one.name}
-    found = LimitsInForce(
+    partitions = {ordinal: partition.name for ordinal, partition in limits.partitions.items() if partition.name}
+    result = LimitsInForce(
         max(_percentage(limits, ordinal) for ordinal in ordinals).value,
         (limits.own.client_priority or ClientPriority()).level,
         {ordinal: memory[ordinal] for ordinal in ordinals if ordinal in memory},
@@ -190,7 +190,7 @@ def in_force(
         differing_percentages(limits.own, ordinals),
         connection_slots(environment),
     )
-    return found, partitions
+    return result, partitions
 
 
 def multiprocessors(
@@ -198,7 +198,7 @@ def multiprocessors(
     ordinal: int,
     visible: Sequence[DeviceProperties],
     environment: Mapping[str, str],
-    asked: OpenContext,
+    request: OpenContext,
 ) -> int:
     """Return the SMs of a requested context: the client can only lower those of its process. Raise
     PartitionRefused, AffinityRefused, or BadLimit for an invalid percentage of a device.
@@ -206,12 +206,12 @@ def multiprocessors(
     ``visible``: the devices that the client sees; ``environment``: the client's when it connected.
     """
     partition_on(limits, ordinal)
-    device, percentage = visible[asked.device], asked.thread_percentage
+    device, percentage = visible[request.device], request.thread_percentage
     if _is_static(limits, ordinal):
         environment = {}  # which enables percentages of contexts
-    elif asked.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
-        percentage = _percentage_by_device(asked, visible, is_lenient=is_lenient(environment))
-    requested = percentage, asked.affinity, asked.partition, _most(limits, ordinal, device)
+    elif request.percentages and environment.get(PER_CONTEXT_PARTITIONING) == "1":
+        percentage = _percentage_by_device(request, visible, is_lenient=is_lenient(environment))
+    requested = percentage, request.affinity, request.partition, _most(limits, ordinal, device)
     return context_multiprocessors(_percentage(limits, ordinal), environment, device, *requested)
 
 
@@ -225,13 +225,13 @@ def _is_static(limits: ClientLimits, ordinal: int) -> bool:
 
 
 def _percentage_by_device(
-    asked: OpenContext, visible: Sequence[DeviceProperties], *, is_lenient: bool
+    request: OpenContext, visible: Sequence[DeviceProperties], *, is_lenient: bool
 ) -> float | None:
     """Return the percentage that a context's environment has for its device; None: none. Raise BadLimit."""
-    entries, bad = memory_limits.read_percentages({PERCENTAGE: asked.percentages}, visible)
+    entries, bad = memory_limits.read_percentages({PERCENTAGE: request.percentages}, visible)
     if bad and not is_lenient:
         raise BadLimit(problem_of_entries(bad))
-    entry = on_device(entries, asked.device)
+    entry = on_device(entries, request.device)
     return None if entry is None else entry.value
 
 

@@ -26,13 +26,14 @@ class PoolExhausted(DeviceError):
     """
 
     def __init__(self, size: int, slots: int, free: int) -> None:
-        room = (
+        remaining = (
             f"{free} more fit of clients that leave CUDA_DEVICE_MAX_CONNECTIONS at its default of 2"
             if free
             else "no more clients fit until contexts of others end"
         )
         super().__init__(
-            f"a context of this process takes {slots} of the device's {size} connections, and {free} are free: {room}"
+            f"a context of this process takes {slots} of the device's {size} connections, and {free} are free: "
+            f"{remaining}"
         )
         self.size = size
 

@@ -39,7 +39,7 @@ def main() -> int:
     given = parser.parse_args()
     unknown = [name for name in given.what if name not in WHAT]
     if unknown:
-        parser.error(f"{unknown[0]!r} is none of {', '.join(WHAT)}; gpu or vendor comes first, by itself")
+        parser.error(f"{unknown[0]!r} is not one of {', '.join(WHAT)}; gpu or vendor comes first, by itself")
     what = given.what or [
         "control",
         "named",

@@ -84,7 +84,7 @@ def _client(env: dict[str, str], stack: ExitStack) -> subprocess.Popen[str]:
 
 
 def _rate(client: subprocess.Popen[str], launches: int = 1) -> float:
-    """Return launches a second: with a wait after each, or of several before a wait the time of the calls alone."""
+    """Return launches per second: with a wait after each, or of several before a wait the time of the calls alone."""
     assert client.stdin is not None
     assert client.stdout is not None
     client.stdin.write(f"{WINDOW_SECONDS} {launches}\n")

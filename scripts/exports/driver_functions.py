@@ -15,6 +15,8 @@ from pathlib import Path
 TABLE = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/libcuda/functions.h"
 OWN = ("cuGetExportTable", "cuGetProcAddress", "cuGetProcAddress_v2")
 """Functions that libcuda's own C code has (exports.c)."""
+MIN_PER_THREAD = 7000
+"""The version of CUDA that introduced per-thread default streams."""
 HEADERS = "#include <cuda.h>\n#include <cudaProfiler.h>\n"
 TYPEDEFS = "#include <cudaTypedefs.h>\n#include <cudaProfilerTypedefs.h>\n"
 EVERY_VERSION = "-D__CUDA_API_VERSION_INTERNAL"
@@ -26,7 +28,7 @@ BEGINNING = """\
 /* Written by scripts/exports/driver_functions.py: every function of the driver API of CUDA {version}.
  *
  * FUNCTION(name, version, parameters): the version of CUDA since which cuGetProcAddress returns it for the name
- * without its suffix. OWN has the functions of exports.c. */
+ * without its suffix. PER_THREAD is a function and the one for per-thread default streams; OWN those of exports.c. */
 
 """
 
@@ -70,6 +72,26 @@ def versions(functions: dict[str, str], typedefs: str) -> dict[str, int]:
     return result
 
 
+def in_pairs(functions: dict[str, tuple[str, int, str]]) -> list[str]:
+    """Return the rows of a table, by name: a function and the one for per-thread default streams are one row.
+
+    >>> in_pairs({"cuF": ("FUNCTION", 4000, "int"), "cuF_ptsz": ("FUNCTION", 7000, "int"), "cuG": ("OWN", 0, "int")})
+    ['PER_THREAD(cuF, _ptsz, 4000, "int")', 'OWN(cuG, 0, "int")']
+    """
+    rows = {
+        name: f'{kind}({name}, {version}, "{parameters}")' for name, (kind, version, parameters) in functions.items()
+    }
+    for name in functions:
+        base, suffix = name[:-5], name[-5:]
+        if suffix in {"_ptsz", "_ptds"} and functions[base][0] == "FUNCTION":
+            kind, version, parameters = functions[base]
+            if functions[name] != (kind, version and max(version, MIN_PER_THREAD), parameters):
+                sys.exit(f"{name} {functions[name]} is not {base} {functions[base]} for per-thread streams")
+            rows[base] = f'PER_THREAD({base}, {suffix}, {version}, "{parameters}")'
+            del rows[name]
+    return [rows[name] for name in sorted(rows)]
+
+
 def main() -> None:
     include = sys.argv[1]
     text = preprocess(HEADERS, include) + preprocess(HEADERS, include, EVERY_VERSION)
@@ -77,10 +99,12 @@ def main() -> None:
     version_of = versions(functions, preprocess(TYPEDEFS, include, EVERY_VERSION))
     cuda = re.search(r"#define CUDA_VERSION (\d+)", Path(include, "cuda.h").read_text())
     assert cuda is not None
-    lines = [
-        f'{"OWN" if name in OWN else "FUNCTION"}({name}, {version_of.get(name, 0)}, "{functions[name]}")'
-        for name in sorted(functions)
-    ]
+    lines = in_pairs(
+        {
+            name: ("OWN" if name in OWN else "FUNCTION", version_of.get(name, 0), parameters)
+            for name, parameters in functions.items()
+        }
+    )
     version = f"{int(cuda[1]) // 1000}.{int(cuda[1]) % 1000 // 10}"
     TABLE.write_text(BEGINNING.format(version=version) + "\n".join(lines) + "\n")
 

@@ -1,12 +1,11 @@
-"""Write the tables of the CUDA runtime's functions from CUDA's headers: names and C types, which are facts.
+"""Write the table of the CUDA runtime's functions from CUDA's headers: names and C types, which are facts.
 
-    python3 scripts/exports/runtime_functions.py 13 /usr/local/cuda/include
-    python3 scripts/exports/runtime_functions.py 12 PACKAGES/nvidia/cuda_runtime/include /usr/local/cuda/include
+    python3 scripts/exports/runtime_functions.py functions CUDA12/include:CUDA13/include CUDA13/include
     python3 scripts/exports/runtime_functions.py errors /usr/local/cuda/lib64/libcudart.so.13
 
 With __CUDA_API_VERSION_INTERNAL cuda_runtime_api.h declares every version of a function under its own name. The
 functions for graphics libraries need those libraries' headers to be compiled, so their names are read from the text:
-pympsd has none of them. Headers of a package may need those of a compiler, in a further folder.
+pympsd has none of them. Headers of a package may need those of a compiler, in a further folder after a colon.
 
 Names and texts of errors are what a runtime's cudaGetErrorName and cudaGetErrorString return.
 """
@@ -16,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-from driver_functions import EVERY_VERSION, preprocess, types
+from driver_functions import EVERY_VERSION, in_pairs, preprocess, types
 
 SOURCES = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/cudart"
 OWN = """
@@ -30,7 +29,7 @@ PRIVATE = {
     "pympsd_keep_error": "int",
     "pympsd_kernel": "cudaKernel_t *, const void *",
     "pympsd_ready": "void",
-    "pympsd_set_registry": "void *",
+    "pympsd_set_registry": "void *, void *",
     "pympsd_unload": "void *",
     "pympsd_variable": "void **, size_t *, const void *",
 }
@@ -48,11 +47,18 @@ PROPERTIES = {
 }
 """The layout of the cudaDeviceProp that a function has: the headers do not name it."""
 FUNCTIONS_BEGINNING = """\
-/* Written by scripts/exports/runtime_functions.py: every function of the runtime API of CUDA {major}.
+/* Written by scripts/exports/runtime_functions.py: every function of the runtime API of CUDA 12 and 13.
  *
- * FUNCTION(name, version, parameters) is a stub (../stubs.h), OWN has the functions of this folder's C code. The last
- * ones are not exported. */
+ * FUNCTION(name, version, parameters) is a stub (../stubs.h), OWN has the functions of this folder's C code, OF_12
+ * and OF_13 what only that runtime has, or has with other parameters. The last ones are not exported. */
 
+#if CUDA_MAJOR == 12
+#define OF_12(row) row
+#define OF_13(row)
+#else
+#define OF_12(row)
+#define OF_13(row) row
+#endif
 """
 ERRORS_BEGINNING = """\
 /* Written by scripts/exports/runtime_functions.py: the errors of the runtime API by number, with their texts. */
@@ -67,8 +73,8 @@ def declared(includes: list[str], *options: str) -> dict[str, str]:
     return {name: types(parameters) for _, name, parameters in DECLARATION.findall(text)}
 
 
-def write_functions(major: str, includes: list[str]) -> None:
-    """Write functions_MAJOR.h."""
+def rows(major: str, includes: list[str]) -> list[str]:
+    """Return the rows of one version of the runtime."""
     functions = declared(includes) | declared(includes, EVERY_VERSION)
     for header in GRAPHICS:
         path = next(file for file in (Path(folder, header) for folder in includes) if file.exists())
@@ -76,12 +82,18 @@ def write_functions(major: str, includes: list[str]) -> None:
     for (of, name), type in PROPERTIES.items():
         if of == major:
             functions[name] = re.sub(r"(const )?cudaDeviceProp \*", type, functions[name])
-    lines = [
-        f'{"OWN" if name in OWN.split() else "FUNCTION"}({name}, 0, "{functions[name]}")'
-        for name in sorted(functions)
-    ] + [f'FUNCTION({name}, 0, "{parameters}")' for name, parameters in PRIVATE.items()]
-    text = FUNCTIONS_BEGINNING.format(major=major) + "\n".join(lines) + "\n"
-    (SOURCES / f"functions_{major}.h").write_text(text)
+    return in_pairs({name: ("OWN" if name in OWN.split() else "FUNCTION", 0, functions[name]) for name in functions})
+
+
+def write_functions(of_12: str, of_13: str) -> None:
+    """Write functions.h."""
+    rows_12, rows_13 = rows("12", of_12.split(":")), rows("13", of_13.split(":"))
+    marked = {row: row for row in rows_12 if row in rows_13}
+    marked |= {row: f"OF_12({row})" for row in rows_12 if row not in rows_13}
+    marked |= {row: f"OF_13({row})" for row in rows_13 if row not in rows_12}
+    lines = [marked[row] for row in sorted(marked, key=lambda row: re.split(r"[(,]", row)[1])]
+    lines += [f'FUNCTION({name}, 0, "{parameters}")' for name, parameters in PRIVATE.items()]
+    (SOURCES / "functions.h").write_text(FUNCTIONS_BEGINNING + "\n".join(lines) + "\n")
 
 
 def write_errors(path: str) -> None:
@@ -103,4 +115,4 @@ if __name__ == "__main__":
     if what == "errors":
         write_errors(places[0])
     else:
-        write_functions(what, places)
+        write_functions(*places)

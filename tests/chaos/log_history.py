@@ -22,11 +22,11 @@ _MET: Final = re.compile(r"New client (\d+) connected|Client \{PID: (\d+), Conte
 _LEFT: Final = re.compile(r"Client (?:process )?(\d+) disconnected")
 _ACTIVE: Final = re.compile(rf"(?:Volta MPS: s|S)tatus of client {_CONTEXT} is ACTIVE")
 _EXIT: Final = re.compile(rf"Client {_CONTEXT} exit(?:ing\. .*)?")
-_RUN_BY: Final = re.compile(r"Device (\d+) is run by process (\d+)")
+_RUN_BY: Final = re.compile(r"Device (\d+) runs in process (\d+)")
 _ENDED: Final = re.compile(r"Process (\d+) of device (\d+) ended with status (-?\d+)")
 _ENDED_BY_FAULT: Final = "A fatal GPU error on a pre-Volta device ends the server"
 _FAULT_STATUS: Final = 1
-_DROPPED: Final = re.compile(r"\d+ log lines were dropped")
+_DROPPED: Final = re.compile(r"Dropped \d+ log lines")
 _DEFECT: Final = re.compile(r"hit an internal error|Protocol violation")
 """Not "Unable to read new connection type information": the hostile users send what cannot be read."""
 _HUNG_UP: Final = "User did not send valid credentials"

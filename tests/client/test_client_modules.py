@@ -206,7 +206,7 @@ def test_a_flat_buffer_that_is_too_short_is_refused(module: Any) -> None:
         ((1, 65536, 1, 1, 1, 1, 0), "INVALID_VALUE", "grid y is 65536"),
         ((1, 1, 1, 1025, 1, 1, 0), "INVALID_VALUE", "block x is 1025"),
         ((1, 1, 1, 1, 1, 65, 0), "INVALID_VALUE", "block z is 65"),
-        ((1, 1, 1, 64, 64, 1, 0), "INVALID_VALUE", "4096 threads a block"),
+        ((1, 1, 1, 64, 64, 1, 0), "INVALID_VALUE", "4096 threads per block"),
         ((1, 1, 1, 1, 1, 1, 50000), "INVALID_VALUE", "MAX_DYNAMIC_SHARED_SIZE_BYTES"),
     ],
 )

@@ -26,7 +26,7 @@ NEEDS = "sm_partition add needs a device and a number of chunks from 1, not"
 RM_NEEDS = "Failed: sm_partition rm needs a device and a partition"
 ADD_USAGE, RM_USAGE = "sm_partition add DEVICE CHUNKS", "sm_partition rm DEVICE PARTITION"
 NO_VERB = ("Failed: sm_partition needs add or rm", f"usage: {ADD_USAGE}, or {RM_USAGE}")
-NO_DEVICE = "{} is no device of this daemon, or the beginning of several UUIDs; its devices are 0 ("
+NO_DEVICE = "{} is not a device of this daemon, or begins several UUIDs; its devices are 0 ("
 HEADINGS = [
     ["GPU", "Partition", "free", "used", "free", "used", "clients"],
     ["chunks", "chunks", "SM", "SM"],

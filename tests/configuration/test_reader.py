@@ -162,7 +162,7 @@ def _partition(*texts: str) -> str:
             "servers.a.active_thread_percent is not a key of a server; did you mean active",
         ),
         ('locality_domains = "true"', 'servers.a.locality_domains is true or false, not "true"'),
-        ("locality_domains = true", "servers.a.locality_domains: locality domains are not there yet"),
+        ("locality_domains = true", "servers.a.locality_domains: locality domains are not supported yet"),
         ('allowed_devices = "GPU-dead"', "servers.a.allowed_devices: no device 'GPU-dead'; devices: 0 (GPU-"),
         ('allowed_devices = "0,0"', "servers.a.allowed_devices names a device twice"),
         ("allowed_devices = 0", 'servers.a.allowed_devices is a text such as "0,1", or a list of one text or '),

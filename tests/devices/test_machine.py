@@ -53,7 +53,7 @@ def test_a_machine_is_the_same_each_time_it_is_described() -> None:
     ["", ",", "B300", "h200", "0xH200", "65xH200", "-1xH200", "2 xH200", "xH200x", "H200,", "1.5xH200", "²xH200"],
 )
 def test_an_invalid_short_form_is_refused_with_what_is_allowed(text: str) -> None:
-    with pytest.raises(BadMachine, match=r"none of H200, H100, A100, V100, P100.*count up to 64.*path of a TOML"):
+    with pytest.raises(BadMachine, match=r"one of H200, H100, A100, V100, P100.*count up to 64.*path of a TOML"):
         describe(text)
 
 
@@ -63,7 +63,7 @@ def test_too_many_devices_in_all_are_refused() -> None:
 
 
 def test_a_count_of_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(BadMachine, match="none of H200"):
+    with pytest.raises(BadMachine, match="one of H200"):
         describe("9" * 5000 + "xH200")
 
 
@@ -107,8 +107,8 @@ def test_a_toml_file_describes_each_device(tmp_path: Path) -> None:
         ("device = [1]", r"one \[\[device\]\] table a device"),
         ("device = []", "1 to 64 devices, not 0"),
         ("[[device]]\ncolour = 1", "a device has no colour; it has compute_capability, compute_mode, count"),
-        ('[[device]]\nprofile = "B300"', "profile 'B300' is none of H200, H100, A100, V100, P100"),
-        ("[[device]]\nprofile = []", "is none of H200, H100, A100, V100, P100"),
+        ('[[device]]\nprofile = "B300"', "profile 'B300' is not one of H200, H100, A100, V100, P100"),
+        ("[[device]]\nprofile = []", "is not one of H200, H100, A100, V100, P100"),
         ("[[device]]\ncount = 0", "count is a number from 1 to 64, not 0"),
         ("[[device]]\ncount = 65", "count is a number from 1 to 64, not 65"),
         ("[[device]]\ncount = true", "count is a number from 1 to 64, not True"),

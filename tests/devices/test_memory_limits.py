@@ -47,7 +47,7 @@ def test_an_invalid_entry_is_named_and_the_others_count(entry: str) -> None:
 
 def test_the_reason_names_what_is_allowed() -> None:
     _, bad = read(DEVICES, "7=1G,0=1T", "this process")
-    assert bad[0].reason.startswith("7 is no device of this process")
+    assert bad[0].reason.startswith("7 is not a device of this process")
     assert f"; its devices are 0 ({IDS[0]}), 1 (" in bad[0].reason
     assert all(uuid in bad[0].reason for uuid in IDS)
     assert "10G, 900M" in bad[1].reason

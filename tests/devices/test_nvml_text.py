@@ -11,7 +11,7 @@ from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
 def test_it_has_a_line_for_each_fact() -> None:
     device = evolve(describe("H200")[0], uuid="GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", pci="0001:1a.06.00")
     processes = [[DeviceProcess(4711, False, 0), DeviceProcess(4712, True, 67108864)]]
-    text = nvml_text("emulated", [device], processes, ModesFile("/run/a folder/modes", 1000))
+    text = nvml_text("emulated", [device], processes, ModesFile("/run/a folder/modes", 1000), [37])
     assert text.splitlines() == [
         "pympsd-nvml 1",
         "backend emulated",
@@ -24,6 +24,7 @@ def test_it_has_a_line_for_each_fact() -> None:
         "board 0 0",
         "capability 9 0",
         "memory 150109880320 67108864",
+        "utilization 37 0",
         "compute_mode 0",
         "numa_node 0",
         "ordinal 0",
@@ -48,3 +49,9 @@ def test_nothing_in_it_begins_a_line_of_its_own() -> None:
 def test_no_more_memory_is_used_than_there_is() -> None:
     text = nvml_text("emulated", describe("P100"), [[DeviceProcess(1, False, 1 << 60)]])
     assert f"memory {16276 << 20} {16276 << 20}\n" in text
+
+
+def test_the_utilization_of_gpus_is_the_drivers() -> None:
+    assert "utilization 0 0\n" in nvml_text("emulated", describe("H200"))
+    for text in (nvml_text("cuda", describe("H200")), nvml_text("emulated", describe("H200"), utilization=[None])):
+        assert "utilization" not in text

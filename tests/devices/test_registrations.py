@@ -108,6 +108,8 @@ def test_the_memory_of_clients_is_reported_at_once(folder: StateFolder, server: 
     assert list_registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.report([(7, 1 << 40), (8, 0)])
     assert list_registered(folder, UUID) == [Registered(os.getpid(), ((7, 1 << 40), (8, 0)))]
+    own.report([(7, 5)], utilization=40)
+    assert list_registered(folder, UUID) == [Registered(os.getpid(), ((7, 5),), 40)]
     own.report([])
     assert list_registered(folder, UUID) == [Registered(os.getpid(), ())]
     own.end()

@@ -112,7 +112,7 @@ def test_run_by_path_it_prints_json() -> None:
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"PYMPSD_EMULATED_DEVICES": "B300"}, "none of H200"),
+        ({"PYMPSD_EMULATED_DEVICES": "B300"}, "one of H200"),
         ({"CUDA_VISIBLE_DEVICES": "7"}, "leaves no device visible"),
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, "twice"),
         ({"PYMPSD_BACKEND": "x"}, "PYMPSD_BACKEND is one of"),

@@ -34,7 +34,12 @@ def three(values: int | tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class Device:
-    """An address space with typed copies, and launches that run to the end."""
+    """An address space with typed copies, and launches that run to the end.
+
+    `multiprocessors`: those that blocks are spread over; one means one thread of the host, and one order of blocks.
+    """
+
+    multiprocessors = 1
 
     def __init__(self, size: int = 1 << 28) -> None:
         self.space = AddressSpace(BASE, size)
@@ -61,7 +66,7 @@ class Device:
         *arguments: Any,
         shared: int = 0,
     ) -> None:
-        for batch in batches(module, name, three(grid), three(block), arguments, shared):
+        for batch in batches(module, name, three(grid), three(block), arguments, shared, self.multiprocessors):
             while not batch.step(1.0, Never()):
                 pass
 
@@ -86,6 +91,7 @@ def batches(
     block: tuple[int, int, int],
     arguments: tuple[Any, ...],
     shared: int = 0,
+    multiprocessors: int = 1,
 ) -> list[Batch | CompiledBatch]:
     cluster = module.program.kernels[name].cluster
     setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
@@ -93,7 +99,7 @@ def batches(
     total, each = grid[0] * grid[1] * grid[2], max_blocks(module.program.kernels[name], setup)
     each = max(1, each // together) * together
     return [
-        begin_batch(module, name, setup, first, np.zeros(min(each, total - first), np.int64))
+        begin_batch(module, name, setup, first, np.arange(min(each, total - first)) % multiprocessors)
         for first in range(0, total, each)
     ]
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_int64, c_void_p
 
 import numpy as np
 import pytest
 
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.isa.faults import MisalignedAddress
+from pympsd_server.backends.emulated.ptx.runtime import atomics
+from pympsd_server.native.library import load
 from tests.emulated.fragments import Array, run_fragment
-from tests.emulated.harness import HEADER, Device
+from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 RULES: dict[str, Callable[[int, int], int]] = {
     "add.u32": lambda old, v: old + v,
@@ -23,6 +29,15 @@ RULES: dict[str, Callable[[int, int], int]] = {
     "dec.u32": lambda old, v: v if old == 0 or old > v else old - 1,
 }
 MASK = 0xFFFFFFFF
+
+
+@pytest.fixture(params=["in C", "in NumPy"])
+def _both_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the C part, and as without it."""
+    if request.param == "in C":
+        assert atomics._native_functions()
+    else:
+        monkeypatch.setattr(atomics, "_native_functions", dict)
 
 
 def kernel(operation: str, space: str, name: str) -> str:
@@ -51,6 +66,7 @@ def run(operation: str, space: str, name: str, where: Array, values: Array) -> t
     return device.get(addresses[0], memory), device.get(addresses[3], values)
 
 
+@pytest.mark.usefixtures("_both_parts")
 @pytest.mark.parametrize("spread", [1, 7])
 @pytest.mark.parametrize("operation", sorted(RULES))
 @pytest.mark.parametrize("space", [".global", ""])
@@ -73,6 +89,7 @@ def test_atomics(operation: str, space: str, spread: int) -> None:
         assert not seen.any()
 
 
+@pytest.mark.usefixtures("_both_parts")
 @pytest.mark.parametrize("threads", [5, 64, 300])
 def test_compare_and_swap_in_thread_order(threads: int) -> None:
     """Thread i expects i and stores i+1: all succeed one after another."""
@@ -81,6 +98,7 @@ def test_compare_and_swap_in_thread_order(threads: int) -> None:
     np.testing.assert_array_equal(run_fragment(text, "u4", np.zeros(threads, "u4")), np.arange(threads))
 
 
+@pytest.mark.usefixtures("_both_parts")
 @pytest.mark.parametrize(("kind", "dtype"), [("f32", "f4"), ("f64", "f8"), ("s64", None), ("u64", "u8")])
 def test_other_types_add(kind: str, dtype: str | None) -> None:
     if kind == "s64":
@@ -170,3 +188,50 @@ def test_a_vector_must_be_aligned_as_a_whole() -> None:
     module = device.load(HOPPER + VECTORS.replace("@BODY@", BODIES["f32"]))
     with pytest.raises(MisalignedAddress):
         device.launch(module, "k", 1, 50, addresses[0] + 4, *addresses[1:])
+
+
+ATOMICS = """.visible .entry k(.param .u64 p, .param .u32 rounds)
+{ .reg .b32 %i, %n, %old, %new, %seen; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %i, 0;
+ld.param.u32 %n, [rounds];
+AGAIN: atom.sys.global.add.u32 %old, [%a], 1; atom.sys.global.inc.u32 %old, [%a+4], 0xffffffff;
+red.sys.global.dec.u32 [%a+8], 0xffffffff; red.sys.add.u64 [%a+16], 1; red.sys.global.add.f32 [%a+24], 0f3F800000;
+TRY: ld.volatile.global.u32 %old, [%a+12]; add.u32 %new, %old, 1;
+atom.sys.global.cas.b32 %seen, [%a+12], %old, %new; setp.ne.u32 %q, %seen, %old; @%q bra TRY;
+add.u32 %i, %i, 1; setp.lt.u32 %q, %i, %n; @%q bra AGAIN; ret; }"""
+
+
+@pytest.mark.parametrize(("tier", "blocks", "rounds"), [("compiled", 4, 300), ("numpy", 1, 20)])
+def test_atomics_are_atomic_towards_the_processor(
+    monkeypatch: pytest.MonkeyPatch, tier: str, blocks: int, rounds: int
+) -> None:
+    """As towards a program that changes managed memory while a kernel runs: here a thread that runs C."""
+    monkeypatch.setenv("PYMPSD_TIER", tier)
+    if tier == "compiled":
+        pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
+    device = Device(1 << 20)
+    address = device.put(np.zeros(8, "u4"))
+    module = device.load(HEADER + ATOMICS)
+    runs = [batches(module, "k", three(blocks), three(64), (address, rounds))[0] for _ in range(2)]
+    assert all(isinstance(batch, CompiledBatch) == (tier == "compiled") for batch in runs)
+    ended, added = threading.Event(), 0
+    memory = device.space.views[np.dtype("u4")].ctypes.data + address - device.space.base
+    arrays = np.zeros(1000, "i8"), np.ones(1000, "u4"), np.zeros(1000, "u4")
+    places, ones, old = (array.ctypes.data for array in arrays)
+    add = load("_kernels", {"atomic_add_u4": (None, (c_void_p, c_void_p, c_int64, *[c_void_p] * 3))}).atomic_add_u4
+
+    def run(batch: object) -> bool:
+        return batch.step(60, Never())  # type: ignore[attr-defined]
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = [pool.submit(run, batch) for batch in runs]
+        ends[-1].add_done_callback(lambda end: ended.set())
+        while not ended.is_set():
+            for word in range(4):
+                add(memory + 4 * word, places, 1000, ones, ones, old)
+            added += 1000
+        assert all(end.result() for end in ends)
+    total = 2 * blocks * 64 * rounds
+    got = device.get(address, np.zeros(8, "u4"))
+    down = (added - total) % 2**32
+    assert got[:5].tolist() == [total + added, total + added, down, total + added, total]
+    assert got[6:7].view("f4")[0] == total

@@ -43,17 +43,18 @@ def store(space: str = ".global", guard: str = "") -> str:
     ],
 )
 def test_bad_stores_fault(space: str, stride: int, offset: int, fault: type[DeviceFault], code: int) -> None:
+    """Nothing of the warp is written; other warps may have been quicker."""
     device = Device(1 << 20)
-    before = np.full(64, 7, "u4")
+    before = np.full(32, 7, "u4")
     address = device.put(before)
     module = device.load(store(space))
     with pytest.raises(fault, match="store") as caught:
-        device.launch(module, "store", 1, 64, address, stride, offset)
+        device.launch(module, "store", 1, 32, address, stride, offset)
     assert caught.value.code == code
     assert caught.value.kernel == "store"
     np.testing.assert_array_equal(device.get(address, before), before)
-    device.launch(module, "store", 1, 64, address, 4, 0)
-    np.testing.assert_array_equal(device.get(address, before), np.arange(64))
+    device.launch(module, "store", 1, 32, address, 4, 0)
+    np.testing.assert_array_equal(device.get(address, before), np.arange(32))
 
 
 def test_freed_memory_is_inaccessible() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.emulated.harness import HEADER, Device
 
+TIERS = ("numpy",)
 REGISTERS, SLOTS, THREADS = 5, 4, 40
 MASK = 0xFFFFFFFF
 

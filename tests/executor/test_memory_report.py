@@ -17,7 +17,7 @@ from pympsd.wire.executor_messages import (
     Ping,
 )
 from tests.executor.executor_owner import GENERATION, ExecutorOwner, current_build
-from tests.executor.raw_client import RawClient
+from tests.executor.raw_client import ENDLESS, RawClient
 
 Start = Callable[..., ExecutorOwner]
 
@@ -28,6 +28,7 @@ class Reports:
     def __init__(self, owner: ExecutorOwner) -> None:
         self.owner = owner
         self.held: dict[int, int] = {}
+        self.utilization = -1
         build = current_build()
         owner.send(ExecutorSetup(build, 0, GENERATION, "emulated", describe("H200")[0], reports_memory=True))
         assert owner.receive()[0] == ExecutorReady(owner.process.pid)
@@ -37,6 +38,8 @@ class Reports:
         message, fds = self.owner.receive()
         if isinstance(message, MemoryUsed):
             self.held = message.clients
+            assert message.utilization is not None
+            self.utilization = message.utilization
         return message, fds
 
     def until(self, wanted: Callable[[dict[int, int]], bool]) -> None:
@@ -84,6 +87,19 @@ def test_many_changes_are_reported_in_few_messages(start: Start) -> None:
         reports.next()
         said += 1
     assert said < 100
+
+
+def test_a_kernel_that_runs_is_utilization_until_it_ends(start: Start) -> None:
+    reports = Reports(start())
+    client = reports.attach(1)
+    reports.until(lambda held: list(held) == [1])
+    assert reports.utilization == 0
+    module, _ = client.load()
+    client.launch(module, ENDLESS)
+    reports.until(lambda _: reports.utilization > 50)
+    reports.owner.send(DropClient(request=9, client=1))
+    reports.until(lambda held: held == {})
+    reports.until(lambda _: reports.utilization == 0)
 
 
 def test_an_owner_that_did_not_ask_receives_no_report(executor: ExecutorOwner) -> None:

@@ -203,7 +203,7 @@ def test_a_server_that_could_not_register_says_so_and_does_later(make_node: Make
     with StateFolder(str(node.machine)).lock():
         client = node.client(first).connect()
         assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-        said = "is in use, but a server that requests it exclusively cannot detect that yet"
+        said = "is in use, but cannot be registered"
         wait_until(lambda: sum(said in line for line in first.log("server.log")) == 2, "the lines about both devices")
         assert any("another process keeps it locked" in line for line in first.log("server.log"))
     wait_until(lambda: "Device 1 is now registered" in first.log("server.log"), "its registration")

@@ -52,7 +52,7 @@ def drain_list(daemon: DaemonProcess) -> list[dict[str, Any]]:
 def test_an_operator_drains_under_load_and_loses_nothing(daemon: DaemonProcess, make_client: Make) -> None:
     client, late = make_client().connect(), make_client()
     with draining(daemon, "--all") as begun:
-        assert first_line(begun) == "Draining --all: 1 client is running, no clients are held.\n"
+        assert first_line(begun) == "Draining --all: 1 client is running, no clients are waiting.\n"
         late.begin("init")
         wait_until(lambda: is_held(daemon, late.pid), "the held client")
         assert client.do("add") == RIGHT
@@ -61,7 +61,7 @@ def test_an_operator_drains_under_load_and_loses_nothing(daemon: DaemonProcess, 
         output, errors = begun.communicate(timeout=SECONDS)
     user = os.getuid()
     ended = f"Client {client.pid} of user {user} on server uid_{user}: finished.\n"
-    assert (output, errors, begun.returncode) == (f"{ended}Drained --all: nothing is left.\n", "", 0)
+    assert (output, errors, begun.returncode) == (f"{ended}Drained --all: no clients remain.\n", "", 0)
     assert not late.has_result()
     assert daemon.run(["undrain", "--all"]).returncode == 0
     assert late.result() == "CUDA_SUCCESS"
@@ -87,7 +87,10 @@ def test_then_fail_exits_with_1_and_terminates_nothing(daemon: DaemonProcess, ma
     client = make_client().connect()
     done = daemon.run(["drain", "--all", "--timeout=0.1", "--then=fail"])
     assert done.returncode == 1
-    assert f"--all is not drained after 0.1 s; nothing was terminated; left: {client.pid}.\n" in done.stdout
+    assert (
+        f"--all was not drained within 0.1 s; nothing was terminated; remaining clients: {client.pid}.\n"
+        in done.stdout
+    )
     assert done.stderr == "new clients are held until 'undrain --all'\n"
     assert client.do("add") == RIGHT
     assert [row["state"] for row in drain_list(daemon)] == ["not drained"]
@@ -184,7 +187,7 @@ def test_cgroups_are_found_in_protocol_2(daemon: DaemonProcess, make_client: Mak
     client = make_client().connect()
     done = daemon.run(["drain", "--cgroup=/", "--timeout=0", "--then=fail"])
     assert done.returncode == 1
-    assert f"left: {client.pid}." in done.stdout
+    assert f"remaining clients: {client.pid}." in done.stdout
     late = make_client()
     late.begin("init")
     wait_until(lambda: is_held(daemon, late.pid), "the held client")

@@ -442,9 +442,9 @@ def test_a_full_log_disk_costs_lines_and_says_how_many(clients: list[ClientProce
     ballast.unlink()
     daemon.say("ps")
     lines = log.read_text().splitlines()
-    (lost,) = [line for line in lines if line.endswith(f" log lines could not be written: {NO_SPACE}")]
-    assert re.fullmatch(r"\[\S+ \S+ Control +\d+\] (\d+) .*", lost), "it stands on a line of its own"
-    assert int(lost.partition("] ")[2].split()[0]) > 10
+    (lost,) = [line for line in lines if line.endswith(f" log lines: {NO_SPACE}")]
+    assert re.fullmatch(r"\[\S+ \S+ Control +\d+\] Could not write (\d+) .*", lost), "it stands on a line of its own"
+    assert int(lost.partition("Could not write ")[2].split()[0]) > 10
     torn = [line for line in lines if not re.match(r"\[\d{4}-\d\d-\d\d \S+ Control +\d+\] ", line)]
     assert len(torn) <= 1
     assert lines[-1].endswith("UI closed") or any(line.endswith("Cmd:ps") for line in lines[lines.index(lost) :])

@@ -34,7 +34,7 @@ def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
     daemon.hear_out()
     found = {}
     for text in daemon.log("server.log"):
-        if text.startswith("Device ") and " is run by process " in text:
+        if text.startswith("Device ") and " runs in process " in text:
             words = text.split()
             found[int(words[1])] = int(words[-1])
     assert set(found.values()) >= set(children_of(server))

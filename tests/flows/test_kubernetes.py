@@ -97,13 +97,14 @@ def test_the_pre_stop_command_of_the_sample_drains(daemon: DaemonProcess) -> Non
             assert begun.stdout is not None
             assert begun.stdout.readline().startswith("Draining --all: 1 client is running")
             client.end()
-            assert begun.communicate(timeout=SECONDS)[0].endswith("Drained --all: nothing is left.\n")
+            assert begun.communicate(timeout=SECONDS)[0].endswith("Drained --all: no clients remain.\n")
             assert begun.returncode == 0
 
 
 def test_the_vendors_command_drains_too(daemon: DaemonProcess, names: Path) -> None:
     daemon.command = str(names / "nvidia-cuda-mps-control")
-    for words, end in (("drain --all", "Drained --all: nothing is left."), ("undrain", "No longer draining --all.")):
+    lines = (("drain --all", "Drained --all: no clients remain."), ("undrain", "No longer draining --all."))
+    for words, end in lines:
         done = daemon.run(words.split())
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.splitlines()[-1] == end

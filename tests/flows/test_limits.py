@@ -193,7 +193,7 @@ def test_a_contexts_own_percentage_is_by_device(make_daemon: Callable[..., Daemo
     assert [affinity for _, affinity in sms_of(client)] == ["104", "104"], "no limit of its own, nor a higher one"
     client.do(f"env {PERCENTAGE} 0=20,7=50")
     assert client.do("newctx 0") == "CUDA_ERROR_INVALID_VALUE"
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: '7=50': 7 is no device" in client.do("error")
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: '7=50': 7 is not a device" in client.do("error")
     lenient = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{EACH: "1"}))
     lenient.do(f"env {PERCENTAGE} 0=20,7=50")
     assert [affinity for _, affinity in sms_of(lenient)] == ["26", "132"]
@@ -201,7 +201,7 @@ def test_a_contexts_own_percentage_is_by_device(make_daemon: Callable[..., Daemo
 
 def test_a_percentage_of_a_device_that_is_not_there_is_refused(daemon: DaemonProcess, start: Start) -> None:
     for entry, allowed in {
-        "7=50": "7 is no device",
+        "7=50": "7 is not a device",
         "0=0": "above 0",
         "0=x": "a number",
         "50": "the form is",
@@ -314,12 +314,12 @@ def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, star
     hidden = start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "2=1G"})
     assert hidden.do("init") == "CUDA_ERROR_INVALID_VALUE"
     ids = uuids(three_devices)
-    assert "'2=1G': 2 is no device of this process" in hidden.do("error")
+    assert "'2=1G': 2 is not a device of this process" in hidden.do("error")
     assert f"its devices are 0 ({ids[2]}), 1 ({ids[0]})" in hidden.do("error")
 
 
 IMPOSSIBLE = {
-    "junk": "junk is no device of this process",
+    "junk": "junk is not a device of this process",
     "1G": "the form is DEVICE=LIMIT, as in 0=1G",
     "0:1G": "the form is DEVICE=LIMIT, as in 0=1G",
     "0=": "a whole number from 1 and G or M",
@@ -327,8 +327,8 @@ IMPOSSIBLE = {
     "0=1T": "a whole number from 1 and G or M",
     "0=0G": "0 for no limit",
     "9=1G": "its devices are 0 (GPU-",
-    "GPU-=1G": "the beginning of several UUIDs",
-    "GPU-ffff=1G": "no device of this process",
+    "GPU-=1G": "begins several UUIDs",
+    "GPU-ffff=1G": "not a device of this process",
 }
 
 

@@ -30,6 +30,7 @@ from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue, QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, LimitsInForce, ThreadPercentage
@@ -88,7 +89,7 @@ def state() -> Daemon:
     )
     server = Server(1, 7, ThreadPercentage(12.5), pid=847, phase=Phase.FAULT, name='a "b"\\')
     contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
-    server.launches = {1: 42}
+    server.use = {1: DeviceUse({}, launches=42, utilization=25)}
     daemon.lifetime.counts[Count.FAULTS] = 3
     limits = LimitsInForce(50.0, 1, {0: 64 * MIB}, {0: 66, 1: 32}, {0: 50.0, 1: 25.0})
     server.clients = {
@@ -118,6 +119,7 @@ def test_the_text_says_what_there_is(state: Daemon) -> None:
     memory = {labels["device"]: value for labels, value in found["pympsd_client_memory_bytes"]}
     assert memory == {"0": 3 * MIB, "1": 0}
     assert [(labels["device"], value) for labels, value in found["pympsd_server_launches"]] == [("1", 42)]
+    assert [(labels["device"], value) for labels, value in found["pympsd_server_utilization_ratio"]] == [("1", 0.25)]
     assert (found["pympsd_faults"], found["pympsd_refused_clients"]) == ([({}, 3)], [({}, 0)])
     assert ({"resource": "connections"}, 50) in found["pympsd_user_share"]
     of_user = {"uid": "1002", "resource": "connections"}

@@ -383,7 +383,7 @@ def test_bytes_that_are_no_text_come_back_as_they_came_on_stderr_too(daemon: Dae
     line = b"set_default_device_pinned_mem_limit \xff\xfe 1G\nget_default_client_priority"
     done = subprocess.run([PYMPSD], env=daemon.environment, input=line, capture_output=True, timeout=SECONDS)
     assert (done.returncode, done.stdout) == (0, b"0\n")
-    assert done.stderr.startswith(b"\xff\xfe is no device of this daemon")
+    assert done.stderr.startswith(b"\xff\xfe is not a device of this daemon")
 
 
 def test_many_commands_in_one_session_are_answered_in_order(daemon: DaemonProcess) -> None:

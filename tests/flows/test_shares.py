@@ -98,7 +98,7 @@ def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonP
     check_others_are_served(daemon, join)
     assert row(daemon, GREEDY, "servers") == [6, 6, 1]
     assert row(daemon, GREEDY, "processes") == [20, 12, 0]
-    assert "Shares of each user: servers 6, processes 20, " in "\n".join(daemon.log())
+    assert "Share of each user: servers 6, processes 20, " in "\n".join(daemon.log())
     assert asked(daemon, GREEDY, "server delete greedy3") == ""
     assert asked(daemon, GREEDY, "server create again") == ""
     assert ctl(daemon, "server create gift --uid=10001") == "", "root may give a user more"

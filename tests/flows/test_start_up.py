@@ -60,7 +60,7 @@ def test_log_of_start_and_quit(daemon: DaemonProcess) -> None:
     daemon.say("quit\n")
     backend, shares = daemon.log()[3:5]
     assert backend.startswith("The backend is ")
-    assert shares.startswith("Shares of each user: connections ")
+    assert shares.startswith("Share of each user: connections ")
     assert daemon.log() == [
         f"Starting control daemon using socket {pipe}/control",
         f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={pipe}",

@@ -160,7 +160,7 @@ def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) 
     wait_until(lambda: not alive(daemon.pid) and not alive(server), "the end")
     left = {path.name for path in (daemon.directory / "pipe").iterdir()}
     assert left == {"control", "control_lock", "control_privileged"}
-    assert f"Server {server} has ended; its exit status is unknown, because another daemon started it" in daemon.log()
+    assert f"Server {server} has exited; its exit status is unknown because another daemon started it" in daemon.log()
 
 
 def test_clients_that_begin_after_an_idle_daemon_was_killed_wait_for_the_next(

@@ -118,7 +118,7 @@ def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Calla
     log = daemon.log("server.log")
     story = [
         f"Client termination of process {a.pid} did not end within 10 s.",
-        f"Resetting device 0, because a kernel of process {a.pid} has not ended and cannot be stopped",
+        f"Resetting device 0 because a kernel of process {a.pid} is still running and cannot be stopped",
         "Volta MPS: Server is handling a fatal GPU error.",
         "Volta MPS: The following devices",
         "Volta MPS: The following clients have a sticky error set:",
@@ -170,7 +170,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     wait_until(lambda: _held(node, server) == 0, "nothing to be left")
     log = daemon.log("server.log")
     assert (
-        f"Ending process {executor} of device 0: it has no clients, but kernels of exited clients are still running"
+        f"Stopping process {executor} of device 0, which has no clients but still runs kernels of exited clients"
         in log
     )
     assert _status(daemon, server) == "ACTIVE"

@@ -186,7 +186,7 @@ def test_a_trace_that_was_removed_is_missed(daemon: DaemonProcess, trace: Path) 
         lose()
         done = daemon.run(["trace", "stop"])
         assert done.returncode == 1
-        assert done.stdout == f"{trace} was removed or moved while the trace was written: it is not there.\n"
+        assert done.stdout == f"{trace} was removed or moved while the trace was written and no longer exists.\n"
     assert json.loads(trace.with_suffix(".moved").read_text())
 
 
@@ -323,7 +323,7 @@ def test_a_full_disk_is_said_at_the_programs_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("file", "another file than a trace"), ("link", "a symbolic link"), ("fifo", "not a regular file")],
+    [("file", "not a trace file"), ("link", "a symbolic link"), ("fifo", "not a regular file")],
 )
 def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str, reason: str) -> None:
     path, other = tmp_path / "trace.json", tmp_path / "other"

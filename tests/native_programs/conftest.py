@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +18,23 @@ SOURCES = Path(__file__).parent
 NATIVE = SOURCES.parents[1] / "pympsd_client" / "native" / "src"
 """The sources of the libraries, which are not installed."""
 LIBRARIES = Path(pympsd_client.__file__).parent / "native" / "libraries"
+ROW = re.compile(
+    r'^(?:OF_(\d+)\()?(FUNCTION|OWN|PER_THREAD)\((\w+),(?: (_pt[sd][sz]),)? \d+, "(.*?)"\)', re.MULTILINE
+)
 Compile = Callable[..., Path]
 """From the name of a source file here, and of libraries, to the program."""
+
+
+def read_table(library: str, major: str = "", *, own: bool = True) -> dict[str, str]:
+    """Return a library's functions in one version of CUDA, with the types of their parameters, from its table.
+
+    ``own``: also those that are the library's own C code.
+    """
+    functions = {}
+    for version, kind, name, suffix, parameters in ROW.findall((NATIVE / library / "functions.h").read_text()):
+        if version in {"", major} and (own or kind != "OWN"):
+            functions |= dict.fromkeys((name, name + suffix), parameters)
+    return functions
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +46,7 @@ def compile_program(tmp_path_factory: pytest.TempPathFactory) -> Compile:
         program = folder / "-".join((name, *libraries))
         if not program.exists():
             compiler = os.environ.get("CC", "cc")
-            options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-pthread", f"-L{LIBRARIES}"]
+            options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Werror", "-pthread", "-rdynamic", f"-L{LIBRARIES}"]
             source = SOURCES / f"{name}.c"
             command = [compiler, *options, "-o", str(program), str(source)]
             command += [f"-l:{library}" for library in libraries or ("libcuda.so.1",)]

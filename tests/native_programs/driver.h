@@ -20,6 +20,7 @@ CUresult cuGetErrorName(CUresult error, const char **text);
 CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 CUresult cuGetExportTable(const void **table, const void *id);
 CUresult cuDeviceGet(CUdevice *device, int ordinal);
+CUresult cuDeviceGetCount(int *count);
 CUresult cuDeviceGetName(char *name, int length, CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxDestroy_v2(CUcontext context);

@@ -31,7 +31,8 @@ static int with_child(void) {
 }
 
 static void at_exit_before(void) {
-    printf("registered before cuInit: %d\n", cuMemFree_v2(memory));
+    int devices;
+    printf("registered before cuInit: %d %d\n", cuDeviceGetCount(&devices), cuMemFree_v2(memory));
 }
 
 static void at_exit_after(void) {

@@ -40,7 +40,7 @@ static int variable(void **address, size_t *size, const void *host) {
     return 0;
 }
 
-static int set_registry(void *find) {
+static int set_registry(void *find, void *wrapper_at) {
     static int calls;
     pthread_t other;
     if (calls++ == 0) {
@@ -48,7 +48,7 @@ static int set_registry(void *find) {
         pthread_join(other, NULL);
     }
     has_registry = 1;
-    return find == NULL;
+    return find == NULL || wrapper_at == NULL;
 }
 
 static int take_error(void) {

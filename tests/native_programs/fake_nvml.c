@@ -33,6 +33,12 @@ int nvmlDeviceGetName(void *device, char *name, unsigned length) {
     return device == &users ? 0 : 2;
 }
 
+int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) {
+    rates[0] = 12;
+    rates[1] = 3;
+    return device == &users ? 0 : 2;
+}
+
 int nvmlDeviceGetTemperature(void *device, int sensor, unsigned *degrees) {
     *degrees = 40 + sensor;
     return device == &users ? 0 : 2;

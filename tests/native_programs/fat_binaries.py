@@ -24,6 +24,18 @@ _TEXT = """
 END: ret;
 }
 """
+_NESTED = (
+    _TEXT
+    + """
+.extern .func (.param .b64 buffer) __cudaCDP2GetParameterBufferV2(.param .b64 kernel, .param .b32 shape);
+.visible .entry parent()
+{
+    .reg .b64 %d<2>; .param .b64 buffer; .param .b64 kernel; .param .b32 shape;
+    mov.u64 %d1, scale; st.param.b64 [kernel], %d1; st.param.b32 [shape], 1;
+    call (buffer), __cudaCDP2GetParameterBufferV2, (kernel, shape); ret;
+}
+"""
+)
 _PTX, _CUBIN = 1, 2
 _PLAIN, _LZ4 = 0x11, 0x2011
 
@@ -44,6 +56,11 @@ def compressed() -> bytes:
     text = _TEXT.encode() + b"\0"
     block = lz4.block.compress(text, store_size=False)
     return _binary(_PTX, _LZ4, block, len(block), len(text))
+
+
+def nested() -> bytes:
+    """Return a fat binary with the PTX of a kernel that launches the other."""
+    return _binary(_PTX, _PLAIN, _NESTED.encode() + b"\0")
 
 
 def without_ptx() -> bytes:

@@ -4,7 +4,8 @@
  *     __global__ void scale(int *values) { values[threadIdx.x] *= factor; if (threadIdx.x == 0) { calls++; total += 5; } }
  *
  * The fat binary is in a file that the first argument names. The second argument is "whole"; "linked": the fat binary is
- * a part of a program that nvcc -rdc=true has linked; or "refused": it has no PTX. Prints "done". */
+ * a part of a program that nvcc -rdc=true has linked; "refused": it has no PTX; or "nested": linked, and a kernel launches
+ * another. Prints "done", or the name of the error. */
 
 #include "runtime.h"
 
@@ -121,6 +122,38 @@ static void test_errors(int *memory) {
     EXPECT(cudaGetLastError() == NOT_SUPPORTED);
 }
 
+static void test_what_is_not_a_kernel(void) {
+    static struct {
+        size_t sizes[3];
+        int fields[30];
+    } attributes;
+    const void *wrong[] = {NULL, (void *)test_symbols, &calls};
+    cudaLaunchConfig_t config = {ONE, BLOCK, 0, NULL, NULL, 0};
+    cudaGraph_t graph;
+    cudaGraphNode_t node;
+    const char *name;
+    int number;
+    size_t size;
+    CHECK(cudaGraphCreate(&graph, 0));
+    for (size_t index = 0; index < sizeof wrong / sizeof *wrong; index++) {
+        const void *host = wrong[index];
+        cudaKernelNodeParams parameters = {(void *)host, ONE, BLOCK, 0, NULL, NULL};
+        EXPECT(cudaFuncGetAttributes(&attributes, host) == INVALID_FUNCTION);
+        EXPECT(cudaFuncSetAttribute(host, 8, 1 << 16) == INVALID_FUNCTION);
+        EXPECT(cudaFuncSetCacheConfig(host, 0) == INVALID_FUNCTION);
+        EXPECT(cudaFuncGetName(&name, host) == INVALID_FUNCTION);
+        EXPECT(cudaKernelSetAttributeForDevice((void *)host, 8, 1 << 16, 0) == INVALID_FUNCTION);
+        EXPECT(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&number, host, 32, 0) == INVALID_FUNCTION);
+        EXPECT(cudaOccupancyAvailableDynamicSMemPerBlock(&size, host, 1, 32) == INVALID_FUNCTION);
+        EXPECT(cudaOccupancyMaxActiveClusters(&number, host, &config) == INVALID_FUNCTION);
+        EXPECT(cudaOccupancyMaxPotentialClusterSize(&number, host, &config) == INVALID_FUNCTION);
+        EXPECT(cudaGraphAddKernelNode(&node, graph, NULL, 0, &parameters) == INVALID_FUNCTION);
+        EXPECT(cudaLaunchKernelExC(&config, host, NULL) == INVALID_FUNCTION);
+        EXPECT(cudaGetLastError() == INVALID_FUNCTION);
+    }
+    CHECK(cudaGraphDestroy(graph));
+}
+
 static void test_kernels_by_address(int *memory) {
     void *parameters[] = {&memory};
     cudaKernelNodeParams node_parameters = {(void *)scale, ONE, BLOCK, 0, parameters, NULL}, read;
@@ -187,8 +220,19 @@ static void test_properties(void) {
 int main(int count, char **arguments) {
     int *memory;
     EXPECT(count == 3);
-    read_fat_binary(arguments[1], strcmp(arguments[2], "linked") == 0);
+    int is_nested = strcmp(arguments[2], "nested") == 0;
+    read_fat_binary(arguments[1], is_nested || strcmp(arguments[2], "linked") == 0);
     register_all();
+    if (is_nested) {
+        void *parameters[] = {&memory};
+        int devices;
+        CHECK(cudaGetDeviceCount(&devices));
+        EXPECT(devices == 1 && cudaSetDevice(0) == NOT_SUPPORTED && cudaGetLastError() == NOT_SUPPORTED);
+        EXPECT(cudaLaunchKernel((void *)scale, ONE, BLOCK, parameters, 0, NULL) == NOT_SUPPORTED);
+        EXPECT(cudaMalloc((void **)&memory, COUNT) == NOT_SUPPORTED && cudaFree(NULL) == NOT_SUPPORTED);
+        puts(cudaGetErrorName(cudaGetLastError()));
+        return 0;
+    }
     if (strcmp(arguments[2], "refused") == 0) {
         void *parameters[] = {&memory};
         for (int again = 0; again < 2; again++)
@@ -200,6 +244,7 @@ int main(int count, char **arguments) {
     test_launches(memory);
     test_symbols();
     test_errors(memory);
+    test_what_is_not_a_kernel();
     test_kernels_by_address(memory);
     test_threads(memory);
     test_properties();

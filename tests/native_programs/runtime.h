@@ -41,6 +41,7 @@ int cudaGetSymbolSize(size_t *size, const void *symbol);
 int cudaDeviceSynchronize(void);
 int cudaDeviceReset(void);
 int cudaSetDevice(int device);
+int cudaGetDeviceCount(int *count);
 int cudaGetLastError(void);
 int cudaPeekAtLastError(void);
 const char *cudaGetErrorName(int error);
@@ -54,6 +55,12 @@ int cudaLaunchCooperativeKernel(const void *func, dim3 grid, dim3 block, void **
                                 cudaStream_t stream);
 int cudaFuncGetAttributes(void *attributes, const void *func);
 int cudaFuncSetAttribute(const void *func, int attribute, int value);
+int cudaFuncSetCacheConfig(const void *func, int config);
+int cudaFuncGetName(const char **name, const void *func);
+int cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device);
+int cudaOccupancyAvailableDynamicSMemPerBlock(size_t *size, const void *func, int blocks, int block_size);
+int cudaOccupancyMaxActiveClusters(int *clusters, const void *func, const cudaLaunchConfig_t *config);
+int cudaOccupancyMaxPotentialClusterSize(int *size, const void *func, const cudaLaunchConfig_t *config);
 int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *func, int block_size, size_t shared_bytes);
 int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version, unsigned long long flags,
                                      int *status);
@@ -63,6 +70,7 @@ int cudaStreamCreate(cudaStream_t *stream);
 int cudaStreamSynchronize_ptsz(cudaStream_t stream);
 int cudaMemcpyAsync_ptsz(void *to, const void *from, size_t size, int kind, cudaStream_t stream);
 int cudaGraphCreate(cudaGraph_t *graph, unsigned flags);
+int cudaGraphDestroy(cudaGraph_t graph);
 int cudaGraphAddKernelNode(cudaGraphNode_t *node, cudaGraph_t graph, const cudaGraphNode_t *dependencies, size_t count,
                            const cudaKernelNodeParams *parameters);
 int cudaGraphKernelNodeGetParams(cudaGraphNode_t node, cudaKernelNodeParams *parameters);

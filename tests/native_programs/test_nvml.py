@@ -141,6 +141,19 @@ def test_a_query_sees_what_the_daemon_wrote_last(nvml: Nvml, pipe: Path) -> None
     assert nvml.text("nvmlDeviceGetUUID", first) == UUID
 
 
+def test_the_utilization_is_the_daemons(nvml: Nvml, pipe: Path) -> None:
+    first, second = nvml.handles()
+    assert nvml.utilization(first) == (0, 0)
+    busy = nvml_text("emulated", DEVICES, utilization=[37, None])
+    _publish(pipe, busy)
+    assert nvml.utilization(first) == (37, 0)
+    assert nvml.call("nvmlDeviceGetUtilizationRates", first, None) == INVALID
+    # A daemon of an earlier version, or one with a server of it, does not know it.
+    assert nvml.call("nvmlDeviceGetUtilizationRates", second, (ctypes.c_uint * 2)()) == NOT_SUPPORTED
+    _publish(pipe, busy).unlink()  # the daemon has quit
+    assert nvml.utilization(first) == (0, 0)
+
+
 def test_the_compute_mode_is_the_one_that_pympsd_smi_set(nvml: Nvml, pipe: Path) -> None:
     modes, name = pipe / "modes", "nvmlDeviceGetComputeMode"
     assert nvml.call("nvmlShutdown") == 0
@@ -166,7 +179,8 @@ MANGLED = {
     "a name that is too long": TEXT.replace("NVIDIA H200", "A" * 96).encode(),
     "a negative number": TEXT.replace("memory 1", "memory -1").encode(),
     "a number that is too large": TEXT.replace("memory 1", f"memory {1 << 64}").encode(),
-    "more used than there is": TEXT.replace(f" {USED}\ncompute", f" {1 << 60}\ncompute").encode(),
+    "more used than there is": TEXT.replace(f" {USED}\nutil", f" {1 << 60}\nutil").encode(),
+    "a percentage that is missing": TEXT.replace("utilization 0 0", "utilization 0").encode(),
     "no number": TEXT.replace("capability 9 0", "capability 9").encode(),
     "a kind of process that there is not": TEXT.replace("process 9 C", "process 9 X").encode(),
     "too many devices": TEXT.replace("end\n", "device\nuuid a\nname b\n" * 300 + "end\n").encode(),
@@ -410,5 +424,6 @@ def test_on_a_gpu_the_driver_answers_but_for_devices_and_processes(
     (only,) = nvml.handles()
     assert nvml.text("nvmlDeviceGetName", only) == "the driver's"
     assert nvml.number("nvmlDeviceGetTemperature", only, 0) == 40
+    assert nvml.utilization(only) == (12, 3)
     assert nvml.processes(only) == nvml.processes(only, "MPSCompute") == [(8, USED)]
     assert nvml.call("nvmlShutdown") == 0

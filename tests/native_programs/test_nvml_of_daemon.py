@@ -63,6 +63,34 @@ def _by_nvml(nvml: Nvml) -> tuple[list[list[str]], list[list[str]]]:
     return devices, sorted(processes)
 
 
+def test_the_utilization_is_that_of_the_last_second(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon, nvml = node.daemon("a"), Nvml.load()
+    for name, value in daemon.environment.items():
+        monkeypatch.setenv(name, value)
+    assert nvml.call("nvmlInit_v2") == 0
+    first, second = nvml.handles()
+
+    def by_smi(index: int) -> int:
+        done = node.smi("-i", str(index), "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
+        return int(done.stdout)
+
+    client = node.client(daemon).connect()
+    assert nvml.utilization(first) == nvml.utilization(second) == (0, 0)
+    assert client.do("spin").startswith("CUDA_SUCCESS")  # until its memory is written
+    wait_until(lambda: nvml.utilization(first)[0] > 50, "the kernel")
+    wait_until(lambda: by_smi(0) > 50, "the kernel, by pympsd-smi")
+    assert (nvml.utilization(second), by_smi(1)) == ((0, 0), 0)
+    assert client.do("release") == "CUDA_SUCCESS"
+    wait_until(lambda: nvml.utilization(first) == (0, 0), "the kernel's end")
+    wait_until(lambda: by_smi(0) == 0, "the kernel's end, by pympsd-smi")
+
+    assert client.do("endless").startswith("CUDA_SUCCESS")
+    wait_until(lambda: nvml.utilization(first)[0] > 50, "the endless kernel")
+    client.process.kill()  # the server stops its kernel
+    wait_until(lambda: nvml.utilization(first) == (0, 0), "the client's end")
+    assert nvml.call("nvmlShutdown") == 0
+
+
 def test_they_report_the_same(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon, nvml = node.daemon("a"), Nvml.load()
     for name, value in daemon.environment.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from processes import SECONDS
 
 from tests.native_programs import fat_binaries
-from tests.native_programs.conftest import NATIVE, SOURCES, Compile
+from tests.native_programs.conftest import NATIVE, SOURCES, Compile, read_table
 
 
 def _nvcc() -> str | None:
@@ -60,6 +59,18 @@ def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(
     assert done.stderr.count("nvcc -gencode arch=compute_90,code=compute_90") == 1
 
 
+def test_a_program_whose_kernels_launch_kernels_is_refused_by_its_first_call(
+    compile_program: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Many programs do not look at the results of launches: they would report success."""
+    file = tmp_path / "fat"
+    file.write_bytes(fat_binaries.nested())
+    done = _run(compile_program("registered", "libcudart.so.13"), str(file), "nested", environment=environment)
+    assert (done.returncode, done.stdout) == (0, "cudaErrorNotSupported\n"), done.stderr
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("pympsd: cudaSetDevice: CUDA_ERROR_NOT_SUPPORTED: kernels of the program launch kernels")
+
+
 def test_functions_that_cuda_13_has_changed(compile_program: Compile, environment: dict[str, str]) -> None:
     done = _run(compile_program("version_12", "libcudart.so.12"), environment=environment)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
@@ -69,8 +80,7 @@ def test_functions_that_cuda_13_has_changed(compile_program: Compile, environmen
 def test_no_function_crashes_with_zeros_for_its_arguments(
     version: str, compile_program: Compile, environment: dict[str, str]
 ) -> None:
-    table = (NATIVE / "cudart" / f"functions_{version}.h").read_text()
-    names = re.findall(r"^(?:FUNCTION|OWN)\((cuda\w+)", table, re.MULTILINE)
+    names = [name for name in read_table("cudart", version) if name.startswith("cuda")]
     others = ("cudaGetErrorName", "cudaGetErrorString", "cudaCreateChannelDesc")  # they return no error
     done = subprocess.run(
         [str(compile_program("nulls")), f"libcudart.so.{version}"],

@@ -9,7 +9,7 @@ import sys
 import pytest
 from processes import SECONDS
 
-from tests.native_programs.conftest import NATIVE
+from tests.native_programs.conftest import read_table
 
 REFUSED = """
 import sys
@@ -35,14 +35,9 @@ LACKING = re.compile(
 """What pympsd does not have."""
 
 
-def _functions(version: str) -> dict[str, str]:
-    text = (NATIVE / "cudart" / f"functions_{version}.h").read_text()
-    return dict(re.findall(r'^FUNCTION\((\w+), 0, "(.*)"\)$', text, re.MULTILINE))
-
-
 @pytest.mark.parametrize(("version", "count"), [("12", 400), ("13", 390)])
 def test_every_function_is_understood_or_refused_by_name(version: str, count: int) -> None:
-    functions = _functions(version)
+    functions = read_table("cudart", version, own=False)
     assert len(functions) > count
     lines = "".join(f"{name} {parameters}\n" for name, parameters in functions.items())
     done = subprocess.run(

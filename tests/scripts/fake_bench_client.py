@@ -33,7 +33,7 @@ def join(program: Program) -> list[int]:
 
 
 def launch(program: Program, batch: int, begin: int, finish: int, stop: int) -> float:
-    """Launch until the last moment; return the launches a second."""
+    """Launch until the last moment; return the launches per second."""
     count = 0
     while now() < stop:
         for _ in range(batch):

@@ -218,7 +218,7 @@ def test_a_benchmark_there_is_none_of_is_refused(words: list[str]) -> None:
     done = subprocess.run([sys.executable, BENCHMARKS / "run.py", *words], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     names = "control, named, client, routing, native, provisioning, monitoring, tracing, translator"
-    assert f"{words[-1]!r} is none of {names}" in done.stderr
+    assert f"{words[-1]!r} is not one of {names}" in done.stderr
 
 
 # --- clients

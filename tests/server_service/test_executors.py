@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+from contextlib import ExitStack
 
 import pytest
 import trio
@@ -23,6 +24,7 @@ from pympsd_server.service import executors as executors_module
 from pympsd_server.service.executor import Executor, ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
+from tests.executor.raw_client import ENDLESS, RawClient
 
 SECONDS = 60
 SLOT = ExecutorSlot(0)
@@ -229,6 +231,30 @@ async def test_the_memory_of_all_users_clients_on_a_device_is_reported_together(
             await running.vacate(ExecutorSlot(0, 500))
             assert reports[-1][0] == 0
             assert reports[-1][1].keys() == {2}
+            nursery.cancel_scope.cancel()
+
+
+async def test_the_utilization_of_executors_of_a_device_adds_up_until_they_end() -> None:
+    slots = [ExecutorSlot(0, user) for user in (500, 600)]
+    with trio.fail_after(SECONDS), ExitStack() as clients:
+        async with trio.open_nursery() as nursery:
+            running = executors(nursery, "emulated", Recorder())
+            running.on_memory = lambda device, used: None
+            assert running.get_utilization(0) is None, "no executor has reported"
+            for client, slot in enumerate(slots, 1):
+                executor = await running.get_or_start(slot)
+                number = running.next_request()
+                attached, fds = await executor.ask(number, Attach(number, client, client, True, Quota(0, 0, 0)))
+                raw = RawClient.from_fds(fds, client, executor.generation, attached)
+                clients.callback(raw.stream.close)
+                raw.launch(raw.load()[0], ENDLESS)
+            while running.get_utilization(0) != 100:  # two kernels that run all the time
+                await trio.sleep(0)
+            await running.vacate(slots[0])
+            while running.get_utilization(0) <= 50:
+                await trio.sleep(0)
+            await running.vacate(slots[1])
+            assert (running.get_utilization(0), running.get_utilization(1)) == (0, None)
             nursery.cancel_scope.cancel()
 
 

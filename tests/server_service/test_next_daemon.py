@@ -139,7 +139,7 @@ def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -
     assert (report.pid, report.status, report.leaving) == (server.process.pid, "ACTIVE", False)
     assert clients == [of(5, 1), of(6, 2)]
     server.daemon.send(link.ServerAdopted())
-    assert server.daemon.expect(link.LogRecord).event == "server_taken_in"
+    assert server.daemon.expect(link.LogRecord).event == "server_taken_over"
     one.socket.close()
     assert server.daemon.expect(link.ContextGone) == link.ContextGone(5, 1)
     assert server.daemon.expect(link.ClientGone) == link.ClientGone(5)

@@ -6,11 +6,12 @@ import pytest
 
 from pympsd.devices.machine import describe
 from pympsd.devices.nvml_text import DeviceProcess
-from pympsd.service.nvml_file import list_processes
+from pympsd.service.nvml_file import get_utilization, list_processes
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 
@@ -39,7 +40,7 @@ def test_processes_of_a_device(machine: str) -> None:
     _add(of_root, 3, 10, {})  # has no context yet
     _add(of_user, 4, 0, {1: 1}, 1)  # processes of another PID namespace
     _add(of_user, 5, 0, {1: 2}, 1)
-    of_user.left_behind[1] = 100
+    of_user.use[1] = DeviceUse({}, left=100)
     server, client = (
         (lambda pid, used: DeviceProcess(pid, False, used)),
         (lambda pid, used: DeviceProcess(pid, True, used)),
@@ -50,3 +51,16 @@ def test_processes_of_a_device(machine: str) -> None:
     else:
         assert list_processes(daemon, 0) == [server(80, 0), server(90, 0), client(20, 0), client(30, 5)]
         assert list_processes(daemon, 1) == [server(80, 100), client(0, 3), server(90, 0), client(20, 7)]
+
+
+def test_servers_of_a_device_add_up() -> None:
+    daemon = _daemon("2xH200")
+    of_root, of_user, starting = daemon.servers.values()
+    assert get_utilization(daemon, 0) == 0, "nobody has reported"
+    of_root.use = {0: DeviceUse({}, utilization=30), 1: DeviceUse({}, utilization=80)}
+    of_user.use = {1: DeviceUse({}, utilization=70)}
+    assert (get_utilization(daemon, 0), get_utilization(daemon, 1)) == (30, 100)
+    of_root.pid = 0  # its process has ended
+    assert (get_utilization(daemon, 0), get_utilization(daemon, 1)) == (0, 70)
+    starting.pid, starting.use = 60, {1: DeviceUse({})}  # of an earlier version, which does not count it
+    assert (get_utilization(daemon, 0), get_utilization(daemon, 1)) == (0, None)

@@ -320,7 +320,7 @@ def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
 def test_a_relative_path_is_kept_as_given_and_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     directory = PipeDirectory.claim("pipe")
-    assert (directory.given, directory.path) == ("pipe", str(tmp_path / "pipe"))
+    assert (directory.requested_path, directory.path) == ("pipe", str(tmp_path / "pipe"))
     directory.release()
 
 

@@ -10,6 +10,7 @@ import trio.testing
 from attrs import define, evolve
 from time_limit import bounded
 
+from pympsd.journal.catalogue import RENAMED_SERVER_EVENTS, SERVER_LINES
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
@@ -90,7 +91,7 @@ async def test_clients_in_a_loop_cannot_fill_the_log(
     clock.now += 2
     await connect_client(daemon, hello)
     dropped, accepted, *rest = daemon.sentences()[len(lines) :]
-    assert dropped == f"{5 * ALLOWED} log lines that user {USER} caused were dropped: too many at the same time"
+    assert dropped == f"Dropped {5 * ALLOWED} log lines caused by user {USER}: too many at the same time"
     assert accepted == "Accepting connection..."
     assert [text.startswith(beginning) for text in rest] == [True] * logged
 
@@ -135,7 +136,7 @@ async def test_lines_about_refused_connections_are_limited_too(
     assert len(daemon.sentences()) == ALLOWED
     clock.now += 2
     assert await daemon.still_answers()
-    assert daemon.sentences()[ALLOWED].startswith(f"{3 * ALLOWED} log lines that user {USER} caused were dropped")
+    assert daemon.sentences()[ALLOWED].startswith(f"Dropped {3 * ALLOWED} log lines caused by user {USER}: ")
 
 
 # --- servers
@@ -171,7 +172,7 @@ async def test_a_server_cannot_fill_the_logs_with_contexts(
     await caller.send(messages.encode(link.ContextReported(5, 1000, 1, 0)))
     await trio.testing.wait_all_tasks_blocked()
     assert sum(text.startswith("NEW CLIENT") for text in daemon.sentences()) == ALLOWED + 1
-    assert log.read_text().endswith(f"] {2 * ALLOWED} log lines were dropped: too many at the same time\n")
+    assert log.read_text().endswith(f"] Dropped {2 * ALLOWED} log lines: too many at the same time\n")
     (server,) = daemon.dispatcher.state.servers.values()
     assert list(server.clients[5].contexts) == [1000]
 
@@ -189,4 +190,16 @@ async def test_long_lines_of_a_server_count_as_several_and_dropped_ones_are_logg
     caller.sock.close()
     await trio.testing.wait_all_tasks_blocked()
     last = log.read_text().splitlines()[-1]
-    assert last.endswith(f"] {ALLOWED - ALLOWED // 5} log lines were dropped: too many at the same time")
+    assert last.endswith(f"] Dropped {ALLOWED - ALLOWED // 5} log lines: too many at the same time")
+
+
+@bounded
+async def test_events_of_a_server_of_an_earlier_version_are_logged_by_their_new_names(
+    daemon: RunningDaemon, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller, log = await server_of(daemon, tmp_path, monkeypatch)
+    for event in RENAMED_SERVER_EVENTS:
+        await caller.send(messages.encode(link.LogRecord(event, {}, 0.0)))
+    await trio.testing.wait_all_tasks_blocked()
+    lines = [line.partition("] ")[2] for line in log.read_text().splitlines()]
+    assert lines == [SERVER_LINES[event].documented for event in RENAMED_SERVER_EVENTS.values()]

@@ -29,9 +29,35 @@ def test_fields_that_an_emulated_gpu_lacks_are_not_available(node: Node) -> None
         "index, persistence_mode, temperature.gpu, clocks.current.sm [MHz], clocks_event_reasons.active\n"
         "1, [N/A], [N/A], [N/A], [N/A]\n"
     )
-    assert printed(node, "-i", "0", "--query-gpu=utilization.gpu,power.draw", "--format=csv,nounits") == (
-        "utilization.gpu [%], power.draw [W]\n[N/A], [N/A]\n"
+    assert printed(node, "-i", "0", "--query-gpu=utilization.encoder,power.draw", "--format=csv,nounits") == (
+        "utilization.encoder [%], power.draw [W]\n[N/A], [N/A]\n"
     )
+
+
+def test_the_utilization_is_that_of_all_servers_together(node: Node) -> None:
+    folder = StateFolder(str(node.machine))
+    folder.make()
+    servers = [register(folder, UUIDS[3], alone=False) for _ in range(2)]
+    query = ("-i", "2,3", "--query-gpu=utilization.gpu,utilization.memory", CSV)
+    try:
+        assert printed(node, *query) == "0 %, 0 %\n" * 2
+        for server, percentage in zip(servers, (30, 45), strict=True):
+            server.report([], percentage)
+        assert printed(node, *query) == "0 %, 0 %\n75 %, 0 %\n"
+        assert sum("|     75%      Default |" in line for line in printed(node).splitlines()) == 1
+        report = printed(node, "-i", "3", "-q", "-d", "UTILIZATION").splitlines()
+        assert report[-4:] == [
+            "    Utilization",
+            "        GPU                                            : 75 %",
+            "        Memory                                         : 0 %",
+            "",
+        ]
+        servers[0].report([], 90)
+        assert printed(node, *query).endswith("100 %, 0 %\n")
+        servers[0].end()
+        assert printed(node, *query).endswith("45 %, 0 %\n")
+    finally:
+        servers[1].end()
 
 
 def test_every_field_of_the_tables_is_answered(node: Node) -> None:
@@ -60,7 +86,7 @@ def test_the_report_as_xml(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
     own = register(folder, UUIDS[3], alone=False)
-    own.report([(os.getpid(), 516 << 20)])
+    own.report([(os.getpid(), 516 << 20)], utilization=37)
     try:
         text = printed(node, "-q", "-x")
         parts = ElementTree.fromstring(printed(node, "-i", "3", "-q", "-x", "-d", "PIDS"))
@@ -78,7 +104,8 @@ def test_the_report_as_xml(node: Node) -> None:
     assert [gpu.findtext("uuid") for gpu in gpus] == list(UUIDS)
     assert gpus[3].findtext("fb_memory_usage/used") == "516 MiB"
     assert gpus[0].findtext("compute_mode") == "Default"
-    assert gpus[0].findtext("utilization/gpu_util") == gpus[0].findtext("mig_mode/current_mig") == "N/A"
+    assert gpus[0].findtext("utilization/encoder_util") == gpus[0].findtext("mig_mode/current_mig") == "N/A"
+    assert [gpu.findtext("utilization/gpu_util") for gpu in gpus] == ["0 %", "0 %", "0 %", "37 %"]
     used = [each.findtext("used_memory") for each in gpus[3].findall("processes/process_info")]
     assert used == ["0 MiB", "516 MiB"]
     assert [each.tag for each in parts.findall("gpu/*")] == ["processes"]
@@ -110,7 +137,7 @@ def test_monitors(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
     own = register(folder, UUIDS[1], alone=False)
-    own.report([(os.getpid(), 516 << 20)])
+    own.report([(os.getpid(), 516 << 20)], utilization=37)
     try:
         lines = printed(node, "dmon", "-s", "um", "-c", "1").splitlines()
         assert [line.split()[-9:] for line in lines[:2]] == [
@@ -118,7 +145,7 @@ def test_monitors(node: Node) -> None:
             [*"%%%%%%", "MB", "MB", "MB"],
         ]
         assert [line.split() for line in lines[2:]] == [
-            [str(n), *"------", "516" if n == 1 else "0", "-", "-"] for n in range(4)
+            [str(n), "37" if n == 1 else "0", "0", *"----", "516" if n == 1 else "0", "-", "-"] for n in range(4)
         ]
         rows = [line.split() for line in printed(node, "pmon", "-s", "m", "-c", "1", "-i", "0,1").splitlines()]
         assert rows[0][1:] == ["gpu", "pid", "type", "fb", "ccpm", "command"]

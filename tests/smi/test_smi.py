@@ -82,7 +82,7 @@ def test_the_bare_table_as_recorded(node: Node) -> None:
         "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
         "|=========================================+========================+======================|",
         "|   1  NVIDIA H200                   N/A  |   00000000:00:07.0 Off |                  N/A |",
-        "| N/A   N/A    N/A            N/A /  N/A  |       0MiB / 143155MiB |     N/A      Default |",
+        "| N/A   N/A    N/A            N/A /  N/A  |       0MiB / 143155MiB |      0%      Default |",
         "| Processes:                                                                              |",
         "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |",
         "|        ID   ID                                                               Usage      |",

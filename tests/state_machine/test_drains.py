@@ -62,12 +62,12 @@ def leaves(story: Story, client: int, server: int = 1) -> list[Instruction]:
 def test_new_clients_wait_and_running_ones_finish(busy: Story) -> None:
     begun = busy.says("drain --user=500")
     assert Working(1) in begun
-    assert notes(begun) == ["Draining --user=500: 2 clients are running, no clients are held."]
+    assert notes(begun) == ["Draining --user=500: 2 clients are running, no clients are waiting."]
     assert busy.connects(3, 500) == []
-    assert busy.take_log()[-1] == "Client 103 of user 500 is waiting: --user=500 is being drained"
+    assert busy.take_log()[-1] == "Client 103 of user 500 is waiting because --user=500 is being drained"
     assert notes(leaves(busy, 1)) == ["Client 101 of user 500 on server uid_500: finished."]
     last = leaves(busy, 2)
-    assert answers(last) == [(1, "Drained --user=500: nothing is left.\n", False)]
+    assert answers(last) == [(1, "Drained --user=500: no clients remain.\n", False)]
     assert busy.connects(4, 500) == []
     undrained = busy.says("undrain --user=500", session=2)
     text = "No longer draining --user=500.\n2 held clients are served now.\n"
@@ -104,7 +104,7 @@ def test_after_the_timeout_clients_are_terminated_one_after_the_other(busy: Stor
     (second,) = terminations(ended)
     assert (second.pid, second.evicted) == (102, (2,))
     last = busy.feed(events.TerminationAnswered(1, second.token, 0))
-    assert answers(last) == [(1, "Drained --user=500: nothing is left.\n", False)]
+    assert answers(last) == [(1, "Drained --user=500: no clients remain.\n", False)]
     assert busy.daemon.drains.has_terminated(1)
     leaves(busy, 1)
     assert not busy.daemon.drains.has_terminated(1)
@@ -114,7 +114,7 @@ def test_then_fail_terminates_nothing_and_still_holds(busy: Story) -> None:
     busy.says("drain --user=500 --timeout=5 --then=fail")
     failed = busy.feed(events.TimerEnded(Timer(TimerKind.DRAIN, 1)))
     assert terminations(failed) == []
-    text = "--user=500 is not drained after 5 s; nothing was terminated; left: 101, 102.\n"
+    text = "--user=500 was not drained within 5 s; nothing was terminated; remaining clients: 101, 102.\n"
     assert answers(failed) == [(1, text, True)]
     assert busy.connects(3, 500) == []
     listed = busy.says("get_drain_list", session=3)
@@ -129,7 +129,7 @@ def test_what_cannot_be_terminated_is_left_and_named(busy: Story) -> None:
     )
     (second,) = terminations(ended)
     last = busy.feed(events.TerminationAnswered(1, second.token, Result.ERROR_INVALID_CONTEXT))
-    assert answers(last) == [(1, "--user=500 is not drained after 0 s; left: 101.\n", True)]
+    assert answers(last) == [(1, "--user=500 was not drained within 0 s; remaining clients: 101.\n", True)]
 
 
 def test_a_release_ends_every_server_and_starts_none(busy: Story) -> None:
@@ -139,7 +139,7 @@ def test_a_release_ends_every_server_and_starts_none(busy: Story) -> None:
     assert [one for one in leaves(busy, 1) if isinstance(one, ShutDownServer)] == []
     assert ShutDownServer(1, False) in leaves(busy, 2)
     (released,) = [one for one in busy.feed(events.ServerExited(1, 0)) if isinstance(one, ReleaseDriver)]
-    assert [one.answer.printed for one in released.answers] == ["Drained --all: nothing is left.\n"]
+    assert [one.answer.printed for one in released.answers] == ["Drained --all: no clients remain.\n"]
     refused = answers(busy.says("start_server -uid 600", session=2))
     assert refused == [(2, "", True)]
     undrained = busy.says("undrain", session=3)
@@ -151,7 +151,7 @@ def test_a_release_forces_servers_whose_clients_were_terminated_or_could_not_be(
     (second,) = terminations(busy.feed(events.TerminationAnswered(1, first.token, Result.ERROR_LAUNCH_TIMEOUT)))
     assert ShutDownServer(1, True) in busy.feed(events.TerminationAnswered(1, second.token, 0))
     ended = busy.feed(events.ServerExited(1, 0))
-    assert answers(ended) == [(1, "Drained --all: nothing is left.\n", False)]
+    assert answers(ended) == [(1, "Drained --all: no clients remain.\n", False)]
 
 
 def test_a_second_drain_replaces_the_options_and_both_operators_are_answered(busy: Story) -> None:
@@ -164,8 +164,8 @@ def test_overlapping_drains_share_what_was_terminated(busy: Story) -> None:
     busy.says("drain --all")
     (first,) = terminations(busy.says("drain 101 --timeout=0", session=2))
     ended = busy.feed(events.TerminationAnswered(1, first.token, 0))
-    assert answers(ended) == [(2, "Drained 101: nothing is left.\n", False)]
-    assert answers(leaves(busy, 2)) == [(1, "Drained --all: nothing is left.\n", False)]
+    assert answers(ended) == [(2, "Drained 101: no clients remain.\n", False)]
+    assert answers(leaves(busy, 2)) == [(1, "Drained --all: no clients remain.\n", False)]
     busy.connects(3, 500)
     assert [one for one in busy.says("undrain 101", session=3) if isinstance(one, AdmitClient)] == []
     assert [one.client for one in busy.says("undrain --all", session=4) if isinstance(one, AdmitClient)] == [3]
@@ -177,15 +177,15 @@ def test_a_later_drain_does_not_wait_for_what_an_earlier_one_has_terminated(busy
     (termination,) = terminations(busy.says("drain --user=500 --timeout=0"))
     busy.feed(events.TerminationAnswered(1, termination.token, 0))
     later = busy.says(f"drain {target} --timeout=5 --then=fail", session=2)
-    assert notes(later, 2) == [f"Draining {target}: no clients are running, no clients are held."]
-    assert answers(later) == [(2, f"Drained {target}: nothing is left.\n", False)]
+    assert notes(later, 2) == [f"Draining {target}: no clients are running, no clients are waiting."]
+    assert answers(later) == [(2, f"Drained {target}: no clients remain.\n", False)]
     busy.says("undrain --user=500", session=3)
     assert busy.daemon.drains.has_terminated(1)
 
 
 def test_a_drain_of_a_client_ends_with_it(busy: Story) -> None:
     busy.says("drain 101")
-    assert answers(leaves(busy, 1)) == [(1, "Drained 101: nothing is left.\n", False)]
+    assert answers(leaves(busy, 1)) == [(1, "Drained 101: no clients remain.\n", False)]
     assert len(busy.daemon.drains) == 0
 
 
@@ -194,7 +194,7 @@ def test_undrain_answers_whoever_waits(busy: Story) -> None:
     undrained = answers(busy.says("undrain --all", session=2))
     assert undrained == [
         (2, "No longer draining --all.\n", False),
-        (1, "--all was undrained before it was drained; left: 101, 102.\n", True),
+        (1, "--all was undrained before it was drained; remaining clients: 101, 102.\n", True),
     ]
 
 
@@ -208,9 +208,9 @@ def test_clients_of_a_device_are_those_with_a_context_there(busy: Story) -> None
     busy.feed(events.ContextPushed(1, 1, 1, 1, 0))
     busy.feed(events.ContextPushed(1, 2, 2, 1, 1))
     begun = busy.says("drain --device=1")
-    assert notes(begun) == [f"Draining --device={DEVICES[1].uuid}: 1 client is running, no clients are held."]
+    assert notes(begun) == [f"Draining --device={DEVICES[1].uuid}: 1 client is running, no clients are waiting."]
     gone = busy.feed(events.ContextGonePushed(1, 2, 2))
-    assert answers(gone) == [(1, f"Drained --device={DEVICES[1].uuid}: nothing is left.\n", False)]
+    assert answers(gone) == [(1, f"Drained --device={DEVICES[1].uuid}: no clients remain.\n", False)]
 
 
 @pytest.mark.parametrize(("visible", "is_held"), [(None, True), ("0,1", True), ("0", False)])
@@ -247,7 +247,7 @@ def test_a_quit_refuses_the_held_and_the_drain_goes_on(busy: Story) -> None:
     busy.connects(3, 500)
     assert [one.client for one in busy.says("quit", session=2) if isinstance(one, RefuseClient)] == [3]
     leaves(busy, 1)
-    assert answers(leaves(busy, 2)) == [(1, "Drained --all: nothing is left.\n", False)]
+    assert answers(leaves(busy, 2)) == [(1, "Drained --all: no clients remain.\n", False)]
 
 
 def test_the_next_daemon_continues_a_drain(busy: Story) -> None:

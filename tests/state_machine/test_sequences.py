@@ -314,7 +314,7 @@ def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
         events.ClientConnected(1, ClientProcess(Peer(101, OVERFLOW_UID, 0, foreign=True), "c", 7))
     )
     assert isinstance(refusal, RefuseClient)
-    assert "no number in the daemon's user namespace" in refusal.reason
+    assert "not mapped in the daemon's user namespace" in refusal.reason
     assert story.daemon.queue.entries == []
     # The user "nobody" of this namespace has the same uid.
     assert [type(one) for one in story.connects(2, OVERFLOW_UID)] == [SpawnServer]

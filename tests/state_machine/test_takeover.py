@@ -122,8 +122,8 @@ def test_a_server_that_does_not_return_is_killed_and_the_queue_moves_on(heir: St
     (spawn,) = heir.feed(events.ServerExited(SERVER, None))
     assert isinstance(spawn, SpawnServer)
     assert heir.take_log() == [
-        f"Server {PID} has not reported within {TAKEOVER_TIMEOUT:g} s; killing it",
-        f"Server {PID} has ended; its exit status is unknown, because another daemon started it",
+        f"Server {PID} did not report within {TAKEOVER_TIMEOUT:g} s; killing it",
+        f"Server {PID} has exited; its exit status is unknown because another daemon started it",
     ]
 
 

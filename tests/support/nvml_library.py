@@ -108,6 +108,12 @@ class Nvml:
         assert self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(place)) == 0
         return place.total, place.free, place.used
 
+    def utilization(self, handle: ctypes.c_void_p) -> tuple[int, int]:
+        """Return the percentages of the GPU and of its memory."""
+        place = (ctypes.c_uint * 2)()
+        assert self.call("nvmlDeviceGetUtilizationRates", handle, place) == 0
+        return place[0], place[1]
+
     def processes(
         self, handle: ctypes.c_void_p, kind: str = "Compute", version: str = "_v3"
     ) -> list[tuple[int, int]]:

@@ -19,8 +19,8 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 VARIABLE = "PYMPSD_TEST_BACKEND"
 REHEARSAL = "rehearsal"
 LIKE_A_GPU = str(Path(__file__).parents[1] / "gpu" / "like_a_gpu.toml")
-WORKER = "PYMPSD_WORKER"
-"""Passed on to every daemon under test: what executes records."""
+OF_ALL = ("PYMPSD_WORKER", "PYMPSD_KERNEL_CACHE")
+"""Passed on to every daemon under test: what executes records, and where compiled kernels are kept."""
 PASSED_ON = ("LD_LIBRARY_PATH",)
 """What else of the test process's environment a GPU's daemons get: where the driver is."""
 CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
@@ -47,8 +47,7 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
 
     A GPU is asked for by name: a test must not pass because ``auto`` found an emulated one.
     """
-    if WORKER in os.environ:
-        settings = {WORKER: os.environ[WORKER], **settings}
+    settings = {**{name: os.environ[name] for name in OF_ALL if name in os.environ}, **settings}
     if not on_gpu() or any(name in settings for name in CHOICES):
         return dict(settings)
     if rehearses():

@@ -102,7 +102,7 @@ def test_a_daemon_that_ends_after_removing_its_pid_file_counts_as_gone(
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"), [("", "does not contain its PID"), (GONE, f"process {GONE}, which is not there")]
+    ("text", "reason"), [("", "does not contain its PID"), (GONE, f"process {GONE}, which does not exist")]
 )
 def test_a_pid_file_that_is_never_written_is_an_error(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str

@@ -79,7 +79,7 @@ async def test_a_server_whose_clients_cannot_hold_what_it_says_is_killed(
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERIAL)
     await server_end.report(ME, CLIENT)
-    await server_end.send(messages.encode(link.MemoryReported(0, memory)))
+    await server_end.send(messages.encode(link.MemoryReported(memory, device=0)))
     while await server_end.message() is not None:
         pass
     assert killed

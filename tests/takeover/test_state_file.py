@@ -108,7 +108,7 @@ def test_somebodys_own_file_is_not_replaced(tmp_path: Path, name: str) -> None:
         file.save(KNOWN)
         assert (tmp_path / name).lstat().st_ino == before.st_ino
         ((event, fields),) = log.errors
-        assert event == "state_not_kept"
+        assert event == "state_not_written"
         assert fields["reason"].startswith(f"{tmp_path / name} is a ")
         (tmp_path / name).unlink()
 
@@ -117,7 +117,7 @@ def test_a_failure_is_logged_once_and_retried(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path / "gone"), lambda: DEVICES, log := Log())
     file.save(KNOWN)
     file.save(evolve(KNOWN, wishes=()))
-    assert log.errors == [("state_not_kept", {"reason": "No such file or directory"})]
+    assert log.errors == [("state_not_written", {"reason": "No such file or directory"})]
     (tmp_path / "gone").mkdir()
     file.save(evolve(KNOWN, wishes=()))
     assert os.listdir(file.folder) == [files.STATE]
@@ -136,7 +136,7 @@ def test_in_a_folder_taken_by_another_daemon_nothing_is_changed(saved: StateFile
     first = StateFile(saved.folder, lambda: DEVICES, log := Log(), lambda: True)
     first.save(PersistentState())
     assert (tmp_path / files.STATE).read_bytes() == before
-    assert log.errors == [("state_not_kept", {"reason": "another daemon has taken the pipe directory"})]
+    assert log.errors == [("state_not_written", {"reason": "another daemon has taken the pipe directory"})]
 
 
 @contextmanager
@@ -153,7 +153,7 @@ def full_disk() -> Iterator[None]:
 def test_without_room_a_failed_write_leaves_nothing_behind(saved: StateFile) -> None:
     with full_disk():
         saved.save(PersistentState())
-    assert saved.log.errors == [("state_not_kept", {"reason": "File too large"})]
+    assert saved.log.errors == [("state_not_written", {"reason": "File too large"})]
     assert os.listdir(saved.folder) == [files.STATE]
 
 

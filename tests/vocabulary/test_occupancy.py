@@ -7,7 +7,7 @@ from itertools import repeat
 import pytest
 
 from pympsd.devices.profiles import PROFILES
-from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_room, warp_registers
+from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_capacity, warp_registers
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_a_block_that_does_not_fit() -> None:
 def test_the_number_of_blocks_fits_and_one_more_does_not(model: str, threads: int, shared_bytes: int) -> None:
     attributes = PROFILES[model].attributes
     most = blocks_per_multiprocessor(attributes, threads, shared_bytes)
-    pairs = list(zip(multiprocessor_room(attributes), block_cost(attributes, threads, shared_bytes), strict=True))
+    pairs = list(zip(multiprocessor_capacity(attributes), block_cost(attributes, threads, shared_bytes), strict=True))
     assert all(cost * most <= room for room, cost in pairs)
     assert any(cost * (most + 1) > room for room, cost in pairs)

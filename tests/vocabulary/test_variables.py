@@ -45,6 +45,7 @@ def test_every_variable_of_the_product_is_in_the_table() -> None:
         ("CUDA_DEVICE_MAX_CONNECTIONS", "33", "a number from 1 to 32, not '33'"),
         ("PYMPSD_DEVICE_CONNECTIONS", "99", "a number from 1 to 32, not '99'"),
         ("PYMPSD_STRICT_BOUNDS", "x", "0 or 1, not 'x'"),
+        ("PYMPSD_KERNEL_CACHE", "cache", "the absolute path of a directory, or off, not 'cache'"),
         ("PYMPSD_EXPLAIN", "9", "0 or 1, not '9'"),
         ("PYMPSD_BACKEND", "gpu", "one of auto, vendor, cuda, emulated, not 'gpu'"),
         ("PYMPSD_TURN_PATIENCE", "30s", "a number of seconds, 0 or more, not '30s'"),

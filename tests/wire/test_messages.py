@@ -139,3 +139,11 @@ def test_encoding_a_non_message_or_one_too_long_is_a_local_error() -> None:
         messages.encode(5)
     with pytest.raises(LocalError, match="over the maximum"):
         messages.encode(messages.Refused(1, "x" * (frames.MAX_BODY + 1)))
+
+
+def test_a_report_of_a_device_is_flat_for_daemons_and_servers_of_earlier_versions() -> None:
+    report = link_messages.MemoryReported({7: 64}, launches=12, left=1, device=2)
+    (frame,) = FrameReader().feed(messages.encode(report))
+    fields = {"device": 2, "clients": {7: 64}, "launches": 12, "left": 1}
+    assert fields.items() <= msgspec.msgpack.decode(frame.body).items()
+    assert messages.decode(Frame(frame.kind, msgspec.msgpack.encode(fields))) == report

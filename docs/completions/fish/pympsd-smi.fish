@@ -17,7 +17,7 @@ complete -c pympsd-smi -n __pympsd_smi_first -o pm -x -a '0 1'
 complete -c pympsd-smi -n __pympsd_smi_first -o r
 complete -c pympsd-smi -n __pympsd_smi_first -o h
 complete -c pympsd-smi -n __pympsd_smi_first -o i
-complete -c pympsd-smi -n __pympsd_smi_first -o d -x -a 'COMPUTE MEMORY PIDS'
+complete -c pympsd-smi -n __pympsd_smi_first -o d -x -a 'COMPUTE MEMORY PIDS UTILIZATION'
 complete -c pympsd-smi -n __pympsd_smi_first -o x
 complete -c pympsd-smi -n __pympsd_smi_first -o f -r -F
 complete -c pympsd-smi -n __pympsd_smi_first -o l
@@ -31,7 +31,7 @@ complete -c pympsd-smi -n __pympsd_smi_first -l help-query-gpu
 complete -c pympsd-smi -n __pympsd_smi_first -l help-query-compute-apps
 complete -c pympsd-smi -n __pympsd_smi_first -l version
 complete -c pympsd-smi -n __pympsd_smi_first -l id -x
-complete -c pympsd-smi -n __pympsd_smi_first -l display -x -a 'COMPUTE MEMORY PIDS'
+complete -c pympsd-smi -n __pympsd_smi_first -l display -x -a 'COMPUTE MEMORY PIDS UTILIZATION'
 complete -c pympsd-smi -n __pympsd_smi_first -l format -x -a 'csv csv,noheader csv,noheader,nounits csv,nounits'
 complete -c pympsd-smi -n __pympsd_smi_first -l filename -r -F
 complete -c pympsd-smi -n __pympsd_smi_first -l loop -x

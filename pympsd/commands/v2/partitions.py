@@ -195,8 +195,8 @@ def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
         return Decision(refusal(diagnostic=f"'{NAME}' {reason}."))
     records = list(_rows(daemon))
     data = [dict(zip(KEYS, record, strict=True)) for record in records]
-    shown = dict(zip((device.uuid for device in daemon.devices), _abbreviate_uuids(daemon), strict=True))
-    rows = [(shown[uuid], *map(_word, values)) for uuid, *values in records]
+    abbreviations = dict(zip((device.uuid for device in daemon.devices), _abbreviate_uuids(daemon), strict=True))
+    rows = [(abbreviations[uuid], *map(_word, values)) for uuid, *values in records]
     widths = (max(_WIDTHS[0], *(len(row[0]) + 2 for row in (*HEADINGS, *rows))), *_WIDTHS[1:])
     padded = ("".join(map(str.ljust, row, widths)) for row in (*HEADINGS, *rows))
     return Decision(lines(*(line.rstrip() for line in padded)), data=data)

@@ -133,8 +133,8 @@ def terminate(
     check_owner(caller, owner, "client terminate")
     process = daemon.server_named(owner.name)
     assert process is not None
-    begun = terminations.begin(daemon, caller.session, process, client.pid, timeout=timeout, in_words=True)
-    return Decision(None, tuple(begun))
+    instructions = terminations.begin(daemon, caller.session, process, client.pid, timeout=timeout, in_words=True)
+    return Decision(None, tuple(instructions))
 
 
 def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, NamedServer]:

@@ -154,8 +154,8 @@ def _difference_lines(configuration: Configuration, differences: list[str]) -> l
     if not differences:
         return []
     more = len(differences) - MAX_LISTED
-    listed = [f"  {text}" for text in (*differences[:MAX_LISTED], *([f"and {more} more"] if more > 0 else []))]
-    return [f"Not all of the file is in force. 'config apply {configuration.source} --check' prints:", *listed]
+    lines = [f"  {text}" for text in (*differences[:MAX_LISTED], *([f"and {more} more"] if more > 0 else []))]
+    return [f"Not all of the file is in force. 'config apply {configuration.source} --check' prints:", *lines]
 
 
 def _compare_expected(configuration: Configuration, digest: str, expected: int | str | None) -> list[str]:

@@ -75,21 +75,21 @@ def drain(
     new_clients: bool = False,
     release: bool = False,
     json: bool = False,
-    **named: Any,
+    **options: Any,
 ) -> Decision:
     """Let the running clients of a target finish, and hold its new clients until undrain: they wait, or are refused
     with --new-clients=refuse. The target is a client process (its PID), --server, --namespace, --cgroup (with those
     below it), --user, --device, or --all. After --timeout seconds the clients that are left are terminated, one after
     the other; with --then=fail the command fails, and nothing is terminated. --all --release ends all servers too and
     starts none, so that the driver can be replaced. Each client's end is reported, with --json as a line of JSON. The
-    exit status is 0 if nothing is left. If the command is interrupted, the drain continues.
+    exit status is 0 if no clients remain. If the command is interrupted, the drain continues.
     """
-    target, clients = _find_target(daemon, caller, "drain", named)
+    target, clients = _find_target(daemon, caller, "drain", options)
     if then is not None and timeout is None:
         raise Refused("'drain' needs --timeout=<seconds> with --then.")
     if release and target.kind is not TargetKind.ALL:
         raise Refused("'drain' needs --all with --release: the driver is released when every server has ended.")
-    begun = drains.begin(
+    instructions = drains.begin(
         daemon,
         Waiter(caller.session, json),
         target,
@@ -100,22 +100,22 @@ def drain(
         releases=release,
         clients=[client.id for client in clients],
     )
-    return Decision(None, tuple(begun))
+    return Decision(None, tuple(instructions))
 
 
 @command(
     Syntax("undrain", optional=(CLIENT,), options=TARGETS, flags=("all",)), protocols=BOTH, has_strict_words=True
 )
-def undrain(daemon: Daemon, caller: Caller, **named: Any) -> Decision:
+def undrain(daemon: Daemon, caller: Caller, **options: Any) -> Decision:
     """End the drain of a target, given as for drain, and serve the clients that it holds. Without a target, end all
     drains. Clients that a drain has terminated stay terminated. To undrain a part of a target is not possible.
     """
-    if not named:
+    if not options:
         drains_in_force = list(daemon.drains)
         for drain_in_force in drains_in_force:
             _check_may_drain(daemon, caller, "undrain", drain_in_force.target, [])
         return _end(daemon, drains_in_force)
-    target = _find_target(daemon, caller, "undrain", named)[0]
+    target = _find_target(daemon, caller, "undrain", options)[0]
     existing = daemon.drains.by_target.get(target)
     if existing is None:
         targets = ", ".join(str(other.target) for other in daemon.drains) or "none"
@@ -138,18 +138,18 @@ def get_drain_list(daemon: Daemon, caller: Caller) -> Decision:
     """List what is being drained: the target, its state (draining, terminating, drained, not drained), the number of
     clients that still run, and of new clients that it holds.
     """
-    held = drains.count_held(daemon)
-    data = [_record(existing, held[existing.target]) for existing in daemon.drains]
+    held_counts = drains.count_held(daemon)
+    data = [_record(existing, held_counts[existing.target]) for existing in daemon.drains]
     texts = (f"{row['target']} {row['state']}: {len(row['clients'])} running, {row['held']} held" for row in data)
     return Decision(lines(*texts), data=data)
 
 
-def _record(existing: Drain, held: int) -> dict[str, Any]:
+def _record(existing: Drain, held_count: int) -> dict[str, Any]:
     return {
         "target": str(existing.target),
         "state": existing.state,
         "clients": [client.pid for client in existing.clients.values()],
-        "held": held,
+        "held": held_count,
         "new_clients": TREATMENTS[existing.refuses],
         "timeout": existing.timeout,
         "then": ACTIONS[not existing.terminates],
@@ -159,15 +159,15 @@ def _record(existing: Drain, held: int) -> dict[str, Any]:
 
 
 def _find_target(
-    daemon: Daemon, caller: Caller, name: str, named: dict[str, Any]
+    daemon: Daemon, caller: Caller, name: str, options: dict[str, Any]
 ) -> tuple[DrainTarget, list[Client]]:
     """Return the one target that words name, and the clients of a client process; raise Refused."""
-    if named.keys() == {"server", "namespace"} and "/" not in named["namespace"]:
-        named = {"namespace": f"{named['server']}/{named['namespace']}"}
-    if len(named) != 1:
+    if options.keys() == {"server", "namespace"} and "/" not in options["namespace"]:
+        options = {"namespace": f"{options['server']}/{options['namespace']}"}
+    if len(options) != 1:
         allowed = ", ".join(("PID", *(f"--{option}" for option in TARGETS), "--all"))
-        raise Refused(f"'{name}' takes one target, not {len(named)}: {allowed}.")
-    ((kind, text),) = named.items()
+        raise Refused(f"'{name}' takes one target, not {len(options)}: {allowed}.")
+    ((kind, text),) = options.items()
     clients: list[Client] = []
     target = DrainTarget(TargetKind(kind), "" if kind == "all" else str(text))
     match target.kind:
@@ -239,8 +239,8 @@ def _owners(daemon: Daemon, target: DrainTarget, clients: list[Client]) -> Itera
             yield from (client.uid for client in existing.clients.values()) if existing is not None else ()
         case TargetKind.SERVER | TargetKind.NAMESPACE:
             server = target.name.partition("/")[0]
-            named, process = daemon.named_servers.get(server), daemon.server_named(server)
-            if named is not None or process is not None:
-                yield (named or process).uid  # type: ignore[union-attr]
+            named_server, process = daemon.named_servers.get(server), daemon.server_named(server)
+            if named_server is not None or process is not None:
+                yield (named_server or process).uid  # type: ignore[union-attr]
             elif (uid := user_of_server(server)) is not None:
                 yield uid

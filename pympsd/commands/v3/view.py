@@ -58,14 +58,14 @@ def limit_values(
 
 
 def limits_given(
-    daemon: Daemon, server: NamedServer, before: Limits, given: Mapping[str, Any], prefix: str = ""
+    daemon: Daemon, server: NamedServer, before: Limits, options: Mapping[str, Any], prefix: str = ""
 ) -> Limits:
     """Return the change of limits that options ask for; a limit by device may be that of some of the server's devices
     only. ``before``: the limits that are changed; ``prefix``: that of the options' names. Raise Refused.
     """
     changes: dict[str, Any] = {}
     for row in LIMITS:
-        value = given.get(f"{prefix}{row.key}")
+        value = options.get(f"{prefix}{row.key}")
         if value is None:
             continue
         if not daemon.options.has_own_servers and (lack := row.driver_lacks(value)):

@@ -56,14 +56,14 @@ class AlreadyRunning(StartError):
 class PipeDirectory:
     """A claimed pipe directory: the lock is held until the process ends."""
 
-    given: str
+    requested_path: str
     """The path as the environment gives it, for logs and answers."""
     path: str
     _lock: int
     _fds: list[int] = field(factory=list, init=False)
 
     @classmethod
-    def claim(cls, given: str) -> PipeDirectory:
+    def claim(cls, requested_path: str) -> PipeDirectory:
         """Lock the directory, creating it if its parent exists.
 
         A lock that other users hold who run no daemon is replaced, if this user may do that in the directory.
@@ -71,12 +71,15 @@ class PipeDirectory:
         Raise AlreadyRunning if a daemon holds the lock. Raise Unusable if the directory cannot hold a daemon, if
         another user decides where its path leads, or if somebody's own files or sockets have a daemon's names there.
         """
-        path = os.path.abspath(given)
+        path = os.path.abspath(requested_path)
         file = os.path.join(path, files.LOCK)
         longest = os.path.join(path, files.CONTROL_PRIVILEGED)
         if len(os.fsencode(longest)) > files.MAX_SOCKET_PATH:
-            room = files.MAX_SOCKET_PATH - len(files.CONTROL_PRIVILEGED) - 1
-            raise Unusable(given, f"{given} is too long for a socket: choose a path of at most {room} bytes")
+            maximum = files.MAX_SOCKET_PATH - len(files.CONTROL_PRIVILEGED) - 1
+            raise Unusable(
+                requested_path,
+                f"{requested_path} is too long for a socket: choose a path of at most {maximum} bytes",
+            )
         try:
             check_links(path)
             if not os.path.isdir(path):
@@ -87,12 +90,12 @@ class PipeDirectory:
                     remains.check(os.path.join(path, name))
             lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
         except UntrustedLink as error:
-            raise Unusable(given, f"{error.filename}: {error.strerror}") from None
+            raise Unusable(requested_path, f"{error.filename}: {error.strerror}") from None
         except remains.NotOfADaemon as error:
-            raise Unusable(given, f"{error}, or choose another directory") from None
+            raise Unusable(requested_path, f"{error}, or choose another directory") from None
         except OSError as error:
             raise Unusable(
-                given, f"{given}: {error.strerror}; choose a directory that can be made or written"
+                requested_path, f"{requested_path}: {error.strerror}; choose a directory that can be made or written"
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,16 +104,16 @@ class PipeDirectory:
             holding = holders(file)
             if not are_foreign(holding, os.path.join(path, files.CONTROL)):
                 raise AlreadyRunning(_who_runs(path, holding)) from None
-            lock = _replace_lock(given, file, holding[0])
+            lock = _replace_lock(requested_path, file, holding[0])
         try:
-            _check_listeners(given, path)
+            _check_listeners(requested_path, path)
         except Unusable:
             os.close(lock)
             raise
         # The mode of a lock left by another user's daemon cannot be changed; it could be opened, which is enough.
         with contextlib.suppress(PermissionError):
             os.fchmod(lock, MODES[files.LOCK])
-        return cls(given, path, lock)
+        return cls(requested_path, path, lock)
 
     def name(self, file: str) -> str:
         """Return the full path of one of the directory's files."""
@@ -156,7 +159,7 @@ class PipeDirectory:
             try:
                 os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PID_MODE))
             except OSError as error:
-                raise Unusable(self.given, f"{path}: {error.strerror}; remove it") from None
+                raise Unusable(self.requested_path, f"{path}: {error.strerror}; remove it") from None
         else:
             # If it stays, programs are refused that would run without MPS: no limit is lost.
             with contextlib.suppress(OSError):
@@ -206,11 +209,11 @@ class PipeDirectory:
             remains.remove(self.name(file))
             yield
         except remains.NotOfADaemon as error:
-            raise Unusable(self.given, f"{error}, or choose another directory") from None
+            raise Unusable(self.requested_path, f"{error}, or choose another directory") from None
         except OSError as error:
             remedy = "make room there, or" if error.errno in NO_ROOM else "it cannot be written by this user:"
             reason = f"{self.name(file)}: {error.strerror}; {remedy} choose another directory"
-            raise Unusable(self.given, reason) from None
+            raise Unusable(self.requested_path, reason) from None
 
 
 def _who_runs(path: str, holding: list[Holder]) -> str:
@@ -222,7 +225,7 @@ def _who_runs(path: str, holding: list[Holder]) -> str:
     return "" if listener is None else f"{listener} listens at {control}"
 
 
-def _check_listeners(given: str, path: str) -> None:
+def _check_listeners(requested_path: str, path: str) -> None:
     """Raise Unusable if another program than a daemon listens at a socket that a daemon would replace.
 
     A daemon that runs or was killed has left a state file or a keeper's socket: then its sockets may be replaced.
@@ -234,11 +237,11 @@ def _check_listeners(given: str, path: str) -> None:
         if (listener := living_listener(place)) is not None:
             remedy = "end it, or choose another directory"
             raise Unusable(
-                given, f"{listener}, which is not a daemon of this directory, listens at {place}: {remedy}"
+                requested_path, f"{listener}, which is not a daemon of this directory, listens at {place}: {remedy}"
             )
 
 
-def _replace_lock(given: str, file: str, holder: Holder) -> int:
+def _replace_lock(requested_path: str, file: str, holder: Holder) -> int:
     """Take a new lock in the place of one that a process which is not a daemon holds, and return it."""
     try:
         os.unlink(file)
@@ -246,7 +249,7 @@ def _replace_lock(given: str, file: str, holder: Holder) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         reason = f"{holder}, which is not a daemon, holds {file}, and that cannot be replaced: {error.strerror}"
-        raise Unusable(given, f"{reason}; end the process, or choose another directory") from None
+        raise Unusable(requested_path, f"{reason}; end the process, or choose another directory") from None
     return lock
 
 

@@ -166,16 +166,16 @@ def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
 
 def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
     """Whether a process is in another PID or user namespace than this one, or cannot be seen."""
-    known = with_pidfd(sock, peer)
+    known_peer = with_pidfd(sock, peer)
     try:
         pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
         # Readable by every user, unlike the links in /proc/PID/ns.
         same = Path(f"/proc/{peer.pid}/uid_map").read_bytes() == Path("/proc/self/uid_map").read_bytes()
-        return peer.pid == 0 or len(pids) != 1 or not same or (known.pidfd >= 0 and has_ended(known.pidfd))
+        return peer.pid == 0 or len(pids) != 1 or not same or (known_peer.pidfd >= 0 and has_ended(known_peer.pidfd))
     except OSError:
         return True
     finally:
-        known.close()
+        known_peer.close()
 
 
 def process_of(pidfd: int) -> int:
@@ -207,28 +207,28 @@ def command_of(pid: int, reported: str) -> str:
     return sanitise((data.rstrip(b"\0") or reported.encode()).replace(b"\0", b" "))
 
 
-def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
+def cuda_variables_of(known_peer: KnownPeer) -> dict[str, str]:
     """Return CUDA's variables, and RUN, in the environment that a process began with; none if it cannot be read.
 
     From /proc/PID/environ: changes that the process has made since are not in it.
     """
     try:
-        with open(f"/proc/{known.peer.pid}/environ", "rb", buffering=0) as file:
+        with open(f"/proc/{known_peer.peer.pid}/environ", "rb", buffering=0) as file:
             data = file.read(ENVIRONMENT_BYTES)
     except OSError:
         return {}
-    if known.pidfd < 0 or has_ended(known.pidfd):  # another process may have the PID by now
+    if known_peer.pidfd < 0 or has_ended(known_peer.pidfd):  # another process may have the PID by now
         return {}
     entries = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0"))
     return {name: text for name, _, text in entries if name.startswith("CUDA_") or name == RUN}
 
 
-def namespace_of(known: KnownPeer, reported: int) -> int:
+def namespace_of(known_peer: KnownPeer, reported: int) -> int:
     """Return the inode of a process's PID namespace; ``reported`` if it cannot be read."""
     try:
-        return os.stat(f"/proc/{known.peer.pid}/ns/pid").st_ino
+        return os.stat(f"/proc/{known_peer.peer.pid}/ns/pid").st_ino
     except OSError:
-        return _namespace(known.pidfd, _GET_PID_NAMESPACE) or reported
+        return _namespace(known_peer.pidfd, _GET_PID_NAMESPACE) or reported
 
 
 def container_pid_of(pid: int) -> int:
@@ -243,12 +243,12 @@ def container_pid_of(pid: int) -> int:
     return pids[-1] if len(pids) > 1 else 0
 
 
-def command_of_hidden(known: KnownPeer) -> str:
+def command_of_hidden(known_peer: KnownPeer) -> str:
     """Return what ps shows for the command of a process without a PID here: what the kernel reports of it.
 
     Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
     """
     kinds = {"user": _GET_USER_NAMESPACE, "cgroup": _GET_CGROUP_NAMESPACE}
-    inodes = {kind: _namespace(known.pidfd, number) for kind, number in kinds.items()}
+    inodes = {kind: _namespace(known_peer.pidfd, number) for kind, number in kinds.items()}
     texts = [f"{kind} namespace {namespace}" for kind, namespace in inodes.items() if namespace]
-    return f"[{', '.join((f'user {known.peer.uid}', *texts))}]"
+    return f"[{', '.join((f'user {known_peer.peer.uid}', *texts))}]"

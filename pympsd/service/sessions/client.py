@@ -64,13 +64,13 @@ class ClientSession(Waiting):
 
     def _inspect(self, state: Daemon) -> ClientProcess:
         """Return the record of the client's process."""
-        origin = origin_of(self.known) if state.needs_origins else None
+        origin = origin_of(self.known_peer) if state.needs_origins else None
         cgroups = (origin.cgroups if origin is not None else None) or ()
         has_kernel_limits = cgroups and state.options.policy.has_named_servers and has_dmem()
         return ClientProcess(
             self.peer,
             command_of(self.peer.pid, self.hello.command),
-            namespace_of(self.known, self.hello.pid_namespace),
+            namespace_of(self.known_peer, self.hello.pid_namespace),
             self.to_namespace,
             container_pid=container_pid_of(self.peer.pid),
             since=self.since,
@@ -89,7 +89,7 @@ class ClientSession(Waiting):
             raise OSError(errno.EBUSY, f"too much is queued for the server of user {server.uid}, or that user")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
-            pidfds = () if self.known.pidfd < 0 else (os.dup(self.known.pidfd),)
+            pidfds = () if self.known_peer.pidfd < 0 else (os.dup(self.known_peer.pidfd),)
             identity = self.client, self._process, priority, self.hello.environment
             server.admit(*identity, limits, (theirs.detach(), *pidfds))
             self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours.detach(),))

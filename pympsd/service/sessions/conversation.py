@@ -131,14 +131,14 @@ class Conversation:
             raise RemoteError(f"{type(hello).__name__} opens no conversation here")
         if not entry.note:  # it came in pieces
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
-        known = with_pidfd(sock, peer)
+        known_peer = with_pidfd(sock, peer)
         try:
             came_by = self.server, self.namespace, id_of(entry.name)
-            client = ClientSession(self.dispatcher.ids.take(), known, channel, hello, *came_by)
+            client = ClientSession(self.dispatcher.ids.take(), known_peer, channel, hello, *came_by)
             with channel.allowance.keeping(HELLO_COPIES * len(first.body)):
                 await run_with_sender(channel, client.run, self.dispatcher)
         finally:
-            known.close()
+            known_peer.close()
 
 
 def _receive_now(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:

@@ -11,11 +11,11 @@ from pympsd.vocabulary.rules import Origin
 _DELETED = " (deleted)"
 
 
-def origin_of(known: KnownPeer) -> Origin:
+def origin_of(known_peer: KnownPeer) -> Origin:
     """Return what is known of a client's process; a user of another user namespace is not one that a rule names."""
-    peer = known.peer
+    peer = known_peer.peer
     groups = () if peer.foreign else tuple(dict.fromkeys((peer.gid, *peer.groups)))
-    return Origin(peer.operator, groups, *_read_process(peer.pid, known.pidfd))
+    return Origin(peer.operator, groups, *_read_process(peer.pid, known_peer.pidfd))
 
 
 def origin_of_pid(pid: int) -> Origin | None:

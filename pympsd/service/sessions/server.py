@@ -17,6 +17,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.machine import MAX_DEVICES
 from pympsd.errors import RemoteError
+from pympsd.journal.catalogue import RENAMED_SERVER_EVENTS
 from pympsd.journal.line_format import sanitise
 from pympsd.process.version import CLIENT_CONTEXTS
 from pympsd.service.dispatcher import Dispatcher
@@ -32,7 +33,7 @@ from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
-"""Log lines a second that one server and its clients may cause."""
+"""Log lines per second that one server and its clients may cause."""
 MAX_CONTEXTS: Final = MAX_DEVICES * max(CLIENT_CONTEXTS.values())
 """The contexts of all clients of a server, on all devices, whatever the branch of the driver."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
@@ -242,13 +243,12 @@ class ServerSession:
             case link.ContextGone(client, context_id):
                 self._contexts -= 1
                 dispatcher.feed(events.ContextGonePushed(self.id, client, context_id))
-            case link.MemoryReported(device, clients, launches, left):
+            case link.MemoryReported() as report:
                 devices = dispatcher.state.devices
-                most = devices[device].memory_bytes if 0 <= device < len(devices) else -1
-                counts = 0, left, *clients.values()
-                if any(not 0 <= count <= most for count in counts) or not 0 <= launches < 1 << 63:
-                    raise RemoteError(f"nobody holds such memory on device {device}")
-                dispatcher.feed(events.MemoryPushed(self.id, device, clients, launches, left))
+                most = devices[report.device].memory_bytes if 0 <= report.device < len(devices) else -1
+                if not report.is_possible(most):
+                    raise RemoteError(f"nobody holds such memory on device {report.device}")
+                dispatcher.feed(events.MemoryPushed(self.id, report.device, report))
             case link.ClientGone(client):
                 self._unwatch((client,))
                 dispatcher.feed(events.ClientGonePushed(self.id, client))
@@ -296,17 +296,18 @@ class ServerSession:
             # Its user controls the content: no field may begin a line of its own.
             clean = {name: sanitise(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
             is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
-            dispatcher.journal.write_server("Server", self.pid, record.event, clean, record.time, is_volta)
+            event = RENAMED_SERVER_EVENTS.get(record.event, record.event)
+            dispatcher.journal.write_server("Server", self.pid, event, clean, record.time, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
             raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
 
     def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
         """Return the field that names the namespace, or the server, if there are several namespaces."""
         server = dispatcher.state.servers.get(self.id)
-        named = dispatcher.state.named_servers.get(server.name) if server is not None else None
-        if named is None or len(named.namespaces) == 1 or "namespace" in record.fields:
+        named_server = dispatcher.state.named_servers.get(server.name) if server is not None else None
+        if named_server is None or len(named_server.namespaces) == 1 or "namespace" in record.fields:
             return {}
-        return {"place": f"{named.name}/{record.namespace}" if record.namespace else named.name}
+        return {"place": f"{named_server.name}/{record.namespace}" if record.namespace else named_server.name}
 
     def _may_log(self, dispatcher: Dispatcher, *texts: str) -> bool:
         """Return whether the server may cause a line of these texts; log first how many were dropped before."""

@@ -23,7 +23,7 @@ class Waiting:
     """A client between its hello and its session with a server."""
 
     client: int
-    known: KnownPeer
+    known_peer: KnownPeer
     since: float = field(factory=time.time, init=False)
     resolved: trio.Event = field(factory=trio.Event, init=False)
     server: RunningServer | None = field(default=None, init=False)
@@ -34,7 +34,7 @@ class Waiting:
     @property
     def peer(self) -> Peer:
         """The process that connected."""
-        return self.known.peer
+        return self.known_peer.peer
 
     async def queue(
         self,
@@ -52,15 +52,15 @@ class Waiting:
             if not self.resolved.is_set():
                 dispatcher.feed(WaitingClientLeft(self.client))
             if self.server is not None:
-                pidfd, self.known.pidfd = self.known.pidfd, -1
+                pidfd, self.known_peer.pidfd = self.known_peer.pidfd, -1
                 self.server.watch(dispatcher, self.client, pidfd)
         finally:
             del dispatcher.clients[self.client]
 
     async def _wait_for_end(self) -> None:
-        if self.known.pidfd < 0:
+        if self.known_peer.pidfd < 0:
             await trio.sleep_forever()
-        await process_end(self.known.pidfd)
+        await process_end(self.known_peer.pidfd)
 
 
 async def wait_first(*waits: Callable[[], Awaitable[None]]) -> None:

@@ -222,8 +222,8 @@ class Daemon:
 
     def ordinals_of(self, server: Server) -> tuple[int, ...]:
         """Return the ordinals of the devices that a server's clients may see, in their order."""
-        named = self.named_servers.get(server.name)
-        return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
+        named_server = self.named_servers.get(server.name)
+        return tuple(range(len(self.devices))) if named_server is None else named_server.ordinals(len(self.devices))
 
     def count_free(self, server: Server | None, ordinal: int) -> int:
         """Return how many more clients with one context fit on a device of a server; None: one without a process."""

@@ -104,7 +104,7 @@ class Drain:
     is_expired: bool = False
     """The time limit is over."""
     is_over: bool = False
-    """It has been reported that nothing is left, or what is left: it only holds new clients now."""
+    """It has been reported that no clients remain, or which remain; from now on the drain only holds new clients."""
     token: int = 0
     """Its pending termination; 0: there is none."""
     terminating: tuple[int, ...] = ()

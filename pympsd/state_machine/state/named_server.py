@@ -129,9 +129,9 @@ class NamedServers(Mapping[str, NamedServer]):
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def add(self, named: NamedServer) -> None:
+    def add(self, named_server: NamedServer) -> None:
         """Add a server, or replace the one with its name."""
-        self._by_name[named.name] = named
+        self._by_name[named_server.name] = named_server
         self.changes += 1
 
     def remove(self, name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Final
 from attrs import Factory, define, field
 
 from pympsd.state_machine.state.client import Client
+from pympsd.vocabulary.device_use import DeviceUse
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
@@ -74,10 +75,8 @@ class Server:
     groups: dict[tuple[int, str], tuple[int, MemoryGroup]] = field(factory=dict)
     """Limits of memory of clients together, by device ordinal and name, as they came with the latest client that has
     a context there, whose id stands before them."""
-    launches: dict[int, int] = field(factory=dict)
-    """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
-    left_behind: dict[int, int] = field(factory=dict)
-    """Bytes that its exited clients still hold, by device ordinal, as it reported."""
+    use: dict[int, DeviceUse] = field(factory=dict)
+    """Its latest report of each device, by ordinal; the driver's own server does not report."""
     closed: bool = False
     """New clients of its user wait because another user has waited long enough; kept for the log."""
     pending: bool = False
@@ -107,6 +106,16 @@ class Server:
     def limits(self) -> Limits:
         """The limits of its later clients, in protocol 2."""
         return Limits({ALL_DEVICES: self.thread_percentage}, self.memory_limits)
+
+    @property
+    def launches(self) -> dict[int, int]:
+        """Kernels that it has started, by device ordinal, as it reported."""
+        return {device: use.launches for device, use in self.use.items()}
+
+    @property
+    def utilization(self) -> dict[int, int]:
+        """Percentages of the last second in which its kernels ran, by device ordinal; of GPUs it is not counted."""
+        return {device: use.utilization for device, use in self.use.items() if use.utilization is not None}
 
     @property
     def workers(self) -> int:

@@ -65,7 +65,7 @@ def guard(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
             chosen = policy(users)
             if chosen in users:
                 return chosen
-            reason = f"it returned {chosen!r}, which is none of the users given"
+            reason = f"it returned {chosen!r}, which is not one of the users passed to it"
         except Exception as error:  # a plug-in's: whatever it is, users must not wait for ever
             reason = f"{type(error).__name__}: {error}"
         if not has_failed:

@@ -43,10 +43,10 @@ class KeptEntries:
     _unknown: list[tuple[str, int]] = field(factory=list)
 
     @classmethod
-    def of(cls, keeper: KeeperLink | None, held: Mapping[str, Entry]) -> KeptEntries:
+    def of(cls, keeper: KeeperLink | None, kept_descriptors: Mapping[str, Entry]) -> KeptEntries:
         """Sort what a keeper held."""
         entries = cls(keeper)
-        for name, entry in held.items():
+        for name, entry in kept_descriptors.items():
             try:
                 entries._sort(name, entry)
             except (ValueError, msgspec.DecodeError):

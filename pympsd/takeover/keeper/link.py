@@ -116,8 +116,8 @@ class KeeperLink:
             return None
         process.close()  # it takes this daemon for killed, and waits for another
         what = f"{len(entries)} sockets of the daemon before are more than this one may open"
-        go_on = "until then servers and programs continue, and clients wait"
-        raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
+        effect = "until then servers and programs continue, and clients wait"
+        raise Unusable(directory.requested_path, f"{what}: {ADVICE} and start it again; {effect}")
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
         """Hold a descriptor, in place of one of the same name; raise ValueError for a name or note too long."""
@@ -328,7 +328,7 @@ class KeeperLink:
             process.send(packets.encode(packets.NOTE, name, entry.note))
 
 
-async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> str:
+async def _receive_entries(process: KeeperProcess, entries: dict[str, Entry]) -> str:
     """Receive what a keeper holds; return why that failed, or nothing."""
     while True:
         received = await _receive_packet(process)
@@ -337,7 +337,7 @@ async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> st
         kind, name, entry = received
         if kind == packets.COMPLETE:
             return ""
-        held[name] = entry
+        entries[name] = entry
 
 
 async def _receive_packet(process: KeeperProcess) -> tuple[int, str, Entry] | str:

@@ -27,20 +27,22 @@ class OtherDevices:
         return {old: self.now.index(key) for old, key in enumerate(self.before) if key in self.now}
 
 
-def move(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
+def move(saved: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
     """Return a state for the devices of now, and the settings lost with devices that are gone: owner and UUID.
 
     One limit for all devices is one for all devices of now: none is without.
     """
     moves = _Move(devices.places, devices.before, len(devices.now))
     state = evolve(
-        left,
-        memory_limits=None if left.memory_limits is None else moves.memory(left.memory_limits, "The default limits"),
-        cgroup_limits=moves.of_cgroups(left.cgroup_limits),
-        cgroup_soft_limits=moves.of_cgroups(left.cgroup_soft_limits),
-        rules=left.rules and tuple(map(moves.rule, left.rules)),
-        named_servers=tuple(map(moves.server, left.named_servers)),
-        partitions=moves.partitions(left.partitions, ""),
+        saved,
+        memory_limits=None
+        if saved.memory_limits is None
+        else moves.memory(saved.memory_limits, "The default limits"),
+        cgroup_limits=moves.of_cgroups(saved.cgroup_limits),
+        cgroup_soft_limits=moves.of_cgroups(saved.cgroup_soft_limits),
+        rules=saved.rules and tuple(map(moves.rule, saved.rules)),
+        named_servers=tuple(map(moves.server, saved.named_servers)),
+        partitions=moves.partitions(saved.partitions, ""),
     )
     return state, moves.lost
 

@@ -21,16 +21,16 @@ from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercenta
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 
-def lost(left: PersistentState, own: Limits) -> Iterator[str]:
+def lost(saved: PersistentState, own: Limits) -> Iterator[str]:
     """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
     by_command = Limits(
-        None if left.thread_percentage is None else percentages(left.thread_percentage),
-        None if left.memory_limits is None else in_memory(left.memory_limits),
-        None if left.client_priority is None else ClientPriority(left.client_priority),
+        None if saved.thread_percentage is None else percentages(saved.thread_percentage),
+        None if saved.memory_limits is None else in_memory(saved.memory_limits),
+        None if saved.client_priority is None else ClientPriority(saved.client_priority),
     )
     defaults = own.overlay(by_command)
-    running = {process.name for process in left.servers}
-    for server in left.named_servers:
+    running = {process.name for process in saved.servers}
+    for server in saved.named_servers:
         yield from _of_server(server)
         for namespace in server.namespaces:
             if namespace.name != DEFAULT:
@@ -38,12 +38,12 @@ def lost(left: PersistentState, own: Limits) -> Iterator[str]:
             else:
                 settings = _of_default(namespace.limits, defaults, server.name in running)
                 yield from (f"{setting} of server '{server.name}'" for setting in settings)
-    yield from _of_daemon(left)
+    yield from _of_daemon(saved)
 
 
-def limits_of(process: PersistentServer, left: PersistentState) -> tuple[float, dict[int, int]]:
+def limits_of(process: PersistentServer, saved: PersistentState) -> tuple[float, dict[int, int]]:
     """Return the percentage and memory limits of a server of protocol 2: in 3 they were those of ``default``."""
-    for server in left.named_servers:
+    for server in saved.named_servers:
         for namespace in server.namespaces:
             if (server.name, namespace.name) == (process.name, DEFAULT):
                 percentages_of_devices = (namespace.limits.thread_percentage or {}).values()
@@ -73,15 +73,15 @@ def _of_default(stated: Limits, defaults: Limits, is_running: bool) -> Iterator[
             yield row.name
 
 
-def _of_daemon(left: PersistentState) -> Iterator[str]:
-    if not left.default_socket:
+def _of_daemon(saved: PersistentState) -> Iterator[str]:
+    if not saved.default_socket:
         yield "default_socket=off of context-share"
-    if not left.accounts_cgroups:
+    if not saved.accounts_cgroups:
         yield "disabled feature memacct"
-    yield from (f"drain of namespace {drain.name}" for drain in left.drains if drain.kind == "namespace")
-    if left.audits_memory:
+    yield from (f"drain of namespace {drain.name}" for drain in saved.drains if drain.kind == "namespace")
+    if saved.audits_memory:
         yield "audit-log of memacct"
-    yield from (f"memacct limit of cgroup {path}" for path in {**left.cgroup_limits, **left.cgroup_soft_limits})
-    for rule in left.rules or ():
+    yield from (f"memacct limit of cgroup {path}" for path in {**saved.cgroup_limits, **saved.cgroup_soft_limits})
+    for rule in saved.rules or ():
         if any(condition.kind == "namespace" for condition in rule.conditions):
             yield f"condition namespace of rule {rule}"

@@ -272,17 +272,17 @@ def _check_server(server: PersistentServer, devices: int) -> None:
     _check_limits(server.memory_limits, devices)
 
 
-def _check_named(named: PersistentNamedServer, devices: int) -> None:
-    _check_user(named.uid)
-    Source(named.source)
-    problems = [name_problem(named.name, of_server=True)]
-    problems += [name_problem(namespace.name) for namespace in named.namespaces]
+def _check_named(named_server: PersistentNamedServer, devices: int) -> None:
+    _check_user(named_server.uid)
+    Source(named_server.source)
+    problems = [name_problem(named_server.name, of_server=True)]
+    problems += [name_problem(namespace.name) for namespace in named_server.namespaces]
     if any(problems):
         raise ValueError(" ".join(problems))
-    if not all(0 <= ordinal < devices for ordinal in named.allowed_devices or ()):
-        raise ValueError(f"server {named.name} has a device that is not there")
-    _check_partitions(f"server {named.name}", named.partitions, devices)
-    for limits in (named.maximum, *(namespace.limits for namespace in named.namespaces)):
+    if not all(0 <= ordinal < devices for ordinal in named_server.allowed_devices or ()):
+        raise ValueError(f"server {named_server.name} has a device that does not exist")
+    _check_partitions(f"server {named_server.name}", named_server.partitions, devices)
+    for limits in (named_server.maximum, *(namespace.limits for namespace in named_server.namespaces)):
         _check_stated(limits, devices)
 
 
@@ -322,21 +322,21 @@ def _persistent(server: Server) -> PersistentServer:
     )
 
 
-def _persistent_named(named: NamedServer) -> PersistentNamedServer:
+def _persistent_named(named_server: NamedServer) -> PersistentNamedServer:
     return PersistentNamedServer(
-        named.name,
-        named.uid,
+        named_server.name,
+        named_server.uid,
         tuple(
             PersistentNamespace(namespace.name, namespace.limits, namespace.clients_only)
-            for namespace in named.namespaces.values()
+            for namespace in named_server.namespaces.values()
         ),
-        named.allowed_devices,
-        named.source.value,
-        named.failed,
-        tuple(named.partitions),
-        named.maximum,
-        named.contains_partitions,
-        named.created,
+        named_server.allowed_devices,
+        named_server.source.value,
+        named_server.failed,
+        tuple(named_server.partitions),
+        named_server.maximum,
+        named_server.contains_partitions,
+        named_server.created,
     )
 
 
@@ -398,7 +398,13 @@ def limits_of_cgroups(state: PersistentState) -> dict[str, dict[int, CgroupLimit
     return limits_by_path
 
 
-def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:
-    if not known.generation:
+def _persistent_configuration(configuration: Configuration) -> PersistentConfiguration | None:
+    if not configuration.generation:
         return None
-    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed, known.text)
+    return PersistentConfiguration(
+        configuration.generation,
+        configuration.source,
+        configuration.applied,
+        configuration.failed,
+        configuration.text,
+    )

@@ -60,7 +60,7 @@ def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
 def _describe(operation: BatchCopy) -> Copy3D:
     sizes = {element_bytes(arrays.find(side.place).description) for side in operation.sides if side.is_array} or {1}
     if not (operation.width and operation.height and operation.depth):
-        raise invalid_value("width, height and depth of a copy of a batch are at least 1")
+        raise invalid_value("width, height and depth of each copy in a batch are at least 1")
     if len(sizes) > 1:
         raise invalid_value(f"the elements of both arrays have as many bytes, not {min(sizes)} and {max(sizes)}")
     (element,) = sizes
@@ -110,7 +110,7 @@ def _ranges(name: str, addresses: Any, sizes: Any, count: int, flags: int, strea
 
 def _check(count: int, stream: int) -> None:
     if stream in LEGACY:
-        raise invalid_value("a batch is not put in the legacy stream; create one")
+        raise invalid_value("the legacy stream takes no batches; create a stream")
     resolve(stream)
     if not count:
         raise invalid_value("a batch has at least one element")

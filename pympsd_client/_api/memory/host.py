@@ -30,7 +30,7 @@ def allocate(size: int, flags: int) -> int:
     """
     bounded = _is_bounded()
     context = current()
-    return pinned.allocate(size, flags, bounded, lambda wanted: share(context, wanted), context)
+    return pinned.allocate(size, flags, bounded, lambda count: share(context, count), context)
 
 
 def free(address: int) -> None:

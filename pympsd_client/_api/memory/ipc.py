@@ -100,8 +100,8 @@ def _check_device(context: Context, handle: SharedHandle) -> None:
     if handle.ordinal != context.device.ordinal:
         raise CudaError(
             Result.ERROR_PEER_ACCESS_UNSUPPORTED,
-            "the handle is of another device than the current context's, and there is no peer access; make a context "
-            "of that device current",
+            "the handle belongs to a device other than the current context's, and there is no peer access; make a "
+            "context of that device current",
         )
 
 

@@ -67,8 +67,8 @@ def launch(
     context = function.context
     opened = context.usable()
     if context is not current() and function.handle == handle:
-        raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
-    context.pulse(opened, cache is not None and cache.wants_pulse)
+        raise invalid_handle(f"{function.layout.name} was loaded in a context other than the current one")
+    context.pulse(opened, cache is not None and cache.needs_pulse)
     if shape not in function.checked:
         function.load()
         shape = check_shape(function, shape)
@@ -81,7 +81,7 @@ def launch(
         stream_handle = number(stream)
         stream_context, stream_id = resolve(stream_handle)
         if stream_context is not context:
-            raise invalid_handle("the stream is of another context than the kernel")
+            raise invalid_handle("the stream belongs to a context other than the kernel's")
     layout = function.layout
     transport = opened.transport
     flags = pack_launch_flags(cooperative, cluster)
@@ -91,7 +91,7 @@ def launch(
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if cache is not None and cache.wants_plan and not flags and stream_handle != PER_THREAD:
+    if cache is not None and cache.needs_plan and not flags and stream_handle != PER_THREAD:
         _add_plan(cache, epoch, handle, function, shape, stream_handle, parameters, transport, record)
 
 
@@ -189,7 +189,7 @@ def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
         maximum = properties.get(name, 0)
         if not 1 <= size <= maximum:
             what = name.removeprefix("MAX_").replace("_DIM_", " ").lower()
-            raise invalid_value(f"{what} is {size}; this device takes 1 to {maximum}")
+            raise invalid_value(f"{what} is {size}; this device allows 1 to {maximum}")
 
 
 def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
@@ -197,10 +197,10 @@ def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
     name = function.layout.name
     threads = shape[3] * shape[4] * shape[5]
     if threads > properties.get("MAX_THREADS_PER_BLOCK", threads):
-        raise invalid_value(f"{threads} threads a block; this device takes {properties['MAX_THREADS_PER_BLOCK']}")
+        raise invalid_value(f"{threads} threads per block; this device allows {properties['MAX_THREADS_PER_BLOCK']}")
     max_threads = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
     if threads > max_threads:
-        raise invalid_value(f"{threads} threads a block; {name} was built for at most {max_threads}")
+        raise invalid_value(f"{threads} threads per block; {name} was compiled for at most {max_threads}")
     allowed = function.attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", shape[6])
     if shape[6] > allowed:
         raise invalid_value(

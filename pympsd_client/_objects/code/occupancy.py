@@ -45,9 +45,9 @@ def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> in
     if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
         raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
     attributes = function.attributes
-    room = available_shared_bytes(function.context.device.properties.attributes, blocks)
+    available = available_shared_bytes(function.context.device.properties.attributes, blocks)
     static = attributes.get("SHARED_SIZE_BYTES", 0)
-    return max(0, min(room - static, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)))
+    return max(0, min(available - static, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", available)))
 
 
 def largest_cluster(function: Function, config: LaunchConfig) -> int:
@@ -97,7 +97,7 @@ def best_block(function: Function, dynamic_bytes: Callable[[int], int], max_thre
     """Return (blocks of a grid that fills the context's multiprocessors, threads of a block).
 
     The block is the largest of those that give a multiprocessor the most threads.
-    ``max_threads``: the most threads of a block, 0: no bound.
+    ``max_threads``: the maximum of threads per block, 0: no bound.
     """
     properties, attributes = function.context.device.properties.attributes, function.attributes
     bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), properties.get("MAX_THREADS_PER_BLOCK", 1024))

@@ -22,7 +22,7 @@ _COMMENT: Final = re.compile(rb"(?s)//[^\n]*|/\*.*?\*/")
 
 
 def limit_registers(image: bytes, registers: int) -> bytes:
-    """Return an image whose kernels use at most this many registers a thread, unless the PTX has a limit of its own.
+    """Return an image whose kernels use at most this many registers per thread, unless the PTX sets its own limit.
 
     0 means no limit. Images that are not PTX are returned as they are.
     """

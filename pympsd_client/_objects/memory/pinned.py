@@ -282,7 +282,7 @@ class Pinned:
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
         if mapped.pages.transport is not transport:
-            raise invalid_value(f"kernels of another device than {context.device.number} reach {address:#x}")
+            raise invalid_value(f"{address:#x} is mapped for a device other than {context.device.number}")
         return mapped.pages.address + address - mapped.start
 
     def _map(self, context: Context, region: Region) -> RegisteredPages:

@@ -283,7 +283,7 @@ class VirtualMemory:
         """
         with self._lock:
             mappings = self._between(address, size)
-            if not all(address <= each.handle <= address + size - each.size for each in mappings):
+            if not all(address <= mapping.handle <= address + size - mapping.size for mapping in mappings):
                 raise invalid_value(f"{size} bytes at {address:#x} have a part of a mapping; unmap all of it")
             reservations = self._reservations.get(ordinal_of(address))
             if reservations is None or not reservations.hold(address, size):
@@ -382,7 +382,7 @@ def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
         raise not_supported(
-            "the addresses were reserved while a context of another device than the memory's was current, and these "
+            "the addresses were reserved while a context of a device other than the memory's was current, and these "
             f"have no peer access; reserve them in a context of device {owner.device.number}"
         )
     file = owner.query(operations.PUBLISH_MEMORY, physical.handle)

@@ -72,7 +72,7 @@ class ImportedPool(Pool):
     def import_block(self, handle: SharedHandle) -> int:
         """Return where an allocation is mapped that the other process has exported; raise CudaError."""
         if handle.pool != self._source_secret:
-            raise invalid_value("the allocation is of another pool than the one that was imported")
+            raise invalid_value("the allocation belongs to a pool other than the imported one")
         with self._importing:
             context = self._context(handle.ordinal if self.device is None else self.device.ordinal)
             key = context, handle.secret

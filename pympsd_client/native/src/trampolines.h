@@ -2,21 +2,13 @@
 
 #pragma once
 
-#include <stdint.h>
+#include "frame.h"
 
-#if defined(__x86_64__)
-enum { REGISTERS = 6 };
-#elif defined(__aarch64__)
-enum { REGISTERS = 8 };
-#else
-#error "written for the calling conventions of x86-64 and aarch64"
-#endif
+#include <stdint.h>
 
 /* `TRAMPOLINES` is a macro because the assembler counts to it, too. */
 #define TRAMPOLINES 4096
 #define PASS_ON (-2)
-#define HIDDEN __attribute__((visibility("hidden")))
-#define KEPT __attribute__((used)) /* the assembler refers to it; the compiler does not see that */
 
 /* Return the function of a number, from 0 to TRAMPOLINES - 1. */
 HIDDEN void *trampoline(int number);

@@ -13,6 +13,7 @@ from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.arrays import CHANNELS, format_of
 from pympsd_client.routing.runtime.properties import OF_BINDINGS, Layout, requested, write
+from pympsd_client.routing.runtime.symbols import check_linked
 
 
 class _Thread(threading.local):
@@ -49,6 +50,11 @@ def _use(device: int) -> None:
     context = primary.context
     if context is not None:
         api.cuCtxSetCurrent(context.handle)
+        try:
+            check_linked()
+        except CudaError:
+            api.cuCtxSetCurrent(0)
+            raise
 
 
 def current() -> int:
@@ -104,7 +110,7 @@ def properties(place: int, device: int, layout: Layout = OF_BINDINGS) -> None:
 
 
 def set_valid(place: int, count: int) -> None:
-    """Set the devices that threads use which choose none: the first that exists; INVALID_DEVICE, INVALID_VALUE."""
+    """Set the devices, in order of preference, of threads that choose none; INVALID_DEVICE, INVALID_VALUE."""
     process.initialize(0)
     if count:
         check_not_null("the array of devices", place)
@@ -116,7 +122,7 @@ def set_valid(place: int, count: int) -> None:
 
 
 def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
-    """Return the device that has most of what a cudaDeviceProp asks for."""
+    """Return the device that fits a cudaDeviceProp best."""
     process.initialize(0)
     minimums = requested(place, layout)
 
@@ -130,7 +136,7 @@ def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
 
 
 def max_texture_width(channels: int, device: int) -> int:
-    """Return the most elements of a texture in linear memory; INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR."""
+    """Return the maximum of elements of a texture in linear memory; INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR."""
     process.initialize(0)
     check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(ctypes.string_at(channels, CHANNELS.size))

@@ -13,8 +13,8 @@ thread's own. A version may have a row of its own; if not, the parameters distin
 stream of NULL is the thread's stream. Copies and fills without a stream (``_ptds``) wait for the work of all
 streams, which is more than they need.
 
-Where the driver's function takes a CUfunction, the runtime's takes the address of a function of the host program
-(`symbols.kernel_at`).
+Where the driver's function takes a CUfunction or a CUkernel, the runtime's takes the address of a function of the
+host program (`symbols.kernel_at`).
 
 Last errors: CUDA runtime API, Error Handling.
 """
@@ -43,9 +43,9 @@ from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 _VARIANT: Final = re.compile(r"_pt[sd][sz]$")
 _VERSION: Final = re.compile(r"_v\d$")
 _PUBLIC_NAMES: Final = {"pympsd_kernel": "cudaLaunchKernel", "pympsd_variable": "cudaGetSymbolAddress"}
-"""What programs call, by the name of a function that libcudart calls for it."""
+"""The function that programs call, by the name of the function that libcudart calls for it."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
-"""What may be the driver's type of a device address, by the runtime's."""
+"""The types that the driver may have for a device address, by the runtime's type."""
 
 
 def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
@@ -87,8 +87,8 @@ def _of_driver(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], s
     if row is not None and len(row.parameters) == len(types):
         inputs = [parameter for parameter in row.parameters if parameter.is_input]
         for index, parameter in enumerate(inputs):
-            if parameter.type == "CUfunction":
-                return _with_kernel(_ready(function), index), format
+            if parameter.type in ("CUfunction", "CUkernel"):
+                return _ready(_with_kernel(function, index)), format
     return _ready(function), format
 
 

@@ -206,14 +206,14 @@ def write(place: int, device: Device, layout: Layout) -> None:
 
 
 def requested(place: int, layout: Layout) -> tuple[int, ...]:
-    """Return what the cudaDeviceProp of a cudaChooseDevice asks for, 0 for what it leaves open."""
+    """Return the values that cudaChooseDevice's cudaDeviceProp requires; 0 for those that it leaves open."""
     check_not_null("the cudaDeviceProp", place)
     properties = layout.fields.from_address(place)
     return tuple(getattr(properties, field) for field in _CHOICE)
 
 
 def write_function_attributes(place: int, function: int) -> None:
-    """Write the cudaFuncAttributes of a kernel, unknown ones are 0; INVALID_HANDLE."""
+    """Write the cudaFuncAttributes of a kernel, unknown ones are 0; INVALID_DEVICE_FUNCTION."""
     check_not_null("the cudaFuncAttributes", place)
     kernel = function_of(kernel_at(function))
     kernel.context.usable()

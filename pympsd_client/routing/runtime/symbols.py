@@ -8,12 +8,16 @@ a variable by the host's address::
     add<<<1, 32>>>(p)              cudaLaunchKernel(0x401234, ...)
     cudaMemcpyToSymbol(table, ..)  cudaMemcpyToSymbol(0x404050, ...)
 
-The shared libraries of ours record registrations in C (native/src/cudart/registration.c), because a program may never
+pympsd's shared libraries record registrations in C (native/src/cudart/registration.c), because a program may never
 use them. This module looks an address up there at its first use, loads the fat binary as a library of the driver
 (`_library`), and returns the library's kernel or variable. The C part keeps the handle of a kernel and launches by
 it, so this module sees the first launch of each kernel only.
 
-In a Python process nothing is registered: `kernel_at` returns its argument, the handle of a kernel or function.
+In a Python process nothing is registered: `kernel_at` gets the handle of a kernel or function, and returns it.
+
+A program of several objects (``nvcc -rdc=true``) may have kernels that launch kernels, for which the load of a module
+fails under MPS. Such a program is refused when it first needs a context, by the first call that programs check: many
+do not check their launches, and would report success (`check_linked`).
 
 The invariants:
 
@@ -22,9 +26,11 @@ The invariants:
 """
 
 import ctypes
+import itertools
 import os
 import struct
 import sys
+from contextlib import suppress
 from threading import RLock
 from typing import Any, Final
 
@@ -50,7 +56,11 @@ _KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
 _LINKED: Final = 2
 """The version of a wrapper with an array of the fat binaries that were linked."""
 _DEVICE_LAUNCH: Final = "__cudaCDP"
-"""How the functions begin that a kernel calls to launch another."""
+"""The beginnings of the names of functions that a kernel calls to launch another."""
+_LAUNCHES: Final = (
+    "kernels of the program launch kernels (CUDA dynamic parallelism), which MPS does not support; launch them from "
+    "the host"
+)
 _PTX: Final = 1
 """CU_JIT_INPUT_PTX"""
 _WRAPPER: Final = struct.Struct("=iiQQ")
@@ -82,26 +92,53 @@ class _Registration(ctypes.Structure):
 
 
 _FindFunction: Final = ctypes.CFUNCTYPE(ctypes.POINTER(_Registration), ctypes.c_void_p)
+_WrapperFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
 _find_functions: Final[list[Any]] = []
 """The functions of the shared libraries that find registrations."""
+_wrapper_functions: Final[list[Any]] = []
+"""The functions of the shared libraries that return the wrapper of the n-th fat binary, NULL after the last."""
 _libraries: Final[dict[int, int]] = {}
 """The driver's libraries by the addresses of the wrappers of their fat binaries."""
 _hosts: Final[dict[tuple[int, str], int]] = {}
 """The host functions of kernels, by library and name."""
 _managed: Final[dict[int, int]] = {}
 """The host addresses of managed variables by the addresses of their memory."""
+_refused: Final[dict[int, CudaError]] = {}
+"""The errors of fat binaries with kernels that launch kernels, by the addresses of the wrappers."""
 _reported: Final[set[int]] = set()
 """The wrappers of fat binaries whose errors have been reported."""
 _loading: Final = RLock()
 
 
-def set_registry(address: int) -> None:
-    """Look host addresses up with a C function too, which returns the address of a registration, or NULL."""
-    _find_functions.append(_FindFunction(address))
+def set_registry(find: int, wrapper_at: int) -> None:
+    """Look host addresses and fat binaries up with the C functions of another library, too.
+
+    ``find`` returns the address of the registration of a host address, ``wrapper_at`` the wrapper of a fat binary by
+    number; both return NULL if there is none.
+    """
+    _find_functions.append(_FindFunction(find))
+    _wrapper_functions.append(_WrapperFunction(wrapper_at))
+
+
+def check_linked() -> None:
+    """Load fat binaries that were linked from several objects; NOT_SUPPORTED if kernels there launch kernels.
+
+    The first launch reports any other error.
+    """
+    for wrapper_at in _wrapper_functions:
+        for number in itertools.count():
+            wrapper = wrapper_at(number)
+            if not wrapper:
+                break
+            if _is_linked(wrapper) and wrapper not in _libraries:
+                with suppress(CudaError):
+                    _library(wrapper)
+            if wrapper in _refused:
+                raise _refused[wrapper].again()
 
 
 def _registration(host: int) -> Any:
-    """Return what is registered for an address of the host program; None."""
+    """Return the registration of an address of the host program; None without one."""
     for find in _find_functions if host else ():
         entry = find(host)
         if entry:
@@ -110,12 +147,14 @@ def _registration(host: int) -> Any:
 
 
 def kernel_at(host: int) -> int:
-    """Return the kernel of a host function; any other value is returned as it is.
+    """Return the kernel of a host function; the handle of a kernel or function is returned as it is.
 
-    NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
+    INVALID_DEVICE_FUNCTION for anything else; NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
     """
     entry = _registration(host)
     if entry is None or entry.kind != _KERNEL:
+        if kernels.get(host) is None and functions.get(host) is None:
+            raise CudaError(_INVALID_FUNCTION, f"{host:#x} is not a host function of a kernel of this program")
         return host
     try:
         library, name = _library(entry.wrapper), entry.name.decode()
@@ -140,7 +179,7 @@ def registered_kernel(host: int) -> int:
     """Return the kernel of a host function, for its first launch; INVALID_DEVICE_FUNCTION if it is not registered."""
     kernel = kernel_at(host)
     if kernel == host:
-        raise CudaError(_INVALID_FUNCTION, f"{host:#x} is not a host function of a kernel of this program")
+        raise CudaError(_INVALID_FUNCTION, f"{host:#x} is a handle, not a host function of a kernel")
     return kernel
 
 
@@ -182,9 +221,20 @@ def _library(wrapper: int) -> int:
         library = _libraries.get(wrapper)
         if library is None:
             check_not_null("the fat binary", wrapper)
+            if wrapper in _refused:
+                raise _refused[wrapper].again()
             _, version, image, parts = _WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))
-            library = _libraries[wrapper] = _load(image, parts if version == _LINKED else 0)
+            try:
+                library = _libraries[wrapper] = _load(image, parts if version == _LINKED else 0)
+            except CudaError as error:
+                if error.reason == _LAUNCHES:
+                    _refused[wrapper] = error
+                raise
         return library
+
+
+def _is_linked(wrapper: int) -> bool:
+    return bool(_WRAPPER.unpack(ctypes.string_at(wrapper, _WRAPPER.size))[1] == _LINKED)
 
 
 def _load(image: int, parts: int) -> int:
@@ -201,7 +251,7 @@ def _load(image: int, parts: int) -> int:
             address, _ = link.complete()
         except CudaError as failure:
             if _DEVICE_LAUNCH in failure.reason:
-                raise not_supported("kernels of the program launch kernels, which pympsd does not support") from None
+                raise not_supported(_LAUNCHES) from None
             raise
         return int(api.cuLibraryLoadData(address, 0, 0, 0, 0, 0, 0))  # which copies it
     return library
@@ -227,6 +277,7 @@ def unload(wrapper: int) -> None:
     """Unload the library of a fat binary that the program has unregistered."""
     with _loading:
         library = _libraries.pop(wrapper, None)
+        _refused.pop(wrapper, None)
     if library is not None:
         api.cuLibraryUnload(library)
 
@@ -234,7 +285,7 @@ def unload(wrapper: int) -> None:
 def _explained(error: CudaError, wrapper: int) -> CudaError:
     """Return the error of a fat binary that cannot be used, with what to do about it.
 
-    It is reported once without being asked for (PYMPSD_EXPLAIN), because programs print its name at best.
+    It is reported once even without PYMPSD_EXPLAIN, because programs print its name at best.
     """
     if error.code == Result.ERROR_NO_BINARY_FOR_GPU:
         error = CudaError(error.code, _NO_PTX.format(reason=error.reason))

@@ -16,7 +16,7 @@ if os.environ.get("PYMPSD_ROUTING") == "1":
     install()
 # Next comes the sitecustomize that this one hides.
 _this = sys.modules.pop("sitecustomize")
-sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _here]
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _here]
 try:
     __import__("sitecustomize")
 except ModuleNotFoundError:

@@ -61,11 +61,11 @@ class Choice:
 
         def begin(status: Status) -> None:
             if status.code is Result.SUCCESS:  # else the context is lost, and the wait with it
-                self._go_on(hold)
+                self._continue(hold)
 
         hold.set(slot.launch_host_function(begin))
 
-    def _go_on(self, hold: _Hold) -> None:
+    def _continue(self, hold: _Hold) -> None:
         """Choose the next body, by a call in their stream: a loop without work takes its turns as work does."""
         try:
             self.context.call(self.stream, self._choose(hold))
@@ -84,6 +84,6 @@ class Choice:
                 reason = f"the body of a conditional node: {error.reason}"
                 raise BackendError(Result.ERROR_LAUNCH_FAILED, reason) from None
             if self.kind is ConditionalKind.WHILE:
-                self._go_on(hold)
+                self._continue(hold)
                 return
         self.stream.notify(lambda status: hold.end())

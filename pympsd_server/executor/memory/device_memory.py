@@ -1,4 +1,4 @@
-"""Reports clients' memory on the device to the owner whenever it changes, and how many kernels were started."""
+"""Reports clients' memory on the device to the owner whenever it changes, kernels started, and the utilization."""
 
 from __future__ import annotations
 
@@ -8,35 +8,49 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final, TypeVar
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from pympsd.wire.executor_messages import MemoryShort, MemoryUsed, RoomMade
 from pympsd_server.backends.budget import Shortage
 from pympsd_server.backends.interface import Device
+from pympsd_server.executor.memory.utilization import UtilizationSamples
 
 PAUSE_SECONDS: Final = 0.25
 """Seconds between two reports, so that frequent allocations do not make them costly."""
-LAUNCH_SECONDS: Final = 1.0
-"""Seconds after which the number of launches is looked at: they are counted anyway, and nothing signals one."""
+LAUNCH_SECONDS: Final = 0.75
+"""Seconds after which launches and utilization are looked at: they are counted anyway, and nothing signals a launch.
+With the pause it is 1 s, NVML's longest sample period."""
 
 
 @define(eq=False)
 class MemoryReporter:
-    """Sends what clients hold if it has changed since the last report; safe to use from several threads."""
+    """Sends what clients use if it has changed since the last report; safe to use from several threads."""
 
     _device: Device
     _send: Callable[[MemoryUsed], None]
-    _reported: dict[int, int] = field(factory=dict, init=False)
+    _reported: MemoryUsed = field(factory=lambda: MemoryUsed({}), init=False)
     _counted: int = field(default=0, init=False)
+    """The launches that were reported, all together."""
+    _samples: UtilizationSamples = field(factory=UtilizationSamples, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     def report(self) -> None:
         """Report now."""
         with self._lock:
-            used, launches = dict(self._device.memory_used), self._device.trace.get("kernels_started", 0)
-            if (used, launches) != (self._reported, self._counted):
-                self._send(MemoryUsed(used, launches - self._counted))
-                self._reported, self._counted = used, launches
+            used, trace = dict(self._device.memory_used), self._device.trace
+            launches, busy = trace.get("kernels_started", 0), trace.get("busy_nanoseconds")
+            utilization = None if busy is None else self._samples.add(time.perf_counter_ns(), busy)
+            report = MemoryUsed(used, launches - self._counted, utilization)
+            if report != evolve(self._reported, launches=0):
+                self._send(report)
+                self._reported, self._counted = report, launches
+            if self._is_at_rest:
+                self._samples.stop()
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether nothing can change before there is a context, whose memory is signalled, and all is reported."""
+        return not self._reported.clients and not self._reported.utilization
 
     def start(self) -> None:
         """Report from now on, in a separate thread that waits for changes."""
@@ -46,8 +60,7 @@ class MemoryReporter:
 
     def _watch(self, changed: threading.Event) -> None:
         while True:
-            # Without a context there is no launch.
-            changed.wait(LAUNCH_SECONDS if self._reported else None)
+            changed.wait(None if self._is_at_rest else LAUNCH_SECONDS)
             changed.clear()
             self.report()
             time.sleep(PAUSE_SECONDS)

@@ -1,170 +1,15 @@
 // Runs the warps of compiled kernels: blocks begin, wait at barriers and end here. Theory of operation: the module
-// compiled_tier/batch.py, which declares the same structure.
+// compiled_tier/batch.py.
 #define _GNU_SOURCE
-#include <stdint.h>
+#include "kernels.h"
+#include <sched.h>
 #include <string.h>
 #include <time.h>
 
-enum { BARRIERS = 16, WARP = 32, MAX_ROUNDS = 16, CALLS_PER_LOOK = 16 };
+enum { MAX_ROUNDS = 16, CALLS_PER_LOOK = 16 };
 enum { MAX_SPINS = 256, MAX_LONG_SPINS = 1 << 16, FUEL_PER_SPIN = 64 };
-enum { RANK_SHIFT = 24, WINDOW_BITS = 40 };
-// What a kernel returns, and the states of a warp.
-enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN };
-enum { READY, WAITING, ENDED, ESCAPING, BAILING };
-// What `kernels_run` returns.
-enum { FINISHED, TIME, SERVICE, FAULTED, TRAPPED, DEADLOCKED };
-enum { GLOBAL, SHARED, LOCAL, PARAM, GENERIC };
-enum { OUTSIDE = 1, MISALIGNED, NO_BARRIER };
-
-typedef struct {
-    uint32_t stop, alive, mask, spinning, trues, total, turns, spinning_at; // spinning: the mask and the stop of the last SPIN
-} Frame;
-
-typedef struct {
-    uint32_t expected, announced, arrived, trues, total;
-} Barrier;
-
-typedef struct {
-    int64_t number; // of the block in its batch, -1: free
-    uint32_t left;
-    uint16_t bailing, uses_barriers;
-    Barrier barriers[BARRIERS];
-} Slot;
-
-typedef struct {
-    uint8_t state, barrier;
-    uint16_t spins;      // for the same lanes, since any warp of the batch made progress
-    uint32_t long_spins; // since this one did, or all its lanes were together
-    uint32_t seen;       // the batch's progress then
-} Warp;
-
-typedef struct Worker Worker;
-typedef int32_t (*Kernel)(Worker *, uint8_t *frame);
-struct Worker {
-    // Generated code reads these.
-    uint8_t *shared, *local;
-    const uint8_t *parameters;
-    int64_t delta; // host address = device address + delta
-    uint64_t *sites; // of each place of accesses: the lowest address, and how many bytes follow
-    const uint32_t *tid[3];
-    const uint64_t *addresses;
-    uint64_t dynamic_offset, local_frame, local_bytes, parameter_bytes;
-    int64_t fuel;
-    uint32_t ctaid[3], nctaid[3], ntid[3];
-    uint32_t shared_bytes, warps, warp, smid;
-    uint32_t constants[8];
-    uint32_t barrier_number, barrier_threads, barrier_trues, barrier_total;
-    // The fault.
-    uint64_t fault_address;
-    uint32_t fault_lane, fault_kind, fault_bytes, fault_space;
-    int64_t fault_block;
-    // The rest is of this file and of Python.
-    Kernel kernel;
-    int (*refresh)(Worker *); // look again for allocations; returns whether there are others
-    const int64_t *starts, *ends; // of allocations, less base
-    int64_t allocations, base;
-    const uint32_t *threads[3];
-    const int64_t *sm_of_block;
-    int64_t first_block, blocks, next, slots, active, at_slot;
-    int64_t preferred; // blocks in progress, unless none of them makes any
-    int64_t idle;      // turns of blocks in a row without progress
-    uint32_t progress, unused;
-    uint8_t *shared_slab, *local_slab, *frame_slab;
-    uint64_t shared_frame, frame_bytes, threads_per_block, width;
-    int64_t fuel_per_turn;
-    Slot *slot;
-    Warp *warp_states;
-    Slot *current;
-};
-
-static int fail(Worker *c, uint64_t address, uint32_t lane, uint32_t kind, uint32_t nbytes, uint32_t space) {
-    c->fault_address = address, c->fault_lane = lane, c->fault_kind = kind, c->fault_bytes = nbytes;
-    c->fault_space = space;
-    return 1;
-}
-
-// Return the index of the allocation that has all of an access, -1 if none has.
-static int64_t find(const Worker *c, int64_t offset, uint64_t nbytes) {
-    int64_t low = 0, high = c->allocations;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (c->starts[middle] <= offset)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    if (!low || offset >= c->ends[low - 1] || (uint64_t)(c->ends[low - 1] - offset) < nbytes)
-        return -1;
-    return low - 1;
-}
-
-static int check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes) {
-    int64_t offset = (int64_t)(address - (uint64_t)c->base), at = find(c, offset, nbytes);
-    if (at < 0 && c->refresh(c))
-        at = find(c, offset, nbytes);
-    if (at < 0)
-        return fail(c, address, lane, OUTSIDE, nbytes, GLOBAL);
-    if (address & (nbytes - 1))
-        return fail(c, address, lane, MISALIGNED, nbytes, GLOBAL);
-    c->sites[2 * site] = (uint64_t)(c->starts[at] + c->base);
-    c->sites[2 * site + 1] = (uint64_t)(c->ends[at] - c->starts[at]);
-    return 0;
-}
-
-// Replace device addresses by host addresses after checking all accesses (offset, bytes) off each of them. Returns 1
-// with the fault in the worker.
-int kernels_resolve(
-    Worker *c, uint64_t site, uint64_t *addresses, uint32_t mask, uint32_t space, const int64_t *accesses, uint32_t count
-) {
-    for (uint32_t rest = mask; rest; rest &= rest - 1) {
-        uint32_t lane = (uint32_t)__builtin_ctz(rest), kind = space;
-        uint64_t address = addresses[lane], window = address + (uint64_t)accesses[0];
-        if (kind == GENERIC) {
-            uint64_t number = window >> WINDOW_BITS;
-            kind = number == 1 ? SHARED : number == 2 ? LOCAL : number == 3 ? PARAM : GLOBAL;
-            if (kind != GLOBAL)
-                address -= number << WINDOW_BITS;
-        }
-        uint64_t own = kind == SHARED ? (uint64_t)c->shared : kind == PARAM ? (uint64_t)c->parameters
-            : (uint64_t)c->local + lane * c->local_frame;
-        uint64_t size = kind == SHARED ? c->shared_bytes : kind == LOCAL ? c->local_bytes : c->parameter_bytes;
-        for (uint32_t i = 0; i < count; i++) {
-            uint64_t at = address + (uint64_t)accesses[2 * i];
-            uint32_t nbytes = (uint32_t)accesses[2 * i + 1];
-            if (kind == GLOBAL) {
-                if (check_global(c, site, at, lane, nbytes))
-                    return 1;
-                continue;
-            }
-            uint32_t place = (uint32_t)at;
-            if (kind == SHARED && place >> RANK_SHIFT == 1) // the first block of a cluster, which is the only one
-                place -= 1u << RANK_SHIFT;
-            if (place > size || size - place < nbytes)
-                return fail(c, (uint32_t)at, lane, OUTSIDE, nbytes, kind);
-            if (place & (nbytes - 1))
-                return fail(c, (uint32_t)at, lane, MISALIGNED, nbytes, kind);
-            if (i == 0)
-                addresses[lane] = own + place - (uint64_t)accesses[0];
-        }
-        if (kind == GLOBAL)
-            addresses[lane] = address + (uint64_t)c->delta;
-    }
-    return 0;
-}
-
-void kernels_gather(const uint64_t *addresses, uint32_t mask, uint32_t size, uint8_t *out) {
-    for (; mask; mask &= mask - 1) {
-        uint32_t lane = (uint32_t)__builtin_ctz(mask);
-        memcpy(out + lane * size, (void *)addresses[lane], size);
-    }
-}
-
-void kernels_scatter(const uint64_t *addresses, uint32_t mask, uint32_t size, const uint8_t *in) {
-    for (; mask; mask &= mask - 1) {
-        uint32_t lane = (uint32_t)__builtin_ctz(mask);
-        memcpy((void *)addresses[lane], in + lane * size, size);
-    }
-}
+enum { ALONE_FOR_NOW = 1, ALONE_TO_THE_END };
+enum { NAP_NANOSECONDS = 50000, YIELDS_BEFORE_NAP = 64, ALONE_NANOSECONDS = 50000 };
 
 static uint64_t now(void) {
     struct timespec time;
@@ -174,10 +19,13 @@ static uint64_t now(void) {
 
 uint64_t kernels_clock(void) { return now(); }
 
-static Warp *warps_of(const Worker *c, const Slot *slot) { return c->warp_states + (slot - c->slot) * c->warps; }
+static Warp *warps_of(const Worker *c, const Slot *slot) {
+    return c->batch->warp_states + (slot - c->batch->slot) * c->warps;
+}
 
 static uint8_t *frame_of(const Worker *c, const Slot *slot, uint32_t warp) {
-    return c->frame_slab + ((uint64_t)(slot - c->slot) * c->warps + warp) * c->frame_bytes;
+    const Batch *b = c->batch;
+    return b->frame_slab + ((uint64_t)(slot - b->slot) * c->warps + warp) * b->frame_bytes;
 }
 
 // Open a barrier if enough threads are there. A warp counts as 32 threads.
@@ -199,7 +47,7 @@ static void try_to_open(Worker *c, Slot *slot, uint32_t number) {
 // bar.arrive. Returns 1 with the fault in the worker.
 int kernels_arrive(Worker *c, uint32_t number, uint32_t threads) {
     if (number >= BARRIERS)
-        return fail(c, number, 0, NO_BARRIER, 0, SHARED);
+        return kernels_fail(c, number, 0, NO_BARRIER, 0, SHARED);
     c->current->uses_barriers = 1;
     c->current->barriers[number].announced += WARP;
     c->current->barriers[number].expected = threads;
@@ -216,55 +64,88 @@ static void wait_at_barrier(Worker *c, Slot *slot, Warp *warp) {
     try_to_open(c, slot, c->barrier_number);
 }
 
-static void begin_block(Worker *c, Slot *slot) {
-    uint64_t index = (uint64_t)(slot - c->slot);
+static void begin_block(const Worker *c, Slot *slot, int64_t number) {
+    const Batch *b = c->batch;
+    uint64_t index = (uint64_t)(slot - b->slot);
     if (slot->uses_barriers)
         memset(slot->barriers, 0, sizeof slot->barriers);
     slot->bailing = slot->uses_barriers = 0;
-    slot->number = c->next++, slot->left = c->warps;
-    c->active++;
-    memset(c->shared_slab + index * c->shared_frame, 0, c->shared_frame);
+    slot->number = number, slot->left = c->warps;
+    memset(b->shared_slab + index * b->shared_frame, 0, b->shared_frame);
     if (c->local_frame) {
-        uint64_t bytes = c->threads_per_block * c->local_frame;
-        memset(c->local_slab + index * bytes, 0, bytes);
+        uint64_t bytes = b->threads_per_block * c->local_frame;
+        memset(b->local_slab + index * bytes, 0, bytes);
     }
     Warp *warps = warps_of(c, slot);
     memset(warps, 0, c->warps * sizeof *warps);
-    uint32_t whole = c->width == WARP ? ~0u : (1u << c->width) - 1;
+    uint32_t whole = b->width == WARP ? ~0u : (1u << b->width) - 1;
     for (uint32_t w = 0; w < c->warps; w++) {
-        uint64_t lanes = c->threads_per_block - w * c->width;
+        uint64_t lanes = b->threads_per_block - w * b->width;
         Frame *frame = (Frame *)frame_of(c, slot, w);
-        *frame = (Frame){.alive = lanes >= c->width ? whole : (1u << lanes) - 1};
+        *frame = (Frame){.alive = lanes >= b->width ? whole : (1u << lanes) - 1};
         frame->mask = frame->alive;
     }
 }
 
 static void enter_slot(Worker *c, Slot *slot) {
-    uint64_t index = (uint64_t)(slot - c->slot), block = (uint64_t)(c->first_block + slot->number);
+    const Batch *b = c->batch;
+    uint64_t index = (uint64_t)(slot - b->slot), block = (uint64_t)(b->first_block + slot->number);
     c->current = slot;
-    c->shared = c->shared_slab + index * c->shared_frame;
+    c->shared = b->shared_slab + index * b->shared_frame;
     c->ctaid[0] = (uint32_t)(block % c->nctaid[0]);
     c->ctaid[1] = (uint32_t)(block / c->nctaid[0] % c->nctaid[1]);
     c->ctaid[2] = (uint32_t)(block / c->nctaid[0] / c->nctaid[1]);
-    c->smid = (uint32_t)c->sm_of_block[slot->number];
-    c->fault_block = slot->number;
+    c->smid = (uint32_t)b->sm_of_block[slot->number];
+    c->block = slot->number;
 }
 
 static int32_t run_warp(Worker *c, Slot *slot, uint32_t w) {
-    uint64_t first = w * c->width;
+    const Batch *b = c->batch;
+    uint64_t first = w * b->width;
     c->warp = w;
     for (int axis = 0; axis < 3; axis++)
-        c->tid[axis] = c->threads[axis] + first;
-    c->local = c->local_slab + ((uint64_t)(slot - c->slot) * c->threads_per_block + first) * c->local_frame;
+        c->tid[axis] = b->threads[axis] + first;
+    c->local = b->local_slab + ((uint64_t)(slot - b->slot) * b->threads_per_block + first) * c->local_frame;
     // Turns of one length could meet lanes that make progress at one point of their loop again and again.
-    c->fuel = c->fuel_per_turn + FUEL_PER_SPIN * warps_of(c, slot)[w].spins;
+    c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * warps_of(c, slot)[w].spins;
     c->barrier_trues = c->barrier_total = 0;
-    return c->kernel(c, frame_of(c, slot, w));
+    return b->kernel(c, frame_of(c, slot, w));
+}
+
+static void note_progress(Worker *c) {
+    uint32_t progress = atomic_load_explicit(&c->progress, memory_order_relaxed);
+    atomic_store_explicit(&c->progress, progress + 1, memory_order_relaxed);
+}
+
+static uint32_t progress_of(const Batch *b) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < b->worker_count; i++)
+        sum += atomic_load_explicit(&worker_of(b, i)->progress, memory_order_relaxed);
+    return sum;
+}
+
+// Act on a warp that spins for lanes of its own, or for another block that has work to do.
+static void after_spin(Worker *c, Slot *slot, Warp *warp) {
+    Batch *b = c->batch;
+    Frame *frame = (Frame *)frame_of(c, slot, c->warp);
+    uint32_t progress = progress_of(b);
+    if (warp->seen != progress || frame->spinning != frame->mask || frame->spinning_at != frame->stop)
+        warp->spins = 0, warp->seen = progress, frame->spinning = frame->mask, frame->spinning_at = frame->stop;
+    int is_long = ++warp->long_spins >= MAX_LONG_SPINS;
+    if (++warp->spins < MAX_SPINS && !is_long)
+        return;
+    if (!atomic_load(&b->is_open)) {
+        slot->bailing = 1;
+        return;
+    }
+    // The block that it waits for may be another worker's, whose thread the system does not run: see without threads.
+    warp->spins = 0, warp->long_spins = 0;
+    atomic_fetch_or(&b->alone, is_long ? ALONE_TO_THE_END : ALONE_FOR_NOW);
+    atomic_store(&b->stopping, 1);
 }
 
 // Act on what a warp's kernel returned; return whether that was progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
-    Frame *frame = (Frame *)frame_of(c, slot, c->warp);
     switch (status) {
     case DONE:
         warp->state = ENDED;
@@ -282,17 +163,15 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     case BAIL:
         warp->state = BAILING, slot->bailing = 1;
         break;
-    case SPIN: // for lanes of its own, or for another block that has work to do
-        if (warp->seen != c->progress || frame->spinning != frame->mask || frame->spinning_at != frame->stop)
-            warp->spins = 0, warp->seen = c->progress, frame->spinning = frame->mask, frame->spinning_at = frame->stop;
-        if (++warp->spins >= MAX_SPINS || ++warp->long_spins >= MAX_LONG_SPINS)
-            slot->bailing = 1;
+    case SPIN:
+        after_spin(c, slot, warp);
         if (slot->bailing)
             warp->state = BAILING;
         return 0;
     case SLICE: // of a loop that computes
     case POLL:  // all lanes together
-        c->progress += status == SLICE;
+        if (status == SLICE)
+            note_progress(c);
         warp->spins = 0, warp->long_spins = 0;
         if (slot->bailing)
             warp->state = BAILING;
@@ -301,13 +180,37 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         break;
     }
     warp->spins = 0, warp->long_spins = 0;
-    c->progress++;
+    note_progress(c);
     return 1;
+}
+
+static int has_begun_all(const Batch *b) { return atomic_load(&b->next_block) >= b->blocks; }
+
+// Return whether threads that have not joined a batch could run something of it.
+static int can_use_help(const Batch *b) {
+    if (!has_begun_all(b))
+        return 1;
+    for (uint32_t i = b->joined; i < b->worker_count; i++)
+        if (worker_of(b, i)->active)
+            return 1;
+    return 0;
+}
+
+// Return whether a worker has to stop between two turns: the time is up, Python is needed, or an earlier block has
+// faulted. The batch's own thread gets help when this takes long.
+static int must_stop(Worker *c) {
+    Batch *b = c->batch;
+    uint64_t time = now();
+    if (time >= b->help_at && c == worker_of(b, 0) && !atomic_load(&b->is_open) && can_use_help(b)) {
+        b->was_helped = 1;
+        kernels_open(b);
+    }
+    return time >= b->deadline || atomic_load(&b->stopping) || c->block > atomic_load(&b->fault_block);
 }
 
 // Run the warps of a block in turn. Returns FINISHED when it has ended, TIME, SERVICE when none can continue here,
 // FAULTED, TRAPPED or DEADLOCKED.
-static int run_block(Worker *c, Slot *slot, uint64_t deadline) {
+static int run_block(Worker *c, Slot *slot) {
     Warp *warps = warps_of(c, slot);
     uint32_t calls = 0;
     enter_slot(c, slot);
@@ -325,7 +228,7 @@ static int run_block(Worker *c, Slot *slot, uint64_t deadline) {
             if (after_warp(c, slot, &warps[w], status))
                 rounds = -1;
             int is_slice = status == SLICE || status == SPIN || status == POLL;
-            if ((is_slice || ++calls % CALLS_PER_LOOK == 0) && now() >= deadline)
+            if ((is_slice || ++calls % CALLS_PER_LOOK == 0) && must_stop(c))
                 return slot->left ? TIME : FINISHED;
         }
         if (!slot->left)
@@ -337,8 +240,6 @@ static int run_block(Worker *c, Slot *slot, uint64_t deadline) {
 }
 
 static int can_run(const Worker *c, const Slot *slot) {
-    if (slot->number < 0)
-        return 0;
     const Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
         if (warps[w].state == READY)
@@ -346,50 +247,168 @@ static int can_run(const Worker *c, const Slot *slot) {
     return 0;
 }
 
-// Return the slot to run next, a new block in it if a slot is free; NULL if there is nothing to run.
-static Slot *choose_slot(Worker *c, int begins) {
-    Slot *ready = NULL, *free = NULL;
-    int64_t active = c->active;
-    for (int64_t i = 0; i < c->slots && !(ready && free) && (active || !free); i++) {
-        Slot *slot = c->slot + (c->at_slot + i) % c->slots;
-        active -= slot->number >= 0;
-        if (slot->number < 0)
-            free = free ? free : slot;
-        else if (!ready && can_run(c, slot))
-            ready = slot;
+// Put a slot into the ring of a worker, as the one to run next.
+static void link_slot(Worker *c, Slot *slot) {
+    if (c->before)
+        slot->following = c->before->following, c->before->following = slot;
+    else
+        c->before = slot->following = slot;
+    c->active++;
+}
+
+// Take the slot after `before` out of the ring.
+static Slot *unlink_slot(Worker *c, Slot *before) {
+    Slot *slot = before->following;
+    before->following = slot->following;
+    if (c->before == slot)
+        c->before = before == slot ? NULL : before;
+    c->active--;
+    return slot;
+}
+
+static void free_slot(Worker *c, Slot *before) {
+    Slot *slot = unlink_slot(c, before);
+    slot->number = -1, slot->following = c->free, c->free = slot;
+}
+
+// Make the next slot of the ring that can run the one after `c->before`; return whether there is one.
+static int find_ready(Worker *c) {
+    for (int64_t i = c->active; i > 0; i--) {
+        Slot *slot = c->before->following;
+        if (slot->number < 0) // Python has taken the block away
+            free_slot(c, c->before);
+        else if (can_run(c, slot))
+            return 1;
+        else
+            c->before = slot;
     }
-    if (c->idle > c->active && c->preferred < c->slots) // they may wait for blocks that have not begun
+    return 0;
+}
+
+// Begin a block, as the one to run next; return whether there was one.
+static int begin_next(Worker *c) {
+    Batch *b = c->batch;
+    int64_t number = atomic_load(&b->next_block);
+    if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, 1)) >= b->blocks)
+        return 0;
+    Slot *slot = c->free;
+    if (slot)
+        c->free = slot->following;
+    else
+        slot = b->slot + atomic_fetch_add(&b->next_slot, 1);
+    begin_block(c, slot, number);
+    link_slot(c, slot);
+    return 1;
+}
+
+// Choose the slot after `c->before` to run next, a new block in it if few are in progress; return whether there is one.
+static int choose_slot(Worker *c, int begins) {
+    int is_ready = !begins && find_ready(c), is_stuck = c->idle > c->active;
+    if (is_stuck && c->preferred < c->batch->blocks) // they may wait for blocks that have not begun
         c->preferred *= 2, c->idle = 0;
-    if (free && c->next < c->blocks && c->active < c->preferred && (begins || !ready)) {
-        begin_block(c, free);
-        return free;
+    if (!is_ready && c->active < c->preferred && begin_next(c))
+        return 1;
+    if (is_stuck && atomic_load(&c->batch->is_open)) { // they may wait for blocks of other workers
+        struct timespec nap = {0, NAP_NANOSECONDS};
+        if (c->idle < c->active + YIELDS_BEFORE_NAP)
+            sched_yield();
+        else
+            nanosleep(&nap, NULL);
     }
-    return ready;
+    return is_ready || find_ready(c);
+}
+
+void kernels_work(Worker *c) {
+    Batch *b = c->batch;
+    kernels_look(c);
+    for (int begins = 0; choose_slot(c, begins);) {
+        Slot *before = c->before, *slot = before->following;
+        uint32_t progress = c->progress;
+        int result = run_block(c, slot);
+        c->idle = c->progress == progress ? c->idle + 1 : 0;
+        begins = result == TIME || result == SERVICE; // it may wait for a block that has not begun
+        if (result >= FAULTED) {
+            c->outcome = (uint32_t)result;
+            int64_t lowest = atomic_load(&b->fault_block);
+            while (c->block < lowest && !atomic_compare_exchange_weak(&b->fault_block, &lowest, c->block))
+                ;
+            return;
+        }
+        if (result == FINISHED)
+            free_slot(c, before);
+        else
+            c->before = slot;
+        if (result != SERVICE && (result == TIME || c->active || !has_begun_all(b)) && must_stop(c)) {
+            c->outcome = TIME;
+            return;
+        }
+    }
+    c->outcome = c->active ? SERVICE : FINISHED;
+    if (c->active)
+        atomic_store(&b->stopping, 1);
+}
+
+static void move_slots(Worker *from, Worker *to, int64_t count) {
+    for (; count > 0; count--)
+        link_slot(to, unlink_slot(from, from->before));
+}
+
+// Give the first worker all blocks in progress from a worker on, for which there is no thread.
+static void gather_slots(Batch *b, uint32_t begin) {
+    for (uint32_t i = begin; i < b->worker_count; i++)
+        move_slots(worker_of(b, i), worker_of(b, 0), worker_of(b, i)->active);
+}
+
+// Give workers that have nothing to run blocks of those that have most.
+static void spread_slots(Batch *b) {
+    for (uint32_t i = 0; i < b->worker_count; i++) {
+        Worker *c = worker_of(b, i), *most = c;
+        for (uint32_t k = 0; k < b->worker_count && !c->active; k++)
+            most = worker_of(b, k)->active > most->active ? worker_of(b, k) : most;
+        if (most != c && most->active > 1)
+            move_slots(most, c, most->active / 2);
+    }
+}
+
+static int outcome_of(Batch *b) {
+    int outcome = has_begun_all(b) && !worker_of(b, 0)->active ? FINISHED : TIME;
+    for (uint32_t i = 0; i < b->joined; i++) {
+        const Worker *c = worker_of(b, i);
+        if (c->outcome >= FAULTED && c->block == atomic_load(&b->fault_block)) {
+            b->fault_worker = i;
+            return (int)c->outcome;
+        }
+        if (outcome != SERVICE && c->active)
+            outcome = TIME;
+        if (c->outcome == SERVICE)
+            outcome = SERVICE;
+    }
+    return outcome;
 }
 
 // Run the batch's blocks until a time (CLOCK_MONOTONIC, nanoseconds).
-int kernels_run(Worker *c, uint64_t deadline) {
-    int begins = 0;
-    for (;;) {
-        Slot *slot = choose_slot(c, begins);
-        if (!slot)
-            return c->active ? SERVICE : FINISHED;
-        uint32_t before = c->progress;
-        int result = run_block(c, slot, deadline);
-        c->idle = c->progress == before ? c->idle + 1 : 0;
-        begins = 0;
-        if (result == FINISHED) {
-            slot->number = -1, c->active--;
-            c->at_slot = slot - c->slot;
-        } else if (result == TIME || result == SERVICE) {
-            c->at_slot = (slot - c->slot + 1) % c->slots;
-            begins = 1; // it may wait for a block that has not begun
-        } else {
-            return result;
-        }
-        if (result != SERVICE && (result == TIME || c->active || c->next < c->blocks) && now() >= deadline)
-            return c->active || c->next < c->blocks ? TIME : FINISHED;
-    }
+int kernels_run(Batch *b, uint64_t deadline) {
+    uint32_t progress = progress_of(b);
+    if (b->alone == ALONE_FOR_NOW && progress != b->progress_before)
+        b->alone = 0;
+    b->progress_before = progress;
+    int is_single = b->alone || b->worker_count == 1;
+    if (is_single)
+        gather_slots(b, 1);
+    else if (has_begun_all(b))
+        spread_slots(b);
+    b->help_at = is_single ? UINT64_MAX : now() + ALONE_NANOSECONDS;
+    b->deadline = deadline, b->joined = 1;
+    atomic_store(&b->stopping, 0);
+    atomic_store(&b->fault_block, INT64_MAX);
+    if (!is_single && b->was_helped && can_use_help(b))
+        kernels_open(b);
+    kernels_work(worker_of(b, 0));
+    kernels_close(b);
+    gather_slots(b, b->joined);
+    return outcome_of(b);
 }
 
 uint64_t kernels_worker_bytes(void) { return sizeof(Worker); }
+
+uint64_t kernels_batch_bytes(void) { return sizeof(Batch); }

@@ -103,5 +103,5 @@ def _sections(text: str) -> tuple[str, ...]:
     asked = tuple(text.split(","))
     for section in asked:
         if section not in SECTIONS:
-            raise argparse.ArgumentTypeError(f"{section!r} is none of {', '.join(SECTIONS)}")
+            raise argparse.ArgumentTypeError(f"{section!r} is not one of {', '.join(SECTIONS)}")
     return asked

@@ -1,14 +1,18 @@
 """The emulated GPU against C++ on the same processor, with whichever tier is on; and loads, first launches, stops.
 
-Times of kernels are processor time, medians of one run, so that other work on the machine does not count; each figure
-is the kernel's time over that of the same algorithm in C++ (baseline.cpp), built with ``c++ -O2 -march=native`` in
-the same run and run by one thread. The scan and the histogram in C++ do less work than the kernels, hence their
-bounds.
+Times of kernels are processor time on one thread, medians of one run, so that other work on the machine does not
+count; each figure is the kernel's time over that of the same algorithm in C++ (baseline.cpp), built with
+``c++ -O2 -march=native`` in the same run and run by one thread. The scan and the histogram in C++ do less work than
+the kernels, hence their bounds. Kernels run until they are compiled before they are measured.
+
+Then larger ones of them run on one thread, on two, and on as many as there are processors: wall times, in turn, the
+median of their ratios. They need a quiet machine.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import statistics
@@ -29,6 +33,9 @@ sys.path.insert(0, str(ROOT))
 
 from timing import Report  # noqa: E402
 
+from pympsd.vocabulary.settings import read_tier  # noqa: E402
+from pympsd.vocabulary.variables import KERNEL_THREADS  # noqa: E402
+from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode  # noqa: E402
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled  # noqa: E402
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule  # noqa: E402
 from pympsd_server.backends.emulated.ptx.loading.program import load_program  # noqa: E402
@@ -41,6 +48,12 @@ BOUNDS = {"scan": 20.0, "histogram": 3.0}
 """Times of C++, for kernels with others than BOUND."""
 LOAD_SECONDS, FIRST_LAUNCH_MS, STOP_MS = 2.0, 30.0, 10.0
 STOPS = 50
+COMPILED_SECONDS = 20.0
+"""The greatest time for which a kernel runs until it is compiled."""
+TWO_THREADS = 1 / 1.7
+"""The bound of the time on several threads, in times on one."""
+ROUNDS = 7
+MULTIPROCESSORS = 132
 ENDLESS = 2_000_000_000
 """Rounds of the kernel `rounds` that no tier ends during a measurement."""
 
@@ -86,6 +99,7 @@ def measure(report: Report) -> None:
         options = ["-O2", "-march=native", "-shared", "-fPIC"]
         subprocess.run([compiler, *options, "-o", library, HERE / "baseline.cpp"], check=True)
         _kernels(report, ctypes.CDLL(str(library)))
+    _threads(report)
     _loading(report)
     _stopping(report)
 
@@ -115,6 +129,10 @@ def _kernels(report: Report, library: ctypes.CDLL) -> None:
         def call(function: Any = function, values: Any = for_c) -> None:
             function(*values)
 
+        launch_until_compiled(launch, module, name)
+        for index, argument in enumerate(arguments):  # every launch adds to some results
+            if index in results:
+                device.space.write(on_device[index], np.ascontiguousarray(argument).tobytes())
         launch()
         call()
         for index in results:
@@ -124,6 +142,61 @@ def _kernels(report: Report, library: ctypes.CDLL) -> None:
         emulated, native = _processor_ms(launch), _processor_ms(call)
         what = f"{name}: {emulated:.1f} ms of processor time, in C++ {native:.1f} ms"
         report.add(what, emulated / native, BOUNDS.get(name, BOUND), "x")
+
+
+def launch_until_compiled(launch: Callable[[], None], module: LoadedModule, name: str) -> bool:
+    """Launch a kernel at least once, and until it is compiled; return whether it is, False if the tier is NumPy."""
+    codes, end = module.program.kernels[name].translation.machine_codes, time.monotonic() + COMPILED_SECONDS
+    while True:
+        launch()
+        if any(isinstance(code, MachineCode) for code in codes.values()):
+            return True
+        if read_tier(os.environ) == "numpy" or time.monotonic() > end:
+            return False
+
+
+def large_cases() -> dict[str, tuple[tuple[int, ...], tuple[int, ...], list[Any]]]:
+    """Return kernels that take longer than 50 ms on one thread: grid, block, arguments."""
+    rng = np.random.default_rng(1)
+    a, b = (rng.random((1024, 1024), np.float32) for _ in range(2))
+    n = 1 << 21
+    image, places = np.zeros((2048, 2048), np.int32), rng.random((16384, 4), np.float32)
+    return {
+        "matmul": ((64, 64), (16, 16), [a, b, np.zeros_like(a), 1024]),
+        "collatz": ((n // 256,), (256,), [np.arange(1, n + 1, dtype=np.uint32), np.zeros(n, np.uint32), n]),
+        "nbody": ((64,), (256,), [places, np.zeros_like(places), 16384]),
+        "mandelbrot": ((128, 128), (16, 16), [image, 2048, 2048, 256]),
+    }
+
+
+def _threads(report: Report) -> None:
+    device, processors = Device(1 << 28), len(os.sched_getaffinity(0))
+    device.multiprocessors = MULTIPROCESSORS
+    module = device.load(KERNELS.read_text())
+    for name, (grid, block, arguments) in large_cases().items():
+        values = [device.put(a) if isinstance(a, np.ndarray) else a for a in arguments]
+
+        def launch(threads: int = 1, name: str = name, grid: Any = grid, block: Any = block, v: Any = values) -> None:
+            os.environ[KERNEL_THREADS] = str(threads)
+            device.launch(module, name, grid, block, *v)
+
+        if not launch_until_compiled(launch, module, name):
+            continue
+        for threads in sorted({2, processors} - {1}):
+            ratios, ones = [], []
+            for _ in range(ROUNDS):
+                one, several = (_seconds(lambda count=count: launch(count)) for count in (1, threads))  # type: ignore[misc]
+                ones.append(one * 1e3)
+                ratios.append(several / one)
+            what = f"{name} on {threads} threads, against one ({statistics.median(ones):.0f} ms)"
+            report.add(what, statistics.median(ratios), TWO_THREADS, "x")
+    os.environ.pop(KERNEL_THREADS, None)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def _for_c(argument: Any) -> Any:

@@ -173,14 +173,14 @@ def _sections(text: str) -> tuple[str, ...]:
     asked = tuple(text.split(","))
     for section in asked:
         if section not in MEASURES:
-            raise argparse.ArgumentTypeError(f"{section!r} is none of {', '.join(MEASURES)}")
+            raise argparse.ArgumentTypeError(f"{section!r} is not one of {', '.join(MEASURES)}")
     return asked
 
 
 def _ways(text: str) -> tuple[str, ...]:
     unknown = sorted(set(text.split(",")) - set(SHORT_NAMES))
     if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(SHORT_NAMES)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(SHORT_NAMES)}")
     return tuple(SHORT_NAMES[name] for name in text.split(","))
 
 

@@ -25,7 +25,7 @@ class FakeWork:
     name: str
     queue: ContextQueue
     time_share: TimeShare = field(factory=TimeShare)
-    blocked: bool = False
+    is_blocked: bool = False
 
 
 def context(level: int = 0) -> ContextQueue:
@@ -104,12 +104,12 @@ def test_an_idle_stream_gets_no_head_start() -> None:
 
 def test_blocked_work_is_passed_over() -> None:
     ready, one = FairQueue(), context()
-    blocked = FakeWork("blocked", one, blocked=True)
+    blocked = FakeWork("blocked", one, is_blocked=True)
     ready.add(blocked)
     assert ready.next() is None
     ready.add(FakeWork("able", one))
     assert run(ready, 3) == {"able": 3}
-    blocked.blocked = False
+    blocked.is_blocked = False
     assert run(ready, 1) == {"blocked": 1}
 
 
@@ -194,11 +194,11 @@ def test_many_below_normal_do_not_get_more_than_one_does() -> None:
 
 
 def test_blocked_normal_work_does_not_delay_work_below() -> None:
-    ready, blocked = FairQueue(), FakeWork("normal", context(0), blocked=True)
+    ready, blocked = FairQueue(), FakeWork("normal", context(0), is_blocked=True)
     ready.add(blocked)
     ready.add(stream("below", context(1)))
     assert take(ready).name == "below"
-    blocked.blocked = False
+    blocked.is_blocked = False
     assert take(ready).name == "normal"
 
 

@@ -22,11 +22,11 @@ def test_blocks_are_spread_over_the_contexts_own_multiprocessors() -> None:
 
 def test_room_is_bounded_by_blocks_threads_and_shared_memory() -> None:
     placement = Placement(SMS, {"MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 100_000})
-    assert placement.room(BlockSize(1, 0)) == 3 * 32
-    assert placement.room(BlockSize(1024, 0)) == 3 * 2
-    assert placement.room(BlockSize(32, 30_000)) == 3 * 3
+    assert placement.free_blocks(BlockSize(1, 0)) == 3 * 32
+    assert placement.free_blocks(BlockSize(1024, 0)) == 3 * 2
+    assert placement.free_blocks(BlockSize(32, 30_000)) == 3 * 3
     assert len(placement.place(BlockSize(1024, 0), 100).rows) == 6
-    assert placement.room(BlockSize(1, 0)) == 0
+    assert placement.free_blocks(BlockSize(1, 0)) == 0
 
 
 def test_emptier_multiprocessors_are_filled_first() -> None:
@@ -43,9 +43,9 @@ def test_no_multiprocessor_is_ever_overfull_and_all_room_comes_back(
     steps: list[tuple[BlockSize, int, bool]],
 ) -> None:
     placement, all_placed = Placement(SMS, {}), []
-    whole = placement.room(BlockSize(64, 0))
+    whole = placement.free_blocks(BlockSize(64, 0))
     for size, count, leave in steps:
-        room = placement.room(size)
+        room = placement.free_blocks(size)
         placed = placement.place(size, count)
         assert len(placed.rows) == min(room, count)
         all_placed.append(placed)
@@ -60,7 +60,7 @@ def test_no_multiprocessor_is_ever_overfull_and_all_room_comes_back(
         assert placement.resident == sum(len(each.rows) for each in all_placed)
     for each in all_placed:
         placement.release(each)
-    assert placement.room(BlockSize(64, 0)) == whole
+    assert placement.free_blocks(BlockSize(64, 0)) == whole
     assert placement.resident == 0
 
 
@@ -69,7 +69,7 @@ def test_room_is_what_the_occupancy_calculation_says(model: str, size: BlockSize
     attributes = PROFILES[model].attributes
     each = blocks_per_multiprocessor(attributes, size.threads, size.shared_bytes)
     placement = Placement(SMS, attributes)
-    assert placement.capacity(size) == placement.room(size) == 3 * each
+    assert placement.capacity(size) == placement.free_blocks(size) == 3 * each
     assert len(placement.place(size, 1000).rows) == 3 * each
     placement = Placement(SMS, attributes)
     placement.place(BlockSize(1, 0), 1)  # with a neighbour there are at most one fewer on its multiprocessor
@@ -79,8 +79,8 @@ def test_room_is_what_the_occupancy_calculation_says(model: str, size: BlockSize
 def test_a_block_without_shared_memory_fits_where_none_is_left() -> None:
     placement = Placement((0,), PROFILES["V100"].attributes)
     placement.place(BlockSize(32, 98304), 1)
-    assert placement.room(BlockSize(32, 0)) == 31
-    assert placement.room(BlockSize(32, 1)) == 0
+    assert placement.free_blocks(BlockSize(32, 0)) == 31
+    assert placement.free_blocks(BlockSize(32, 1)) == 0
 
 
 @define(eq=False)
@@ -101,7 +101,7 @@ def test_a_kernel_that_gathers_room_is_not_overtaken() -> None:
     assert not placement.admits(together, HALF)
     assert not placement.admits(others[0], WARP)
     assert not placement.admits(FakeKernel(2), WARP)
-    assert not placement.lets_grow()
+    assert not placement.can_grow()
     placement.release(first)
     assert not placement.admits(others[1], WARP)
     assert placement.admits(together, HALF)
@@ -119,7 +119,7 @@ def test_a_kernel_that_gathers_room_in_vain_is_overtaken_in_the_end() -> None:
     assert not placement.admits(other, WARP)
     placement.unfinished_slices = 256
     assert placement.admits(other, WARP)
-    assert placement.lets_grow()
+    assert placement.can_grow()
     placement.unfinished_slices = 0
     assert not placement.admits(other, WARP)
 
@@ -127,9 +127,9 @@ def test_a_kernel_that_gathers_room_in_vain_is_overtaken_in_the_end() -> None:
 def test_no_kernel_grows_while_others_want_to_begin() -> None:
     placement, other = Placement((0,), {}), FakeKernel()
     placed = placement.place(HALF, 2)
-    assert placement.lets_grow()
+    assert placement.can_grow()
     assert not placement.admits(other, WARP)
-    assert not placement.lets_grow()
+    assert not placement.can_grow()
     placement.release(placed)
     assert placement.admits(other, WARP)
-    assert placement.lets_grow()
+    assert placement.can_grow()

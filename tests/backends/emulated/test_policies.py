@@ -34,7 +34,7 @@ class FakeWork:
     name: str
     queue: ContextQueue = field(factory=ContextQueue)
     time_share: TimeShare = field(factory=TimeShare)
-    blocked: bool = False
+    is_blocked: bool = False
 
 
 @define
@@ -130,7 +130,7 @@ def test_clients_below_normal_have_longer_deadlines() -> None:
 
 def test_what_is_blocked_does_not_run() -> None:
     policy = Deadlines()
-    policy.add(FakeWork("blocked", blocked=True))
+    policy.add(FakeWork("blocked", is_blocked=True))
     assert policy.next() is None
     free = FakeWork("free")
     policy.add(free)

@@ -763,7 +763,7 @@ def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Da
     assert _printed(daemon, "get_default_device_pinned_mem_limit 1", uid=7) == "4G\n"
     assert _printed(daemon, "get_default_device_pinned_mem_limit 0", uid=7) == ""
     assert _printed(daemon, "get_default_active_thread_percentage", uid=8) == "100.0\n"
-    assert _ask(daemon, "get_default_device_pinned_mem_limit 9", uid=7).diagnostic.startswith("9 is no device of")
+    assert _ask(daemon, "get_default_device_pinned_mem_limit 9", uid=7).diagnostic.startswith("9 is not a device of")
     assert _ask(daemon, "get_default_device_pinned_mem_limit", uid=7).refused
 
 

@@ -60,7 +60,7 @@ class VendorClientSession(Waiting):
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is handed over to a server or refused, or is gone."""
-        variables = cuda_variables_of(self.known)
+        variables = cuda_variables_of(self.known_peer)
         self.run_id = variables.get(RUN, "")[:MAX_RUN_ID]
         self._report_settings(variables)
         try:
@@ -93,13 +93,13 @@ class VendorClientSession(Waiting):
     def _process(self) -> ClientProcess:
         return ClientProcess(
             self.peer,
-            command_of(self.peer.pid, "") if self.peer.pid else command_of_hidden(self.known),
-            namespace_of(self.known, 0),
+            command_of(self.peer.pid, "") if self.peer.pid else command_of_hidden(self.known_peer),
+            namespace_of(self.known_peer, 0),
             self.to_namespace,
-            number=process_of(self.known.pidfd) if not self.peer.pid else 0,
+            number=process_of(self.known_peer.pidfd) if not self.peer.pid else 0,
             container_pid=container_pid_of(self.peer.pid),
             since=self.since,
-            origin=origin_of(self.known) if self.dispatcher.state.needs_origins else None,
+            origin=origin_of(self.known_peer) if self.dispatcher.state.needs_origins else None,
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

@@ -111,15 +111,15 @@ class VendorConversation:
         if not entry.note:
             self.dispatcher.hold(entry.name, sock.fileno(), encode_role(role))
         if role is Role.CLIENT:
-            known = with_pidfd(sock, peer)
+            known_peer = with_pidfd(sock, peer)
             try:
                 client_id, key = self.dispatcher.ids.take(), id_of(entry.name)
                 offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None
                 place = (self.server, self.namespace)
-                client = VendorClientSession(client_id, known, channel, self.dispatcher, key, *place, offer)
+                client = VendorClientSession(client_id, known_peer, channel, self.dispatcher, key, *place, offer)
                 await run_with_sender(channel, client.run, self.dispatcher)
             finally:
-                known.close()
+                known_peer.close()
         else:
             await self._register(entry.name, channel, sock, peer)
 

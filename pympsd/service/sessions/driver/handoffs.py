@@ -226,9 +226,9 @@ class Handoffs:
         answered.set()
         self._dispatcher.feed(events.StatusPushed(self._server, STATUS[status]))
 
-    def _release(self, held: Iterable[tuple[str, int]]) -> None:
+    def _release(self, entries: Iterable[tuple[str, int]]) -> None:
         self.earlier = ()
-        for name, fd in held:
+        for name, fd in entries:
             self._dispatcher.drop(name)
             os.close(fd)
 

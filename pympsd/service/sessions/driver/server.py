@@ -205,8 +205,8 @@ class VendorServerSession:
         With too many clients, or without a pidfd (-1), it is noticed when a client waits and the server is asked.
         """
         server = dispatcher.state.servers.get(self.id)
-        known = server.clients.get(client) if server is not None else None
-        self.clients.add(self._nursery, client, known, pidfd)
+        record = server.clients.get(client) if server is not None else None
+        self.clients.add(self._nursery, client, record, pidfd)
 
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
         """Watch a client that an earlier daemon admitted."""
@@ -312,8 +312,8 @@ class VendorServerSession:
                 if self.taken_over is None:
                     self.dispatcher.feed(events.StatusPushed(self.id, ServerStatus.ACTIVE))
                 else:
-                    known = ServerStatus.ACTIVE, self._is_leaving, tuple(self.taken_over.values())
-                    self.dispatcher.feed(events.ServerTakenOver(self.id, *known))
+                    report = ServerStatus.ACTIVE, self._is_leaving, tuple(self.taken_over.values())
+                    self.dispatcher.feed(events.ServerTakenOver(self.id, *report))
                 nursery.start_soon(self._pass_the_turn)
                 nursery.start_soon(self.handoffs.run, self.link, self.taken_over is not None)
                 wrong = await self.link.run()

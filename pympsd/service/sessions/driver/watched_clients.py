@@ -33,21 +33,21 @@ class WatchedClients:
     def __len__(self) -> int:
         return len(self._noted)
 
-    def add(self, nursery: trio.Nursery | None, client: int, known: Client | None, pidfd: int) -> None:
+    def add(self, nursery: trio.Nursery | None, client: int, record: Client | None, pidfd: int) -> None:
         """Watch a client; take over the pidfd. Do nothing without one (-1), or if there are too many clients."""
         if pidfd < 0:
             return
         server = self._dispatcher.servers.get(self._server)
         has_room = server is not None and self._dispatcher.may_watch(server) and not self._ended.is_set()
-        if known is None or nursery is None or not has_room:
+        if record is None or nursery is None or not has_room:
             os.close(pidfd)
             return
-        process = known.process
+        process = record.process
         identity = process.command, process.pid_namespace, process.namespace, process.since
-        terminated = tuple(sorted(self.terminations.of(known.pid)))
+        terminated = tuple(sorted(self.terminations.of(record.pid)))
         self._noted[client] = (
             pidfd,
-            ClientNote(self._server, known.pid, known.uid, *identity, terminated, known.limits),
+            ClientNote(self._server, record.pid, record.uid, *identity, terminated, record.limits),
         )
         nursery.start_soon(self._watch, client)
 

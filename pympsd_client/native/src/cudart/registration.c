@@ -30,14 +30,16 @@ typedef struct {
     _Atomic(Registration *) entries[];
 } Table;
 
-typedef struct {
+typedef struct FatBinary {
     void *wrapper;
     int has_managed;
+    struct FatBinary *next;
 } FatBinary;
 
 static _Atomic(Table *) table;
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 static Registration removed; /* its host is NULL; look-ups continue after it */
+static FatBinary *fat_binaries;
 
 static size_t place_of(const Table *of, const void *host) {
     return (size_t)((uint64_t)(uintptr_t)host * UINT64_C(0x9E3779B97F4A7C15) >> (64 - of->bits));
@@ -60,7 +62,7 @@ Registration *registration(const void *host) {
     return of == NULL || host == NULL ? NULL : look_up(of, host);
 }
 
-/* Put an entry into the first place that is free or has the same address: of a library that was at this place before. */
+/* Put an entry into the first place that is free, or has the same address (of a library that was loaded there before). */
 static void put(Table *of, Registration *entry) {
     size_t place = place_of(of, entry->host);
     Registration *before;
@@ -116,9 +118,23 @@ static void add(void **handle, Registration record) {
 
 void **__cudaRegisterFatBinary(void *wrapper) {
     FatBinary *fat_binary = calloc(1, sizeof *fat_binary);
-    if (fat_binary != NULL)
-        fat_binary->wrapper = wrapper;
+    if (fat_binary == NULL)
+        return NULL;
+    pthread_mutex_lock(&writing);
+    *fat_binary = (FatBinary){.wrapper = wrapper, .next = fat_binaries};
+    fat_binaries = fat_binary;
+    pthread_mutex_unlock(&writing);
     return (void **)fat_binary;
+}
+
+void *registered_wrapper(size_t index) {
+    pthread_mutex_lock(&writing);
+    const FatBinary *fat_binary = fat_binaries;
+    while (fat_binary != NULL && index-- > 0)
+        fat_binary = fat_binary->next;
+    void *wrapper = fat_binary == NULL ? NULL : fat_binary->wrapper;
+    pthread_mutex_unlock(&writing);
+    return wrapper;
 }
 
 void __cudaRegisterFatBinaryEnd(void **handle) {
@@ -143,7 +159,7 @@ void __cudaRegisterManagedVar(void **handle, void **place, char *address, const 
     add(handle, (Registration){.host = place, .name = name, .size = size, .kind = MANAGED, .managed_place = place});
 }
 
-/* A variable of the host that device code reaches by its own address: devices that cannot reach host memory lack it. */
+/* A host variable that device code accesses by its host address. Devices that cannot access host memory do not have it. */
 void __cudaRegisterHostVar(void **handle, const char *name, char *host, size_t size) {
     (void)handle, (void)host, (void)size;
     fprintf(stderr, "pympsd: the host variable %s cannot be used by device code here\n", name == NULL ? "?" : name);
@@ -178,6 +194,11 @@ void __cudaUnregisterFatBinary(void **handle) {
         if (entry != NULL && entry->wrapper == fat_binary->wrapper)
             atomic_store(&of->entries[place], &removed);
     }
+    FatBinary **place = &fat_binaries;
+    while (*place != NULL && *place != fat_binary)
+        place = &(*place)->next;
+    if (*place != NULL)
+        *place = fat_binary->next;
     pthread_mutex_unlock(&writing);
     if (is_attached())
         pympsd_unload(fat_binary->wrapper);

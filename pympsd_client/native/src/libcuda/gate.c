@@ -1,25 +1,27 @@
-/* The gate between native code and Python: the one way in, for libcuda.so.1 and the libraries next to it.
+/* The gate between native code and Python: libcuda.so.1 and the libraries next to it enter Python only here.
  *
- * Theory of operation. A function of these libraries is a jump through a table (../stubs.h). The first call of any attaches
- * its library: Python is found or started (interpreter.c), `pympsd_client.routing.libraries.attach` makes a C function over
- * a Python function for each prototype (../entry_points.c) and writes its address to the table. Later calls do not come
- * here.
+ * Theory of operation. A function of these libraries is a jump through a table (../stubs.h). The first call of any of them
+ * attaches its library: Python is found or started (interpreter.c), `pympsd_client.routing.libraries.attach` makes a C
+ * function over a Python function for each prototype (../entry_points.c) and writes its address to the table. Later calls
+ * do not come here.
  *
  *     program -> cuInit -> resolve_stub -> pympsd_attach -> [Python starts] -> libraries.attach -> stub_table[...]
  *     program -> cuMemAlloc_v2 -> trampoline n -> Python
  *
- * Threads. A thread that Python did not start gets a state of Python at its first call, and keeps it until it ends
+ * Threads. A thread that Python did not start gets a thread state at its first call, and keeps it until it ends
  * (../entry_points.c), because `threading.local` and with it the thread's current context belong to that state. The GIL is
  * free whenever the program's own code runs.
  *
  * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
  * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
- * this itself.
+ * this itself. While a thread attaches, it may hold the GIL for long, and locks of modules, too. A child that is forked
+ * meanwhile has no Python.
  *
- * Exit. The handler is registered when the library is loaded: in a program that is linked with it before all others, so
- * that it runs after the program's own and after destructors of static objects, which still use CUDA. It has Python
- * call the functions registered with `atexit`, the last of which closes the connection. The interpreter does not end, as
- * threads may be in it; it vanishes with the process. In a Python program all this is done when Python ends.
+ * Exit. The handler is registered when Python has started, by the program's first call, as NVIDIA's library does in
+ * cuInit: exit handlers that the program registers later can still use CUDA. Earlier ones, and destructors of older
+ * objects, get CUDA_ERROR_DEINITIALIZED (recorded on an H200), but may free. The handler makes Python call the functions
+ * registered with `atexit`, the last of which closes the connection. The interpreter is not finalized, because threads may
+ * be running in it. In a Python program all this is done when Python ends.
  *
  * Signals. Python is started without handlers: SIGINT ends the program, unless it handles that itself. */
 
@@ -40,8 +42,10 @@ enum { SUCCESS = 0, OPERATING_SYSTEM = 304 };
 
 static const Python *python; /* the interpreter that was started here */
 static atomic_int is_open;
-static pthread_once_t handling_forks = PTHREAD_ONCE_INIT;
+static pthread_once_t handling_ends = PTHREAD_ONCE_INIT;
 static __thread int state_before_fork;
+static atomic_int attaching; /* threads */
+static __thread int is_attaching;
 
 int gate_is_open(void) {
     return atomic_load(&is_open);
@@ -62,11 +66,22 @@ static void after_fork_in_child(void) {
     python->PyGILState_Release(state_before_fork);
 }
 
-static void handle_forks(void) {
+static void end(void) {
+    int state = python->PyGILState_Ensure();
+    void *module = python->PyImport_ImportModule("pympsd_client.routing.libraries");
+    void *done = module == NULL ? NULL : python->PyObject_CallMethod(module, "end", NULL);
+    python->Py_DecRef(done);
+    python->Py_DecRef(module);
+    python->PyErr_Clear();
+    python->PyGILState_Release(state);
+}
+
+static void handle_ends(void) {
+    atexit(end);
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* Put the exception that is set into one sentence on standard error. */
+/* Write the current exception as one sentence to standard error. */
 static void report(const Python *py, const char *library) {
     static atomic_int has_reported;
     void *type, *value, *trace;
@@ -78,7 +93,7 @@ static void report(const Python *py, const char *library) {
     const char *reason = text == NULL ? NULL : py->PyUnicode_AsUTF8AndSize(text, NULL);
     if (!atomic_exchange(&has_reported, 1))
         fprintf(stderr, "pympsd: this program cannot use %s: the packages of %s cannot be imported: %s: %s\n", library,
-                packages_folder(), name_text == NULL ? "error" : name_text, reason == NULL ? "no reason" : reason);
+                packages_name(), name_text == NULL ? "error" : name_text, reason == NULL ? "no reason" : reason);
     py->Py_DecRef(name);
     py->Py_DecRef(text);
     py->Py_DecRef(type);
@@ -110,7 +125,7 @@ static void *import(const Python *py) {
     return py->PyImport_ImportModule("pympsd_client.routing.libraries"); /* its exception names what is missing */
 }
 
-int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
+static int attach(const char *library, int count, const char *const *prototypes, void **table) {
     int is_own, result = OPERATING_SYSTEM;
     const Python *py = find_python(&is_own);
     if (py == NULL)
@@ -133,25 +148,28 @@ int pympsd_attach(const char *library, int count, const char *const *prototypes,
     if (result == SUCCESS) {
         if (is_own) {
             python = py;
-            pthread_once(&handling_forks, handle_forks);
+            pthread_once(&handling_ends, handle_ends);
         }
         atomic_store(&is_open, 1);
     }
     return result;
 }
 
-static void end(void) {
-    if (python == NULL)
-        return;
-    int state = python->PyGILState_Ensure();
-    void *module = python->PyImport_ImportModule("pympsd_client.routing.libraries");
-    void *done = module == NULL ? NULL : python->PyObject_CallMethod(module, "end", NULL);
-    python->Py_DecRef(done);
-    python->Py_DecRef(module);
-    python->PyErr_Clear();
-    python->PyGILState_Release(state);
+int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
+    atomic_fetch_add(&attaching, 1);
+    is_attaching++;
+    int result = attach(library, count, prototypes, table);
+    is_attaching--;
+    atomic_fetch_sub(&attaching, 1);
+    return result;
 }
 
-__attribute__((constructor)) static void handle_exit(void) {
-    atexit(end);
+static void after_any_fork_in_child(void) {
+    if (atomic_load(&attaching) > is_attaching)
+        forget_other_threads();
+    atomic_store(&attaching, is_attaching);
+}
+
+__attribute__((constructor)) static void handle_forks(void) {
+    pthread_atfork(NULL, NULL, after_any_fork_in_child);
 }

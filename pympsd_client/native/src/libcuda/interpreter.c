@@ -2,28 +2,29 @@
  *
  * The problem. The client of pympsd is Python, and a native program has none, or one of its own.
  *
- * The idea. A Python in the process is used; it has to be new enough, and to run. Otherwise libpython is loaded and started
- * as the interpreter that has the packages, so that it finds them as that one does:
+ * The idea. A Python in the process is used if it runs and is new enough. Its symbols are made global if they are
+ * not (RTLD_LOCAL), because extension modules look for them there. Otherwise libpython is loaded and started as the
+ * interpreter that has the packages (../installation.h), so that it finds them as that one does.
  *
- *     PYMPSD_PYTHON                                   pympsd-run sets it: the path of the interpreter; and in some
- *                                                     environments PYMPSD_LIBPYTHON, the path of its library
- *     PREFIX/lib/python3.X/site-packages/...          this library's own path names the interpreter PREFIX/bin/python3.X
- *     python3                                         of PATH, for a library in a checkout
- *
- * libpython is next to what that path resolves to (bin/python3.X: lib*, or a folder of lib), else where the dynamic loader
- * finds it. Interpreters that are linked statically (Debian's) have it in another package.
+ * libpython is what PYMPSD_LIBPYTHON names (pympsd-run sets it in some environments), else next to what the interpreter's
+ * path resolves to (bin/python3.X: lib*, or a folder of lib), else where the dynamic loader finds it. Interpreters that are
+ * linked statically (Debian's) have it in another package.
  *
  * What must never happen:
  *   - Two Pythons share their symbols in one process. If the program is linked with a Python that does not run, no other
  *     is started.
+ *   - A child waits for a thread that it does not have: one that was starting Python when another called fork(). Such a
+ *     child gets no Python (`forget_other_threads`).
  *   - A user gets the rights of a program's file (set-user-ID, file capabilities). The environment names the interpreter
  *     and what it imports, so no interpreter is started in such a program. */
 
 #define _GNU_SOURCE
 
+#include "../installation.h"
 #include "interpreter.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -33,10 +34,10 @@
 #include <unistd.h>
 #include <wchar.h>
 
-enum { MIN_MINOR = 11, PATH_BYTES = 4096 };
+enum { MIN_MINOR = 11 };
 
 static Python python;
-static int is_started_here, has_failed;
+static int is_started_here, is_forked, has_failed;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 
 static int fails(const char *format, const char *first, const char *second) {
@@ -48,18 +49,14 @@ static int fails(const char *format, const char *first, const char *second) {
 }
 
 const char *packages_folder(void) {
-    static char folder[PATH_BYTES]; /* PACKAGES/pympsd_client/native/libraries/libcuda.so.1 */
-    Dl_info info;
-    char path[PATH_BYTES];
-    if (*folder || !dladdr((void *)&python, &info) || realpath(info.dli_fname, path) == NULL)
-        return folder;
-    for (int level = 0; level < 4; level++) {
-        char *slash = strrchr(path, '/');
-        if (slash == NULL)
-            return folder;
-        *slash = '\0';
-    }
-    return strcpy(folder, path);
+    static char folder[PATH_BYTES];
+    if (!*folder)
+        find_packages(&python, folder);
+    return folder;
+}
+
+const char *packages_name(void) {
+    return *packages_folder() ? packages_folder() : "an installation of pympsd, to which this library does not belong";
 }
 
 static int find_functions(void *library) {
@@ -71,28 +68,6 @@ static int find_functions(void *library) {
     PYTHON_FUNCTIONS(FIND)
 #undef FIND
     return 1;
-}
-
-/* The interpreter that has the packages, as a path whose link is not resolved: a virtual environment's names its folder. */
-static int find_interpreter(char *path) {
-    const char *given = getenv("PYMPSD_PYTHON"), *packages = packages_folder(), *lib = strstr(packages, "/lib");
-    if (given != NULL && *given)
-        return snprintf(path, PATH_BYTES, "%s", given) < PATH_BYTES && access(path, X_OK) == 0;
-    for (; lib != NULL; lib = strstr(lib + 1, "/lib")) { /* PREFIX/lib/python3.X/site-packages, PREFIX/lib64/... */
-        char version[16];
-        if (sscanf(lib, "/%*[^/]/%15[^/]", version) != 1 || strncmp(version, "python3", 7) != 0)
-            continue;
-        if (snprintf(path, PATH_BYTES, "%.*s/bin/%s", (int)(lib - packages), packages, version) < PATH_BYTES &&
-            access(path, X_OK) == 0)
-            return 1;
-    }
-    const char *folders = getenv("PATH");
-    for (size_t length; folders != NULL && *folders; folders += length + (folders[length] == ':')) {
-        length = strcspn(folders, ":");
-        if (snprintf(path, PATH_BYTES, "%.*s/python3", (int)length, folders) < PATH_BYTES && access(path, X_OK) == 0)
-            return 1;
-    }
-    return 0;
 }
 
 /* Load libpython of an interpreter: from the folders at its prefix, else as the dynamic loader finds it. NULL: `reason`. */
@@ -128,9 +103,9 @@ static void *load_library(const char *interpreter, const char **reason) {
     return library;
 }
 
-/* Make Python believe that it is this interpreter: it finds its packages from there. */
+/* Make Python believe that it is this interpreter: it finds its packages relative to that. */
 static void initialize(void *library, const char *interpreter) {
-    /* From 3.14 on by PyInitConfig; Py_SetProgramName is there before, and for some time after. */
+    /* By PyInitConfig from 3.14 on; by Py_SetProgramName, which later versions may drop, before that. */
     void *(*create)(void) = (void *(*)(void))dlsym(library, "PyInitConfig_Create");
     int (*set_text)(void *, const char *, const char *) =
         (int (*)(void *, const char *, const char *))dlsym(library, "PyInitConfig_SetStr");
@@ -155,19 +130,37 @@ static void initialize(void *library, const char *interpreter) {
     python.Py_InitializeEx(0); /* without handlers of signals */
 }
 
+/* For dl_iterate_phdr: keep the path of a library called libpython3*. */
+static int keep_libpython(struct dl_phdr_info *library, size_t size, void *path) {
+    (void)size;
+    const char *slash = strrchr(library->dlpi_name, '/'), *name = slash == NULL ? library->dlpi_name : slash + 1;
+    return strncmp(name, "libpython3", 10) == 0 && snprintf(path, PATH_BYTES, "%s", library->dlpi_name) < PATH_BYTES;
+}
+
+/* Find the Python of this process: the library and an address in it, or NULL. */
+static void *find_own(void **library) {
+    char path[PATH_BYTES];
+    *library = RTLD_DEFAULT;
+    void *symbol = dlsym(RTLD_DEFAULT, "Py_IsInitialized");
+    if (symbol == NULL && dl_iterate_phdr(keep_libpython, path) != 0) {
+        *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+        symbol = *library == NULL ? NULL : dlsym(*library, "Py_IsInitialized");
+    }
+    return symbol;
+}
+
 static int start(void) {
-    char interpreter[PATH_BYTES];
+    char interpreter[PATH_BYTES], version[32];
     const char *reason;
     Dl_info owner;
-    void *symbol = dlsym(RTLD_DEFAULT, "Py_IsInitialized");
-    void *library = RTLD_DEFAULT;
+    void *library, *symbol = find_own(&library);
     if (symbol == NULL) {
         if (getauxval(AT_SECURE))
             return fails("it runs with the rights of its file (%s); %s", "set-user-ID or file capabilities",
                          "pympsd starts no Python with them");
-        if (!find_interpreter(interpreter))
+        if (!find_interpreter(packages_folder(), interpreter))
             return fails("no interpreter of Python is found for the packages in %s; start it with pympsd-run%s",
-                         packages_folder(), "");
+                         packages_name(), "");
         if ((library = load_library(interpreter, &reason)) == NULL)
             return fails("libpython of %s cannot be loaded (%s); install the package that has it (libpython3, python3-libs)",
                          interpreter, reason);
@@ -190,18 +183,27 @@ static int start(void) {
         python.PyEval_SaveThread();
     }
     int minor = 0;
-    if (sscanf(python.Py_GetVersion(), "3.%d", &minor) != 1 || minor < MIN_MINOR)
-        return fails("its Python is %.6s, and pympsd needs 3.11 or newer%s", python.Py_GetVersion(), "");
+    snprintf(version, sizeof version, "%.*s", (int)strcspn(python.Py_GetVersion(), " "), python.Py_GetVersion());
+    if (sscanf(version, "3.%d", &minor) != 1 || minor < MIN_MINOR)
+        return fails("its Python is %s, and pympsd needs 3.11 or newer%s", version, "");
     return 1;
 }
 
 const Python *find_python(int *is_own) {
     static int has_started;
     pthread_mutex_lock(&starting);
-    if (!has_started && !has_failed)
+    if (is_forked && !has_failed)
+        fails("%s%s", "another thread was starting Python when this process was forked; start it again", "");
+    else if (!has_started && !has_failed)
         has_started = start();
-    const Python *result = has_started ? &python : NULL;
+    const Python *result = has_started && !has_failed ? &python : NULL;
     *is_own = is_started_here;
     pthread_mutex_unlock(&starting);
     return result;
+}
+
+void forget_other_threads(void) {
+    starting = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    if (!has_failed)
+        is_forked = 1;
 }

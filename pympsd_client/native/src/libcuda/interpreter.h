@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* The functions of Python's stable interface that are used here. They are looked up when a program calls CUDA, because a
- * native program is linked with no Python. */
+ * native program is not linked with Python. */
 #define PYTHON_FUNCTIONS(FUNCTION)                                                                                      \
     FUNCTION(int, Py_IsInitialized, (void))                                                                             \
     FUNCTION(void, Py_InitializeEx, (int))                                                                              \
@@ -39,5 +39,11 @@ typedef struct {
  * error if there can be none, now or ever. `is_own`: it was started here, and ends with the process. */
 __attribute__((visibility("hidden"))) const Python *find_python(int *is_own);
 
+/* In a child: a thread that it does not have was starting Python, or importing the packages. `find_python` fails from now. */
+__attribute__((visibility("hidden"))) void forget_other_threads(void);
+
 /* The folder of the installed packages, which holds pympsd_client; "" if this library is somewhere else. */
 __attribute__((visibility("hidden"))) const char *packages_folder(void);
+
+/* The same for sentences. */
+__attribute__((visibility("hidden"))) const char *packages_name(void);

@@ -382,6 +382,22 @@ static int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
     return unlock(SUCCESS);
 }
 
+/* --- utilization */
+
+static int own_nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, unsigned *place) {
+    int result;
+    const struct device *device = lock_current_device(handle, &result);
+    if (!device)
+        return result;
+    if (!place)
+        return unlock(INVALID_ARGUMENT);
+    if (!device->has_utilization)
+        return unlock(NOT_SUPPORTED);
+    place[0] = device->utilization.gpu;
+    place[1] = device->utilization.memory;
+    return unlock(SUCCESS);
+}
+
 const struct own_function device_functions[] = {
     EMULATED(nvmlSystemGetDriverVersion),
     EMULATED(nvmlSystemGetNVMLVersion),
@@ -420,5 +436,6 @@ const struct own_function device_functions[] = {
     EMULATED(nvmlDeviceGetPciInfoExt),
     EMULATED(nvmlDeviceGetMemoryInfo),
     EMULATED(nvmlDeviceGetMemoryInfo_v2),
+    EMULATED(nvmlDeviceGetUtilizationRates),
     {0},
 };

@@ -24,6 +24,10 @@ struct device {
     unsigned ordinal;                     /* its number on the machine */
     uint64_t memory;                      /* bytes, all of it */
     uint64_t used;                        /* bytes that processes hold */
+    int has_utilization;                  /* whether the daemon knows it */
+    struct {
+        unsigned gpu, memory; /* percent of the last second in which kernels ran, and in which they used memory */
+    } utilization;
     struct process *processes;
     size_t process_count;
 };

@@ -1,4 +1,4 @@
-/* Where the devices come from.
+/* Finds the devices: the daemon's, the driver's, or those of a description without a daemon.
  *
  * A daemon that has servers of pympsd keeps the file pympsd.nvml in its pipe directory up to date: it replaces the file
  * when what it describes has changed (pympsd/service/nvml_file.py). A reader sees the old file or the new one, never a
@@ -6,14 +6,15 @@
  * that another process could cut off.
  *
  * The file counts if it is root's or this user's, and nobody else can write it: another user's would describe devices
- * that do not exist. In a user namespace the kernel shows one number, the overflow uid, for every user without a number
- * there; such an owner is trusted with PYMPSD_UNMAPPED_DAEMON=trust only, because a file cannot prove whose it is as a
+ * that do not exist. In a user namespace the kernel shows one number, the overflow uid, for every user that is not
+ * mapped; such an owner is trusted with PYMPSD_UNMAPPED_DAEMON=trust only, because a file cannot prove whose it is as a
  * daemon can (pympsd/channel/daemon_owner.py). A namespace of protocol 3 has a directory below the daemon's.
  *
  * A daemon that was killed leaves the file. connect(2) with a socket of another type shows whether somebody listens:
  * it fails with EPROTOTYPE, which the daemon does not notice, or with ECONNREFUSED. */
 
 #define _GNU_SOURCE
+#include "../installation.h"
 #include "source.h"
 
 #include <dlfcn.h>
@@ -39,7 +40,7 @@ extern char **environ;
 
 /* --- whom to trust */
 
-/* Return whether the number of a user stands for one user, and not for all that have none in this user namespace. */
+/* Return whether a uid stands for one user, and not for all users that are not mapped in this user namespace. */
 static int is_one_user(uid_t uid) {
     unsigned long overflow = 65534, count, all = 0;
     FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
@@ -68,7 +69,7 @@ static int is_trusted(const struct stat *status, const char *path, char reason[R
         if (trust && !strcmp(trust, "trust"))
             return 1;
         snprintf(reason, REASON_BYTES,
-                 "the user of %s has no number in this user namespace; if it is root's or yours, set "
+                 "the user of %s is not mapped in this user namespace; if it is root's or yours, set "
                  "PYMPSD_UNMAPPED_DAEMON=trust",
                  path);
         return 0;
@@ -89,7 +90,7 @@ static int listens(const char *directory) {
         return 0;
     int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (probe < 0)
-        return 1; /* no descriptor is left: the file has to do */
+        return 1; /* without a free descriptor, rely on the file */
     int error = connect(probe, (struct sockaddr *)&address, sizeof address) ? errno : 0;
     close(probe);
     return error != ECONNREFUSED && error != ENOENT && error != ENOTDIR;
@@ -154,7 +155,7 @@ struct machine *read_machine_again(const char *path, struct stat *status, int *g
     char *text = read_file(path, &length, &now, unused);
     struct machine *machine = text && is_trusted(&now, path, unused) ? parse_machine(text, length, unused) : NULL;
     free(text);
-    *status = now; /* an invalid one is not read again either */
+    *status = now; /* an invalid file is not read again either */
     return machine;
 }
 
@@ -167,18 +168,6 @@ static int own_folder(char folder[PATH_MAX]) {
         return 0;
     *strrchr(folder, '/') = '\0';
     return 1;
-}
-
-/* Write the path of an interpreter that has pympsd: the one that pympsd-run names, else that of the environment in
- * which this library is installed (PREFIX/lib/python3.N/site-packages/pympsd_client/native/libraries). */
-static void find_interpreter(const char *folder, char path[PATH_MAX]) {
-    const char *named = secure_getenv("PYMPSD_PYTHON");
-    if (named && *named && strlen(named) < PATH_MAX) {
-        strcpy(path, named);
-        return;
-    }
-    if (snprintf(path, PATH_MAX, "%s/../../../../../../bin/python3", folder) >= PATH_MAX || access(path, X_OK))
-        strcpy(path, "python3");
 }
 
 /* Read what a child writes until its end or for 30 s; return its length, or -1. */
@@ -224,21 +213,27 @@ static int start(const char *interpreter, int output, pid_t *child) {
 
 struct machine *describe_machine(char reason[REASON_BYTES]) {
     enum { SIZE = 1 << 20 };
-    char folder[PATH_MAX], interpreter[PATH_MAX], why[REASON_BYTES], *text = malloc(SIZE + 1);
+    char folder[PATH_BYTES], interpreter[PATH_BYTES], why[REASON_BYTES], *text = malloc(SIZE + 1);
     int ends[2];
     pid_t child = 0;
     struct machine *machine = NULL;
     size_t heard = strlen(reason);
-    if (getauxval(AT_SECURE)) { /* its environment would choose what runs with these rights */
+    if (getauxval(AT_SECURE)) { /* its environment would decide what runs with these rights */
         snprintf(reason + heard, REASON_BYTES - heard, "; and the program runs with the rights of its file");
         free(text);
         return NULL;
     }
-    if (!own_folder(folder) || !text || pipe2(ends, O_CLOEXEC)) {
+    find_packages(default_directory, folder);
+    if (!find_interpreter(folder, interpreter)) {
+        snprintf(reason + heard, REASON_BYTES - heard, "; and no interpreter of Python is found for the packages in %.400s",
+                 folder);
         free(text);
         return NULL;
     }
-    find_interpreter(folder, interpreter);
+    if (!text || pipe2(ends, O_CLOEXEC)) {
+        free(text);
+        return NULL;
+    }
     int error = start(interpreter, ends[1], &child);
     close(ends[1]);
     ssize_t length = error ? -1 : read_all(ends[0], text, SIZE);

@@ -69,8 +69,8 @@ class Nvml:
                 break
         else:
             raise NvmlError("nvmlDeviceGetMPSComputeRunningProcesses_v3: more processes come than can be listed")
-        listed = processes[: count.value]
-        return {process.pid: process.used_memory for process in listed if process.used_memory != _NOT_AVAILABLE}
+        entries = processes[: count.value]
+        return {process.pid: process.used_memory for process in entries if process.used_memory != _NOT_AVAILABLE}
 
     def _call(self, name: str, *arguments: Any, allowed: int = 0) -> int:
         code = int(getattr(self._library, name)(*arguments))

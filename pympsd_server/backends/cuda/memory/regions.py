@@ -96,7 +96,7 @@ def _row_pieces(host: Side, layer: int, width: int, height: int) -> Iterator[tup
 
 def _fitting(address: int, length: int, apart: int, most: int) -> int:
     """Return how many of ``most`` pieces of a length, ``apart`` from each other, the registered part still holds."""
-    room = REGISTERED_BYTES - address % REGISTERED_BYTES
-    if length > room:
+    free_bytes = REGISTERED_BYTES - address % REGISTERED_BYTES
+    if length > free_bytes:
         return 0
-    return min(most, (room - length) // apart + 1) if most > 1 else 1
+    return min(most, (free_bytes - length) // apart + 1) if most > 1 else 1

@@ -34,16 +34,16 @@ class PreparedLaunch:
                     raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         if threads > (most := attributes["MAX_THREADS_PER_BLOCK"]):
-            raise _invalid(f"{threads} threads in a block, {most} are allowed")
+            raise _invalid(f"{threads} threads per block; at most {most} are allowed")
         most = attributes["MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"]
         if (total := layout.attributes["SHARED_SIZE_BYTES"] + launch.shared_bytes) > most:
-            raise _invalid(f"{total} bytes of shared memory in a block, there are {most}")
+            raise _invalid(f"{total} bytes of shared memory per block; at most {most} are allowed")
         if len(launch.parameters) != layout.parameter_bytes:
             raise _invalid(
                 f"{layout.name} takes {layout.parameter_bytes} bytes of parameters, not {len(launch.parameters)}"
             )
         if threads > (most := layout.attributes["MAX_THREADS_PER_BLOCK"]):
-            raise _invalid(f"{layout.name} takes at most {most} threads in a block, not {threads}")
+            raise _invalid(f"{layout.name} takes at most {most} threads per block, not {threads}")
 
     def issue(self, driver: Driver, stream: Any) -> None:
         """Issue it to the driver, which copies the parameters before it returns."""

@@ -62,6 +62,7 @@ class EmulatedDevice(AccountedDevice):
     def trace(self) -> Mapping[str, int]:
         """Counters: contexts, kernels_started, kernels_finished, batches, slices, bytes_allocated, bytes_used ...
 
+        ``busy_nanoseconds`` is the time in which kernels ran.
         ``resident_blocks_high_water`` is the largest number of blocks that one context had resident at the same time.
         """
         with self._lock:
@@ -69,6 +70,7 @@ class EmulatedDevice(AccountedDevice):
                 self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
             self._trace.put("contexts", len(self._contexts))
         self._trace.put("slices", self._scheduler.slices)
+        self._trace.put("busy_nanoseconds", self._trace.busy_nanoseconds)
         self._trace.put("bytes_used", self.budget.used)
         return self._trace
 
@@ -143,14 +145,14 @@ class EmulatedDevice(AccountedDevice):
     ) -> EmulatedContext:
         client = self._spaces.of(address_space, quota)
         among = sms_of(self._properties, quota.chunks)
-        shown = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None
+        visible_ids = tuple(map(among.index, multiprocessors)) if quota.counts_sms and among else None
         overhead = context_overhead(self._properties, len(multiprocessors))
         memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
         context = EmulatedContext(
             self._properties,
             self._scheduler,
             memory,
-            Placement(multiprocessors, self._properties.attributes, shown),
+            Placement(multiprocessors, self._properties.attributes, visible_ids),
             context_id,
             self._trace,
             on_fault,

@@ -56,7 +56,7 @@ def check_launch(
         raise _invalid(f"{kernel.name} runs in clusters of {blocks} blocks; {MAX_CLUSTER_BLOCKS} are allowed")
     threads = block[0] * block[1] * block[2]
     if threads > (maximum := attribute_of(attributes, "MAX_THREADS_PER_BLOCK")):
-        raise _invalid(f"{threads} threads in a block, {maximum} are allowed")
+        raise _invalid(f"{threads} threads per block; at most {maximum} are allowed")
     if kernel.shared_bytes + shared_bytes > (maximum := max_shared_bytes(attributes)):
         raise _invalid(f"{kernel.shared_bytes + shared_bytes} bytes of shared memory in a block, there are {maximum}")
     if parameter_bytes != kernel.parameter_bytes:
@@ -64,9 +64,7 @@ def check_launch(
     if kernel.required_block is not None and block != kernel.required_block:
         raise _invalid(f"{kernel.name} was compiled for blocks of exactly {kernel.required_block}, not {block}")
     if threads > kernel.max_threads_per_block:
-        raise _invalid(
-            f"{kernel.name} takes at most {kernel.max_threads_per_block} threads in a block, not {threads}"
-        )
+        raise _invalid(f"{kernel.name} takes at most {kernel.max_threads_per_block} threads per block, not {threads}")
 
 
 def cluster_of(

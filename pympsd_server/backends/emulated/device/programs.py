@@ -7,6 +7,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import prepare
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
 from pympsd_server.backends.emulated.ptx.syntax.tree import Target
@@ -28,6 +29,7 @@ def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
     MPS does not support, and for code of other kinds. Kernels of a large image raise the last three when they are
     looked up, as in `refusals_as_backend_errors`.
     """
+    prepare()
     with refusals_as_backend_errors():
         try:
             if image.startswith(fatbin.MAGIC):

@@ -137,8 +137,8 @@ class Window:
     def publish_again(self, ranges: Ranges) -> None:
         """Show peers what has changed, if there may be peers."""
         if self._table is not None:
-            placed = self._placed.items()
-            segments = [Segment(offset, count, file) for offset, (count, file) in placed if file is not None]
+            entries = self._placed.items()
+            segments = [Segment(offset, count, file) for offset, (count, file) in entries if file is not None]
             self._table.write(self.size, below(ranges, MAPPED_OFFSET), segments)
 
     def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:

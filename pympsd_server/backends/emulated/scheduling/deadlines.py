@@ -78,7 +78,7 @@ class Deadlines:
 
         Work that is blocked keeps its deadline, and so is among the first once there is space for it.
         """
-        able = (work for work in self._due if not work.blocked)
+        able = (work for work in self._due if not work.is_blocked)
         return min(able, key=self._due.__getitem__, default=None)
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:

@@ -124,7 +124,7 @@ class FairQueue:
         >>> from types import SimpleNamespace
         >>> from pympsd_server.backends.emulated.scheduling.policy import TimeShare
         >>> first, second = (
-        ...     SimpleNamespace(blocked=False, time_share=TimeShare(), queue=ContextQueue()) for _ in range(2)
+        ...     SimpleNamespace(is_blocked=False, time_share=TimeShare(), queue=ContextQueue()) for _ in range(2)
         ... )
         >>> fair = FairQueue()
         >>> fair.add(first)

@@ -41,7 +41,7 @@ class _Resident:
     """Blocks that have begun and not ended."""
 
     batch: Batch | CompiledBatch
-    placed: ResidentBlocks
+    resident_blocks: ResidentBlocks
 
 
 @define(eq=False, slots=False)
@@ -56,7 +56,7 @@ class KernelRun(WorkItem):
     _cluster: tuple[int, int, int]
     _workspace: int
     """The address by which the blocks of a cooperative launch meet, 0 for another launch."""
-    _begun: int = field(default=0, init=False)
+    _started_blocks: int = field(default=0, init=False)
     """The number of blocks that have begun."""
     _residents: deque[_Resident] = field(factory=deque, init=False)
     _unfinished_slices: int = field(default=0, init=False)
@@ -72,12 +72,12 @@ class KernelRun(WorkItem):
         )
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether any block has begun."""
-        return bool(self._begun)
+        return bool(self._started_blocks)
 
     @property
-    def blocked(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether none of its blocks is resident and none fits now."""
         return not self._residents and not self.owner.placement.admits(self, self._size)
 
@@ -88,11 +88,18 @@ class KernelRun(WorkItem):
 
     def step(self, seconds: float) -> bool:
         """Run batches in turn for about this time; return whether the last block has ended."""
-        if not self._begun:
+        self.owner.trace.begin_slice()
+        try:
+            return self._run(seconds)
+        finally:
+            self.owner.trace.end_slice()
+
+    def _run(self, seconds: float) -> bool:
+        if not self._started_blocks:
             self.owner.trace.add("kernels_started")
         deadline = time.perf_counter() + seconds
         while True:
-            if self._wants_another():
+            if self._needs_another_batch():
                 self._open()
             if not self._residents:
                 break
@@ -102,50 +109,52 @@ class KernelRun(WorkItem):
             # Blocks of a cooperative launch wait for each other: each gets its part of the slice.
             part = seconds / len(self._residents) if self._launch.cooperative else remaining
             self._advance(self._residents[0], min(remaining, part))
-        if self._begun < self._blocks:
+        if self._started_blocks < self._blocks:
             return False
         self.owner.trace.add("kernels_finished")
         return True
 
-    def _wants_another(self) -> bool:
-        if self._begun == self._blocks:
+    def _needs_another_batch(self) -> bool:
+        if self._started_blocks == self._blocks:
             return False
         placement = self.owner.placement
         if not self._residents:
             return placement.admits(self, self._size)
-        is_stuck = self._unfinished_slices >= len(self._residents) and placement.lets_grow()
+        is_stuck = self._unfinished_slices >= len(self._residents) and placement.can_grow()
         return is_stuck and not is_undecided(self._kernel, self._setup)
 
     def _open(self) -> None:
         self._unfinished_slices = 0
-        end = self._begun + self.blocks_together
-        while self._begun < end and (blocks := self._begin_blocks()):
-            self._begun += blocks
-        if self._begun:
+        end = self._started_blocks + self.blocks_together
+        while self._started_blocks < end and (blocks := self._begin_blocks()):
+            self._started_blocks += blocks
+        if self._started_blocks:
             self.owner.placement.mark_begun(self)
 
     def _begin_blocks(self) -> int:
         """Make the next blocks resident; return their number."""
         maximum = max_blocks(self._kernel, self._setup, together=self._launch.cooperative)
-        count = min(max(maximum, self._together), self._blocks - self._begun)
+        count = min(max(maximum, self._together), self._blocks - self._started_blocks)
         if self._together > 1:
             # The blocks of a cluster run together: only whole ones begin.
             placement = self.owner.placement
-            space = placement.room(self._size) if placement.resident else placement.capacity(self._size)
+            space = placement.free_blocks(self._size) if placement.resident else placement.capacity(self._size)
             count = min(count, space) // self._together * self._together
-        placed = self.owner.placement.place(self._size, count)
-        blocks = len(placed.sm_of_block)
+        resident_blocks = self.owner.placement.place(self._size, count)
+        blocks = len(resident_blocks.sm_of_block)
         if blocks:
-            batch = begin_batch(self._loaded, self._kernel.name, self._setup, self._begun, placed.sm_of_block)
-            self._residents.append(_Resident(batch, placed))
+            batch = begin_batch(
+                self._loaded, self._kernel.name, self._setup, self._started_blocks, resident_blocks.sm_of_block
+            )
+            self._residents.append(_Resident(batch, resident_blocks))
             owner, name = self.owner, self._kernel.name
-            owner.trace.add_batch(owner.id, name, self._begun, blocks, owner.queue.level)
+            owner.trace.add_batch(owner.id, name, self._started_blocks, blocks, owner.queue.level)
         return blocks
 
     def _advance(self, resident: _Resident, seconds: float) -> None:
         if resident.batch.step(seconds, self.owner.cancel):
             self._residents.popleft()
-            self.owner.placement.release(resident.placed)
+            self.owner.placement.release(resident.resident_blocks)
             self._unfinished_slices = self.owner.placement.unfinished_slices = 0
         else:
             self._residents.rotate(-1)

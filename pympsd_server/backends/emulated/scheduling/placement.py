@@ -24,7 +24,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_room
+from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_capacity
 from pympsd.wire.executor_messages import ContextTrace
 
 
@@ -103,18 +103,18 @@ class Placement:
     """
 
     def __init__(
-        self, sm_ids: tuple[int, ...], attributes: Mapping[str, int], shown: tuple[int, ...] | None = None
+        self, sm_ids: tuple[int, ...], attributes: Mapping[str, int], visible_ids: tuple[int, ...] | None = None
     ) -> None:
-        """``shown``: what kernels read as the id of each of ``sm_ids``; None: the same."""
+        """``visible_ids``: what kernels read as the id of each of ``sm_ids``; None: the same."""
         self.sm_ids = sm_ids
         self._attributes = attributes
         self._capacities: dict[tuple[int, int], int] = {}
         """Earlier results: launches come in few shapes."""
-        self._ids = np.array(sm_ids if shown is None else shown, np.int32)
-        room = multiprocessor_room(attributes)
-        self.slots = room[0] * len(sm_ids)
+        self._ids = np.array(sm_ids if visible_ids is None else visible_ids, np.int32)
+        capacity = multiprocessor_capacity(attributes)
+        self.slots = capacity[0] * len(sm_ids)
         """The number of blocks that can be resident together, however small they are."""
-        self._free = np.repeat(np.array([room], np.int64).T, len(sm_ids), axis=1)
+        self._free = np.repeat(np.array([capacity], np.int64).T, len(sm_ids), axis=1)
         self._in_turn = np.arange(len(sm_ids))
         self._only: ResidentBlocks | None = None
         """The only resident blocks, as in most launches: they are not subtracted from _free."""
@@ -135,7 +135,7 @@ class Placement:
         impatient = self.unfinished_slices >= _MAX_SLICES_WAITED
         if self._reserving is not None and self._reserving is not kernel and not impatient:
             return False
-        if self.resident and self.room(size) < kernel.blocks_together:
+        if self.resident and self.free_blocks(size) < kernel.blocks_together:
             self._waiting.add(kernel)
             if kernel.blocks_together > 1 and self._reserving is None:
                 self._reserving = kernel
@@ -143,7 +143,7 @@ class Placement:
         self._waiting.discard(kernel)
         return True
 
-    def lets_grow(self) -> bool:
+    def can_grow(self) -> bool:
         """Return whether a kernel with resident blocks may begin others that it does not need."""
         return not (self._waiting or self._reserving) or self.unfinished_slices >= _MAX_SLICES_WAITED
 
@@ -164,11 +164,11 @@ class Placement:
             capacity = self._capacities[key] = len(self.sm_ids) * blocks_per_multiprocessor(self._attributes, *key)
         return capacity
 
-    def room(self, size: BlockSize) -> int:
+    def free_blocks(self, size: BlockSize) -> int:
         """Return the number of blocks of this size that fit now."""
-        return int(self._room(size).sum())
+        return int(self._free_blocks_by_row(size).sum())
 
-    def _room(self, size: BlockSize) -> Integers:
+    def _free_blocks_by_row(self, size: BlockSize) -> Integers:
         if self._only is not None:
             self._account(self._only.rows, self._only.size, -1)
             self._only = None
@@ -183,14 +183,14 @@ class Placement:
     def place(self, size: BlockSize, count: int) -> ResidentBlocks:
         """Place up to ``count`` blocks, spread over the multiprocessors; the result may hold fewer, even none."""
         if self.resident:
-            rows = self._spread(self._room(size), count)
+            rows = self._spread(self._free_blocks_by_row(size), count)
             self._account(rows, size, -1)
-            placed = ResidentBlocks(self._ids[rows], rows, size)
+            resident_blocks = ResidentBlocks(self._ids[rows], rows, size)
         else:
-            placed = self._only = self._place_alone(size, count)
-        self.resident += len(placed.rows)
+            resident_blocks = self._only = self._place_alone(size, count)
+        self.resident += len(resident_blocks.rows)
         self.high_water = max(self.high_water, self.resident)
-        return placed
+        return resident_blocks
 
     def _place_alone(self, size: BlockSize, count: int) -> ResidentBlocks:
         count = min(count, self.capacity(size))
@@ -198,33 +198,33 @@ class Placement:
             return ResidentBlocks(self._ids[:count], self._in_turn[:count], size)
         return ResidentBlocks(np.resize(self._ids, count), np.resize(self._in_turn, count), size)
 
-    def _spread(self, room: Integers, count: int) -> Integers:
+    def _spread(self, free_blocks: Integers, count: int) -> Integers:
         # The k-th block of every multiprocessor goes before any (k+1)-th; emptier ones go first.
-        total = int(room.sum())
+        total = int(free_blocks.sum())
         count = min(count, total)
         if count == 0:
             return np.zeros(0, np.int64)
-        emptiest = np.argsort(-room, kind="stable")
-        rounds = -(-count // int(np.count_nonzero(room)))
+        emptiest = np.argsort(-free_blocks, kind="stable")
+        rounds = -(-count // int(np.count_nonzero(free_blocks)))
         while True:
-            capped = np.minimum(room, rounds)
+            capped = np.minimum(free_blocks, rounds)
             if int(capped.sum()) >= count:
                 break
             rounds += 1
-        rows = np.concatenate([emptiest[room[emptiest] > level] for level in range(rounds)])
+        rows = np.concatenate([emptiest[free_blocks[emptiest] > level] for level in range(rounds)])
         return rows[:count]
 
     def _account(self, rows: Integers, size: BlockSize, sign: int) -> None:
         blocks = np.bincount(rows, minlength=len(self.sm_ids))
         self._free += sign * self._cost(size) * blocks
 
-    def release(self, placed: ResidentBlocks) -> None:
+    def release(self, resident_blocks: ResidentBlocks) -> None:
         """Free the space of blocks that have ended."""
-        if placed is self._only:
+        if resident_blocks is self._only:
             self._only = None
         else:
-            self._account(placed.rows, placed.size, 1)
-        self.resident -= len(placed.rows)
+            self._account(resident_blocks.rows, resident_blocks.size, 1)
+        self.resident -= len(resident_blocks.rows)
 
     def trace(self, context: int) -> ContextTrace:
         """Return its trace."""

@@ -57,7 +57,7 @@ class Runnable(Protocol):
     """
 
     @property
-    def blocked(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether it cannot run now, because no multiprocessor has space for it."""
 
     @property
@@ -95,8 +95,8 @@ class ContextQueue:
         """
         if len(self.ready) == 1:
             only = self.ready[0]
-            return None if only.blocked else only
-        able = [work for work in self.ready if not work.blocked]
+            return None if only.is_blocked else only
+        able = [work for work in self.ready if not work.is_blocked]
         return min(able, key=lambda work: work.time_share.rank) if able else None
 
 

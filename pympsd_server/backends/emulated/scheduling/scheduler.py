@@ -95,7 +95,7 @@ class Scheduler:
     def _make_ready(self, item: WorkItem, calls: Calls) -> None:
         if item.instant:
             self._finish(item, calls)
-        elif item.held:
+        elif item.is_held:
             item.began_at = time.perf_counter_ns()
             _queue_callbacks(item, calls)
         else:
@@ -246,7 +246,7 @@ class Scheduler:
 
     def _is_unstoppable(self, item: WorkItem) -> bool:
         """Return whether a kernel of a faulted context runs to its end: it has begun and cannot be stopped."""
-        return item.begun and not item.owner.cancel.is_set() and not self._closing
+        return item.has_begun and not item.owner.cancel.is_set() and not self._closing
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
         # The thread that runs an item finishes it: until then its host bytes and device memory are in use.

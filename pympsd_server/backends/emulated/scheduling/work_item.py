@@ -37,6 +37,23 @@ class Trace(Counters):
     def __init__(self) -> None:
         super().__init__()
         self._batches: deque[tuple[int, int, str, int, int, int]] = deque(maxlen=MAX_BATCH_TRACES)
+        self._busy = 0, 0
+        """The nanoseconds in which kernels ran, and time.perf_counter_ns() at the beginning of the slice of a kernel
+        that runs now, 0 for none. One object: the compute thread replaces it, and other threads read it."""
+
+    def begin_slice(self) -> None:
+        """Count the time from now on as that of a kernel."""
+        self._busy = self._busy[0], time.perf_counter_ns()
+
+    def end_slice(self) -> None:
+        """Count no more time."""
+        self._busy = self.busy_nanoseconds, 0
+
+    @property
+    def busy_nanoseconds(self) -> int:
+        """The time in which kernels ran until now; a slice may be long, while the kernel is translated."""
+        total, began = self._busy
+        return total + (time.perf_counter_ns() - began if began else 0)
 
     def raise_to(self, name: str, value: int) -> None:
         """Keep the highest value seen."""
@@ -111,7 +128,7 @@ class WorkItem:
 
     instant: ClassVar = False
     """Whether it is finished the moment its predecessors are."""
-    held: ClassVar = False
+    is_held: ClassVar = False
     """Whether it stays unfinished until `Scheduler.finish_held`; its callbacks are called when it is reached."""
 
     owner: WorkOwner
@@ -138,14 +155,19 @@ class WorkItem:
         return self.owner.queue
 
     @property
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether it is a kernel with blocks that have begun: a device that cannot stop kernels lets it end."""
         return False
 
     @property
-    def blocked(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether it has to wait for space on the multiprocessors."""
         return False
+
+    @property
+    def blocked(self) -> bool:
+        """The former name of `is_blocked`, for policies that were written for it."""
+        return self.is_blocked
 
     def step(self, seconds: float) -> bool:
         """Run for about this time; return whether it is finished. Raise DeviceFault or Cancelled."""
@@ -172,7 +194,7 @@ class Marker(WorkItem):
 class HostFunction(WorkItem):
     """Holds its stream from the moment it is reached, when its callbacks are called, until it is finished."""
 
-    held = True
+    is_held = True
     what = "host function"
 
     def __init__(self, owner: WorkOwner, stream: WorkStream, finish: Callable[[WorkItem], None]) -> None:

@@ -1,12 +1,13 @@
 """A batch of blocks of a compiled kernel, with the interface of the NumPy tier's `Batch`.
 
-The problem: a batch has up to thousands of blocks, of which few should be begun at a time, so that their memory stays
-in the cache; but blocks may wait for each other, instructions may escape, and the whole must stop after a slice.
+The problem: a batch has up to thousands of blocks. Only a few should be in progress at a time, so that their memory
+stays in the cache. But blocks may wait for each other, instructions may escape, and the batch must stop after a
+slice.
 
 The idea: blocks live in *slots*. The runtime in C (native/src/kernels.c) runs the warps of a slot in turn, takes the
-next block when one ends, and begins another one next to it when it makes no progress, up to some hundreds, or twice
-as many while none of those makes progress: all blocks of a batch may wait for each other. It returns when time is up,
-or when nothing can run without Python:
+next block when one ends, and begins another one when the running ones make no progress: up to some hundreds, then
+twice as many as long as none makes progress, because all blocks of a batch may wait for each other. It returns when
+time is up, or when nothing can run without Python:
 
     slot 0   block 7   warp 0 waits at a barrier, warp 1 at an escape         shared slab   one frame per slot
     slot 1   block 8   warps 0 and 1 wait at the same escape                  local slab    one frame per thread
@@ -15,13 +16,29 @@ or when nothing can run without Python:
 `_serve` then executes each escaping instruction for all warps that wait there: the registers are columns of the frame
 slab, and the function is the NumPy tier's own. A block that bails is handed over to a `Batch` of its own.
 
-Invariants: only the thread that runs a step touches the worker and the slabs. A fault, wherever it happens, names
-block and thread; the batch is not used again after it.
+Threads: a batch has a *worker* for each thread that may help, at most one for each multiprocessor of its blocks. The
+thread that calls `step` is the first worker's. When a call takes longer than 50 microseconds, threads of a pool in C
+(native/src/kernel_threads.c) join as the others; the call returns when all have stopped, so nothing runs between two
+calls, and the scheduler's slices are shares of the device as with one thread. A worker takes the next block of the
+batch, and keeps it; blocks that no thread would run are given to others between calls.
+
+    worker 0 (this thread)   slot 0 ──▶ slot 2 ──▶ slot 0        in turn, as above
+    worker 1 (the pool's)    slot 1 ──▶ slot 3 ──▶ slot 1
+
+Warps that spin for long may wait for a worker whose thread the system does not run just now. One thread then runs
+all blocks until there is progress: a warp that waits for itself is found there, and bails. Of several faults the one
+of the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
+
+Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
+two calls, only this thread. What a check has found about allocations is forgotten when these change; the arrays that
+it was found in live until all threads are at rest. After a fault, which names block and thread, a batch is not used.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import threading
 import time
 import weakref
 from functools import lru_cache
@@ -30,9 +47,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from pympsd.vocabulary.settings import read_kernel_threads
+from pympsd.vocabulary.variables import KERNEL_THREADS
 from pympsd_server.backends.emulated.ptx.compiled_tier.frames import Frames
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
+    CACHE_LINE,
     CONSTANTS,
     MISALIGNED,
     NO_BARRIER,
@@ -41,8 +61,11 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     SPACE_NUMBERS,
     WARP_STATE,
     Outcome,
+    ReachableMemory,
+    SharedState,
     WarpState,
     Worker,
+    offset_of,
     refresh_function,
     runtime,
 )
@@ -65,24 +88,26 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     CancelFlag,
     LaunchSetup,
     align_frame,
+    align_local_frame,
     place_in,
 )
+from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared_sizes
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 _LOOK_SECONDS: Final = 0.002
-"""The longest time between two looks at the cancel flag."""
+"""The longest time between two checks of the cancel flag."""
 _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
-_CACHE_LINE: Final = 64
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
-"""Those whose kernels may run, by the address of their workers."""
+"""The batches whose kernels may run, by the address of their shared state."""
+_looking: Final = threading.Lock()
 
 
-def _look_again(worker: int) -> int:
-    """Look again at the allocations before an access faults: there may be new ones."""
-    return _BATCHES[worker].look_at_allocations()
+def _look_again(batch: int) -> None:
+    """Read the allocations again before an access faults: there may be new ones."""
+    _BATCHES[batch].look_at_allocations(at_rest=False)
 
 
 _refresh: Final = refresh_function(_look_again)
@@ -96,11 +121,28 @@ def _coordinates(block: tuple[int, int, int], width: int) -> tuple[Array, ...]:
     return tuple(map(np.ascontiguousarray, (threads % x, threads // x % y, threads // (x * y))))
 
 
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // CACHE_LINE) * CACHE_LINE
+
+
 def _aligned(nbytes: int) -> Array:
     """Return bytes that are not initialised, at the beginning of a cache line."""
-    whole = np.empty(nbytes + _CACHE_LINE, np.uint8)
-    begin = -int(whole.ctypes.data) % _CACHE_LINE
+    whole = np.empty(nbytes + CACHE_LINE, np.uint8)
+    begin = -int(whole.ctypes.data) % CACHE_LINE
     return whole[begin : begin + nbytes]
+
+
+@lru_cache
+def _allowed_threads(setting: str) -> int:
+    return read_kernel_threads({KERNEL_THREADS: setting})
+
+
+def _count_threads(sm_of_block: Array) -> int:
+    """Return how many threads may run blocks: one for each multiprocessor of the blocks, if there are processors."""
+    allowed = _allowed_threads(os.environ.get(KERNEL_THREADS, "")) or len(os.sched_getaffinity(0))
+    if allowed == 1 or len(sm_of_block) == 1:
+        return 1
+    return min(allowed, int(np.count_nonzero(np.bincount(sm_of_block))))
 
 
 class CompiledBatch:
@@ -121,70 +163,84 @@ class CompiledBatch:
         self.kernel, self._module, self._setup, self._code = kernel, module, setup, code
         self._first_block, self._sm_of_block = first_block, np.ascontiguousarray(sm_of_block, np.int64)
         self._taken_over: list[Batch] = []
+        self._reach: list[tuple[Any, ...]] = []
         self._state: BatchState | None = None
         self._over = False
         self.steps = 0
-        self._slots = np.zeros(len(sm_of_block), SLOT)  # any may wait for any; memory is used by those that begin
-        self._slots["number"] = -1
-        self._worker = Worker()
-        preferred = _PREFERRED_ESCAPING_SLOTS if code.escapes else _PREFERRED_SLOTS
-        self._worker.preferred = len(sm_of_block) if setup.workspace else preferred
+        self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
         self._describe_launch()
         self.look_at_allocations()
-        _BATCHES[ctypes.addressof(self._worker)] = self
+        _BATCHES[ctypes.addressof(self._common)] = self
 
     def _size_memory(self) -> None:
-        worker, kernel, setup = self._worker, self.kernel, self._setup
-        threads = prod(setup.block)
-        dynamic_offset = align_frame(kernel.translation.shared_bytes)
-        shared = (dynamic_offset if setup.dynamic_shared else kernel.translation.shared_bytes) + setup.dynamic_shared
-        reached = self._module.space.bounds.end_of_shared(shared)
-        worker.dynamic_offset, worker.shared_bytes, worker.shared_frame = (
-            dynamic_offset,
-            reached,
-            align_frame(reached),
+        """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory."""
+        common, kernel, code = self._common, self.kernel, self._code
+        self._dynamic_offset = align_frame(kernel.translation.shared_bytes)
+        dynamic = self._setup.dynamic_shared
+        self._shared_bytes = (self._dynamic_offset if dynamic else kernel.translation.shared_bytes) + dynamic
+        self._reached = self._module.space.bounds.end_of_shared(self._shared_bytes)
+        self._warps_per_block = -(-self._threads // code.width)
+        slots = len(self._sm_of_block)
+        self._slots, self._warps = np.zeros(slots, SLOT), np.zeros((slots, self._warps_per_block), WARP_STATE)
+        common.shared_frame = align_frame(self._reached)
+        self._shared = _aligned(slots * common.shared_frame)
+        self._local = _aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
+        memory = _aligned(slots * self._warps_per_block * code.frame_bytes)
+        self._frames = Frames(code, memory, kernel.translation)
+        common.shared_slab, common.local_slab = self._shared.ctypes.data, self._local.ctypes.data
+        common.frame_slab, common.frame_bytes = memory.ctypes.data, code.frame_bytes
+        common.slot, common.warp_states = self._slots.ctypes.data, self._warps.ctypes.data
+
+    def _describe_launch(self) -> None:
+        common, setup, code = self._common, self._setup, self._code
+        common.kernel, common.fuel_per_turn, common.refresh = code.address, _FUEL, _refresh
+        common.threads_per_block, common.width = self._threads, code.width
+        common.sm_of_block, common.first_block = self._sm_of_block.ctypes.data, self._first_block
+        common.blocks, common.base = len(self._sm_of_block), self._module.space.base
+        self._coordinates = _coordinates(setup.block, code.width)
+        common.threads[:] = [column.ctypes.data for column in self._coordinates]
+        self._bound = self._bind()
+        common.worker_count = count = _count_threads(self._sm_of_block)
+        common.worker_bytes, common.sites_bytes = _round_up(ctypes.sizeof(Worker)), _round_up(16 * code.sites)
+        self._workers = _aligned(count * common.worker_bytes)
+        self._sites = _aligned(count * common.sites_bytes)
+        common.workers = self._workers.ctypes.data
+        self._describe_worker()
+        rows = self._workers.reshape(count, common.worker_bytes)
+        rows[1:] = rows[0]
+        at = offset_of("sites")
+        rows[:, at : at + 8].view(np.uint64)[:, 0] += np.arange(count, dtype=np.uint64) * np.uint64(
+            common.sites_bytes
         )
-        worker.local_bytes, worker.local_frame = kernel.local_bytes, align_frame(kernel.local_bytes)
-        worker.warps, worker.width = -(-threads // self._code.width), self._code.width
-        worker.threads_per_block, worker.frame_bytes = threads, self._code.frame_bytes
-        slots = worker.slots = len(self._slots)
-        self._shared = _aligned(slots * worker.shared_frame)
-        self._local = _aligned(slots * threads * worker.local_frame)
-        self._frames = Frames(
-            self._code, _aligned(slots * worker.warps * worker.frame_bytes), self.kernel.translation
-        )
-        self._warps = np.zeros((slots, worker.warps), WARP_STATE)
-        worker.shared_slab, worker.local_slab = self._shared.ctypes.data, self._local.ctypes.data
-        worker.frame_slab = self._frames.memory.ctypes.data
-        worker.slot, worker.warp_states = self._slots.ctypes.data, self._warps.ctypes.data
+
+    def _worker(self, index: int) -> Worker:
+        return Worker.from_buffer(self._workers.data, index * self._common.worker_bytes)
+
+    def _describe_worker(self) -> None:
+        """Fill in the first worker."""
+        ctypes.memset(self._common.workers, 0, ctypes.sizeof(Worker))
+        worker, kernel, setup = self._worker(0), self.kernel, self._setup
+        self._parameters = np.frombuffer(setup.parameters + bytes(16), np.uint8)
+        worker.parameters, worker.parameter_bytes = self._parameters.ctypes.data, len(setup.parameters)
+        worker.delta = self._module.space.views[DTYPES["u8"]].ctypes.data - self._module.space.base
+        worker.sites, worker.addresses = self._sites.ctypes.data, self._bound[0].ctypes.data
+        worker.dynamic_offset, worker.shared_bytes = self._dynamic_offset, self._reached
+        worker.local_frame, worker.local_bytes = align_local_frame(kernel.local_bytes), kernel.local_bytes
+        worker.nctaid[:], worker.ntid[:] = setup.grid, setup.block
+        worker.warps, worker.batch = self._warps_per_block, ctypes.addressof(self._common)
+        preferred = _PREFERRED_ESCAPING_SLOTS if self._code.escapes else _PREFERRED_SLOTS
+        worker.preferred = len(self._sm_of_block) if setup.workspace else preferred
         values = {
             "nsmid": self._module.multiprocessors,
             "dynamic_smem_size": setup.dynamic_shared,
-            "total_smem_size": shared,
-            "aggr_smem_size": shared,
+            **shared_sizes(self._shared_bytes - self._reserved_shared),
             "envreg1": setup.workspace >> 32,
             "envreg2": setup.workspace & 0xFFFFFFFF,
-            "nwarpid": -(-threads // WARP),
+            "nwarpid": -(-self._threads // WARP),
             "gridid": 1,
         }
         worker.constants[:] = [values[name] for name in CONSTANTS]
-
-    def _describe_launch(self) -> None:
-        worker, setup, code = self._worker, self._setup, self._code
-        worker.kernel, worker.fuel_per_turn = code.address, _FUEL
-        self._parameters = np.frombuffer(setup.parameters + bytes(16), np.uint8)
-        worker.parameters, worker.parameter_bytes = self._parameters.ctypes.data, len(setup.parameters)
-        worker.nctaid[:], worker.ntid[:] = setup.grid, setup.block
-        self._coordinates = _coordinates(setup.block, code.width)
-        worker.threads[:] = [column.ctypes.data for column in self._coordinates]
-        worker.sm_of_block, worker.first_block = self._sm_of_block.ctypes.data, self._first_block
-        worker.blocks = len(self._sm_of_block)
-        self._bound = self._bind()
-        worker.addresses = self._bound[0].ctypes.data
-        self._sites = np.zeros(2 * code.sites + 2, np.uint64)
-        worker.sites = self._sites.ctypes.data
-        worker.refresh = _refresh
 
     def _bind(self) -> tuple[Array, dict[int, Any]]:
         """Return the addresses of the variables that the kernel uses, and the functions of its escapes."""
@@ -199,18 +255,16 @@ class CompiledBatch:
             bound = self._module.bound[self._code] = np.array([*places, 0], np.uint64), functions
         return bound
 
-    def look_at_allocations(self) -> int:
-        """Read which memory the kernel reaches; return whether that has changed."""
-        space, worker = self._module.space, self._worker
-        starts, ends = space.reach()
-        if worker.starts == starts.ctypes.data and worker.ends == ends.ctypes.data:
-            return 0
-        views = space.views[DTYPES["u8"]]
-        self._reach = starts, ends, views
-        worker.starts, worker.ends, worker.allocations = starts.ctypes.data, ends.ctypes.data, len(starts)
-        worker.base, worker.delta = space.base, views.ctypes.data - space.base
-        self._sites[:] = 0
-        return 1
+    def look_at_allocations(self, *, at_rest: bool = True) -> None:
+        """Read which memory the kernel can access. `at_rest`: no thread uses what was read before."""
+        with _looking:
+            starts, ends = self._module.space.reach()
+            if self._reach and self._reach[-1][0] is starts:
+                return
+            generation = self._reach[-1][-1].generation + 1 if self._reach else 1
+            found = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
+            self._reach = [*([] if at_rest else self._reach), (starts, ends, found)]
+            runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(found))
 
     @property
     def finished(self) -> bool:
@@ -236,7 +290,7 @@ class CompiledBatch:
         return self.finished
 
     def _step_taken_over(self, cancel: CancelFlag) -> None:
-        """Run a step of each block that the NumPy tier has taken over. All their failed assertions are reported."""
+        """Run a step of each block that the NumPy tier has taken over; report all of their failed assertions."""
         failures = []
         for batch in list(self._taken_over):
             try:
@@ -249,19 +303,21 @@ class CompiledBatch:
 
     def _run(self, until: int, cancel: CancelFlag) -> None:
         self.steps += 1
-        outcome = runtime().kernels_run(ctypes.byref(self._worker), until)
+        outcome = runtime().kernels_run(ctypes.byref(self._common), until)
         if outcome == Outcome.FINISHED:
             self._over = True
-        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may continue for ever, waiting for those at escapes
+        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may wait forever for warps at escapes
             if not self._serve(cancel) and outcome == Outcome.SERVICE:
-                raise self._place(self._fault(Outcome.DEADLOCKED), self._worker.fault_block, 0)
+                worker = self._worker(0)
+                raise self._place(self._fault(Outcome.DEADLOCKED, worker), worker.block, 0)
         else:
-            raise self._place(self._fault(outcome), self._worker.fault_block, self._thread_at_fault())
+            worker = self._worker(self._common.fault_worker)
+            thread = worker.warp * self._code.width + worker.fault_lane
+            raise self._place(self._fault(outcome, worker), worker.block, thread)
 
     # --- faults
 
-    def _fault(self, outcome: int) -> DeviceFault:
-        worker = self._worker
+    def _fault(self, outcome: int, worker: Worker) -> DeviceFault:
         if outcome == Outcome.DEADLOCKED:
             return LaunchFailed("deadlock: all threads wait for each other at barriers")
         if outcome == Outcome.TRAPPED:
@@ -279,9 +335,6 @@ class CompiledBatch:
         sizes = {"shared": worker.shared_bytes, "local": worker.local_bytes, "param": worker.parameter_bytes}
         return IllegalAddress(f"{where}outside of the {sizes[space]} bytes there are")
 
-    def _thread_at_fault(self) -> int:
-        return int(self._worker.warp * self._worker.width + self._worker.fault_lane)
-
     def _place(self, fault: DeviceFault, block: int, thread: int) -> DeviceFault:
         """Return a fault with its kernel, block and thread."""
         fault.kernel = self.kernel.name
@@ -289,20 +342,22 @@ class CompiledBatch:
         fault.thread = place_in(thread, self._setup.block)
         return fault
 
-    # --- what only Python does
+    # --- steps that only Python takes
 
     def _serve(self, cancel: CancelFlag) -> bool:
         """Let warps that need it continue; return whether there were any."""
-        states = self._warps["state"]
+        used = self._common.next_slot
+        states = self._warps["state"][:used]
         escaping = np.argwhere(states == WarpState.ESCAPING)
         if len(escaping):
-            rows = escaping[:, 0] * self._worker.warps + escaping[:, 1]
+            rows = escaping[:, 0] * self._warps_per_block + escaping[:, 1]
             stops = self._frames.stops(rows)
             for stop in np.unique(stops).tolist():
                 self._escape(int(stop), rows[stops == stop], cancel)
             states[escaping[:, 0], escaping[:, 1]] = WarpState.READY
         resting = ~((states == WarpState.READY) | (states == WarpState.ESCAPING)).any(axis=1)
-        bailing = (self._slots["bailing"] != 0) & (self._slots["number"] >= 0) & resting
+        slots = self._slots[:used]
+        bailing = (slots["bailing"] != 0) & (slots["number"] >= 0) & resting
         for slot in np.flatnonzero(bailing).tolist():
             self._hand_over(slot)
         return bool(len(escaping) or bailing.any())
@@ -312,7 +367,7 @@ class CompiledBatch:
         state = self._shared_state(cancel)
         function, inputs, outputs = self._bound[1][stop]
         lanes = self._frames.lanes(rows)
-        slots, warps = np.divmod(rows, self._worker.warps)
+        slots, warps = np.divmod(rows, self._warps_per_block)
         firsts = slots * state.threads_per_block + warps * self._code.width
         threads = Threads((firsts[:, None] + np.arange(self._code.width))[lanes], int(lanes.sum()))
         try:
@@ -324,16 +379,20 @@ class CompiledBatch:
         for number, value in zip(outputs, results, strict=True):
             self._frames.write(rows, number, lanes, value)
         self._frames.move(rows, self._code.escapes[stop][1])
-        self.look_at_allocations()  # there may have been a malloc
+        self.look_at_allocations()  # the instruction may have been a malloc
 
     def _shared_state(self, cancel: CancelFlag) -> BatchState:
-        """Return the state by which NumPy's functions find the memory of all slots."""
+        """Return the state in which NumPy's functions find the memory of all slots."""
         if self._state is None:
             numbers = np.zeros(len(self._slots), np.int64)
             memory = self._shared, self._local
             self._state = self._make_state(numbers, memory)
         self._state.cancel = cancel
         return self._state
+
+    @property
+    def _reserved_shared(self) -> int:
+        return self.kernel.translation.shared_bytes - self.kernel.shared_bytes
 
     def _make_state(self, sm_of_block: Array, memory: tuple[Array, Array]) -> BatchState:
         module, kernel = self._module, self.kernel
@@ -346,6 +405,7 @@ class CompiledBatch:
             *sizes,
             self._first_block,
             sm_of_block,
+            self._reserved_shared,
             memory=memory,
         )
 
@@ -362,11 +422,11 @@ class CompiledBatch:
         waiting: list[tuple[Waiting, Value | None]] = []
         alive = np.zeros(threads, np.bool_)
         votes = barriers[:, 3].astype(np.int64)
-        for warp in range(self._worker.warps):
+        for warp in range(self._warps_per_block):
             state = self._warps[slot, warp]
             if state["state"] == WarpState.ENDED:
                 continue
-            row = slot * self._worker.warps + warp
+            row = slot * self._warps_per_block + warp
             first = warp * self._code.width
             living = np.flatnonzero(self._frames.living_lanes(row)) + first
             alive[living[living < threads]] = True
@@ -387,4 +447,3 @@ class CompiledBatch:
         self._taken_over.append(batch)
         self._slots["number"][slot] = -1
         self._warps["state"][slot] = WarpState.ENDED
-        self._worker.active -= 1

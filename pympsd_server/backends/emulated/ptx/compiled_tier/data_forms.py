@@ -278,7 +278,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         raise text.refuse()
     bits, vector = BITS[type_name], text.vector
     group, mask = text.groups[text.index], text.active()
-    text.fence_compiler()
+    text.order_before(operation)
     pointers = text.check(group, mask)
     text.store(vector.of("i64"), text.host_addresses(group, pointers, memory.offset), "%scratch0")
     for index, value in enumerate(inputs):
@@ -292,7 +292,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         if function == "cas":
             pair = text.value(f"cmpxchg ptr {place}, {kind} {x[0]}, {kind} {x[1]} seq_cst seq_cst")
             old = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
-        elif group.space == "shared" and function == "add":  # no other thread of the host has this block
+        elif group.space == "shared" and function == "add":  # no other thread of the host runs this block
             old = text.load(kind, place)
             text.store(kind, text.op("fadd" if type_name in FLOATS else "add", kind, old, x[0]), place)
         else:
@@ -304,7 +304,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
             text.store(kind, old, at)
 
     text.each_lane(mask, act)
-    text.fence_compiler()
+    text.order_after(operation)
     if used:
         text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
 
@@ -321,4 +321,4 @@ def _fence(text: MemoryText, operation: Operation) -> None:
 
 @writes("prefetch prefetchu griddepcontrol nanosleep discard applypriority pmevent")
 def _nothing(text: MemoryText, operation: Operation) -> None:
-    """Nothing: there is no cache, and a warp that sleeps has its turn when the others have had theirs."""
+    """Do nothing: there is no cache, and a sleeping warp runs again when the others have run."""

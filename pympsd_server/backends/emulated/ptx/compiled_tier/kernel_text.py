@@ -19,13 +19,13 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
   for all warps that wait there together (batch.py).
-- BAIL: something rare about lanes that wait for each other. The NumPy tier takes the whole block over, from the
-  frames: a stop is at the beginnings of blocks, as the groups of its threads are.
+- BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
+  lanes stop at the beginnings of blocks, as the groups of its threads do.
 - DONE, FAULT and TRAP end the warp.
 
-The one semantics is that of the NumPy emitters. What is written here are the common instructions, in a second form
-(the *_forms modules); what a form does not know escapes. A kernel in which an escape would be hot, or that meets its
-partners in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
+The NumPy emitters define what an instruction does. The *_forms modules implement the common instructions a second
+time; an operation that a form does not support escapes. A kernel in which an escape would be hot, or whose threads
+meet in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
 
 Invariants: a register that is read at a stop's segment or at a pending one is in the frame; the old value of a lane
 survives whatever other lanes do while it is pending; nothing is left in the worker between two calls.
@@ -33,6 +33,7 @@ survives whatever other lanes do while it is pending; nothing is left in the wor
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 from attrs import define, field, frozen
@@ -64,6 +65,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     StopReason,
     offset_of,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.saves import comes_by_frame, find_saved, has_many_stops
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
@@ -80,7 +82,7 @@ _SCRATCHES: Final = 4
 
 @frozen
 class Stop:
-    """A place at which a warp leaves its kernel, and from which it is entered again."""
+    """A place at which a warp leaves its kernel, and at which it enters the kernel again."""
 
     segment: int
     """The segment that its lanes continue with."""
@@ -113,6 +115,10 @@ class KernelText(MemoryText):
 
     # --- stops
 
+    @cached_property
+    def _saved(self) -> list[tuple[frozenset[int], frozenset[int]]]:
+        return find_saved(self.plan, self.code.carry)
+
     def slot(self, number: int) -> str:
         """Return a pointer to where a register is saved."""
         if number not in self.slots:
@@ -141,23 +147,35 @@ class KernelText(MemoryText):
             self.stops.append(stop)
         return self.stops.index(stop)
 
-    def leave(self, stop: Stop, mask: str, status: StopReason | str) -> None:
-        """Return a status with everything in the frame that is needed to continue at a stop."""
-        for number in self.registers_of(stop):
-            value, kind = self.read(number), self.storage(number)
-            self.store(kind, value, self.slot(number), 4)
+    def leave(self, stop: Stop, mask: str, status: StopReason | str, *, stays: str = "") -> None:
+        """Return a status with everything in the frame that is needed to continue at a stop.
+
+        `stays`: a truth; if it holds the warp continues there immediately.
+        """
+        saved = self._saved[self.at][stop.barrier >= 0]
+        for register in self.registers_of(stop):
+            if register not in saved:
+                value, kind = self.read(register), self.storage(register)
+                self.store(kind, value, self.slot(register), 4)
         for k in stop.pending:
             self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
         self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
         alive = self.as_word(self.load(self.mask_type, "%alive"))
         self.store("i32", alive, self.field("%frame", FRAME_ALIVE))
-        self.store("i32", str(self.number_of(stop)), "%frame")
+        number = self.number_of(stop)
+        if stays:
+            away = self.label("away")
+            self.branch(stays, f"enter{number}", away)
+            self.place(away)
+        self.store("i32", str(number), "%frame")
         self.line(f"ret i32 {status if isinstance(status, str) else status.value}")
 
     def _enter(self, index: int) -> None:
-        """Write the way back from a stop."""
+        """Write the code that continues from a stop."""
         stop = self.stops[index]
         self.place(f"enter{index}")
+        if has_many_stops(self.plan):
+            self.fence_compiler()
         for number in self.registers_of(stop):
             kind = self.storage(number)
             self.store(kind, self.load(kind, self.slot(number), 4), f"%r{number}")
@@ -241,7 +259,7 @@ class KernelText(MemoryText):
         return self._go_ways({following: mask})
 
     def _fault(self, kind: int, address: str, lane: str) -> None:
-        """Write the end of the kernel with a fault that is none of memory; `address` is an i64."""
+        """Write the end of the kernel with a fault other than a memory fault; `address` is an i64."""
         self.store("i64", address, self.field("%ctx", offset_of("fault_address")))
         self.store("i32", str(kind), self.field("%ctx", offset_of("fault_kind")))
         self.store("i32", lane, self.field("%ctx", offset_of("fault_lane")))
@@ -302,7 +320,9 @@ class KernelText(MemoryText):
             self._go_ways({following: mask})
             return
         self.store(self.mask_type, mask, f"%m{following}")
-        if predicate is None and threads == "0":
+        is_plain = predicate is None and threads == "0"
+        by_frame = is_plain and comes_by_frame(self.plan, following)
+        if is_plain and not by_frame:
             wait = self.label("wait")
             self.branch("%alone", f"segment{following}", wait)
             self.place(wait)
@@ -315,10 +335,10 @@ class KernelText(MemoryText):
                 self.store("i32", self.as_word(count), self.field("%ctx", offset_of(name)))
         self.store("i32", "0", self.field("%frame", FRAME_TURNS))
         stop = Stop(following, (), self._origin_of(segment), None if predicate is None else last)
-        self.leave(stop, mask, StopReason.BARRIER)
+        self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
     def _barrier_number(self, operand: Argument, mask: str) -> str:
-        """Return the number of a barrier, which is one of the block's."""
+        """Return the number of a barrier, which must be one that the block has."""
         number = self.use(operand, "u32", SCALAR)
         wrong, right = self.label("wrong"), self.label("right")
         self.branch(self.op("icmp ult", "i32", number, str(BARRIERS)), right, wrong)
@@ -357,7 +377,7 @@ class KernelText(MemoryText):
     # --- lanes that must meet, and loops
 
     def _meet(self, segment: CodeSegment) -> None:
-        """Let lanes that are named in a membermask and are not here yet run first."""
+        """Run the lanes of a membermask that have not arrived yet first."""
         assert segment.meeting is not None
         pending = self.plan.pending[self.at]
         if segment.meeting.in_group or self.width != WARP:
@@ -385,16 +405,19 @@ class KernelText(MemoryText):
         self.leave(self._here(), mask, StopReason.BAIL)
         self.place(ready)
 
-    def _take_turn(self, kind: int) -> None:
-        """Let other warps of the block run, unless that was done since the last barrier."""
+    def _take_turn(self, kind: int, mask: str) -> None:
+        """Give other warps of the block a turn, unless they have had one since the last barrier."""
         taken = self.load("i32", self.field("%frame", FRAME_TURNS))
-        due = self.op("icmp eq", "i32", self.op("and", "i32", taken, str(kind)), "0")
-        turn, on = self.label("turn"), self.label("turned")
-        self.branch(self.op("and", "i1", due, self.op("xor", "i1", "%alone", "true")), turn, on)
-        self.place(turn)
+        is_done = self.op("icmp ne", "i32", self.op("and", "i32", taken, str(kind)), "0")
+        stays, turn, on = self.op("or", "i1", is_done, "%alone"), self.label("turn"), self.label("turned")
+        by_frame = comes_by_frame(self.plan, self.at)
+        if not by_frame:
+            self.branch(stays, on, turn)
+            self.place(turn)
         self.store("i32", self.op("or", "i32", taken, str(kind)), self.field("%frame", FRAME_TURNS))
-        self.leave(self._here(), self.current(), StopReason.TURN)
-        self.place(on)
+        self.leave(self._here(), mask, StopReason.TURN, stays=stays if by_frame else "")
+        if not by_frame:
+            self.place(on)
 
     def _named_lanes(self, mask: Argument, running: str) -> str:
         if not self.plan.is_varying(mask):
@@ -429,13 +452,15 @@ class KernelText(MemoryText):
             status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
-    # --- the whole
+    # --- the whole kernel
 
     def write_segment(self, segment: CodeSegment) -> None:
         """Write one segment."""
         self.place(f"segment{self.at}")
         if self.at in self.plan.weights:
             self._check_fuel()
+        elif segment.turn and comes_by_frame(self.plan, self.at):
+            self._take_turn(segment.turn, self.load(self.mask_type, f"%m{self.at}"))
         else:
             self.jump(f"run{self.at}")
         self.place(f"run{self.at}")
@@ -445,8 +470,8 @@ class KernelText(MemoryText):
             self.fence_compiler()
         if segment.meeting is not None:
             self._meet(segment)
-        if segment.turn:
-            self._take_turn(segment.turn)
+        if segment.turn and not comes_by_frame(self.plan, self.at):
+            self._take_turn(segment.turn, self.current())
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self._here()
             self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
@@ -484,7 +509,7 @@ class KernelText(MemoryText):
             "done:",
             f"  ret i32 {StopReason.DONE.value}",
         ]
-        # Lanes live and are nowhere: it cannot happen.
+        # Lanes are alive but in no segment: this cannot happen.
         tail += [
             "lost:",
             "  call void @llvm.trap()",
@@ -546,7 +571,7 @@ class KernelText(MemoryText):
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")
 
     def _write_lanes_here(self) -> None:
-        """Compute how many lanes the warp has, more than it can have for those before the last."""
+        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
         extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
         threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
         before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))

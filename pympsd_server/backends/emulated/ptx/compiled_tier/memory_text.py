@@ -1,8 +1,8 @@
-"""Accesses to memory: one check for accesses off one base, and the fastest way that the lanes' addresses allow.
+"""Memory accesses: one check for accesses relative to one base, and the fastest way that the lanes' addresses allow.
 
 A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares with the
-allocation that this place of the code met last, two words of the `sites` table; for shared memory, with the block's
-size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
+allocation that this place in the code accessed last, two words of the `sites` table; for shared memory, with the
+block's size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
 
     uniform address           one scalar access
     lanes follow each other   tested at run time if the strides say that it is likely: one masked vector access
@@ -22,7 +22,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import Accesses,
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Register
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _GATHERED_BITS = (32, 64)
@@ -30,15 +30,15 @@ _GATHERED_BITS = (32, 64)
 
 @define
 class Pointers:
-    """Host addresses of a group of accesses, less their offsets."""
+    """Host addresses of a group of accesses, without their offsets."""
 
     stride: int = 0
     single: str = ""
-    """That of a uniform address, or of the first lane if the lanes' follow each other; i64."""
+    """The uniform address, or the first lane's if the lanes' addresses are consecutive; i64."""
     near: str = ""
-    """Whether they do and are all inside; i1."""
+    """Whether the addresses are consecutive and all valid; i1."""
     lanes: str = ""
-    """Those of all lanes; i64 each, for shared memory i32 offsets."""
+    """The addresses of all lanes, i64 each; for shared memory i32 offsets."""
 
 
 @define(slots=False)
@@ -51,7 +51,7 @@ class MemoryText(Lanes):
     groups: dict[int, Accesses] = field(factory=dict, init=False)
     """The accesses of this segment's loads and stores, by the operation's index."""
     index: int = field(default=0, init=False)
-    """That of the operation."""
+    """The index of the operation in its segment."""
     site_count: int = field(default=0, init=False)
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
     """The groups whose check was written in this segment, by their id()."""
@@ -79,7 +79,7 @@ class MemoryText(Lanes):
         return self.op("add", shape.of("i64"), value, shape.constant("i64", offset)) if offset else value
 
     def _limits(self, space: str, site: int, nbytes: str | int) -> tuple[str, str]:
-        """Return the lowest valid address, and how many addresses of `nbytes` bytes there are from it, as i64."""
+        """Return the lowest valid address, and the number of valid addresses of `nbytes` bytes from there, as i64."""
         low, size = "0", "%shared_size" if space == "shared" else "%local_size"
         if space not in ("shared", "local"):
             low = self.load("i64", self.field("%sites", 16 * site))
@@ -90,7 +90,7 @@ class MemoryText(Lanes):
         return {"shared": "%shared", "local": "%local"}.get(space, "%delta")
 
     def _is_static(self, group: Accesses) -> bool:
-        """Return whether accesses need no check: constant places in the shared memory that every launch has."""
+        """Return whether accesses need no check: constant offsets in the shared memory that every launch has."""
         base = group.base.base
         if group.space != "shared" or isinstance(base, Register | Immediate):
             return False
@@ -109,7 +109,7 @@ class MemoryText(Lanes):
         return pointers
 
     def _inside(self, group: Accesses, site: int, first: str, more: int) -> str:
-        """Return whether the accesses of an address, and `more` bytes, are valid."""
+        """Return whether the accesses at an address, and `more` bytes, are valid."""
         low, count = self._limits(group.space, site, group.high - group.low + more)
         start = self.op("add", "i64", first, str(group.low))
         inside = self.op("icmp ult", "i64", self.op("sub", "i64", start, low), count)
@@ -242,6 +242,20 @@ class MemoryText(Lanes):
     def _pointer(self, single: str, offset: int) -> str:
         return self.cast("inttoptr", self.op("add", "i64", single, str(offset)), "i64", "ptr")
 
+    # --- order
+
+    def order_before(self, operation: Operation) -> None:
+        """Keep an ordered access behind those that the instruction's semantics put before it."""
+        self.fence_compiler()
+        if operation.one_of("release", "acq_rel"):
+            self.line("fence release")
+
+    def order_after(self, operation: Operation) -> None:
+        """Keep the following accesses behind an ordered one."""
+        if operation.one_of("acquire", "acq_rel"):
+            self.line("fence acquire")
+        self.fence_compiler()
+
     # --- loads
 
     def load_items(self, group: Accesses, offset: int, bits: int, count: int) -> tuple[list[str], Shape]:
@@ -251,18 +265,21 @@ class MemoryText(Lanes):
         mask = self.active() if group.guarded else self.current()
         pointers = self.check(group, mask)
         if ordered:
-            self.fence_compiler()
+            self.order_before(self.operation)
         size = bits // 8
         if not pointers.lanes:
             volatile = "volatile " if ordered else ""
             places = [self._pointer(pointers.single, offset + k * size) for k in range(count)]
-            return [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places], SCALAR
+            values = [self.value(f"load {volatile}i{bits}, ptr {p}, align {size}") for p in places]
+            if ordered:
+                self.order_after(self.operation)
+            return values, SCALAR
         if pointers.stride:
             values = self._load_near_or_far(group, pointers, offset, bits, count, mask)
         else:
             values = [self._gather(group, pointers, offset + k * size, bits, mask) for k in range(count)]
         if ordered:
-            self.fence_compiler()
+            self.order_after(self.operation)
         return values, self.vector
 
     def _load_near_or_far(
@@ -281,7 +298,7 @@ class MemoryText(Lanes):
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _load_near(self, pointer: str, bits: int, count: int, mask: str) -> list[str]:
-        """Load the elements of all lanes, those of absent lanes not touched, and take them apart."""
+        """Load the elements of all lanes and separate them; the memory of absent lanes is not touched."""
         wide, lanes = Shape(self.width * count), self.as_lanes(mask)
         kind = wide.of(f"i{bits}")
         if count > 1:
@@ -329,7 +346,7 @@ class MemoryText(Lanes):
         mask = self.active() if group.guarded else self.current()
         pointers = self.check(group, mask)
         if ordered:
-            self.fence_compiler()
+            self.order_before(self.operation)
         size = bits // 8
         if pointers.lanes:
             vectors = [self.use(value, type_name, self.vector) for value in values]
@@ -340,10 +357,10 @@ class MemoryText(Lanes):
                 place = self._pointer(pointers.single, offset + k * size)
                 self.line(f"store {'volatile ' if ordered else ''}i{bits} {single}, ptr {place}, align {size}")
         if ordered:
-            self.fence_compiler()
+            self.order_after(self.operation)
 
     def _last_value(self, value: Argument, type_name: str, mask: str) -> str:
-        """Return the scalar that stays in memory when all lanes store to one place: the last lane's."""
+        """Return the scalar that stays in memory when all lanes store to one address: the last lane's."""
         if not self.plan.is_varying(value):
             return self.use(value, type_name, SCALAR)
         vector = self.use(value, type_name, self.vector)
@@ -384,7 +401,7 @@ class MemoryText(Lanes):
     # --- lane by lane
 
     def each_lane(self, mask: str, body: Callable[[str], None]) -> None:
-        """Write a loop over lanes, the lowest first; `body` is given the lane's number as i64."""
+        """Write a loop over lanes, the lowest first; `body` gets the lane's number as i64."""
         before, loop, on = self.label("before"), self.label("lane"), self.label("after")
         self.jump(before)
         self.place(before)

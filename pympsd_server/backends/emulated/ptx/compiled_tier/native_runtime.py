@@ -1,4 +1,7 @@
-"""The C runtime of compiled kernels (native/src/kernels.c): its structures, its functions, and its states."""
+"""The C runtime of compiled kernels (native/src/kernels.h): its structures, its functions, and its states.
+
+The structures are declared here a second time. When the library is loaded, their sizes are compared with C's.
+"""
 
 from __future__ import annotations
 
@@ -66,13 +69,14 @@ CONSTANTS: Final = (
 """The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
 FRAME_HEADER: Final = 32
 FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 4, 8, 16, 20, 24
-"""Offsets in a warp's frame: where it stopped, its lanes that live, those that stopped there, votes of bar.red, and
-the kinds of turns that it has had since the last barrier."""
-_REFRESH = ctypes.CFUNCTYPE(c_int, c_void_p)
+"""Offsets in a warp's frame: where it stopped, its live lanes, the lanes that stopped there, votes of bar.red, and
+the kinds of turns that it has taken since the last barrier."""
+CACHE_LINE: Final = 64
+_REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
 
 
 class Worker(ctypes.Structure):
-    """One batch as C and generated code see it; kernels.c declares the same."""
+    """The state with which one thread runs blocks, shared with C and generated code (native/src/kernels.h)."""
 
     _fields_ = (
         ("shared", c_uint64),
@@ -104,25 +108,38 @@ class Worker(ctypes.Structure):
         ("fault_kind", c_uint32),
         ("fault_bytes", c_uint32),
         ("fault_space", c_uint32),
-        ("fault_block", c_int64),
+        ("block", c_int64),
+        ("batch", c_uint64),
+        ("current", c_uint64),
+        ("before", c_uint64),
+        ("free", c_uint64),
+        ("active", c_int64),
+        ("preferred", c_int64),
+        ("idle", c_int64),
+        ("generation", c_uint64),
+        ("progress", c_uint32),
+        ("outcome", c_uint32),
+    )
+
+
+class ReachableMemory(ctypes.Structure):
+    """The memory that kernels can access: offsets from the lowest address."""
+
+    _fields_ = (("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64))
+
+
+class SharedState(ctypes.Structure):
+    """The state that the workers of a batch share (`Batch` in native/src/kernels.h)."""
+
+    _fields_ = (
         ("kernel", c_uint64),
         ("refresh", _REFRESH),
-        ("starts", c_uint64),
-        ("ends", c_uint64),
-        ("allocations", c_int64),
+        ("allocations", c_uint64),
         ("base", c_int64),
         ("threads", c_uint64 * 3),
         ("sm_of_block", c_uint64),
         ("first_block", c_int64),
         ("blocks", c_int64),
-        ("next", c_int64),
-        ("slots", c_int64),
-        ("active", c_int64),
-        ("at_slot", c_int64),
-        ("preferred", c_int64),
-        ("idle", c_int64),
-        ("progress", c_uint32),
-        ("unused", c_uint32),
         ("shared_slab", c_uint64),
         ("local_slab", c_uint64),
         ("frame_slab", c_uint64),
@@ -130,17 +147,37 @@ class Worker(ctypes.Structure):
         ("frame_bytes", c_uint64),
         ("threads_per_block", c_uint64),
         ("width", c_uint64),
+        ("sites_bytes", c_uint64),
         ("fuel_per_turn", c_int64),
         ("slot", c_uint64),
         ("warp_states", c_uint64),
-        ("current", c_uint64),
+        ("workers", c_uint64),
+        ("worker_count", c_uint32),
+        ("worker_bytes", c_uint32),
+        ("deadline", c_uint64),
+        ("help_at", c_uint64),
+        ("next_block", c_int64),
+        ("next_slot", c_int64),
+        ("fault_block", c_int64),
+        ("stopping", c_uint32),
+        ("alone", c_uint32),
+        ("progress_before", c_uint32),
+        ("fault_worker", c_uint32),
+        ("is_open", c_uint32),
+        ("joined", c_uint32),
+        ("running", c_uint32),
+        ("was_helped", c_uint32),
+        ("next_open", c_uint64),
     )
 
 
 SLOT: Final = np.dtype(
-    [("number", "i8"), ("left", "u4"), ("bailing", "u2"), ("uses_barriers", "u2"), ("barriers", "u4", (BARRIERS, 5))]
+    [
+        *(("number", "i8"), ("left", "u4"), ("bailing", "u2"), ("uses_barriers", "u2")),
+        *(("barriers", "u4", (BARRIERS, 5)), ("following", "u8")),
+    ]
 )
-"""A place for a block that has begun; its number is that in the batch, -1 of a free place."""
+"""A slot for a block in progress; its number is the block's in the batch, -1 for a free slot."""
 WARP_STATE: Final = np.dtype(
     [("state", "u1"), ("barrier", "u1"), ("spins", "u2"), ("long_spins", "u4"), ("seen", "u4")]
 )
@@ -149,8 +186,10 @@ refresh_function: Final = _REFRESH
 FUNCTIONS: Final = ("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock")
 """The functions that generated code calls."""
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
-    "kernels_run": (c_int, (ctypes.POINTER(Worker), c_uint64)),
+    "kernels_run": (c_int, (ctypes.POINTER(SharedState), c_uint64)),
+    "kernels_publish": (None, (ctypes.POINTER(SharedState), ctypes.POINTER(ReachableMemory))),
     "kernels_worker_bytes": (c_uint64, ()),
+    "kernels_batch_bytes": (c_uint64, ()),
     "kernels_resolve": (c_int, (ctypes.POINTER(Worker), c_uint64, c_void_p, c_uint32, c_uint32, c_void_p, c_uint32)),
 }
 
@@ -159,7 +198,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 def runtime() -> Any:
     """Return the library with its functions declared; raise NoLibrary."""
     library = load("_kernels", _SIGNATURES)
-    if library.kernels_worker_bytes() != ctypes.sizeof(Worker):
+    sizes = library.kernels_worker_bytes(), library.kernels_batch_bytes()
+    if sizes != (ctypes.sizeof(Worker), ctypes.sizeof(SharedState)):
         raise NoLibrary("it is of another build: install again")
     return library
 

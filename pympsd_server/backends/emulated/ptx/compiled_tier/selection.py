@@ -1,14 +1,14 @@
 """The choice of a tier for each batch of blocks; the scheduler sees only the batches.
 
-The first launches of a kernel run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a thread compiles
-the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
-and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until it is decided
-which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the first batch of a
-kernel, and so does `auto` a kernel with atomics of system scope: NumPy's are atomic among the threads of the device
-only, those of machine code towards the processor, too.
+A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
+milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
+thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
+waits for LLVM, and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until
+it is decided which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the
+first batch of a kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
-peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
+peers. Without llvmlite the executor reports that on its standard error, at the first kernel that would be compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, lru_cache
 from math import prod
 from typing import Final
@@ -24,9 +25,15 @@ from typing import Final
 from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_cache import has_kernels, report
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode, compile_kernel
+from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import (
+    MachineCode,
+    ShapeClass,
+    compile_kernel,
+    load_kernel,
+    load_llvm,
+)
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
@@ -43,6 +50,7 @@ _MORE_BLOCKS: Final = 8
 _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
 _UNDECIDED_THREADS: Final = 1024
+_NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
 _one_at_a_time: Final = threading.Lock()
 
@@ -52,8 +60,19 @@ def _tier(setting: str) -> str:
     return read_tier({TIER: setting})
 
 
+def prepare() -> None:
+    """Begin to load LLVM in a thread if a kernel may be found in the cache: that takes longer than the kernel."""
+    if _tier(os.environ.get(TIER, "")) != "numpy" and has_kernels():
+        _begin_to_load()
+
+
+@cache
+def _begin_to_load() -> None:
+    threading.Thread(target=_attempt_to_load, name="compiler", daemon=True).start()
+
+
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
-    """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
+    """Return the maximum of blocks in a launch's next batch: `blocks_per_batch`, or more for a compiled kernel."""
     if not together and is_undecided(kernel, setup):
         return max(1, _UNDECIDED_THREADS // prod(setup.block))
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
@@ -62,15 +81,11 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
 
 
 def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
-    """Return whether blocks of a launch should wait until its kernel is compiled; begin that if it is slow."""
-    translation = kernel.translation
-    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _traits(translation)[1]:
+    """Return whether blocks of a launch should wait until its kernel is compiled; start to compile a slow one."""
+    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _has_loops(kernel.translation):
         return False
-    if not translation.machine_codes and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING:
-        return True
-    _code_of(kernel, setup, waits=False)
-    code = translation.machine_codes.get(_shape_class(kernel, setup.block), _COMPILING)
-    return isinstance(code, str) and code == _COMPILING
+    state = _code_of(kernel, setup, waits=False)
+    return isinstance(state, str) and state in (_NOT_COMPILED, _COMPILING)
 
 
 def begin_batch(
@@ -81,66 +96,69 @@ def begin_batch(
     if tier != "numpy":
         kernel = module.program.kernels[kernel_name]
         code = _code_of(kernel, setup, waits=tier == "compiled")
-        if code is not None and not module.space.has_peers:
+        if isinstance(code, MachineCode) and not module.space.has_peers:
             return CompiledBatch(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
 
 
-def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | None:
-    """Return a kernel's machine code for the shape of a launch's blocks; None if the NumPy tier runs it (for now)."""
+def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
+    """Return a kernel's machine code for the shape of a launch's blocks, or why the NumPy tier runs it (for now)."""
     translation = kernel.translation
     if prod(setup.cluster) > 1:
-        return None
-    waits = waits or _traits(translation)[0]
-    if not waits and translation.numpy_seconds < _SECONDS_BEFORE_COMPILING:
-        return None
-    key, codes = _shape_class(kernel, setup.block), translation.machine_codes
-    if key not in codes:
+        return "its blocks are clusters"
+    codes = translation.machine_codes
+    shape = translation.shapes.get(setup.block)
+    if shape is None:
+        shape = translation.shapes[setup.block] = ShapeClass.of(translation.code, setup.block)
+        if shape not in codes:
+            codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
+    if codes[shape] == _NOT_COMPILED:
         if waits:
-            _compile(kernel, key, setup.block)
-        else:
-            codes[key] = _COMPILING
-            threading.Thread(target=_compile, args=(kernel, key, setup.block), name="compiler", daemon=True).start()
-    code = codes[key]
-    return code if isinstance(code, MachineCode) else None
+            _compile(translation, shape, setup.block)
+        elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
+            codes[shape] = _COMPILING
+            arguments = translation, shape, setup.block
+            threading.Thread(target=_compile, args=arguments, name="compiler", daemon=True).start()
+    state: MachineCode | str = codes[shape]
+    return state
 
 
-def _traits(translation: Translation) -> tuple[bool, bool]:
-    if translation.traits is None:
-        operations = translation.code.operations
-        meets_processor = any(o.name in ("atom", "red") and o.has("sys") for o in operations)
+def _has_loops(translation: Translation) -> bool:
+    if translation.has_loops is None:
         blocks = build_blocks(translation.code)
-        has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
-        translation.traits = meets_processor, has_loops
-    return translation.traits
+        translation.has_loops = any(0 <= s <= number for number, block in enumerate(blocks) for s in block.successors)
+    return translation.has_loops
 
 
-def _compile(kernel: Kernel, key: Hashable, block: tuple[int, int, int]) -> None:
+def _compile(translation: Translation, shape: ShapeClass, block: tuple[int, int, int]) -> None:
     """Compile a kernel; note the code, or why there is none."""
-    codes = kernel.translation.machine_codes
     with _one_at_a_time:
-        try:
-            codes[key] = compile_kernel(kernel.translation, block)
-        except Refused as error:
-            codes[key] = str(error)
-        except (ImportError, NoLibrary) as error:
-            codes[key] = str(error)
-            _explain_missing()
-        finally:
-            if codes.get(key, _COMPILING) == _COMPILING:
-                codes[key] = "the compiler failed"
+        translation.machine_codes[shape] = _attempt(translation, lambda: compile_kernel(translation, shape, block))
 
 
-@cache
-def _explain_missing() -> None:
-    """Say once that kernels could be faster."""
-    how = "install pympsd[compiled] (llvmlite) with the interpreter that the daemon runs in"
-    print(
-        f"pympsd executor: kernels run in NumPy, which is 10 to 700 times slower: {how}", file=sys.stderr, flush=True
-    )
+def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None]) -> MachineCode | str:
+    """Return a kernel's code, or why there is none."""
+    try:
+        return get_code() or _NOT_COMPILED
+    except Refused as error:
+        return str(error)
+    except (ImportError, NoLibrary) as error:
+        _explain_missing(error)
+        return str(error)
+    except Exception as error:  # whatever LLVM raises, the NumPy tier can run the kernel
+        report(
+            f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
+        )
+        return "the compiler failed"
 
 
-def _shape_class(kernel: Kernel, block: tuple[int, int, int]) -> tuple[int, bool, bool, bool]:
-    """Return the part of a block's shape that its code depends on."""
-    width = choose_width(kernel.translation.code, block)
-    return width, block[0] % width == 0, block[1] * block[2] == 1, prod(block) % width == 0
+def _attempt_to_load() -> None:
+    with suppress(ImportError, NoLibrary):  # errors are reported when a kernel needs LLVM
+        load_llvm()
+
+
+def _explain_missing(error: Exception) -> None:
+    """Report once that kernels could be faster."""
+    what = str(error) if isinstance(error, NoLibrary) else "llvmlite is not installed"
+    how = "" if isinstance(error, NoLibrary) else f"; {sys.executable} -m pip install 'pympsd[compiled]' installs it"
+    report(f"kernels run in NumPy, 10 to 700 times slower than compiled ones: {what}{how}")

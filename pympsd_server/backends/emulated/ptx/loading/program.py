@@ -162,25 +162,27 @@ def load_program(image: bytes) -> Program:
     else:
         _check_instructions(table, defined)
     module_variables = [v for v in variables.values() if not v.key]
-    listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const", v.managed) for v in module_variables}
+    global_variables = {
+        v.name: Global(v.name, v.size, v.alignment, v.space == "const", v.managed) for v in module_variables
+    }
     proxy = MappingProxyType
-    return Program(kernels, proxy(listed), proxy(variables), proxy(dict(table.addresses)), module.target)
+    return Program(kernels, proxy(global_variables), proxy(variables), proxy(dict(table.addresses)), module.target)
 
 
 def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
-    placed = {}
+    module_variables = {}
     for variable in module.variables.values():
         if variable.space in ("global", "const") and not variable.extern:
             if variable.count is None:
                 raise InvalidPtx(f"{variable.name} has no size", variable.line)
-            placed[variable.name] = variable
+            module_variables[variable.name] = variable
         elif variable.space not in ("global", "const", "shared"):
             raise InvalidPtx(f"unsupported: module-level .{variable.space} variable", variable.line)
     # Initialisers are checked here, with fake addresses, so that a refusal comes at load.
-    fakes = {**table.addresses, **dict.fromkeys(placed, 0)}
-    for variable in placed.values():
+    fakes = {**table.addresses, **dict.fromkeys(module_variables, 0)}
+    for variable in module_variables.values():
         initial_bytes(variable, fakes)
-    return placed
+    return module_variables
 
 
 def _check_instructions(table: FunctionTable, functions: Iterable[Function]) -> None:
@@ -189,12 +191,12 @@ def _check_instructions(table: FunctionTable, functions: Iterable[Function]) -> 
     The functions are searched for names of instructions, which are few. The search may take something else for one,
     which then has an unknown name: only an instruction that the parser finds is an error.
     """
-    known = {name.split(".", 1)[0] for name in TABLE} | ENDS_BLOCK | STACK_INSTRUCTIONS | {"call", "ret"}
+    names = {name.split(".", 1)[0] for name in TABLE} | ENDS_BLOCK | STACK_INSTRUCTIONS | {"call", "ret"}
     for function in functions:
         assert function.body is not None
-        if not known.issuperset(_INSTRUCTION.findall(function.body.text)):
+        if not names.issuperset(_INSTRUCTION.findall(function.body.text)):
             for instruction in instructions_of(table.statements(function)):
-                if instruction.name not in known:
+                if instruction.name not in names:
                     raise InvalidPtx(f"unsupported instruction {instruction.opcode}", instruction.line)
 
 

@@ -43,7 +43,7 @@ class _Function:
 
     def statements(self, statements: tuple[Statement, ...], outer: dict[str, str]) -> tuple[Statement, ...]:
         """Return the statements with their keys; `outer` are the keys of the names of outer scopes."""
-        keys, placed = dict(outer), []
+        keys, result = dict(outer), []
         for statement in statements:
             if isinstance(statement, Scope):
                 statement = Scope(self.statements(statement.statements, keys))
@@ -60,8 +60,8 @@ class _Function:
             elif isinstance(statement, Registers):
                 for name in statement.names:
                     keys.pop(name, None)
-            placed.append(statement)
-        return tuple(placed)
+            result.append(statement)
+        return tuple(result)
 
 
 def _with_key(value: Initialiser, keys: dict[str, str]) -> Initialiser:

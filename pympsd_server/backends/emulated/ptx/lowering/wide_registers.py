@@ -27,7 +27,7 @@ def check_wide(module: Module, operation: Operation | None, line: int) -> None:
 
 
 def lower_wide(operation: Operation) -> list[Operation]:
-    """Return the operations that an operation of type .b128 becomes. Raises InvalidPtx if PTX has none such."""
+    """Return the operations that replace an operation of type .b128; raise InvalidPtx if PTX does not have it."""
     if operation.types != (WIDE,) or operation.one_of("v2", "v4", "v8"):
         raise InvalidPtx(f"unsupported instruction {operation.opcode}", operation.line)
     if operation.name == "atom":

@@ -90,8 +90,10 @@ class Translation:
     """Of shared and local variables in their frames; dynamic shared memory at -1."""
     machine_codes: dict[Hashable, Any] = field(factory=dict)
     """The machine code of the compiled tier, by the kind of the block's shape."""
-    traits: tuple[bool, bool] | None = None
-    """Whether it has atomics that the host's processor may meet (.sys), and loops; None: nobody has asked."""
+    shapes: dict[tuple[int, int, int], Any] = field(factory=dict)
+    """Those kinds, by the shapes of blocks."""
+    has_loops: bool | None = None
+    """None: nobody has asked."""
     numpy_seconds: float = 0.0
     """The time for which the NumPy tier has run the kernel."""
     _compiled: CodeType | None = None

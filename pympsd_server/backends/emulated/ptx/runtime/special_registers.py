@@ -102,13 +102,18 @@ def _constant(state: BatchState, name: str) -> int:
             return state.cluster_blocks
         case "is_explicit_cluster":
             return int(state.cluster_blocks > 1)
-        case "total_smem_size":
-            own = state.shared_bytes - state.reserved_shared
-            return -(-own // SHARED_UNIT_BYTES) * SHARED_UNIT_BYTES
-        case "aggr_smem_size":
-            return state.shared_bytes - state.reserved_shared + RESERVED_SHARED_BYTES
+        case "total_smem_size" | "aggr_smem_size":
+            return shared_sizes(state.shared_bytes - state.reserved_shared)[name]
         case "envreg1":  # with envreg2 the address of a cooperative launch's workspace, 0 in any other
             return state.workspace >> 32
         case "envreg2":
             return state.workspace & 0xFFFFFFFF
     return 1
+
+
+def shared_sizes(own: int) -> dict[str, int]:
+    """Return the special registers about the size of shared memory, of a block that uses `own` bytes."""
+    return {
+        "total_smem_size": -(-own // SHARED_UNIT_BYTES) * SHARED_UNIT_BYTES,
+        "aggr_smem_size": own + RESERVED_SHARED_BYTES,
+    }

@@ -88,8 +88,8 @@ class TokenStream:
 
     def error(self, expected: str) -> InvalidPtx:
         """Return the refusal of the next token, where something else is `expected`."""
-        found = "{" if self.current.kind == "body" else self.current.text
-        return InvalidPtx(f"expected {expected}, found {found!r}", self.line)
+        actual = "{" if self.current.kind == "body" else self.current.text
+        return InvalidPtx(f"expected {expected}, found {actual!r}", self.line)
 
     def take(self) -> Token:
         """Return the next token and step over it. Raises InvalidPtx at the end."""

@@ -1,0 +1,183 @@
+"""Compiled kernels on disk, so that the next executor of the same user need not compile them.
+
+The problem: LLVM takes 100 ms for a kernel of 200 operations, and most programs run more than once. But what is read
+here is executed, so nobody else may have written it. And a program must never fail because of the cache.
+
+The idea: a folder for each user, one file for each kernel and shape of its blocks, found by a key:
+
+    ~/.cache/pympsd/kernels/KEY        "pympsd kernel 1\\n", SHA-256 of the key and the rest, the rest
+
+The key is a digest of all that the code depends on (machine_code.py): two programs with the same kernel share a file.
+A file is written under a temporary name and renamed. When all files together exceed MAX_BYTES, those that were not
+used for longest are removed.
+
+What is trusted: the folder must be a real one (not a symbolic link), belong to the user as whom this process runs,
+and be closed to everybody else (mode 0700). The same holds for its files. An executor runs as its server's user, so
+the folder is that user's, whoever started the daemon: `$XDG_CACHE_HOME` comes to servers of the daemon's own user
+only, the home is that of the password database, and in a directory that PYMPSD_KERNEL_CACHE names each user has a
+folder of its own.
+
+What is not trusted: a file's contents. A file that is damaged, truncated, or copied from another key has a wrong
+digest. It is ignored, and replaced when the kernel has been compiled.
+
+Without a folder, on a full disk and in a read-only home, kernels are compiled each time. The executor reports
+the reason on its standard error, once.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
+from typing import Final
+
+from pympsd.vocabulary.settings import read_kernel_cache
+from pympsd.vocabulary.variables import KERNEL_CACHE
+
+MAX_BYTES: Final = 256 << 20
+"""The maximum total size of a user's files; a kernel of 200 operations takes 30 KB."""
+MAX_FILE_BYTES: Final = 32 << 20
+_MAGIC: Final = b"pympsd kernel 1\n"
+_DIGEST_BYTES: Final = 32
+_TEMPORARY: Final = ".new"
+_ABANDONED_SECONDS: Final = 600.0
+"""The age in seconds of a temporary file whose writer has certainly ended."""
+
+
+class _Unusable(OSError):
+    """The folder is not used; the message has the reason."""
+
+
+def load(key: str) -> bytes | None:
+    """Return the content that this user stored under a key; None if there is none, or none that can be trusted."""
+    with suppress(OSError), _open_folder(creates=False) as folder:
+        descriptor = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or not _is_own(status) or status.st_size > MAX_FILE_BYTES:
+                return None
+            data = file.read(MAX_FILE_BYTES)
+        content = data[len(_MAGIC) + _DIGEST_BYTES :]
+        if data[: len(_MAGIC) + _DIGEST_BYTES] != _head(key, content):
+            return None
+        with suppress(OSError):  # a read-only file system
+            os.utime(key, dir_fd=folder, follow_symlinks=False)
+        return content
+    return None
+
+
+def has_kernels() -> bool:
+    """Return whether this user's folder has any files."""
+    with suppress(OSError), _open_folder(creates=False) as folder, os.scandir(folder) as entries:
+        return any(True for _ in entries)
+    return False
+
+
+def store(key: str, content: bytes) -> None:
+    """Store content under a key, replacing any other; report once if that is not possible."""
+    if len(content) + len(_MAGIC) + _DIGEST_BYTES > MAX_FILE_BYTES:
+        return
+    try:
+        with _open_folder(creates=True) as folder:
+            _write(folder, key, _head(key, content) + content)
+            _trim(folder)
+    except OSError as error:
+        if read_kernel_cache(os.environ) != "off":
+            reason = str(error) if isinstance(error, _Unusable) else f"{_path()}: {error.strerror}"
+            report(f"compiled kernels are not kept for later runs: {reason}; {KERNEL_CACHE} names another directory")
+
+
+def _head(key: str, content: bytes) -> bytes:
+    return _MAGIC + sha256(key.encode() + content).digest()
+
+
+def _write(folder: int, key: str, data: bytes) -> None:
+    temporary = f"{key}.{os.getpid()}{_TEMPORARY}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.rename(temporary, key, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def _trim(folder: int) -> None:
+    """Remove the files that were not used for longest while all have more than MAX_BYTES, and abandoned ones."""
+    files = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, entry.name, status.st_size))
+    total, abandoned_before = sum(size for *_, size in files), time.time() - _ABANDONED_SECONDS
+    for used, name, size in sorted(files):
+        if total > MAX_BYTES or (name.endswith(_TEMPORARY) and used < abandoned_before):
+            with suppress(FileNotFoundError):  # another executor was quicker
+                os.unlink(name, dir_fd=folder)
+            total -= size
+
+
+@contextmanager
+def _open_folder(*, creates: bool) -> Iterator[int]:
+    """Open the folder of this user; raise _Unusable or another OSError."""
+    path = _path()
+    if creates:
+        _make(path)
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:  # or a symbolic link to one
+        raise _Unusable(f"{path} is not a directory") from None
+    try:
+        status = os.fstat(folder)
+        if not _is_own(status):
+            mode = stat.S_IMODE(status.st_mode)
+            found = f"belongs to user {status.st_uid} and has mode {mode:o}"
+            raise _Unusable(f"{path} {found}; it has to belong to user {os.geteuid()} and have mode 700")
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o077
+
+
+def _make(path: str) -> None:
+    """Create the folder, and those above it that are missing: the specification of XDG wants them closed, too."""
+    above = os.path.dirname(path)
+    if not os.path.isdir(above):
+        _make(above)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
+def _path() -> str:
+    """Return the path of this user's folder; raise _Unusable if there is none."""
+    setting = read_kernel_cache(os.environ)
+    if setting == "off":
+        raise _Unusable("it is switched off")
+    if setting:
+        return f"{setting}/{os.geteuid()}"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):
+        try:
+            home = f"{pwd.getpwuid(os.geteuid()).pw_dir}/.cache"
+        except KeyError:
+            raise _Unusable(f"user {os.geteuid()} has no home directory") from None
+    return f"{home}/pympsd/kernels"
+
+
+@cache
+def report(text: str) -> None:
+    """Write a line to standard error, which the daemon logs; once for each text."""
+    print(f"pympsd executor: {text}", file=sys.stderr, flush=True)

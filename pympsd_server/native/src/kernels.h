@@ -1,0 +1,120 @@
+// The batches of compiled kernels as C, generated code and Python see them. Theory of operation: the module
+// compiled_tier/batch.py; native_runtime.py declares the same structures.
+#pragma once
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { BARRIERS = 16, WARP = 32, CACHE_LINE = 64 };
+// What a kernel returns, and the states of a warp.
+enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN };
+enum { READY, WAITING, ENDED, ESCAPING, BAILING };
+// What `kernels_run` returns; those from FAULTED on end the batch.
+enum { FINISHED, TIME, SERVICE, FAULTED, TRAPPED, DEADLOCKED };
+enum { GLOBAL, SHARED, LOCAL, PARAM, GENERIC };
+enum { OUTSIDE = 1, MISALIGNED, NO_BARRIER };
+
+typedef struct {
+    uint32_t stop, alive, mask, spinning, trues, total, turns, spinning_at; // spinning: the mask and the stop of the last SPIN
+} Frame;
+
+typedef struct {
+    uint32_t expected, announced, arrived, trues, total;
+} Barrier;
+
+typedef struct Slot Slot;
+struct Slot {
+    int64_t number; // of the block in its batch, -1: free
+    uint32_t left;
+    uint16_t bailing, uses_barriers;
+    Barrier barriers[BARRIERS];
+    Slot *following; // in the ring of a worker's blocks, or in the list of its free slots
+};
+
+typedef struct {
+    uint8_t state, barrier;
+    uint16_t spins;      // for the same lanes, since any warp of the batch made progress
+    uint32_t long_spins; // since this one did, or all its lanes were together
+    uint32_t seen;       // the batch's progress then
+} Warp;
+
+typedef struct {
+    const int64_t *starts, *ends; // of allocations, less base
+    int64_t count;
+    uint64_t generation;
+} ReachableMemory;
+
+typedef struct Worker Worker;
+typedef struct Batch Batch;
+typedef int32_t (*Kernel)(Worker *, uint8_t *frame);
+
+// What a thread that runs blocks works with. A pool thread and another one may have it after each other.
+struct Worker {
+    // Generated code reads these.
+    uint8_t *shared, *local;
+    const uint8_t *parameters;
+    int64_t delta; // host address = device address + delta
+    uint64_t *sites; // of each place of accesses: the lowest address, and how many bytes follow
+    const uint32_t *tid[3];
+    const uint64_t *addresses;
+    uint64_t dynamic_offset, local_frame, local_bytes, parameter_bytes;
+    int64_t fuel;
+    uint32_t ctaid[3], nctaid[3], ntid[3];
+    uint32_t shared_bytes, warps, warp, smid;
+    uint32_t constants[8];
+    uint32_t barrier_number, barrier_threads, barrier_trues, barrier_total;
+    // The fault.
+    uint64_t fault_address;
+    uint32_t fault_lane, fault_kind, fault_bytes, fault_space;
+    int64_t block; // that runs, or ran last
+    // The rest is of these files and of Python.
+    Batch *batch;
+    Slot *current;
+    Slot *before; // in the ring of blocks in progress, the one before the next to run
+    Slot *free;
+    int64_t active;    // blocks in the ring
+    int64_t preferred; // of them, unless none makes any progress
+    int64_t idle;      // turns of blocks in a row without progress
+    uint64_t generation; // of the allocations that `sites` has been filled from
+    _Atomic uint32_t progress;
+    uint32_t outcome;
+};
+
+struct Batch {
+    Kernel kernel;
+    void (*refresh)(Batch *); // look again for allocations
+    _Atomic(const ReachableMemory *) allocations;
+    int64_t base;
+    const uint32_t *threads[3];
+    const int64_t *sm_of_block;
+    int64_t first_block, blocks;
+    uint8_t *shared_slab, *local_slab, *frame_slab;
+    uint64_t shared_frame, frame_bytes, threads_per_block, width, sites_bytes;
+    int64_t fuel_per_turn;
+    Slot *slot;
+    Warp *warp_states;
+    uint8_t *workers; // `worker_bytes` apart
+    uint32_t worker_count, worker_bytes;
+    // The order of things (kernels.c).
+    uint64_t deadline, help_at;
+    _Atomic int64_t next_block, next_slot;
+    _Atomic int64_t fault_block; // the lowest that has faulted
+    _Atomic uint32_t stopping, alone;
+    uint32_t progress_before, fault_worker;
+    // Threads of the pool (kernel_threads.c).
+    _Atomic uint32_t is_open;
+    uint32_t joined, running, was_helped;
+    Batch *next_open;
+};
+
+static inline Worker *worker_of(const Batch *b, uint32_t index) {
+    return (Worker *)(b->workers + (uint64_t)index * b->worker_bytes);
+}
+
+// kernel_memory.c: forget what is known of allocations if there are others.
+void kernels_look(Worker *c);
+int kernels_fail(Worker *c, uint64_t address, uint32_t lane, uint32_t kind, uint32_t nbytes, uint32_t space);
+// kernels.c: run a worker's blocks until the batch's deadline, or there is nothing to run.
+void kernels_work(Worker *c);
+// kernel_threads.c: let threads of the pool join a batch; end that, and wait for those that have.
+void kernels_open(Batch *b);
+void kernels_close(Batch *b);

@@ -1,0 +1,317 @@
+"""Compiled kernels on disk: the next process runs them at once, and nothing but the user's own files is executed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import SECONDS
+
+from pympsd.vocabulary.variables import BadSetting
+from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import load_llvm
+from tests.emulated.harness import HEADER, Device, Never, batches, three
+
+pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
+
+TIERS = ()
+SUM = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %n; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p]; mov.u32 %i, 0; mov.u32 %n, PLUS;
+AGAIN: add.u32 %n, %n, %i; add.u32 %i, %i, 1; setp.lt.u32 %q, %i, 100; @%q bra AGAIN;
+st.global.u32 [%a], %n; ret; }"""
+KINDS = """.global .u32 g = 7;
+.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %v; .reg .b64 %a; .reg .pred %q; .shared .b32 s[64]; .reg .b32 %s; ld.param.u64 %a, [p];
+mov.u32 %i, %tid.x; mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s; st.shared.u32 [%s], %i; setp.lt.u32 %q, %i, 40;
+bar.red.popc.u32 %v, 0, %q; dp4a.u32.u32 %v, %i, 0x00010001, %v; ld.shared.u32 %i, [%s]; add.u32 %v, %v, %i;
+ld.global.u32 %i, [g]; mul.lo.u32 %v, %v, %i; setp.ne.u32 %q, %v, 1162; @%q exit; st.global.u32 [%a], %v; ret; }"""
+"""What a stored kernel has to know: a variable, a barrier with a result, an instruction of the NumPy tier."""
+ROOT = str(Path(__file__).parents[2])
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this user, which nobody has made yet."""
+    monkeypatch.setenv("PYMPSD_KERNEL_CACHE", str(tmp_path))
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    kernel_cache.report.cache_clear()
+    return tmp_path / str(os.geteuid())
+
+
+def text(plus: int = 0) -> str:
+    return HEADER + SUM.replace("PLUS", str(plus))
+
+
+def is_compiled(ptx: str, expected: int) -> bool:
+    """Launch a kernel that nobody has launched in this process; return whether its first batch was compiled."""
+    device = Device(1 << 20)
+    address = device.put(np.zeros(1, "u4"))
+    (batch,) = batches(device.load(ptx), "k", three(1), three(64), (address,))
+    assert batch.step(SECONDS, Never())
+    assert int(device.get(address, np.zeros(1, "u4"))[0]) == expected
+    return isinstance(batch, CompiledBatch)
+
+
+def compile_now(plus: int = 0) -> Path:
+    """Have a kernel compiled; return its file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYMPSD_TIER", "compiled")
+        before = files()
+        assert is_compiled(text(plus), 4950 + plus)
+        (new,) = files() - before
+    return new
+
+
+def files() -> set[Path]:
+    return set(Path(os.environ["PYMPSD_KERNEL_CACHE"]).glob(f"{os.geteuid()}/*"))
+
+
+PROGRAM = """
+import resource, sys
+from tests.emulated import test_kernel_cache as own
+what = sys.argv[1]
+if what == "full":
+    store = own.kernel_cache.store
+    def store_on_a_full_disk(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        store(*arguments)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    own.kernel_cache.store = store_on_a_full_disk
+if what == "killed":
+    print("begins", flush=True)
+for ptx, expected in ((own.text(), 4950), (own.text(1), 4951), (own.HEADER + own.KINDS, 1162)):
+    assert own.is_compiled(ptx, expected), ptx
+"""
+
+
+def start(what: str, directory: Path) -> subprocess.Popen[str]:
+    """Start a process that compiles three kernels."""
+    path = os.pathsep.join((ROOT, f"{ROOT}/tests/support"))
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, what], cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={"PYTHONPATH": path, "PYMPSD_TIER": "compiled", "PYMPSD_KERNEL_CACHE": str(directory)},
+    )  # fmt: skip
+
+
+def run(what: str, directory: Path) -> str:
+    """Let a process compile three kernels; return what it reports."""
+    process = start(what, directory)
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def test_what_another_process_has_compiled_runs_compiled_at_once(folder: Path) -> None:
+    assert not is_compiled(text(), 4950)
+    assert run("", folder.parent) == ""
+    assert is_compiled(text(), 4950)
+    assert is_compiled(HEADER + KINDS, 1162)
+    assert not is_compiled(text(2), 4952)
+    assert (folder.stat().st_mode & 0o777, {file.stat().st_mode & 0o777 for file in files()}) == (0o700, {0o600})
+
+
+def test_files_have_nothing_of_the_process_that_wrote_them(folder: Path, tmp_path: Path) -> None:
+    """No address above all: another process has others."""
+    run("", tmp_path)
+    other = tmp_path / "other"
+    run("", other)
+    written = {file.name: file.read_bytes() for file in files()}
+    assert len(written) == 3
+    assert {file.name: file.read_bytes() for file in (other / folder.name).iterdir()} == written
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[:20],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: b"P" + data[1:],
+        lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:],
+        lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+    ],
+)
+def test_a_damaged_file_is_not_loaded_and_is_replaced(damage: Callable[[bytes], bytes]) -> None:
+    file = compile_now()
+    good = file.read_bytes()
+    file.write_bytes(damage(good))
+    assert not is_compiled(text(), 4950)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYMPSD_TIER", "compiled")
+        assert is_compiled(text(), 4950)
+    assert file.read_bytes() == good
+
+
+def test_the_file_of_another_kernel_is_not_loaded() -> None:
+    file, other = compile_now(), compile_now(1)
+    file.write_bytes(other.read_bytes())
+    assert not is_compiled(text(), 4950)
+    assert is_compiled(text(1), 4951)
+
+
+def test_code_for_another_processor_or_by_another_llvm_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_now()
+    with monkeypatch.context() as patch:
+        patch.setattr(load_llvm(), "target", "another")
+        assert not is_compiled(text(), 4950)
+    assert is_compiled(text(), 4950)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+@pytest.mark.parametrize("spoil", [_link, _pipe, lambda path: path.chmod(0o644), lambda path: path.chmod(0o620)])
+def test_a_file_that_others_can_have_written_is_not_loaded(spoil: Callable[[Path], object]) -> None:
+    spoil(compile_now())
+    assert not is_compiled(text(), 4950)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_link, "is not a directory"),
+        (lambda path: path.chmod(0o755), f"mode 755; it has to belong to user {os.geteuid()} and have mode 700"),
+        (lambda path: path.chmod(0o770), "mode 770; it has to"),
+    ],
+)
+def test_a_folder_that_others_can_enter_is_not_used(
+    folder: Path, capfd: pytest.CaptureFixture[str], spoil: Callable[[Path], object], reason: str
+) -> None:
+    file = compile_now()
+    spoil(folder)
+    assert not is_compiled(text(), 4950)
+    file.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYMPSD_TIER", "compiled")
+        assert is_compiled(text(), 4950)
+        assert is_compiled(text(1), 4951)
+    assert not file.exists()
+    report = capfd.readouterr().err
+    assert f"{folder} " in report
+    assert reason in report
+    assert report.count("\n") == 1
+    assert report.endswith("PYMPSD_KERNEL_CACHE names another directory\n")
+
+
+def test_the_folder_of_another_user_is_not_used(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it with the name of this user's."""
+    compile_now()
+    own = os.geteuid()
+    folder.rename(folder.with_name(str(own + 1)))
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert not is_compiled(text(), 4950)
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    assert is_compiled(text(1), 4951)
+    assert f"belongs to user {own} and has mode 700; it has to belong to user {own + 1}" in capfd.readouterr().err
+
+
+def test_a_full_disk_is_reported_once_and_leaves_nothing(folder: Path) -> None:
+    report = run("full", folder.parent)
+    assert (report.count("\n"), report.count("File too large")) == (1, 1)
+    assert files() == set()
+
+
+@pytest.mark.parametrize("directory", ["/dev/null/kernels", "/proc/self/kernels"])
+def test_a_directory_that_cannot_be_made_is_reported_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    monkeypatch.setenv("PYMPSD_KERNEL_CACHE", directory)
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    assert is_compiled(text(), 4950)
+    assert is_compiled(text(1), 4951)
+    assert capfd.readouterr().err.count(f"not kept for later runs: {directory}/{os.geteuid()}: ") == 1
+
+
+def test_a_process_that_is_killed_leaves_nothing_that_the_next_would_load(folder: Path) -> None:
+    process = start("killed", folder.parent)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        deadline = time.monotonic() + SECONDS
+        while not files() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    for ptx, expected in ((text(), 4950), (text(1), 4951), (HEADER + KINDS, 1162)):
+        is_compiled(ptx, expected)
+    assert run("", folder.parent) == ""
+    assert is_compiled(text(1), 4951)
+
+
+def test_an_abandoned_temporary_file_is_removed(folder: Path) -> None:
+    compile_now()
+    old, new = folder / "a.1.new", folder / "b.2.new"
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    compile_now(1)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_the_files_that_were_not_used_for_longest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, oldest = compile_now(), compile_now(1)
+    for path in (kept, oldest):
+        os.utime(path, (1, 1))
+    assert is_compiled(text(), 4950)
+    monkeypatch.setattr(kernel_cache, "MAX_BYTES", kept.stat().st_size + oldest.stat().st_size + 100)
+    newest = compile_now(2)
+    assert files() == {kept, newest}
+
+
+def test_switched_off_nothing_is_written(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYMPSD_KERNEL_CACHE", "off")
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert is_compiled(text(), 4950)
+    assert (list(tmp_path.iterdir()), capfd.readouterr().err) == ([], "")
+
+
+def test_without_a_setting_it_is_in_the_users_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYMPSD_KERNEL_CACHE")
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert is_compiled(text(), 4950)
+    assert len(list((tmp_path / "cache/pympsd/kernels").iterdir())) == 1
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_llvm_the_remedy_is_reported_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ImportError("No module named 'llvmlite'")
+
+    monkeypatch.setattr("pympsd_server.backends.emulated.ptx.compiled_tier.machine_code.load_llvm", fail)
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    assert not is_compiled(text(), 4950)
+    assert not is_compiled(text(1), 4951)
+    report = capfd.readouterr().err
+    assert report.count("\n") == 1
+    assert f"llvmlite is not installed; {sys.executable} -m pip install 'pympsd[compiled]' installs it" in report
+
+
+def test_a_relative_directory_is_refused() -> None:
+    with pytest.raises(BadSetting, match="the absolute path of a directory, or off, not 'cache'"):
+        kernel_cache.read_kernel_cache({"PYMPSD_KERNEL_CACHE": "cache"})
