@@ -51,7 +51,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Refused, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
@@ -66,11 +66,14 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     offset_of,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.saves import comes_by_frame, find_saved, has_many_stops
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import extended_input
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Operation,
+    Register,
+    has_result,
     registers_in,
 )
 
@@ -105,6 +108,7 @@ class KernelText(MemoryText):
     """The escaping operations and the stops behind them, by the stop before them."""
     slots: dict[int, int] = field(factory=dict, init=False)
     """Where registers are saved in a frame, in bytes."""
+    flag_slots: dict[int, int] = field(factory=dict, init=False)
     frame_bytes: int = field(default=0, init=False)
     module_text: str = field(default="", init=False)
 
@@ -130,6 +134,13 @@ class KernelText(MemoryText):
             self.slots[number] = self.frame_bytes
             self.frame_bytes += size
         return self.field("%frame", self.slots[number])
+
+    def _flag_slot(self, number: int) -> str:
+        """Return a pointer to where the flag of a sequence is saved."""
+        if number not in self.flag_slots:
+            self.flag_slots[number] = self.frame_bytes
+            self.frame_bytes += 1
+        return self.field("%frame", self.flag_slots[number])
 
     def registers_of(self, stop: Stop) -> list[int]:
         """Return the registers that are saved at a stop."""
@@ -157,6 +168,8 @@ class KernelText(MemoryText):
             if register not in saved:
                 value, kind = self.read(register), self.storage(register)
                 self.store(kind, value, self.slot(register), 4)
+                if register in self.sequences.flagged:
+                    self.store("i1", self.flag(register), self._flag_slot(register))
         for k in stop.pending:
             self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
         self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
@@ -179,6 +192,11 @@ class KernelText(MemoryText):
         for number in self.registers_of(stop):
             kind = self.storage(number)
             self.store(kind, self.load(kind, self.slot(number), 4), f"%r{number}")
+            if number in self.sequences.certain:
+                first = f"i{self.register_bits(number)}"
+                self.store(first, self.load(first, self.slot(number)), f"%f{number}")
+            if number in self.sequences.flagged:
+                self.store("i1", self.load("i1", self._flag_slot(number)), f"%e{number}")
         for k in stop.pending:
             self.store(self.mask_type, self._saved_mask(self._mask_place(k)), f"%m{k}")
         mask = self._saved_mask(self.field("%frame", FRAME_MASK))
@@ -487,7 +505,37 @@ class KernelText(MemoryText):
         self.begin_accesses(group_accesses(segment.operations, self.code.carry))
         for self.index, operation in enumerate(segment.operations):
             write(self, operation)
+            self._write_first(operation)
         self.write_end(segment)
+
+    def _write_first(self, operation: Operation) -> None:
+        """Compute lane 0's value of a certain sequence as a scalar, and its flag."""
+        target = operation.operands[0] if operation.operands and has_result(operation) else None
+        if not isinstance(target, Register) or target.number not in self.sequences.certain:
+            return
+        self.first = True
+        if target.number in self.sequences.flagged:
+            flag = self._sequence_flag(operation)
+            self.store("i1", flag, f"%e{target.number}")
+        write(self, operation)
+        self.first = False
+
+    def _sequence_flag(self, operation: Operation) -> str:
+        """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""
+        numbers = [x.number for x in operation.inputs if isinstance(x, Register)]
+        flag = "true"
+        for number in set(numbers) & self.sequences.flagged:
+            flag = self.op("and", "i1", flag, self.flag(number))
+        extended = extended_input(operation, self.plan)
+        if extended is None:
+            return flag
+        argument, type_name = extended
+        stride = self.sequences.strides.get(argument.number, 0) if isinstance(argument, Register) else 1
+        extend, kind = "sext" if is_signed(type_name) else "zext", f"i{BITS[type_name]}"
+        first = self.cast(extend, self.use(argument, type_name, SCALAR), kind, "i64")
+        last = self.op("add", "i64", first, str((stride or 0) * (self.width - 1)))
+        again = self.cast(extend, self.cast("trunc", last, "i64", kind), kind, "i64")
+        return self.op("and", "i1", flag, self.op("icmp eq", "i64", again, last))
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
@@ -538,6 +586,10 @@ class KernelText(MemoryText):
             kind = self.storage(number)
             self.line(f"%r{number} = alloca {kind}")
             self.store(kind, "zeroinitializer", f"%r{number}")
+        for number in sorted(self.sequences.certain):
+            self.line(f"%f{number} = alloca i{self.register_bits(number)}")
+        for number in sorted(self.sequences.flagged):
+            self.line(f"%e{number} = alloca i1")
         for name, kind, where in (
             ("shared_p", "ptr", "shared"),
             ("local_p", "ptr", "local"),

@@ -22,6 +22,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import Accesses,
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
@@ -45,7 +46,7 @@ class Pointers:
 class MemoryText(Lanes):
     """Writes checks, loads and stores."""
 
-    strides: dict[int, int | None]
+    sequences: Sequences
     static_shared: int
     """The bytes of shared memory that every launch has."""
     groups: dict[int, Accesses] = field(factory=dict, init=False)
@@ -165,19 +166,14 @@ class MemoryText(Lanes):
         address = self.address(group.base, vector, space)
         site, self.site_count = self.site_count, self.site_count + 1
         base = group.base.base
-        stride = self.strides.get(base.number) if isinstance(base, Register) else None
+        stride = self.sequences.strides.get(base.number) if isinstance(base, Register) else None
         pointers = Pointers(stride if stride == group.align and space != "local" else 0)
         host, before, quick = self._host_base(space), self.label("before"), self.label("quick")
         slow, on = self.label("slow"), self.label("on")
         if pointers.stride:
-            first = self.value(f"extractelement {kind} {address}, i64 0")
-            expected = self.op(
-                "add", kind, self.splat(first, "i64", vector), sequence(self.width, "i64", pointers.stride)
-            )
-            odd = self.as_mask(self.op("icmp ne", kind, address, expected))
-            none = self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
+            first, follow = self._first_address(group, address, mask, pointers.stride)
             inside = self._inside(group, site, first, (self.width - 1) * pointers.stride)
-            good = pointers.near = self.op("and", "i1", none, inside)
+            good = pointers.near = self.op("and", "i1", follow, inside)
             pointers.single = self.op("add", "i64", first, host)
         else:
             good = self._all_inside(group, site, address, mask)
@@ -204,6 +200,24 @@ class MemoryText(Lanes):
         if space == "shared":  # indices of 32 bits, of which more fit a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
         return pointers
+
+    def _first_address(self, group: Accesses, address: str, mask: str, stride: int) -> tuple[str, str]:
+        """Return lane 0's address, and whether the lanes' addresses follow each other."""
+        base, kind = group.base.base, self.vector.of("i64")
+        if isinstance(base, Register) and base.number in self.sequences.certain:
+            self.first = True
+            first = self.address(group.base, SCALAR, group.space)
+            self.first = False
+            return first, self.flag(base.number)
+        first = self.value(f"extractelement {kind} {address}, i64 0")
+        follow = sequence(self.width, "i64", stride)
+        expected = self.op("add", kind, self.splat(first, "i64", self.vector), follow)
+        odd = self.as_mask(self.op("icmp ne", kind, address, expected))
+        return first, self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
+
+    def flag(self, number: int) -> str:
+        """Return whether a register that is certain to be a sequence has not wrapped before it was extended."""
+        return self.load("i1", f"%e{number}") if number in self.sequences.flagged else "true"
 
     def _all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
         """Return whether the accesses of all lanes are valid."""
