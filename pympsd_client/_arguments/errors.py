@@ -10,6 +10,7 @@ from typing import Any, Final
 from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUresult
+from pympsd_client._arguments.error_log import record
 from pympsd_client._arguments.error_strings import ERROR_STRINGS
 from pympsd_client._arguments.explanations import explain, is_on
 
@@ -104,15 +105,17 @@ def last_error() -> str:
 
 
 def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
-    """Return `fail` for the calls of a function; with PYMPSD_EXPLAIN it also explains each."""
-    if not is_on():
-        return fail
+    """Return `fail` for the calls of a function; it adds each to the log, and with PYMPSD_EXPLAIN explains it."""
+    explains = is_on()
 
-    def explain_and_fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
-        explain(name, result_name(error.code), error.reason)
+    def record_and_fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
+        result = result_name(error.code)
+        record(name, result, error.reason)
+        if explains:
+            explain(name, result, error.reason)
         return fail(error, outputs)
 
-    return explain_and_fail
+    return record_and_fail
 
 
 def result_name(code: int) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.entry_point import as_cuda_error
+from pympsd_client._arguments.error_log import record
 from pympsd_client._arguments.errors import CudaError, fail, result_name
 from pympsd_client._arguments.explanations import explain, is_on
 
@@ -35,6 +36,7 @@ def result_of(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
     cuda_error = _as_cuda_error(error)
     fail(cuda_error, 0)
+    record(name, result_name(cuda_error.code), cuda_error.reason)
     explain(name, result_name(cuda_error.code), cuda_error.reason, is_lacking=cuda_error.code in _BY_PYMPSD)
     if is_on() and error is not None and cuda_error.code == Result.ERROR_UNKNOWN:
         traceback.print_exception(error)

@@ -1,6 +1,6 @@
 """Driver functions that are not made from their rows alone: launches, callbacks, and the addresses of functions.
 
-`by_address` has the functions that get or give values at addresses.
+`by_address` has the functions that get or give values at addresses, `error_logs` those of the error log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pympsd_client._arguments.explanations import explain, is_on
 from pympsd_client._arguments.values import check_count
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client.routing import by_address
+from pympsd_client.routing import by_address, error_logs
 
 _CONFIG: Final = struct.Struct("=7I4xQQI")
 """CUlaunchConfig: grid, block, dynamic shared memory, stream, attributes, their number."""
@@ -35,7 +35,7 @@ Resolved = tuple[Callable[..., Any], str]
 def launch_by_config(default_stream: int = 0) -> Resolved:
     """Return the launch with attributes; a launch without any is cuLaunchKernel's to the C part.
 
-    ``default_stream`` is the stream that NULL stands for; with another than 0 the C part takes no part.
+    ``default_stream`` is the stream that NULL stands for; the C part handles only 0.
     """
     public = _public("cuLaunchKernelEx")
 
@@ -101,6 +101,7 @@ def _is_of_bindings(function: int) -> bool:
 
 _FUNCTIONS: Final[dict[str, Resolved]] = {
     **by_address.FUNCTIONS,
+    **error_logs.FUNCTIONS,
     "cuStreamAddCallback": (_add_callback, "QQQI"),
 }
 _LAUNCHES: Final[dict[str, Callable[[], Resolved]]] = {

@@ -28,7 +28,8 @@ GraphNodeGetEnabled GraphNodeGetLocalId GraphNodeGetToolsId GraphNodeGetType Gra
 GraphReleaseUserObject GraphRemoveDependencies GraphRetainUserObject GraphUpload IpcCloseMemHandle IpcGetEventHandle
 IpcGetMemHandle IpcOpenEventHandle IpcOpenMemHandle LaunchHostFunc LibraryEnumerateKernels LibraryGetGlobal
 LibraryGetKernel LibraryGetKernelCount LibraryGetManaged LibraryGetUnifiedFunction LibraryLoadData
-LibraryLoadFromFile LibraryUnload MemAdvise MemcpyBatchAsync MemDiscardAndPrefetchBatchAsync MemDiscardBatchAsync
+LibraryLoadFromFile LibraryUnload LogsCurrent LogsDumpToFile LogsDumpToMemory LogsRegisterCallback
+LogsUnregisterCallback MemAdvise MemcpyBatchAsync MemDiscardAndPrefetchBatchAsync MemDiscardBatchAsync
 MemGetDefaultMemPool MemGetInfo MemGetMemPool MemPoolCreate MemPoolDestroy MemPoolExportPointer
 MemPoolExportToShareableHandle MemPoolGetAccess MemPoolGetAttribute MemPoolImportFromShareableHandle
 MemPoolImportPointer MemPoolSetAccess MemPoolSetAttribute MemPoolTrimTo MemPrefetchAsync MemPrefetchBatchAsync
@@ -83,7 +84,8 @@ EQUAL: Final = {
 
 _NEED_NO_CONTEXT: Final = """
 DeviceCanAccessPeer DeviceGetAttribute DeviceGetByPCIBusId DeviceGetCount DeviceGetDefaultMemPool DeviceGetMemPool
-DeviceGetP2PAttribute DeviceGetPCIBusId
+DeviceGetP2PAttribute DeviceGetPCIBusId LogsCurrent LogsDumpToFile LogsDumpToMemory LogsRegisterCallback
+LogsUnregisterCallback
 """
 NEED_NO_CONTEXT: Final = frozenset(f"cu{name}" for name in _NEED_NO_CONTEXT.split())
 """Functions of the driver that answer the runtime's without a context: the runtime then makes none."""

@@ -1,16 +1,16 @@
-"""The facts about a kernel that its machine code depends on: who may wait where, and what a warp shares.
+"""Analysis of a kernel: where lanes may wait for each other, and which registers all lanes of a warp share.
 
 The lanes of a warp run lowest block first, as in the NumPy tier. While block b runs, other lanes of the warp may be
 *pending* at some blocks P(b). `find_pending` computes these sets: wherever lanes may go from b, together with those
 that were pending already, the lowest block runs next and the others are pending during it.
 
-Everything else follows from P:
+The rest follows from P:
 
 - A definition of a register in b has to keep the old value of other lanes (*blend*) exactly if the register is live
   at the beginning of a block of P(b). Otherwise nobody can read what it overwrites.
 - A register is *uniform*, a scalar of the machine, if all its definitions have uniform operands and none of them
-  blends; else it is *varying*, a vector. Uniform branches make smaller P, so both are computed together, starting
-  from "everything is uniform", until nothing changes.
+  blends. Otherwise it is *varying*, a vector. Uniform branches make P smaller, so both are computed together: the
+  analysis starts from "everything is uniform" and repeats until nothing changes.
 - A branch to a block at which no lanes are pending needs no test of masks.
 
 A *segment* is a block of the kernel, or a part of one: an instruction that escapes to the NumPy tier is a segment of
@@ -20,7 +20,7 @@ NumPy tier can take over consists of blocks' beginnings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from attrs import define, field, frozen
 
@@ -64,7 +64,7 @@ def access_bytes(operation: Operation) -> int:
 
 
 def is_ordered(operation: Operation) -> bool:
-    """Return whether an access is one that no compiler may move or leave out."""
+    """Return whether compilers must neither move nor omit an access."""
     return not _ORDERED.isdisjoint(operation.modifiers)
 
 
@@ -74,10 +74,10 @@ class CodeSegment:
 
     operations: list[Operation]
     origin: int
-    """The block that begins here, -1 in the middle of one."""
+    """The block that begins here; -1 in the middle of a block."""
     escapes: bool = False
     turn: int = 0
-    """The kind of turn that a warp has before it (turns.py), 0 for none."""
+    """The kind of turn that a warp takes before the segment (turns.py); 0 for none."""
     terminator: Operation | None = None
     targets: tuple[int, ...] = ()
     following: int | None = None
@@ -91,7 +91,7 @@ class CodeSegment:
 
 
 def is_left_whole(terminator: Operation | None) -> bool:
-    """Return whether the NumPy tier executes a whole block, because of its end: a failed assertion."""
+    """Return whether the NumPy tier executes a whole block because it ends with a failed assertion."""
     return terminator is not None and terminator.name == "system:assertfail"
 
 
@@ -158,7 +158,7 @@ class WarpPlan:
     pending: list[set[int]] = field(factory=list)
     varying: set[int] = field(factory=set)
     blend: list[set[int]] = field(factory=list)
-    """The registers that are live where lanes may be pending meanwhile."""
+    """The registers that are live where other lanes may be pending."""
     weights: dict[int, int] = field(factory=dict)
     """The targets of back edges, and the fuel that one round of the loop takes."""
     spinning: set[int] = field(factory=set)
@@ -188,7 +188,7 @@ def is_varying_special(name: str, *, rows: bool) -> bool:
 
 
 def differs_by_lane(operation: Operation) -> bool:
-    """Return whether one address is different memory for each lane, or the access is guarded."""
+    """Return whether the same address means different memory for each lane, or the access is guarded."""
     is_param = space_of(operation) == "param"
     local = space_of(operation) in ("generic", "local")
     return operation.name in ("ld", "ldu") and not is_param and (local or operation.guard is not None)
@@ -243,7 +243,7 @@ def _find_loops(plan: WarpPlan) -> None:
 
 
 def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
-    """Return, for each way a segment may end, the segments that lanes may go to."""
+    """Return the segments that lanes may go to, for each way in which a segment may end."""
     last = segment.terminator
     following = set() if segment.following is None else {segment.following}
     if last is None or last.name in ("bar", "barrier"):
@@ -259,35 +259,50 @@ def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
 
 
 def find_pending(plan: WarpPlan) -> list[set[int]]:
-    """Return for each segment where other lanes of the warp may be pending while it runs."""
-    segments = plan.segments
-    pending: list[set[int]] = [set() for _ in segments]
-    reached, work = {0}, [0]
+    """Return the segments at which other lanes of the warp may be pending while a segment runs, for each segment.
 
-    def choose_among(candidates: list[int], parked: frozenset[int] = frozenset()) -> None:
-        for index, chosen in enumerate(candidates):
-            rest = {*candidates[index + 1 :], *parked}
-            if chosen not in reached or not rest <= pending[chosen]:
-                reached.add(chosen)
+    Sets are bits of integers meanwhile, the lowest segment the lowest bit.
+    """
+    segments = plan.segments
+    pending, reached, work = [0] * len(segments), 1, {0: None}
+
+    def choose_among(candidates: int, parked: int = 0) -> None:
+        nonlocal reached
+        while candidates:
+            lowest = candidates & -candidates
+            candidates ^= lowest
+            chosen, rest = lowest.bit_length() - 1, candidates | parked
+            if not reached & lowest or rest & ~pending[chosen]:
+                reached |= lowest
                 pending[chosen] |= rest
-                work.append(chosen)
+                work[chosen] = None
+            elif not parked:  # all others were, or will be, candidates when it ends
+                return
 
     while work:
-        at = work.pop()
+        at, _ = work.popitem()
         for targets in _ways(segments[at], plan):
-            choose_among(sorted(pending[at] | targets))
+            choose_among(pending[at] | sum(1 << target for target in targets))
         if segments[at].meeting is not None:  # lanes that must wait for others stay behind
-            choose_among(sorted(pending[at] - {at}), frozenset({at}))
-    return pending
+            own = 1 << at
+            choose_among(pending[at] & ~own, own)
+    return [set(_bits(mask)) for mask in pending]
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 @frozen
 class Accesses:
-    """Accesses of a segment off the same value of a register, or a single one: one check serves all of them."""
+    """Accesses of a segment relative to the same value of a register. One check serves all of them."""
 
     space: str
     base: Memory
-    """The address of the accesses less their offsets."""
+    """The address of the accesses without their offsets."""
     sites: set[tuple[int, int]] = field(factory=set)
     """Their offsets and bytes."""
     guarded: bool = False

@@ -1,12 +1,13 @@
 """A batch of blocks of a compiled kernel, with the interface of the NumPy tier's `Batch`.
 
-The problem: a batch has up to thousands of blocks, of which few should be begun at a time, so that their memory stays
-in the cache; but blocks may wait for each other, instructions may escape, and the whole must stop after a slice.
+The problem: a batch has up to thousands of blocks. Only a few should be in progress at a time, so that their memory
+stays in the cache. But blocks may wait for each other, instructions may escape, and the batch must stop after a
+slice.
 
 The idea: blocks live in *slots*. The runtime in C (native/src/kernels.c) runs the warps of a slot in turn, takes the
-next block when one ends, and begins another one next to it when it makes no progress, up to some hundreds, or twice
-as many while none of those makes progress: all blocks of a batch may wait for each other. It returns when time is up,
-or when nothing can run without Python:
+next block when one ends, and begins another one when the running ones make no progress: up to some hundreds, then
+twice as many as long as none makes progress, because all blocks of a batch may wait for each other. It returns when
+time is up, or when nothing can run without Python:
 
     slot 0   block 7   warp 0 waits at a barrier, warp 1 at an escape         shared slab   one frame per slot
     slot 1   block 8   warps 0 and 1 wait at the same escape                  local slab    one frame per thread
@@ -93,18 +94,18 @@ from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 _LOOK_SECONDS: Final = 0.002
-"""The longest time between two looks at the cancel flag."""
+"""The longest time between two checks of the cancel flag."""
 _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
-"""Those whose kernels may run, by the address of their shared state."""
+"""The batches whose kernels may run, by the address of their shared state."""
 _looking: Final = threading.Lock()
 
 
 def _look_again(batch: int) -> None:
-    """Look again at the allocations before an access faults: there may be new ones."""
+    """Read the allocations again before an access faults: there may be new ones."""
     _BATCHES[batch].look_at_allocations(at_rest=False)
 
 
@@ -172,7 +173,7 @@ class CompiledBatch:
         _BATCHES[ctypes.addressof(self._common)] = self
 
     def _size_memory(self) -> None:
-        """Make the slabs, one place for each block: any may wait for any; memory is used by those that begin."""
+        """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory."""
         common, kernel, code = self._common, self.kernel, self._code
         self._dynamic_offset = align_frame(kernel.translation.shared_bytes)
         dynamic = self._setup.dynamic_shared
@@ -254,7 +255,7 @@ class CompiledBatch:
         return bound
 
     def look_at_allocations(self, *, at_rest: bool = True) -> None:
-        """Read which memory the kernel reaches. `at_rest`: no thread uses what was read before."""
+        """Read which memory the kernel can access. `at_rest`: no thread uses what was read before."""
         with _looking:
             starts, ends = self._module.space.reach()
             if self._reach and self._reach[-1][0] is starts:
@@ -288,7 +289,7 @@ class CompiledBatch:
         return self.finished
 
     def _step_taken_over(self, cancel: CancelFlag) -> None:
-        """Run a step of each block that the NumPy tier has taken over. All their failed assertions are reported."""
+        """Run a step of each block that the NumPy tier has taken over; report all of their failed assertions."""
         failures = []
         for batch in list(self._taken_over):
             try:
@@ -304,7 +305,7 @@ class CompiledBatch:
         outcome = runtime().kernels_run(ctypes.byref(self._common), until)
         if outcome == Outcome.FINISHED:
             self._over = True
-        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may continue for ever, waiting for those at escapes
+        elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may wait forever for warps at escapes
             if not self._serve(cancel) and outcome == Outcome.SERVICE:
                 worker = self._worker(0)
                 raise self._place(self._fault(Outcome.DEADLOCKED, worker), worker.block, 0)
@@ -340,7 +341,7 @@ class CompiledBatch:
         fault.thread = place_in(thread, self._setup.block)
         return fault
 
-    # --- what only Python does
+    # --- steps that only Python takes
 
     def _serve(self, cancel: CancelFlag) -> bool:
         """Let warps that need it continue; return whether there were any."""
@@ -377,10 +378,10 @@ class CompiledBatch:
         for number, value in zip(outputs, results, strict=True):
             self._frames.write(rows, number, lanes, value)
         self._frames.move(rows, self._code.escapes[stop][1])
-        self.look_at_allocations()  # there may have been a malloc
+        self.look_at_allocations()  # the instruction may have been a malloc
 
     def _shared_state(self, cancel: CancelFlag) -> BatchState:
-        """Return the state by which NumPy's functions find the memory of all slots."""
+        """Return the state in which NumPy's functions find the memory of all slots."""
         if self._state is None:
             numbers = np.zeros(len(self._slots), np.int64)
             memory = self._shared, self._local

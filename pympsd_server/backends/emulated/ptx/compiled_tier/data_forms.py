@@ -292,7 +292,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         if function == "cas":
             pair = text.value(f"cmpxchg ptr {place}, {kind} {x[0]}, {kind} {x[1]} seq_cst seq_cst")
             old = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
-        elif group.space == "shared" and function == "add":  # no other thread of the host has this block
+        elif group.space == "shared" and function == "add":  # no other thread of the host runs this block
             old = text.load(kind, place)
             text.store(kind, text.op("fadd" if type_name in FLOATS else "add", kind, old, x[0]), place)
         else:
@@ -321,4 +321,4 @@ def _fence(text: MemoryText, operation: Operation) -> None:
 
 @writes("prefetch prefetchu griddepcontrol nanosleep discard applypriority pmevent")
 def _nothing(text: MemoryText, operation: Operation) -> None:
-    """Nothing: there is no cache, and a warp that sleeps has its turn when the others have had theirs."""
+    """Do nothing: there is no cache, and a sleeping warp runs again when the others have run."""

@@ -1,4 +1,4 @@
-"""Values of LLVM with Python's operators, for what is written once for both tiers or has many steps.
+"""LLVM values with Python's operators, for code that both tiers share or that has many steps.
 
 `LlvmDoubles` is the compiled tier's side of math/functions.py, so that ex2, lg2, sin, cos and tanh have the same
 bits in both. The roundings .rz, .rm and .rp of single precision follow the NumPy tier's method: the exact sum, as two
@@ -122,7 +122,7 @@ class LlvmDoubles:
         return value.cast("sitofp", "double")
 
     def select(self, condition: Expression, yes: Any, no: Any) -> Expression:
-        """Return `yes` where a condition holds, else `no`."""
+        """Return `yes` in the lanes in which a condition holds, `no` in the others."""
         return condition.choose(yes, no)
 
 

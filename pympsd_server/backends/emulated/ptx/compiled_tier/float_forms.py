@@ -1,7 +1,7 @@
-"""Arithmetic of floats. No fast-math: LLVM may change nothing that shows in a result.
+"""Floating-point arithmetic without fast-math: LLVM may not change any result.
 
-`fma` is one rounding; what is rounded to nearest is what the processor does, as in NumPy. Packed pairs, bfloat16 and
-other roundings of doubles escape.
+`fma` rounds once. Rounding to nearest is left to the processor, as in NumPy. Packed pairs, bfloat16 and other
+roundings of doubles escape.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _function(text: MemoryText, operation: Operation) -> None:
     value = Expression(text, shape, "float", text.use_float(operation.operands[1], "f32", shape))
     result = _FUNCTIONS[operation.name](LlvmDoubles(), value.cast("fpext", "double"))
     narrow = result.cast("fptrunc", "float")
-    # A NaN is the one that GPUs write.
+    # GPUs write this NaN for every NaN.
     bits = (result == result).choose(narrow.cast("bitcast", "i32"), 0x7FFFFFFF, "i32")
     name = bits.cast("bitcast", "float").name
     name = text.flush(name, shape) if operation.has("ftz") else name

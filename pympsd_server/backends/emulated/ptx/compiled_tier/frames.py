@@ -1,8 +1,8 @@
-"""The frames of warps as columns of NumPy: what an escaping instruction, or the NumPy tier's groups, are made of.
+"""The frames of warps as NumPy columns, for escaping instructions and for the NumPy tier's groups.
 
-A frame is a row of the frame slab. A varying register is as many elements as the vector has lanes, a varying
-predicate one bit for each lane, a uniform register one element. Rows are chosen by their indices, lanes by a matrix
-of truths with a line for each row.
+A frame is a row of the frame slab. A varying register has one element per lane of the vector, a varying predicate one
+bit per lane, a uniform register one element. Rows are selected by index, lanes by a Boolean matrix with a line for
+each row.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Frames:
         return truths
 
     def stops(self, rows: Array) -> Array:
-        """Return the stops at which warps are."""
+        """Return the stop at which each warp is."""
         return self._column(rows, FRAME_STOP, _WORD)[:, 0]
 
     def move(self, rows: Array, stop: int) -> None:
@@ -53,7 +53,7 @@ class Frames:
         self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
 
     def lanes(self, rows: Array) -> Array:
-        """Return which lanes have stopped there."""
+        """Return which lanes have stopped at a warp's stop."""
         return self._bits(self._column(rows, FRAME_MASK, _WORD))
 
     def living_lanes(self, row: int) -> Array:
@@ -79,7 +79,7 @@ class Frames:
         return np.dtype(f"u{self._code.width // 8}")
 
     def write(self, rows: Array, number: int, lanes: Array, value: Value) -> None:
-        """Set a varying register of some lanes; nothing if no stop needs it."""
+        """Set a varying register of some lanes; do nothing if no stop needs it."""
         dtype, at = self._dtype(number), self._code.slots.get(number)
         if at is None:
             return
@@ -93,7 +93,7 @@ class Frames:
         self._set_column(rows, at, elements)
 
     def places(self, row: int) -> list[tuple[int, Array, int]]:
-        """Return where lanes of a warp are: a block, the lanes, and the block of the barrier they wait at or -1."""
+        """Return the places of a warp's lanes: a block, the lanes, and the block of their barrier, or -1."""
         one = np.array([row])
         stop = self._code.stops[int(self.stops(one)[0])]
         places = [(self._code.origins[stop.segment], self.lanes(one)[0], stop.barrier)]

@@ -1,8 +1,8 @@
-"""The table of instructions that the compiled tier writes itself; all others escape to the NumPy tier.
+"""The table of instructions that the compiled tier implements; all others escape to the NumPy tier.
 
-A form is given the text of a kernel and an operation. It writes scalars or vectors, by the shape of the result.
-It refuses what it does not know (types, modifiers, operands) by raising Refused: then the operation escapes. Which
-modifiers an instruction may have at all was checked when the NumPy tier translated the kernel.
+A form gets the text of a kernel and an operation. It writes scalars or vectors, depending on the shape of the result.
+It raises Refused for types, modifiers and operands that it does not support: then the operation escapes. The NumPy
+tier has already checked which modifiers the instruction may have, when it translated the kernel.
 """
 
 from __future__ import annotations
@@ -40,5 +40,5 @@ def write(text: MemoryText, operation: Operation) -> None:
 
 
 def call_integer(text: Lanes, name: str, shape: Shape, bits: int, *values: str) -> str:
-    """Return the result of an intrinsic of integers."""
+    """Return the result of an integer intrinsic."""
     return text.intrinsic(name, f"i{bits}", shape, *values)

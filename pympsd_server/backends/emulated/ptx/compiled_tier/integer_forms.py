@@ -1,7 +1,7 @@
 """Integer arithmetic, carries, and operations on bits.
 
-Amounts of shifts are clamped and divisors made other than zero before LLVM sees them, because it gives no meaning to
-the rest. What PTX leaves open has the result of the NumPy tier, which was recorded on a GPU.
+Shift amounts are clamped and zero divisors replaced before LLVM sees them, because they are undefined in LLVM. Where
+PTX leaves a result open, it is that of the NumPy tier, which was recorded on a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _arithmetic(text: MemoryText, operation: Operation) -> None:
 
 
 def _product(text: MemoryText, operation: Operation, shape: Shape, x: list[str]) -> tuple[str, str]:
-    """Return a product's half, or the whole of .wide, and its type."""
+    """Return the low or high half of a product, or all of it for .wide, and its type."""
     type_name = operation.type
     bits = BITS[type_name]
     kind, wide = shape.of(f"i{bits}"), shape.of(f"i{2 * bits}")
@@ -69,7 +69,7 @@ def _product(text: MemoryText, operation: Operation, shape: Shape, x: list[str])
 
 
 def _quotient(text: MemoryText, name: str, type_name: str, shape: Shape, x: list[str]) -> str:
-    """Return a quotient or remainder; by zero all bits are one. Vectors of 32 bits are divided as doubles."""
+    """Return a quotient or remainder; dividing by zero sets all bits. 32-bit vectors are divided as doubles."""
     bits, (a, b) = BITS[type_name], x
     kind = shape.of(f"i{bits}")
     ones = shape.constant(f"i{bits}", -1)
@@ -81,7 +81,7 @@ def _quotient(text: MemoryText, name: str, type_name: str, shape: Shape, x: list
         halves = [text.cast("sitofp", text.cast(extend, v, kind, wide), wide, double) for v in (a, safe)]
         quotient = text.cast("fptosi", text.op("fdiv", double, *halves), double, wide)
         quotient = text.cast("trunc", quotient, wide, kind)
-    elif is_signed(type_name):  # the least number by -1 overflows
+    elif is_signed(type_name):  # the smallest number divided by -1 overflows
         minus = text.op("icmp eq", kind, b, ones)
         safe = text.choose(shape, minus, kind, shape.constant(f"i{bits}", 1), safe)
         quotient = text.op("sdiv", kind, a, safe)

@@ -36,7 +36,7 @@ class Shape:
         return "zeroinitializer" if self.lanes else "0.0"
 
     def mangled(self, element: str) -> str:
-        """Return the type as the names of intrinsics have it."""
+        """Return the type as it is spelled in the names of intrinsics."""
         name = _MANGLED.get(element, element)
         return f"v{self.lanes}{name}" if self.lanes else name
 
@@ -87,7 +87,7 @@ class Text:
         return self.value(f"select {shape.of('i1')} {condition}, {kind} {yes}, {kind} {no}")
 
     def call(self, name: str, result: str, *arguments: Typed) -> str:
-        """Write a call of a function, which is declared; return the name of its result, "" of none."""
+        """Write a call of a function and declare it; return the name of its result, "" without one."""
         plain = ", ".join(_without_attributes(kind) for kind, _ in arguments)
         self.declared.add(f"declare {result} @{name}({plain})")
         text = f"call {result} @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})"
@@ -110,7 +110,7 @@ class Text:
         self.line(f"br label %{label}")
 
     def phi(self, kind: str, *ways: Typed) -> str:
-        """Write the choice of a value by the label that control comes from: (value, label) each."""
+        """Write a phi: the choice of a value by the label that control comes from, as (value, label) pairs."""
         return self.value(f"phi {kind} " + ", ".join(f"[{value}, %{label}]" for value, label in ways))
 
     def field(self, base: str, offset: int) -> str:

@@ -1,24 +1,26 @@
 """Compiled kernels on disk, so that the next executor of the same user need not compile them.
 
 The problem: LLVM takes 100 ms for a kernel of 200 operations, and most programs run more than once. But what is read
-here is executed, so nobody else may have written it; and a cache must never be the reason for which a program fails.
+here is executed, so nobody else may have written it. And a program must never fail because of the cache.
 
 The idea: a folder for each user, one file for each kernel and shape of its blocks, found by a key:
 
     ~/.cache/pympsd/kernels/KEY        "pympsd kernel 1\\n", SHA-256 of the key and the rest, the rest
 
 The key is a digest of all that the code depends on (machine_code.py): two programs with the same kernel share a file.
-A file is written under another name and renamed. The oldest used go when all together have more than MAX_BYTES.
+A file is written under a temporary name and renamed. When all files together exceed MAX_BYTES, those that were not
+used for longest are removed.
 
-What is trusted: the folder has to be a real one (no symbolic link), belong to the user as whom this process runs, and
-be closed to everybody else, mode 0700; so have its files. An executor runs as its server's user, so the folder is
-that user's, whoever started the daemon: `$XDG_CACHE_HOME` comes to servers of the daemon's own user only, the home is
-that of the password database, and in a directory that PYMPSD_KERNEL_CACHE names each user has a folder of its own.
+What is trusted: the folder must be a real one (not a symbolic link), belong to the user as whom this process runs,
+and be closed to everybody else (mode 0700). The same holds for its files. An executor runs as its server's user, so
+the folder is that user's, whoever started the daemon: `$XDG_CACHE_HOME` comes to servers of the daemon's own user
+only, the home is that of the password database, and in a directory that PYMPSD_KERNEL_CACHE names each user has a
+folder of its own.
 
-What is not believed: a file's contents. One that is damaged, cut off, or copied from another key has another digest;
-it is not used, and replaced when the kernel has been compiled.
+What is not trusted: a file's contents. A file that is damaged, truncated, or copied from another key has a wrong
+digest. It is ignored, and replaced when the kernel has been compiled.
 
-Without a folder, on a full disk and in a home that is read-only kernels are compiled each time. The executor reports
+Without a folder, on a full disk and in a read-only home, kernels are compiled each time. The executor reports
 the reason on its standard error, once.
 """
 
@@ -39,13 +41,13 @@ from pympsd.vocabulary.settings import read_kernel_cache
 from pympsd.vocabulary.variables import KERNEL_CACHE
 
 MAX_BYTES: Final = 256 << 20
-"""The size of all files of a user; a kernel of 200 operations has 30 KB."""
+"""The maximum total size of a user's files; a kernel of 200 operations takes 30 KB."""
 MAX_FILE_BYTES: Final = 32 << 20
 _MAGIC: Final = b"pympsd kernel 1\n"
 _DIGEST_BYTES: Final = 32
 _TEMPORARY: Final = ".new"
 _ABANDONED_SECONDS: Final = 600.0
-"""The age of a temporary file whose writer has certainly ended."""
+"""The age in seconds of a temporary file whose writer has certainly ended."""
 
 
 class _Unusable(OSError):
@@ -53,7 +55,7 @@ class _Unusable(OSError):
 
 
 def load(key: str) -> bytes | None:
-    """Return what was stored under a key by this user; None if there is nothing, or nothing that can be trusted."""
+    """Return the content that this user stored under a key; None if there is none, or none that can be trusted."""
     with suppress(OSError), _open_folder(creates=False) as folder:
         descriptor = os.open(key, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
         with open(descriptor, "rb") as file:
@@ -78,7 +80,7 @@ def has_kernels() -> bool:
 
 
 def store(key: str, content: bytes) -> None:
-    """Store content under a key, whatever is there; report once if that is not possible."""
+    """Store content under a key, replacing any other; report once if that is not possible."""
     if len(content) + len(_MAGIC) + _DIGEST_BYTES > MAX_FILE_BYTES:
         return
     try:

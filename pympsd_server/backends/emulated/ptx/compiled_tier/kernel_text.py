@@ -19,13 +19,13 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
   for all warps that wait there together (batch.py).
-- BAIL: something rare about lanes that wait for each other. The NumPy tier takes the whole block over, from the
-  frames: a stop is at the beginnings of blocks, as the groups of its threads are.
+- BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
+  lanes stop at the beginnings of blocks, as the groups of its threads do.
 - DONE, FAULT and TRAP end the warp.
 
-The one semantics is that of the NumPy emitters. What is written here are the common instructions, in a second form
-(the *_forms modules); what a form does not know escapes. A kernel in which an escape would be hot, or that meets its
-partners in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
+The NumPy emitters define what an instruction does. The *_forms modules implement the common instructions a second
+time; an operation that a form does not support escapes. A kernel in which an escape would be hot, or whose threads
+meet in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
 
 Invariants: a register that is read at a stop's segment or at a pending one is in the frame; the old value of a lane
 survives whatever other lanes do while it is pending; nothing is left in the worker between two calls.
@@ -51,7 +51,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Refused, is_signed
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
@@ -66,14 +66,11 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     offset_of,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.saves import comes_by_frame, find_saved, has_many_stops
-from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import extended_input
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Operation,
-    Register,
-    has_result,
     registers_in,
 )
 
@@ -85,7 +82,7 @@ _SCRATCHES: Final = 4
 
 @frozen
 class Stop:
-    """A place at which a warp leaves its kernel, and from which it is entered again."""
+    """A place at which a warp leaves its kernel, and at which it enters the kernel again."""
 
     segment: int
     """The segment that its lanes continue with."""
@@ -184,7 +181,7 @@ class KernelText(MemoryText):
         self.line(f"ret i32 {status if isinstance(status, str) else status.value}")
 
     def _enter(self, index: int) -> None:
-        """Write the way back from a stop."""
+        """Write the code that continues from a stop."""
         stop = self.stops[index]
         self.place(f"enter{index}")
         if has_many_stops(self.plan):
@@ -277,7 +274,7 @@ class KernelText(MemoryText):
         return self._go_ways({following: mask})
 
     def _fault(self, kind: int, address: str, lane: str) -> None:
-        """Write the end of the kernel with a fault that is none of memory; `address` is an i64."""
+        """Write the end of the kernel with a fault other than a memory fault; `address` is an i64."""
         self.store("i64", address, self.field("%ctx", offset_of("fault_address")))
         self.store("i32", str(kind), self.field("%ctx", offset_of("fault_kind")))
         self.store("i32", lane, self.field("%ctx", offset_of("fault_lane")))
@@ -356,7 +353,7 @@ class KernelText(MemoryText):
         self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
 
     def _barrier_number(self, operand: Argument, mask: str) -> str:
-        """Return the number of a barrier, which is one of the block's."""
+        """Return the number of a barrier, which must be one that the block has."""
         number = self.use(operand, "u32", SCALAR)
         wrong, right = self.label("wrong"), self.label("right")
         self.branch(self.op("icmp ult", "i32", number, str(BARRIERS)), right, wrong)
@@ -395,7 +392,7 @@ class KernelText(MemoryText):
     # --- lanes that must meet, and loops
 
     def _meet(self, segment: CodeSegment) -> None:
-        """Let lanes that are named in a membermask and are not here yet run first."""
+        """Run the lanes of a membermask that have not arrived yet first."""
         assert segment.meeting is not None
         pending = self.plan.pending[self.at]
         if segment.meeting.in_group or self.width != WARP:
@@ -424,7 +421,7 @@ class KernelText(MemoryText):
         self.place(ready)
 
     def _take_turn(self, kind: int, mask: str) -> None:
-        """Let other warps of the block run, unless that was done since the last barrier."""
+        """Give other warps of the block a turn, unless they have had one since the last barrier."""
         taken = self.load("i32", self.field("%frame", FRAME_TURNS))
         is_done = self.op("icmp ne", "i32", self.op("and", "i32", taken, str(kind)), "0")
         stays, turn, on = self.op("or", "i1", is_done, "%alone"), self.label("turn"), self.label("turned")
@@ -470,7 +467,7 @@ class KernelText(MemoryText):
             status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
-    # --- the whole
+    # --- the whole kernel
 
     def write_segment(self, segment: CodeSegment) -> None:
         """Write one segment."""
@@ -505,37 +502,8 @@ class KernelText(MemoryText):
         self.begin_accesses(group_accesses(segment.operations, self.code.carry))
         for self.index, operation in enumerate(segment.operations):
             write(self, operation)
-            self._write_first(operation)
+            self.write_first(operation, write)
         self.write_end(segment)
-
-    def _write_first(self, operation: Operation) -> None:
-        """Compute lane 0's value of a certain sequence as a scalar, and its flag."""
-        target = operation.operands[0] if operation.operands and has_result(operation) else None
-        if not isinstance(target, Register) or target.number not in self.sequences.certain:
-            return
-        self.first = True
-        if target.number in self.sequences.flagged:
-            flag = self._sequence_flag(operation)
-            self.store("i1", flag, f"%e{target.number}")
-        write(self, operation)
-        self.first = False
-
-    def _sequence_flag(self, operation: Operation) -> str:
-        """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""
-        numbers = [x.number for x in operation.inputs if isinstance(x, Register)]
-        flag = "true"
-        for number in set(numbers) & self.sequences.flagged:
-            flag = self.op("and", "i1", flag, self.flag(number))
-        extended = extended_input(operation, self.plan)
-        if extended is None:
-            return flag
-        argument, type_name = extended
-        stride = self.sequences.strides.get(argument.number, 0) if isinstance(argument, Register) else 1
-        extend, kind = "sext" if is_signed(type_name) else "zext", f"i{BITS[type_name]}"
-        first = self.cast(extend, self.use(argument, type_name, SCALAR), kind, "i64")
-        last = self.op("add", "i64", first, str((stride or 0) * (self.width - 1)))
-        again = self.cast(extend, self.cast("trunc", last, "i64", kind), kind, "i64")
-        return self.op("and", "i1", flag, self.op("icmp eq", "i64", again, last))
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
@@ -557,7 +525,7 @@ class KernelText(MemoryText):
             "done:",
             f"  ret i32 {StopReason.DONE.value}",
         ]
-        # Lanes live and are nowhere: it cannot happen.
+        # Lanes are alive but in no segment: this cannot happen.
         tail += [
             "lost:",
             "  call void @llvm.trap()",
@@ -623,7 +591,7 @@ class KernelText(MemoryText):
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")
 
     def _write_lanes_here(self) -> None:
-        """Compute how many lanes the warp has, more than it can have for those before the last."""
+        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
         extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
         threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
         before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))

@@ -1,14 +1,16 @@
-"""From a kernel's operations to its text: what escapes, how wide vectors are, and which kernels are not compiled.
+"""Translation of a kernel's operations to text: which escape, how wide vectors are, and which kernels are refused.
 
-Which operations escape has to be known before the analysis, because results of escapes are vectors. Each is written
-once for nothing, with all registers as vectors: what its form refuses escapes. Forms may not depend on the plan
-otherwise.
+The analysis must know which operations escape, because results of escapes are vectors. So each operation is first
+written once on trial, with all registers as vectors; if its form refuses it, it escapes. Forms must not depend on the
+plan in other ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
+
+from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     WarpPlan,
@@ -26,15 +28,20 @@ from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
 
-all_escape = False
-"""Whether every instruction that can escape does. Tests set it to compare both tiers within one kernel."""
 _MAX_ESCAPES: Final = 24
-_MAX_BLOCKS: Final = 400
-"""The time of the analysis grows faster than their number: a scan of CUB, with more, took longer than 15 s."""
+_MAX_BLOCKS: Final = 4000
+
+
+def is_forced(operation: Operation) -> bool:
+    """Return whether an instruction escapes although it has a form: never.
+
+    Tests replace it to compare the tiers, and keep no kernels on disk.
+    """
+    return False
 
 
 def choose_width(code: Code, block: tuple[int, int, int]) -> int:
-    """Return the lanes of a vector: those of a warp, or 16 if rows are so wide and nothing depends on warps."""
+    """Return the lanes of a vector: a warp's, or 16 if rows have that width and nothing depends on warps."""
     if block[0] % WARP == 0 or block[0] % 16 or any(map(_needs_warps, code.operations)):
         return WARP
     return 16
@@ -67,43 +74,62 @@ def write_text(
     rows, linear = block[0] % width == 0, block[1] * block[2] == 1
     whole = block[0] * block[1] * block[2] % width == 0
     probe = KernelText(code, _everything_varies(code), width, whole, offsets, Sequences(), static_shared)
-    refused: dict[int, bool] = {}
-
-    def is_escape(operation: Operation) -> bool:
-        known = refused.get(id(operation))
-        if known is None:
-            is_half = "f16" in operation.types and operation.name not in ("ld", "ldu", "st", "mov")
-            is_forced = all_escape and not _reads_special(operation)
-            known = (is_half and not has_halves) or is_forced or _is_refused(probe, operation)
-            refused[id(operation)] = known
-        return known
-
-    plan = _plan(code, is_escape, rows=rows)
-    if not all_escape:
-        _refuse_hot_escapes(plan)
+    escapes = _Escapes(probe, has_halves)
+    plan = _plan(code, escapes, rows=rows)
+    _refuse_hot_escapes(plan, escapes)
     text = KernelText(code, plan, width, whole, offsets, find_sequences(code, plan, linear=linear), static_shared)
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text
 
 
-def _plan(code: Code, is_escape: Callable[[Operation], bool], *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel whose warps have turns, but not in blocks that the NumPy tier may take over."""
+@define
+class _Escapes:
+    """Decides which operations escape."""
+
+    probe: KernelText
+    has_halves: bool
+    _needed: dict[int, bool] = field(factory=dict)
+    """What was found out, by the id() of operations."""
+    _forced: dict[int, bool] = field(factory=dict)
+    _kept: set[int] = field(factory=set)
+
+    def is_needed(self, operation: Operation) -> bool:
+        """Return whether no form writes an operation."""
+        if id(operation) not in self._needed:
+            is_half = "f16" in operation.types and operation.name not in ("ld", "ldu", "st", "mov")
+            self._needed[id(operation)] = (is_half and not self.has_halves) or _is_refused(self.probe, operation)
+        return self._needed[id(operation)]
+
+    def is_escape(self, operation: Operation) -> bool:
+        """Return whether an operation escapes, because it has to or is forced to."""
+        if self.is_needed(operation):
+            return True
+        if id(operation) not in self._forced:
+            self._forced[id(operation)] = not _reads_special(operation) and is_forced(operation)
+        return self._forced[id(operation)] and id(operation) not in self._kept
+
+    def keep(self, operations: Iterable[Operation]) -> None:
+        """Force no escape of these operations."""
+        self._kept.update(map(id, operations))
+
+
+def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
+    """Return the plan of a kernel whose warps take turns, except in blocks that the NumPy tier may take over."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
-    plan = analyse(code, split_blocks(blocks, operations, code.carry, is_escape, {}), rows=rows)
+    plan = analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, {}), rows=rows)
     turns = find_turns(blocks, operations, code.carry)
-    if not turns:
-        return plan
     ends = [s.terminator if plan.pending[k] else None for k, s in enumerate(plan.segments)]
     number = -1
     for segment, end in zip(plan.segments, ends, strict=True):
         number = segment.origin if segment.origin >= 0 else number
         if end is not None and end.name in ("bar", "barrier"):
             turns = {at: kind for at, kind in turns.items() if at not in map(id, operations[number])}
-    return analyse(code, split_blocks(blocks, operations, code.carry, is_escape, turns), rows=rows)
+            escapes.keep(operations[number])
+    return analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, turns), rows=rows)
 
 
 def _everything_varies(code: Code) -> WarpPlan:
@@ -123,9 +149,10 @@ def _is_refused(probe: KernelText, operation: Operation) -> bool:
     return False
 
 
-def _refuse_hot_escapes(plan: WarpPlan) -> None:
-    """Refuse a kernel in which the NumPy tier would do the work, for fewer threads together than it likes."""
-    escaping = [index for index, segment in enumerate(plan.segments) if segment.escapes]
+def _refuse_hot_escapes(plan: WarpPlan, escapes: _Escapes) -> None:
+    """Refuse a kernel in which the NumPy tier would do most of the work, on few threads at a time."""
+    segments = enumerate(plan.segments)
+    escaping = [index for index, s in segments if s.escapes and escapes.is_needed(s.operations[0])]
     ends = {h: e for e, s in enumerate(plan.segments) for h in s.successors if h != EXIT and h <= e}
     hot = [index for index in escaping if any(h <= index <= e for h, e in ends.items())]
     if hot or len(escaping) > _MAX_ESCAPES:

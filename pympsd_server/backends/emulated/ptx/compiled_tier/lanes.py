@@ -64,9 +64,9 @@ class Lanes(Text):
     whole_warps: bool
     """Whether all warps of a block have all their lanes."""
     offsets: dict[tuple[str, str], int]
-    """Of shared and local variables in their frames; -1: dynamic shared memory."""
+    """Offsets of shared and local variables in their frames; -1: dynamic shared memory."""
     globals_used: list[tuple[str, int]] = field(factory=list, init=False)
-    """The variables and offsets whose addresses the kernel is given."""
+    """The variables and offsets whose addresses are passed to the kernel."""
     at: int = field(default=0, init=False)
     first: bool = field(default=False, init=False)
     """Whether lane 0's values of certain sequences are written, as scalars (sequences.py)."""
@@ -91,7 +91,7 @@ class Lanes(Text):
         return f"%f{number}" if self.first and number in self.plan.varying else f"%r{number}"
 
     def register_bits(self, number: int) -> int:
-        """Return the width of a register, 1 of a predicate."""
+        """Return the width of a register in bits; 1 for a predicate."""
         return BITS[self.code.register_types[number]]
 
     def storage(self, number: int) -> str:
@@ -168,7 +168,7 @@ class Lanes(Text):
         return self.flush(value, shape) if self.operation.has("ftz") and type_name == "f32" else value
 
     def flush(self, value: str, shape: Shape) -> str:
-        """Return a float with zeros of the same sign in the place of subnormal numbers."""
+        """Return a float in which zeros of the same sign replace subnormal numbers."""
         kind = shape.of("float")
         size = self.intrinsic("fabs", "float", shape, value)
         smallest = self.cast("bitcast", shape.constant("i32", _SMALLEST_NORMAL), shape.of("i32"), kind)
@@ -206,7 +206,7 @@ class Lanes(Text):
         return self.cast("zext", mask, self.mask_type, "i32") if self.width < WARP else mask
 
     def current(self) -> str:
-        """Return the mask of the lanes that run."""
+        """Return the mask of the running lanes."""
         return self.load(self.mask_type, "%cur")
 
     def guard_mask(self, operation: Operation) -> str:
@@ -262,7 +262,7 @@ class Lanes(Text):
         self.store(kind, value, self.home(target.number))
 
     def _condition(self, number: int, shape: Shape) -> str:
-        """Return where a register takes its new value; "": wherever it matters."""
+        """Return the mask of lanes in which a register takes its new value; "": all lanes that matter."""
         operation = self.operation
         guard = None if operation is None else operation.guard
         if not shape.lanes:

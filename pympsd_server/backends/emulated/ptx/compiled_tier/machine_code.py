@@ -26,7 +26,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.process.version import build_id
-from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache, kernel_writer
+from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTION, KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width, write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
@@ -42,7 +42,7 @@ _MAX_TEXT: Final = 1_500_000
 
 @frozen
 class ShapeClass:
-    """What the code of a kernel depends on of the shape of its blocks."""
+    """The properties of a block's shape that a kernel's code depends on."""
 
     width: int
     """The lanes of a vector."""
@@ -67,7 +67,7 @@ class StoredKernel:
     target: str
     """The LLVM and the processor that it was compiled by and for."""
     refusal: str = ""
-    """Why the kernel stays in the NumPy tier; the rest is empty then."""
+    """Why the kernel stays in the NumPy tier; then all other fields are empty."""
     object_code: bytes = b""
     width: int = 0
     frame_bytes: int = 0
@@ -86,12 +86,12 @@ class MachineCode:
     """One kernel for blocks of one kind of shape."""
 
     address: int
-    """That of its function in this process."""
+    """The address of its function in this process."""
     width: int
     frame_bytes: int
     """The size of a warp's frame, a multiple of 64."""
     sites: int
-    """The entries of its table of allocations."""
+    """The number of entries in its table of allocations."""
     globals_used: list[tuple[str, int]]
     stops: list[Stop]
     escapes: dict[int, tuple[Operation, int]]
@@ -101,9 +101,9 @@ class MachineCode:
     varying: frozenset[int]
     """The registers that are vectors."""
     origins: list[int]
-    """The blocks that begin at segments, -1 for the middle of one."""
+    """The block that begins at each segment; -1 in the middle of a block."""
     _engine: object
-    """Owns the function's memory."""
+    """The LLVM object that owns the function's memory."""
 
     def varies(self, number: int) -> bool:
         """Return whether a register is a vector."""
@@ -117,7 +117,7 @@ class Compiler:
     llvm: Any
     features: Any
     target: str
-    """Names this LLVM and this processor with its features."""
+    """The name of this LLVM and of this processor with its features."""
 
     def machine(self) -> Any:
         """Return a new target machine."""
@@ -177,7 +177,7 @@ def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int
 def _key(translation: Translation, shape: ShapeClass) -> str:
     code = translation.code
     sizes = sorted(translation.offsets.items()), translation.shared_bytes
-    parts = code, sizes, shape, kernel_writer.all_escape, build_id(), _processor()
+    parts = code, sizes, shape, build_id(), _processor()
     return sha256(msgspec.json.encode(parts)).hexdigest()
 
 

@@ -1,8 +1,8 @@
-"""Accesses to memory: one check for accesses off one base, and the fastest way that the lanes' addresses allow.
+"""Memory accesses: one check for accesses relative to one base, and the fastest way that the lanes' addresses allow.
 
 A check has a quick part in the kernel and a slow one in C (`kernels_resolve`). The quick part compares with the
-allocation that this place of the code met last, two words of the `sites` table; for shared memory, with the block's
-size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
+allocation that this place in the code accessed last, two words of the `sites` table; for shared memory, with the
+block's size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
 
     uniform address           one scalar access
     lanes follow each other   tested at run time if the strides say that it is likely: one masked vector access
@@ -20,10 +20,10 @@ from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import Accesses, is_ordered
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, extended_input
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, has_result
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _GATHERED_BITS = (32, 64)
@@ -31,15 +31,15 @@ _GATHERED_BITS = (32, 64)
 
 @define
 class Pointers:
-    """Host addresses of a group of accesses, less their offsets."""
+    """Host addresses of a group of accesses, without their offsets."""
 
     stride: int = 0
     single: str = ""
-    """That of a uniform address, or of the first lane if the lanes' follow each other; i64."""
+    """The uniform address, or the first lane's if the lanes' addresses are consecutive; i64."""
     near: str = ""
-    """Whether they do and are all inside; i1."""
+    """Whether the addresses are consecutive and all valid; i1."""
     lanes: str = ""
-    """Those of all lanes; i64 each, for shared memory i32 offsets."""
+    """The addresses of all lanes, i64 each; for shared memory i32 offsets."""
 
 
 @define(slots=False)
@@ -52,7 +52,7 @@ class MemoryText(Lanes):
     groups: dict[int, Accesses] = field(factory=dict, init=False)
     """The accesses of this segment's loads and stores, by the operation's index."""
     index: int = field(default=0, init=False)
-    """That of the operation."""
+    """The index of the operation in its segment."""
     site_count: int = field(default=0, init=False)
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
     """The groups whose check was written in this segment, by their id()."""
@@ -80,7 +80,7 @@ class MemoryText(Lanes):
         return self.op("add", shape.of("i64"), value, shape.constant("i64", offset)) if offset else value
 
     def _limits(self, space: str, site: int, nbytes: str | int) -> tuple[str, str]:
-        """Return the lowest valid address, and how many addresses of `nbytes` bytes there are from it, as i64."""
+        """Return the lowest valid address, and the number of valid addresses of `nbytes` bytes from there, as i64."""
         low, size = "0", "%shared_size" if space == "shared" else "%local_size"
         if space not in ("shared", "local"):
             low = self.load("i64", self.field("%sites", 16 * site))
@@ -91,7 +91,7 @@ class MemoryText(Lanes):
         return {"shared": "%shared", "local": "%local"}.get(space, "%delta")
 
     def _is_static(self, group: Accesses) -> bool:
-        """Return whether accesses need no check: constant places in the shared memory that every launch has."""
+        """Return whether accesses need no check: constant offsets in the shared memory that every launch has."""
         base = group.base.base
         if group.space != "shared" or isinstance(base, Register | Immediate):
             return False
@@ -110,7 +110,7 @@ class MemoryText(Lanes):
         return pointers
 
     def _inside(self, group: Accesses, site: int, first: str, more: int) -> str:
-        """Return whether the accesses of an address, and `more` bytes, are valid."""
+        """Return whether the accesses at an address, and `more` bytes, are valid."""
         low, count = self._limits(group.space, site, group.high - group.low + more)
         start = self.op("add", "i64", first, str(group.low))
         inside = self.op("icmp ult", "i64", self.op("sub", "i64", start, low), count)
@@ -270,6 +270,37 @@ class MemoryText(Lanes):
             self.line("fence acquire")
         self.fence_compiler()
 
+    # --- sequences
+
+    def write_first(self, operation: Operation, write: Callable[[MemoryText, Operation], None]) -> None:
+        """Compute lane 0's value of a certain sequence as a scalar, and its flag."""
+        target = operation.operands[0] if operation.operands and has_result(operation) else None
+        if not isinstance(target, Register) or target.number not in self.sequences.certain:
+            return
+        self.first = True
+        if target.number in self.sequences.flagged:
+            flag = self._sequence_flag(operation)
+            self.store("i1", flag, f"%e{target.number}")
+        write(self, operation)
+        self.first = False
+
+    def _sequence_flag(self, operation: Operation) -> str:
+        """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""
+        numbers = [x.number for x in operation.inputs if isinstance(x, Register)]
+        flag = "true"
+        for number in set(numbers) & self.sequences.flagged:
+            flag = self.op("and", "i1", flag, self.flag(number))
+        extended = extended_input(operation, self.plan)
+        if extended is None:
+            return flag
+        argument, type_name = extended
+        stride = self.sequences.strides.get(argument.number, 0) if isinstance(argument, Register) else 1
+        extend, kind = "sext" if is_signed(type_name) else "zext", f"i{BITS[type_name]}"
+        first = self.cast(extend, self.use(argument, type_name, SCALAR), kind, "i64")
+        last = self.op("add", "i64", first, str((stride or 0) * (self.width - 1)))
+        again = self.cast(extend, self.cast("trunc", last, "i64", kind), kind, "i64")
+        return self.op("and", "i1", flag, self.op("icmp eq", "i64", again, last))
+
     # --- loads
 
     def load_items(self, group: Accesses, offset: int, bits: int, count: int) -> tuple[list[str], Shape]:
@@ -312,7 +343,7 @@ class MemoryText(Lanes):
         return [self.phi(kind, (a, near), (b, far)) for a, b in zip(first, second, strict=True)]
 
     def _load_near(self, pointer: str, bits: int, count: int, mask: str) -> list[str]:
-        """Load the elements of all lanes, those of absent lanes not touched, and take them apart."""
+        """Load the elements of all lanes and separate them; the memory of absent lanes is not touched."""
         wide, lanes = Shape(self.width * count), self.as_lanes(mask)
         kind = wide.of(f"i{bits}")
         if count > 1:
@@ -374,7 +405,7 @@ class MemoryText(Lanes):
             self.order_after(self.operation)
 
     def _last_value(self, value: Argument, type_name: str, mask: str) -> str:
-        """Return the scalar that stays in memory when all lanes store to one place: the last lane's."""
+        """Return the scalar that stays in memory when all lanes store to one address: the last lane's."""
         if not self.plan.is_varying(value):
             return self.use(value, type_name, SCALAR)
         vector = self.use(value, type_name, self.vector)
@@ -415,7 +446,7 @@ class MemoryText(Lanes):
     # --- lane by lane
 
     def each_lane(self, mask: str, body: Callable[[str], None]) -> None:
-        """Write a loop over lanes, the lowest first; `body` is given the lane's number as i64."""
+        """Write a loop over lanes, the lowest first; `body` gets the lane's number as i64."""
         before, loop, on = self.label("before"), self.label("lane"), self.label("after")
         self.jump(before)
         self.place(before)

@@ -1,6 +1,6 @@
 """The C runtime of compiled kernels (native/src/kernels.h): its structures, its functions, and its states.
 
-The structures are written here again, and compared with C's by their sizes when the library is loaded.
+The structures are declared here a second time. When the library is loaded, their sizes are compared with C's.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ CONSTANTS: Final = (
 """The special registers that are the same for a whole launch, in the order of `Worker.constants`."""
 FRAME_HEADER: Final = 32
 FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 4, 8, 16, 20, 24
-"""Offsets in a warp's frame: where it stopped, its lanes that live, those that stopped there, votes of bar.red, and
-the kinds of turns that it has had since the last barrier."""
+"""Offsets in a warp's frame: where it stopped, its live lanes, the lanes that stopped there, votes of bar.red, and
+the kinds of turns that it has taken since the last barrier."""
 CACHE_LINE: Final = 64
 _REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
 
 
 class Worker(ctypes.Structure):
-    """What one thread runs blocks with, as C and generated code see it; native/src/kernels.h declares the same."""
+    """The state with which one thread runs blocks, shared with C and generated code (native/src/kernels.h)."""
 
     _fields_ = (
         ("shared", c_uint64),
@@ -123,13 +123,13 @@ class Worker(ctypes.Structure):
 
 
 class ReachableMemory(ctypes.Structure):
-    """The memory that kernels reach: places relative to the lowest address."""
+    """The memory that kernels can access: offsets from the lowest address."""
 
     _fields_ = (("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64))
 
 
 class SharedState(ctypes.Structure):
-    """What the workers of a batch share (`Batch` in native/src/kernels.h)."""
+    """The state that the workers of a batch share (`Batch` in native/src/kernels.h)."""
 
     _fields_ = (
         ("kernel", c_uint64),
@@ -177,7 +177,7 @@ SLOT: Final = np.dtype(
         *(("barriers", "u4", (BARRIERS, 5)), ("following", "u8")),
     ]
 )
-"""A place for a block that has begun; its number is that in the batch, -1 of a free place."""
+"""A slot for a block in progress; its number is the block's in the batch, -1 for a free slot."""
 WARP_STATE: Final = np.dtype(
     [("state", "u1"), ("barrier", "u1"), ("spins", "u2"), ("long_spins", "u4"), ("seen", "u4")]
 )

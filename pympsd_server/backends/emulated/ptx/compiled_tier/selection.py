@@ -1,14 +1,14 @@
 """The choice of a tier for each batch of blocks; the scheduler sees only the batches.
 
-A kernel that an earlier run has compiled is loaded at its first launch (kernel_cache.py), which takes milliseconds.
-The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a thread compiles
-the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch waits for LLVM,
-and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until it is decided
-which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the first batch of a
-kernel.
+A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
+milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
+thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
+waits for LLVM, and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until
+it is decided which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the
+first batch of a kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
-peers. Without llvmlite the executor says so on its standard error, at the first kernel that would be compiled.
+peers. Without llvmlite the executor reports that on its standard error, at the first kernel that would be compiled.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _begin_to_load() -> None:
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
-    """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
+    """Return the maximum of blocks in a launch's next batch: `blocks_per_batch`, or more for a compiled kernel."""
     if not together and is_undecided(kernel, setup):
         return max(1, _UNDECIDED_THREADS // prod(setup.block))
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
@@ -81,7 +81,7 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
 
 
 def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
-    """Return whether blocks of a launch should wait until its kernel is compiled; begin that if it is slow."""
+    """Return whether blocks of a launch should wait until its kernel is compiled; start to compile a slow one."""
     if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _has_loops(kernel.translation):
         return False
     state = _code_of(kernel, setup, waits=False)
@@ -145,7 +145,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
     except (ImportError, NoLibrary) as error:
         _explain_missing(error)
         return str(error)
-    except Exception as error:  # whatever LLVM may raise: the NumPy tier runs every kernel
+    except Exception as error:  # whatever LLVM raises, the NumPy tier can run the kernel
         report(
             f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
         )
@@ -153,7 +153,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
 
 
 def _attempt_to_load() -> None:
-    with suppress(ImportError, NoLibrary):  # they are reported when a kernel needs it
+    with suppress(ImportError, NoLibrary):  # errors are reported when a kernel needs LLVM
         load_llvm()
 
 

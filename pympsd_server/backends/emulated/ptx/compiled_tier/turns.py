@@ -1,18 +1,20 @@
-"""Where the warps of a block have turns between two barriers.
+"""Turns: the places between two barriers at which the warps of a block wait for each other.
 
 The problem: a compiled warp runs alone until it waits. On a GPU, and in the NumPy tier, the warps of a block run side
-by side. Programs rely on it where a barrier should be, knowing it or not:
+by side. Some programs rely on that where they should have a barrier, knowingly or not:
 
     x = s[tid - 1];  ...  s[tid] = y;  __syncthreads();      warp 1 reads what warp 0 has not overwritten yet
     s[tid] = y;      ...  x = s[tid + 1];                    warp 0 reads what warp 1 has written
 
-The idea: a warp stops before its first access to shared memory after the other kind of access, so that the rest of
-the block comes to this place, too; then all continue. A well-written program loses a little time and nothing else. It
-is done once for each kind between two barriers, which a bit in the warp's frame remembers, so a loop without barriers
-is as fast as before. Kernels without barriers have no turns: there is nothing that says where their phases end.
+The idea: a warp that changes from reading shared memory to writing it, or from writing to reading, stops before that
+access until the rest of the block has reached it, too; then all continue. A well-written program loses only a little
+time. Between two barriers a warp stops once for each kind of access (a bit in its frame records that), so loops
+without barriers do not become slower. Kernels without barriers have no turns, because nothing shows where their
+phases end.
 
-An access to the same address as all earlier ones of the other kind needs none: it is the thread's own element.
-`find_turns` knows addresses as a register and an offset, and follows them over all ways through the kernel.
+An access needs no turn if all earlier accesses of the other kind had the same address: it is the thread's own
+element. `find_turns` represents addresses as a register and an offset, and follows them on all paths through the
+kernel.
 """
 
 from __future__ import annotations
@@ -30,24 +32,24 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Memory, Operation, R
 BEFORE_STORE: Final = 1
 BEFORE_LOAD: Final = 2
 _MAX_TURNS: Final = 64
-"""Each is a place to leave and to enter the kernel, which LLVM has to compile."""
+"""The maximum of turns in a kernel: LLVM has to compile an exit and an entry for each."""
 _MAX_ADDRESSES: Final = 8
-"""More of one kind count as an unknown one."""
+"""The maximum of addresses known of one kind; more count as an unknown address."""
 Access = tuple[int, object, int]
 """The turn that is before accesses of this kind; its base, None of an unknown one; its offset."""
 
 
 @define
 class _State:
-    """What may have happened since the last barrier, and what certainly has."""
+    """The accesses that may have happened since the last barrier, and those that certainly have."""
 
     accesses: set[Access] = field(factory=set)
     taken: int = BEFORE_STORE | BEFORE_LOAD
-    """The turns that are behind the warp, whatever way it came; all at a place that no way leads to yet."""
+    """The turns that the warp has taken on every path; all turns where no path leads yet."""
 
 
 def find_turns(blocks: Sequence[Block], operations: Sequence[list[Operation]], carry: Register) -> dict[int, int]:
-    """Return the kinds of turns, by the id() of the access that each of them is before; none of a kind with too many.
+    """Return the kinds of turns by the id() of the access that each precedes; none of a kind that has too many.
 
     `operations` are those of each block, without its terminator.
     """

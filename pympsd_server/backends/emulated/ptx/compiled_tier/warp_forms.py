@@ -1,4 +1,4 @@
-"""Instructions between the lanes of a warp, which have met before the segment begins."""
+"""Instructions that exchange values between the lanes of a warp, which have all arrived before the segment begins."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, st
         source = text.op({"up": "sub", "down": "add", "bfly": "xor"}[mode], _WORDS, lane, distance)
     truth = text.op(f"icmp {'sge' if mode == 'up' else 'sle'}", _WORDS, source, top)
     exists = truth
-    if not text.whole_warps:  # a lane past the end of the block is read as the own one
+    if not text.whole_warps:  # a lane past the end of the block reads as the lane itself
         here = text.op("icmp slt", _WORDS, source, text.splat("%lanes_here", "i32", text.vector))
         exists = text.op("and", f"<{WARP} x i1>", truth, here)
     source = text.choose(text.vector, exists, _WORDS, source, lane)

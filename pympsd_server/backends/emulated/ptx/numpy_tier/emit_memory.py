@@ -1,9 +1,10 @@
 """Loads, stores, atomics, and the instructions about memory that have no effect here.
 
-A memory operand is a base and a constant offset. Several accesses from the same base in one block share a *span*: one
-bounds check and one computation of indices for all of them (`Writer.span`), after which each access indexes a view
-that is shifted by its offset. That fast path needs a state space that is known, no guard and an aligned offset;
-everything else is a checked call of `load`, `store` or `atomic` in ptx/runtime.
+A memory operand is a base and a constant offset. Several accesses from the same base in one block share a *span*:
+one bounds check and one computation of indices for all of them (`Writer.span`), to which each access adds its
+offset. It needs a state space that is known, no guard and an aligned offset; everything else is a checked call of
+`load`, `store` or `atomic` in ptx/runtime. Without spans the kernels of scripts/bench emulated take up to 1.6 times
+as long in this tier, and without sums of a uniform and an index (`sum_elements`) up to 1.4 times.
 
 32-bit addresses are extended by zeros; in .const memory they count from the module's constants. Fences, prefetches
 and cache hints write nothing, because the threads of a batch see each other's memory in order.
@@ -84,7 +85,6 @@ def _load(writer: Writer, operation: Operation) -> None:
     base, offset = _split_address(writer, operation, memory, space)
     total = dtype.itemsize * len(targets)
     if _is_fast(writer, space, offset, total):
-        # Index the memory view shifted by the constant offset: no arithmetic per thread.
         size = dtype.itemsize
         index = writer.span(space, base, offset, size, total)
         view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")

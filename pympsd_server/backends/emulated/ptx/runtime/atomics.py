@@ -3,14 +3,9 @@
 Threads act one after another, in thread order, and each sees the result of the one before: that is what the old
 values have to show. For 32 and 64 bits a loop in C does that (native/src/atomics.c), with the processor's atomic
 operations: a program may change managed and mapped memory while a kernel runs. Other types, and all where the C part
-was not built, are read, computed and written by NumPy, and atomic for kernels only. A loop in Python over 32,768
-threads would take milliseconds, so each function has the fastest way that gives the same result:
-
-- without old values (`red`): NumPy's ``ufunc.at``, or for the same address one reduction;
-- with old values, different addresses: one gather and one scatter;
-- with old values, equal addresses: operations sorted by address; running sums for integer addition, the previous
-  element for an exchange, rounds that resolve everything up to the next successful swap for compare-and-swap, and for
-  the rest the n-th operation of every address together, for n = 0, 1, ... (`_by_rank`).
+was not built, are read, computed and written by NumPy, and atomic for kernels only: if nobody reads the old values by
+NumPy's ``ufunc.at``, else the first operation of every address together, then the second of those that have one, and
+so on.
 """
 
 from __future__ import annotations
@@ -32,20 +27,11 @@ from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 from pympsd_server.native.library import NoLibrary, load
 
-_UFUNCS: dict[str, np.ufunc] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
 _OF_WORDS = ("add", "and", "or", "xor", "min", "max", "exch", "cas")
 _OF_TYPES = {"u4": (*_OF_WORDS, "inc", "dec"), "u8": _OF_WORDS, "f4": ("add",), "f8": ("add",)}
 _OF_TYPES |= {"i4": ("min", "max"), "i8": ("min", "max")}
 _NATIVE = {(name, np.dtype(kind)): f"atomic_{name}_{kind}" for kind, names in _OF_TYPES.items() for name in names}
 """The functions of native/src/atomics.c. A sum of signed integers has the bits of the unsigned sum."""
-_CAS_ROUNDS = 48
 _PAIR = BITS_OF_TYPES["b128"]
 
 
@@ -119,16 +105,19 @@ def _apply(memory: Array, index: Array, function: str, values: list[Array], used
     run = _native_functions().get((function, memory.dtype))
     if run is not None:
         return _run_native(run, memory, index, values)
-    ufunc = _UFUNCS.get(function)
-    if ufunc is not None and not used and _is_plain(memory.dtype, function):
-        ufunc.at(memory, index, values[0])
-        return values[0]
-    order = np.argsort(index, kind="stable")
-    sorted_index = index[order]
-    ordered = [v[order] for v in values]
-    first = np.r_[True, sorted_index[1:] != sorted_index[:-1]]
-    old = np.empty(len(index), memory.dtype)
-    old[order] = _step_in_order(memory, sorted_index, first, function, ordered)
+    step, old = _STEPS[function], np.empty(len(index), memory.dtype)
+    if isinstance(step, np.ufunc) and not used:
+        step.at(memory, index, values[0])
+        return old
+    by_address, positions = np.argsort(index, kind="stable"), np.arange(len(index))
+    is_first = np.diff(index[by_address], prepend=-1) != 0
+    rank = positions - np.maximum.accumulate(np.where(is_first, positions, 0))  # the n-th operation of its address
+    by_rank = by_address[np.argsort(rank, kind="stable")]
+    begin = 0
+    for end in np.cumsum(np.bincount(rank)).tolist():
+        now, begin = by_rank[begin:end], end
+        old[now] = memory[index[now]]
+        memory[index[now]] = step(old[now], *(v[now] for v in values))
     return old
 
 
@@ -154,98 +143,16 @@ def _run_native(run: Any, memory: Array, index: Array, values: list[Array]) -> A
     return old
 
 
-def _is_plain(dtype: DType, function: str) -> bool:
-    # NumPy's minimum and maximum let NaN win; for floats the other operand should.
-    return dtype.kind != "f" or function == "add"
-
-
-def _step_in_order(memory: Array, index: Array, first: Array, function: str, values: list[Array]) -> Array:
-    """Return the old values for operations sorted by address; `first` marks the first of each address."""
-    if function == "cas":
-        return _compare_and_swap(memory, index, first, values[0], values[1])
-    step = _STEPS[function]
-    if first.all():
-        old = memory[index]
-        memory[index] = step(old, values[0])
-        return old
-    if function == "add" and memory.dtype.kind in "iu":
-        return _running_sum(memory, index, first, values[0])
-    if function == "exch":
-        return _exchange(memory, index, first, values[0])
-    return _by_rank(memory, index, first, step, values[0])
-
-
-def _running_sum(memory: Array, index: Array, first: Array, values: Array) -> Array:
-    total = np.cumsum(values, dtype=memory.dtype)
-    before = total - values
-    start = np.maximum.accumulate(np.where(first, np.arange(len(index)), 0))
-    old: Array = memory[index] + (before - before[start])
-    np.add.at(memory, index, values)
-    return old
-
-
-def _exchange(memory: Array, index: Array, first: Array, values: Array) -> Array:
-    old: Array = np.r_[values[:1], values[:-1]]
-    old[first] = memory[index[first]]
-    memory[index] = values
-    last = np.r_[first[1:], True]
-    memory[index[last]] = values[last]
-    return old
-
-
-def _by_rank(
-    memory: Array, index: Array, first: Array, step: Callable[[Value, Value], Value], values: Array
-) -> Array:
-    """Run the n-th operation of every address together, for n = 0, 1, ...; return the old values."""
-    positions = np.arange(len(index))
-    rank = positions - np.maximum.accumulate(np.where(first, positions, 0))
-    old = np.empty(len(index), memory.dtype)
-    by_rank = np.argsort(rank, kind="stable")
-    ends = np.cumsum(np.bincount(rank))
-    begin = 0
-    for end in ends.tolist():
-        now = by_rank[begin:end]
-        old[now] = memory[index[now]]
-        memory[index[now]] = step(old[now], values[now])
-        begin = end
-    return old
-
-
-def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array, values: Array) -> Array:
-    """Resolve in each round, for each address, everything up to its next successful swap."""
-    group = np.cumsum(first) - 1
-    heads = index[first]
-    current = memory[heads]
-    old = np.empty(len(index), memory.dtype)
-    pending = np.arange(len(index))
-    for _ in range(_CAS_ROUNDS):
-        hits = pending[compare[pending] == current[group[pending]]]
-        winners = hits[np.unique(group[hits], return_index=True)[1]]
-        # The position of each address's winner; past the end without one.
-        until = np.full(len(heads), len(index))
-        until[group[winners]] = winners
-        resolved = pending <= until[group[pending]]
-        done = pending[resolved]
-        old[done] = current[group[done]]
-        current[group[winners]] = values[winners]
-        pending = pending[~resolved]
-        if not len(pending):
-            break
-    for position in pending.tolist():
-        where = group[position]
-        old[position] = current[where]
-        if compare[position] == current[where]:
-            current[where] = values[position]
-    memory[heads] = current
-    return old
-
-
 def _increment(old: Value, limit: Value) -> Value:
     return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
 
 
 def _decrement(old: Value, limit: Value) -> Value:
     return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
+
+
+def _compare_and_swap(old: Value, compare: Value, value: Value) -> Value:
+    return np.where(old == compare, value, old)
 
 
 def _minimum(old: Value, value: Value) -> Value:
@@ -290,7 +197,7 @@ def _of_pairs(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[V
     return both
 
 
-_STEPS: dict[str, Callable[[Value, Value], Value]] = {
+_STEPS: dict[str, Callable[..., Value]] = {
     "mbarrier": advance,
     "add": np.add,
     "and": np.bitwise_and,
@@ -301,6 +208,7 @@ _STEPS: dict[str, Callable[[Value, Value], Value]] = {
     "exch": lambda old, value: value,
     "inc": _increment,
     "dec": _decrement,
+    "cas": _compare_and_swap,
 }
 for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
     _STEPS[f"{_name}_f16x2"] = _of_pairs(_step, np.float16)

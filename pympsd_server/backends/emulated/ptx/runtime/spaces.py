@@ -13,8 +13,6 @@ A fault names the first thread, by its position among those that run together; `
 only some of the threads took part. A store writes nothing if any of its threads faults.
 """
 
-from typing import Any
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
@@ -27,15 +25,6 @@ Accesses = tuple[tuple[int, int], ...]
 Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]
 # An index array, one index, or a slice of consecutive elements.
 Elements = Value
-
-
-class Biased(np.ndarray[Any, Any]):
-    """Indices of which some are negative before the constant offset is added, when NumPy would count from the end."""
-
-
-def _mark(index: Value, low: int) -> Value:
-    """Return indices as Biased if the lowest, by its address, is negative."""
-    return index if low >= 0 else np.asarray(index).view(Biased)
 
 
 def _bounds(value: Value) -> tuple[int, int, int]:
@@ -57,10 +46,9 @@ def global_elements(state: BatchState, address: Value, shift: int, align: int, a
     first, last = accesses[0], accesses[-1]
     if bits & (align - 1) or not state.space.contains(low + first[0], high + last[0] + last[1]):
         offset = state.space.locate(offset, accesses)
-        low = int(offset.min())
     if shift:
         offset = np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
-    return _mark(offset, low)
+    return offset
 
 
 def sum_elements(
@@ -87,7 +75,7 @@ def sum_elements(
     if consecutive:
         begin = (start + low) >> shift
         return slice(begin, begin + len(index))
-    return _mark(index + (start >> shift), start + low)
+    return index + (start >> shift)
 
 
 def _examine_index(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
@@ -120,7 +108,7 @@ def frame_elements(
             for delta, nbytes in accesses:
                 _check_frame(space, size, address.astype(S64) + delta, nbytes)
     index = (address >> address.dtype.type(shift)).astype(S64) if shift else address.astype(S64)
-    return _mark(index if space == "param" else index + state.frame_bases(threads, space, shift), low)
+    return index if space == "param" else index + state.frame_bases(threads, space, shift)
 
 
 def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, accesses: Accesses) -> Value:
@@ -141,7 +129,7 @@ def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift
             block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
             index = ((offset - delta) >> shift) + block * (state.shared_frame >> shift)
     assert index is not None
-    return _mark(index, int(index.min()))
+    return index
 
 
 def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
@@ -284,16 +272,10 @@ def store_elements(view: Array, index: Value, value: Value) -> None:
 
 
 def fetch(view: Array, index: Elements, displacement: int) -> Value:
-    """Return view[index + displacement]; a shifted view saves the addition."""
+    """Return view[index + displacement]."""
     if type(index) is slice:
         return view[index.start + displacement : index.stop + displacement].copy()
-    if type(index) is Biased:
-        return view.take(np.asarray(index) + displacement)
-    if displacement == 0:
-        return view.take(index)
-    if displacement > 0:
-        return view[displacement:].take(index)
-    return view.take(index + displacement)
+    return view.take(index + displacement if displacement else index)
 
 
 def store_at(view: Array, index: Elements, displacement: int, value: Value) -> None:
@@ -301,13 +283,7 @@ def store_at(view: Array, index: Elements, displacement: int, value: Value) -> N
     if type(index) is slice:
         view[index.start + displacement : index.stop + displacement] = value
         return
-    if type(index) is Biased:
-        index = np.asarray(index) + displacement
-    elif displacement < 0:
-        index = index + displacement
-    elif displacement:
-        view = view[displacement:]
-    store_elements(view, index, value)
+    store_elements(view, index + displacement if displacement else index, value)
 
 
 def displace(address: Value, offset: int) -> Value:

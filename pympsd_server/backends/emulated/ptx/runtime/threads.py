@@ -13,8 +13,8 @@ from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 class Threads:
     """Threads of one batch: `ids` is an int64 index array, or None for all of them.
 
-    Facts about the set (special registers, base addresses, shuffle patterns) are computed once and
-    kept in `cache`; a loop that does not split its group finds them there.
+    Facts about the set (special registers, base addresses) are computed once and kept in `cache`; a loop that does
+    not split its group finds them there.
     """
 
     __slots__ = ("cache", "count", "ids")
@@ -67,8 +67,6 @@ class Geometry:
         self.warp = self.cta * self.warps_per_block + self.thread // WARP
         self.lane = self.thread % WARP
         self.slot = self.warp * WARP + self.lane
-        # Facts about all threads that hold for every batch of the shape (shuffle patterns).
-        self.cache: dict[Hashable, Any] = {}
 
 
 @lru_cache(maxsize=16)

@@ -7,9 +7,6 @@ from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
-# Shuffle patterns kept per set of threads: each takes 9 bytes per thread.
-_CACHED = 32
-
 
 def ballot(state: BatchState, threads: Threads, predicate: Value) -> Array:
     """Return per warp of the batch (uint32) which of these threads have a true predicate."""
@@ -59,17 +56,7 @@ def shuffle(
     state: BatchState, threads: Threads, mode: str, value: Value, where: Value, clamp: Value
 ) -> tuple[Value, Value]:
     """shfl: (the other lane's value, whether the source lane was in range)."""
-    if where.ndim == 0 and clamp.ndim == 0:
-        key = ("shuffle", mode, int(where), int(clamp))
-        cache = threads.cache if threads.ids is not None else state.geometry.cache
-        pattern = cache.get(key)
-        if pattern is None:
-            pattern = _sources(state, threads, mode, where, clamp)
-            if len(cache) < _CACHED:
-                cache[key] = pattern
-        source, valid = pattern
-    else:
-        source, valid = _sources(state, threads, mode, where, clamp)
+    source, valid = _sources(state, threads, mode, where, clamp)
     if value.ndim == 0:
         return value, valid
     if threads.ids is None:
