@@ -266,6 +266,19 @@ class CompiledBatch:
             self._reach = [*([] if at_rest else self._reach), (starts, ends, found)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(found))
 
+    def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
+        """Begin all blocks with the memory that another batch has left, and return their frames, to be filled.
+
+        `memory` is shared and local memory; `is_living` is true for the warps that have not ended.
+        """
+        for own, left in zip((self._shared, self._local), memory, strict=True):
+            own[:] = left
+        lives = is_living.reshape(self._warps.shape)
+        self._warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
+        self._slots["number"], self._slots["left"] = np.arange(len(self._slots)), lives.sum(axis=1)
+        self._common.is_prepared, self._common.next_slot = 1, len(self._slots)
+        return self._frames
+
     @property
     def finished(self) -> bool:
         """Whether all threads have exited."""
