@@ -49,7 +49,7 @@ class PhysicalMemory(Protocol):
         The caller closes it.
 
         Raises:
-            BackendError: INVALID_VALUE unless it was created ``shareable``; OPERATING_SYSTEM without free descriptors.
+            BackendError: INVALID_VALUE unless it was created ``shareable``; OPERATING_SYSTEM without a descriptor.
         """
 
     def publish(self) -> File:
