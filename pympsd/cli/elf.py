@@ -1,15 +1,15 @@
-"""Read what decides whether a program can be routed from its ELF file: machine, libraries, search paths, CUDA inside.
+"""Read a program's ELF file: machine, libraries, search paths, and whether it contains CUDA.
 
 Everything is read at offsets that the file names (elf(5)), at most `MAX_READ` bytes each, because a program may be
-several gigabytes large, and may be anybody's::
+several gigabytes large, and may come from anybody::
 
-    header            class, byte order and machine; without more, those of another machine
+    header            class, byte order and machine; nothing more is read of another machine's file
     program headers   PT_INTERP: a dynamic loader loads libraries for it; PT_LOAD: where an address is in the file
     PT_DYNAMIC        DT_NEEDED, DT_RPATH and DT_RUNPATH, offsets in the string table
     section headers   .nvFatBinSegment: device code; .rodata: the texts of a static CUDA runtime
 
-The sections may have been stripped, and then a static runtime is not found here. Imports almost nothing, because it
-is on the way to every program that pympsd-run starts.
+The sections may have been stripped, and then a static runtime is not found here. This module imports almost nothing,
+because pympsd-run uses it before every program that it starts.
 """
 
 import posix
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"\x7fELF"
 MAX_READ = 64 << 20
-"""The most bytes that are read of one part of a file."""
+"""The maximum of bytes that are read of one part of a file."""
 _MAX_TEXT = 4096
 _HEADER_BYTES = 64
 _EXECUTABLE_CLASS, _BYTE_ORDER = 4, 5
@@ -34,7 +34,7 @@ _MACHINES = {3: "32-bit x86", 40: "32-bit ARM", 62: "x86-64", 183: "aarch64", 24
 
 
 class BadElf(InputError, ValueError):
-    """The file begins as an ELF file does, and is cut off or contradicts itself."""
+    """The file begins like an ELF file, but is truncated or contradicts itself."""
 
 
 class ElfFile:
@@ -79,10 +79,10 @@ class ElfFile:
         return b".nvFatBinSegment" in (name for name, _, _ in self._sections())
 
     def find_static_runtime(self) -> bool:
-        """Return whether a CUDA runtime is inside the program: linked static, as nvcc does by default.
+        """Return whether the program contains a CUDA runtime: nvcc links it statically by default.
 
-        Such a program needs no libcudart. The texts in it are the name of the error that only a runtime returns, and
-        of the library that the runtime opens itself; a program that opens a runtime has not both.
+        Then the program does not need libcudart. It contains two texts of the runtime: the name of an error that only
+        a runtime returns, and the name of the library that the runtime opens. Other programs do not contain both.
         """
         if any(name.startswith("libcudart.so") for name in self.needed):
             return False
@@ -159,7 +159,7 @@ class ElfFile:
 
 
 def is_elf(path: str) -> bool:
-    """Return whether a file begins as an ELF file does; not if it cannot be read."""
+    """Return whether a file begins like an ELF file; False if it cannot be read."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK)
     except OSError:

@@ -1,4 +1,4 @@
-"""What can be said of a native program before it runs: whether it uses CUDA, and whether it can be routed.
+"""Examine a native program before it runs: whether it uses CUDA, and whether it can be routed.
 
 A program reaches pympsd if the dynamic loader finds pympsd's libraries where the program asks for libcuda, libcudart
 and the others by name. It does not in these cases, each of which `examine` recognises in the ELF file (`elf`):
@@ -10,7 +10,7 @@ and the others by name. It does not in these cases, each of which `examine` reco
   secure-execution mode);
 - the loader has another place first: a path in DT_NEEDED, or DT_RPATH without DT_RUNPATH.
 
-A program that opens such a library itself, by dlopen(3), is not known to use CUDA before it does.
+If a program opens one of these libraries itself, by dlopen(3), its use of CUDA is not known in advance.
 """
 
 import os
@@ -27,21 +27,22 @@ _CUDA = ("libcuda.so", "libcudart.so", "libnvidia-ml.so", "libnvrtc.so", "libnvJ
 
 
 class Examined:
-    """What is known of a program.
+    """The result of examining a program.
 
-    ``obstacle`` is why it cannot be routed, a sentence after its name; empty if it can be, or is a script.
+    ``obstacle``: why it cannot be routed, as the rest of a sentence after its name; empty if it can be, or is a
+    script.
     """
 
     def __init__(self, obstacle: str = "", uses_cuda: bool = False, libraries: "Sequence[str]" = ()) -> None:
         self.obstacle = obstacle
         self.uses_cuda = uses_cuda
-        """It is linked with a library of CUDA, or has one or device code inside."""
+        """Whether it is linked with a CUDA library, or contains one, or contains device code."""
         self.libraries = libraries
         """The names of the libraries of CUDA that it is linked with."""
 
 
 def examine(path: str, libraries: str) -> Examined:
-    """Return what is known of a program; ``libraries``: the folder of pympsd's.
+    """Examine a program; ``libraries``: the folder of pympsd's libraries.
 
     >>> examine("/bin/sh", "/opt/libraries").uses_cuda
     False
@@ -87,7 +88,7 @@ def _loader_ignores_path(program: ElfFile, path: str) -> str:
 
 
 def _privilege(path: str) -> str:
-    """Return what makes a program's execution privileged for this user."""
+    """Return the reason why executing a program is privileged for this user."""
     status = os.stat(path)
     if status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid():
         return "has its owner's rights (set-user-ID)"

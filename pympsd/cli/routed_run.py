@@ -1,4 +1,4 @@
-"""What ``pympsd-run`` executes: prepare the environment of a program so that CUDA in it means pympsd, and become it.
+"""``pympsd-run``: prepare a program's environment so that its CUDA calls go to pympsd, and execute the program.
 
 Theory of operation. Two mechanisms route a program, and both are variables of its environment, so that its children
 have them too:
@@ -16,11 +16,11 @@ reason.
 
 The loader does not look at LD_LIBRARY_PATH for every program, and a program with NVIDIA's runtime inside cannot be
 served (docs/native.md says why). Both would end in an error far from its cause, or on the wrong device, so the ELF
-file is read before it is executed. What is found is an error of a program that is known to use CUDA. Of any other,
-which may start one that does, PYMPSD_EXPLAIN=1 reports it.
+file is read before it is executed. An obstacle is an error for a program that is known to use CUDA. For any other
+program, which may start one that does, PYMPSD_EXPLAIN=1 reports the obstacle.
 
-The program takes the place of this process: its PID, signals and exit status are the program's. Imports almost
-nothing, because a program waits for it (docs/performance.md).
+The program takes the place of this process: its PID, signals and exit status are the program's. This module
+imports almost nothing, because a program waits for it (docs/performance.md).
 """
 
 import _signal  # type: ignore[import-not-found]

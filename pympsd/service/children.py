@@ -1,9 +1,9 @@
 """Server processes: spawn them as their user, watch them, reap them.
 
 A server is the leader of its own session, so that its executors end with it: `reap` kills the process group before it
-reaps the leader, whose PID, and so the group's, cannot be used again until then. Its user is another one than the
-daemon's; everything that could make the change of user fail is checked before, because a failure between fork and
-exec has no message.
+reaps the leader, whose PID, and so the group's, cannot be used again until then. It may run as a user other than the
+daemon's. Everything that could make the change of user fail is checked before the fork, because a failure between
+fork and exec cannot be explained.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ PASSED_ENVIRONMENT: Final = (
 """The part of the daemon's environment that a server gets; its user can read it. LD_LIBRARY_PATH: in some containers
 the driver's library is found only by it, and the executors need it too."""
 OWN_ENVIRONMENT: Final = ("XDG_CACHE_HOME",)
-"""What a server of the daemon's own user gets besides: it names a folder of that user."""
+"""Passed to servers of the daemon's own user only: it names a folder of that user."""
 LEAVE_SECONDS: Final = 5.0
 """Time for a server to end after it has closed its link."""
 DRAIN_SECONDS: Final = 0.5
@@ -69,7 +69,7 @@ class CannotSpawn(StartError):
 
 
 START_ERRORS: Final = (OSError, CannotSpawn, ValueError, OverflowError)
-"""Raised by the start of a server; the last two for an impossible uid."""
+"""Exceptions when a server starts; the last two for an impossible uid."""
 
 
 async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
@@ -102,7 +102,7 @@ async def attend(
     process: trio.Process,
     run: Callable[[], Awaitable[None]],
 ) -> None:
-    """Attend a server that has started until its process has ended; feed the events of its start and end.
+    """Serve a started server until its process has ended; feed the events of its start and end.
 
     ``run`` returns when its link has ended. Until then, and for DRAIN_SECONDS after, its standard error is logged.
     """
@@ -204,7 +204,7 @@ async def wait_for_end(pid: int) -> None:
     """Wait for a child's end without reaping it."""
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:  # no descriptor is left
+    except OSError:  # out of descriptors
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             await trio.sleep(POLL_SECONDS)
         return

@@ -2,7 +2,7 @@
 
 This is the only place where the state changes. Sessions, timers and children call `Dispatcher.feed` with an event;
 the state machine decides; the state is saved for the next daemon; then each instruction is carried out: a line is
-logged, an operator answered, a process spawned. None of them waits, so an event is handled as a whole before the
+logged, an operator answered, a process spawned. None of them waits, so an event is handled completely before the
 next one. An internal error is logged and answered, and the daemon continues; only an impossible status of a server
 is raised, because the session that reported it has to end.
 
@@ -154,20 +154,20 @@ class Dispatcher:
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
-    """Another daemon takes over: the state file stays for it."""
+    """Whether another daemon takes over, which needs the state file."""
     changes_backend: bool = False
-    """It ends to start again with the other backend."""
+    """Whether it ends in order to start again with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
     keeper: KeeperLink | None = None
-    """Holds what the next daemon needs if this one is killed."""
+    """The keeper, which holds descriptors for the next daemon in case this one is killed."""
     sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
     """Saves the state for the next daemon."""
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns the properties of a process that rules depend on."""
     client_memory: ClientMemory | None = None
-    """Where the memory of the driver's clients is read; None: servers report it."""
+    """The source of the memory that the driver's clients use; None: servers report it."""
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""
@@ -191,15 +191,15 @@ class Dispatcher:
     pacing: Pacing = field(
         default=Factory(lambda self: Pacing(frozenset({0, self.state.options.uid})), takes_self=True), init=False
     )
-    """Makes users wait whose connections and commands take too much of this process's time."""
+    """The pacing of users whose connections and commands take too much of this process's time."""
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
         """Let the keeper hold a descriptor, which stays the caller's; release it if its note is too long.
 
         Args:
-            name: By which the next daemon recognises it; a descriptor of that name is replaced.
-            fd: Copied by the keeper.
-            note: What the next daemon needs to continue, such as a hello; at most NOTE_BYTES.
+            name: The name by which the next daemon recognises it; a descriptor of that name is replaced.
+            fd: The descriptor, which the keeper copies.
+            note: The data that the next daemon needs to continue, such as a hello; at most NOTE_BYTES.
         """
         if self.keeper is None:
             return
@@ -250,11 +250,11 @@ class Dispatcher:
         """
         uid, _ = lines_to_limit(event, self.state)
         with self.pacing.charge(uid):
-            # Not before events of which there are many.
+            # Not before frequent events.
             if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
                 self.sockets.look()
             self._handle(event, quiet)
-            # One after the other: a configuration may open more than calls can be nested.
+            # One after the other: a configuration may open more sockets than calls can be nested.
             while self._opened:
                 self._handle(self._opened.pop(0), quiet=False)
 
@@ -262,7 +262,7 @@ class Dispatcher:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
-            # First: the next daemon continues from what is answered or begun below.
+            # First: the next daemon must know what is answered or begun below.
             self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:
@@ -402,7 +402,7 @@ class Dispatcher:
             return
         try:
             if not (server.has_room and may_queue(server, self.servers.values(), exempt_users(self.state))):
-                stuck = f"the server of user {server.uid} takes no clients: it is stopped or stuck"
+                stuck = f"the server of user {server.uid} accepts no clients: it is stopped or stuck"
                 raise OSError(errno.EBUSY, stuck)
             client.grant(server, instruction.priority, instruction.limits)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""What follows the state of the daemon: functions that are called after it has changed, with a pause between rounds.
+"""Followers: functions that are called after the daemon's state has changed, with a pause between rounds.
 
-What they do depends on all of the state (the file for NVML; the memory that servers are told of, which clients of
+Their results depend on all of the state (the file for NVML; the reports to each server of the memory that clients of
 other servers hold), and events come in bursts: a job starts with hundreds of clients, and servers report memory
-several times a second. So nothing is done for each event. The first change after a quiet time is followed
+several times per second. So nothing is done for each event. The first change after a quiet time is followed
 immediately, later ones after a pause, and an idle daemon does not wake up.
 """
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from pympsd.service.dispatcher import Dispatcher
 
 PAUSE_SECONDS: Final = 0.25
-"""Between two rounds, so that many servers with frequent allocations do not make them costly."""
+"""Seconds between two rounds, so that many servers with frequent allocations cost little time."""
 
 
 async def follow(dispatcher: Dispatcher, *functions: Callable[[], None]) -> None:
     """Call the functions, in their order, after changes of the daemon's state, until cancelled.
 
-    An exception is logged as a defect, and the others are called all the same: none of them may end the daemon.
+    An exception is logged as a defect, and the other functions are still called: none of them may end the daemon.
     """
     while True:
         await dispatcher.changed.wait()
@@ -65,5 +65,5 @@ class MemorySharing:
                     continue
                 try:
                     session.send(MemoryElsewhere(ordinal, memory.count, memory.groups))
-                except Exception as error:  # no message of a server or client may end the daemon
+                except Exception as error:  # no message from a server or client may end the daemon
                     self.dispatcher.log.error("daemon_defect", reason=repr(error))

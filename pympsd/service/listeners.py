@@ -50,17 +50,17 @@ class Listener:
     """The packet that every connection begins with, if this daemon speaks first; peers then pass credentials."""
     _reserve: int = field(factory=lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), init=False)
     _nursery: trio.Nursery | None = field(default=None, init=False)
-    """Where connections are served; None: no more are."""
+    """The nursery in which connections are served; None: no more are accepted."""
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _at_a_time: int = field(default=1, init=False)
     """The number of connections that are requested from the keeper together."""
     _plain: socket.socket = field(init=False)
-    """The listening socket again, to accept without a checkpoint of trio; it is detached, not closed."""
+    """A second object for the listening socket, to accept without a trio checkpoint; it is detached, not closed."""
 
     def __attrs_post_init__(self) -> None:
         self._plain = socket.socket(fileno=self.listening.fileno())
         if self.greeting:
-            # Accepted sockets are born with it: an answer may come before it could be set.
+            # Accepted sockets inherit the option: an answer may come before it could be set.
             self._plain.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
 
     async def run(self) -> None:
@@ -90,7 +90,7 @@ class Listener:
             self.listening.close()
 
     async def _accept(self) -> None:
-        """Accept the connections that wait, more at a time the longer the last ones did not empty the queue."""
+        """Accept the waiting connections; accept more at a time as long as the queue does not become empty."""
         await trio.lowlevel.wait_readable(self.listening)
         if self._at_a_time == 1:
             is_more = await self._accept_one()
@@ -129,7 +129,7 @@ class Listener:
         """Let the keeper accept a connection; return its descriptor, -1 if there is none, None if it cannot."""
         if self.dispatcher.keeper is None or self._reserve < 0:
             return None
-        os.close(os.dup(self._reserve))  # OSError if no descriptor is left for the connection
+        os.close(os.dup(self._reserve))  # OSError if there is no descriptor for the connection
         return await self.dispatcher.keeper.accept(
             listener_name(self.file), name, self.greeting, lambda fd: self._start(fd, name)
         )
@@ -139,7 +139,7 @@ class Listener:
         # trio's accept() lets other tasks run after it, and in that time this daemon may be killed.
         sock, _ = self._plain.accept()
         if self.greeting:
-            # Before it is held: the next daemon takes it that a held peer has had the greeting.
+            # Before it is held: the next daemon assumes that held peers have got the greeting.
             with contextlib.suppress(OSError):
                 sock.send(self.greeting, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         self.dispatcher.hold(name, sock.fileno())
@@ -155,7 +155,7 @@ class Listener:
         self._nursery.start_soon(self._serve, sock, KeptFd(name, fd, b"", is_new=True))
 
     async def _reject_one(self, error: OSError) -> None:
-        # A connection that cannot be accepted for lack of descriptors would be reported for ever.
+        # A connection that cannot be accepted for lack of descriptors would be reported forever.
         self._close_reserve()
         uid: int | None = None
         try:
@@ -165,7 +165,7 @@ class Listener:
                     uid = user_of(sock)
         except OSError:
             await trio.sleep(0.01)
-        # Another task may have taken the descriptor: then the next time there is no reserve.
+        # Another task may have taken the descriptor; then there is no reserve the next time.
         with contextlib.suppress(OSError):
             self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._log_refusal(error, uid)

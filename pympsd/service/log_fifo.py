@@ -1,4 +1,4 @@
-"""The log FIFO: any user may write to it, so what comes is sanitised, rate-limited and marked Other.
+"""The log FIFO. Any user may write to it, so its lines are sanitised, rate-limited and marked Other.
 
 Only records of the driver's own servers, if the daemon runs those, become lines of theirs. The writer of
 a FIFO is unknown: as with the vendor's daemon, any user can write a record with a server's PID.
@@ -22,17 +22,17 @@ from pympsd.wire.driver.log_records import PIPE_BUF, Foreign, LogReader, LogReco
 LINES_PER_SECOND: Final = 100
 """The limit of all writers but servers together."""
 RECORDS_PER_SECOND: Final = 5000
-"""The limit of each server and its clients, as of one of ours (sessions.server)."""
+"""The limit of each server and its clients, the same as for pympsd's own servers (sessions.server)."""
 UNKNOWN_PID: Final = 0
 """The PID of all writers that are not servers: the writer of a FIFO is unknown."""
 PAUSE: Final = 0.1
 """Seconds for which only writers to the FIFO wait when they write too much. A server may be among them."""
 READ_BYTES: Final = 4 * PIPE_BUF
-"""Few enough that even malformed input is parsed in milliseconds."""
+"""The bytes read at a time: few enough that even malformed input is parsed in milliseconds."""
 RECENT_SERVERS: Final = 16
-"""Servers whose lines are still theirs after their end."""
+"""The maximum of ended servers whose late lines are still attributed to them."""
 CLOCK_TOLERANCE: Final = 60.0
-"""Seconds between a record's time and now."""
+"""The maximum difference in seconds between a record's time and now."""
 
 
 @define
@@ -51,9 +51,9 @@ class _FifoLog:
     _is_server: Callable[[int], bool]
     _note_line: Callable[[int, str], None]
     _writers: dict[int, _Writer] = field(factory=dict, init=False)
-    """By the PIDs of servers that wrote within the last second; UNKNOWN_PID for all others."""
+    """Limits by the PIDs of servers that wrote within the last second; UNKNOWN_PID for all other writers."""
     _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
-    """Servers that wrote: the last lines of one may be read after its end."""
+    """The servers that wrote: the last lines of a server may be read after its end."""
 
     def log(self, record: LogRecord | Foreign) -> int:
         """Log a record or lines; return how many of them were over the limit."""
@@ -124,7 +124,7 @@ async def read_fifo(
     is_server: Callable[[int], bool] = lambda _: False,
     note_line: Callable[[int, str], None] = lambda pid, text: None,
 ) -> None:
-    """Log what is written to the FIFO, for ever.
+    """Log the lines that are written to the FIFO until cancelled.
 
     ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs; ``note_line``: called
     with the PID and the text of each of their lines.

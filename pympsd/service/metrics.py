@@ -30,16 +30,16 @@ from pympsd.vocabulary.identities import NO_USER
 
 LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1,5})")
 CONNECTIONS: Final = 16
-"""Connections that are open at a time: for a further one another is closed."""
+"""The maximum of open connections; for a further one, another is closed."""
 REQUEST_SECONDS: Final = 1.0
 """A connection whose request is not complete by then is closed."""
 SECONDS: Final = 5.0
 """The longest time of a connection."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
-"""How long a text is cached: any user of the machine may ask as often as they like."""
+"""Seconds for which a text is cached: any user of the machine may request it any number of times."""
 PAUSE_SECONDS: Final = 1.0
-"""The pause when no descriptor is left for a connection."""
+"""The pause in seconds when there is no descriptor for a connection."""
 
 
 def listen(address: str, pipe_directory: str) -> socket.socket:
@@ -114,10 +114,10 @@ class _Scraper:
     """A connection."""
 
     user: int | None
-    """The peer's uid; of a port None, or a number that is not a user's."""
+    """The peer's uid; at a port None, or a number that is not a user's."""
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     is_requested: bool = field(default=False, init=False)
-    """Its request has been received."""
+    """Whether its request has been received."""
 
 
 @define
@@ -127,7 +127,7 @@ class MetricsServer:
     dispatcher: Dispatcher
     listening: socket.socket
     _open: list[_Scraper] = field(factory=list, init=False)
-    """The oldest first."""
+    """The open connections, the oldest first."""
     _text: bytes = field(default=b"", init=False)
     _made_at: float = field(default=float("-inf"), init=False)
 
@@ -189,9 +189,9 @@ class MetricsServer:
         return response if method == b"GET" else response.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
     async def _current(self) -> bytes:
-        """Return the text, which is made again if it is old."""
+        """Return the text, which is written again if it is old."""
         if trio.current_time() - self._made_at > FRESH_SECONDS:
-            self._made_at = trio.current_time()  # until it is made, other scrapers get the text before
+            self._made_at = trio.current_time()  # until it is written, other scrapers get the previous text
             with trio.move_on_after(SECONDS / 2):
                 for server in list(self.dispatcher.servers.values()):
                     await server.refresh()
@@ -200,7 +200,7 @@ class MetricsServer:
 
 
 async def _request(peer: trio.SocketStream) -> bytes:
-    """Return the head of a request, or what there was when it ended, or grew too long."""
+    """Return the head of a request; an incomplete one if the connection ends or the head is too long."""
     request = b""
     while not request.endswith(b"\r\n\r\n") and len(request) < REQUEST_BYTES:
         more = await peer.receive_some(REQUEST_BYTES - len(request))

@@ -4,9 +4,9 @@
     PIPE-DIRECTORY/SERVER/NAMESPACE/control    a namespace's: whoever connects here gets its limits
 
 The state machine states which sockets there should be, and `NamespaceSockets` opens them, or reports why it cannot. A
-file may be removed from outside (a cleaner of /tmp, an administrator), so `look` compares what there should be with
-what there is after events, with pauses that bound its cost, and recreates what is missing. Listening sockets that the
-previous daemon left are taken over if the file is still the same one.
+file may be removed from outside (a cleaner of /tmp, an administrator), so `look` compares the sockets that should
+exist with those that do after events, with pauses that bound its cost, and recreates missing ones. Listening sockets
+that the previous daemon left are taken over if the file is still the same one.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from pympsd.vocabulary import files
 from pympsd.wire.driver.handshake import HELLO
 
 PAUSE_SECONDS: Final = 0.0002
-"""For each socket, from one look at all to the next: each takes 5 µs of it, so looks take a fortieth of the time."""
+"""Seconds per socket between two checks of all sockets: checking one takes 5 µs, so checks take 1/40 of the time."""
 
 
 @define
 class _Socket:
-    """One that is open, or that could not be opened."""
+    """A socket that is open, or that could not be opened."""
 
     path: str
     listener: Listener | None = None
@@ -51,24 +51,24 @@ class _Socket:
 
 @define
 class NamespaceSockets:
-    """The sockets that there should be."""
+    """The sockets that should exist."""
 
     dispatcher: Dispatcher
     kept_entries: KeptEntries
-    """What an earlier daemon left; it is empty once this one has started."""
+    """The descriptors that an earlier daemon left; empty once this one has started."""
     is_taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the pipe directory."""
     _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
-    """By server and namespace; the server's own has no namespace."""
+    """The sockets by server and namespace; the namespace of a server's own socket is empty."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)
     """The tasks that read the servers' log FIFOs."""
     _next_look: float = field(default=-math.inf, init=False)
-    """Not before this time."""
+    """The time before which sockets are not checked again."""
     _looks_soon: bool = field(default=False, init=False)
 
     def open(self, server: str, namespace: str, uid: int) -> str:
         """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
-        cannot be. A namespace has none while its server has none.
+        cannot be. A namespace has no socket while its server has none.
         """
         entry = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
         if not self._is_there(entry):
@@ -78,7 +78,7 @@ class NamespaceSockets:
         return entry.problem
 
     def look(self) -> None:
-        """Recreate the sockets that are not there, because they were removed or could not be created.
+        """Recreate missing sockets, which were removed or could not be created.
 
         Now, or when the pause after the last look is over.
         """
@@ -146,9 +146,9 @@ class NamespaceSockets:
         return entry.listener is not None and entry.file == self._file_at(entry.path)
 
     def _file_at(self, path: str) -> tuple[int, int]:
-        """Return the device and inode of a socket below the pipe directory; zeros if it is not there.
+        """Return the device and inode of a socket below the pipe directory; zeros if it does not exist.
 
-        Nor is one behind a link: its folders are users', who may put links there.
+        A socket behind a symbolic link does not count: the folders belong to users, who may put links there.
         """
         place = self.dispatcher.pipe_directory
         *folders, _ = path.removeprefix(place).strip("/").split("/")
@@ -170,7 +170,7 @@ class NamespaceSockets:
 
     def _remove(self, server: str, namespace: str) -> None:
         parent, name = (server, namespace) if namespace else ("", server)
-        # Whatever else is there, a user's file for instance, stays with its directory.
+        # Other files, a user's for instance, stay, and so does their directory.
         with (
             contextlib.suppress(OSError),
             namespace_directory.existing(self.dispatcher.pipe_directory, parent) as folder,

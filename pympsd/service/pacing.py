@@ -3,7 +3,7 @@
 The daemon handles one thing at a time. Two rules keep other users' share of that time free, whatever a user sends:
 
 - *Turns.* Between two things that the event loop does for others, at most one connection or command of each user
-  begins. Without turns a user with fifty connections would get fifty commands for each one of a user with one.
+  begins. Without turns a user with fifty connections would get fifty times as many commands as a user with one.
 - *Credit.* A user is charged a fixed time for each connection and command, and the processor time that the state
   machine took for it. A user has BURST_SECONDS, and regains USER_RATE seconds in each second. A user without credit
   waits until it is positive again. The burst is enough for 1,000 processes of an MPI job that connect together.
@@ -29,9 +29,9 @@ COMMAND_SECONDS: Final = 0.0003
 CONNECTION_SECONDS: Final = 0.0007
 """Processor time that a connection costs in addition to the state machine's: its tasks, its hello, its end."""
 MIN_WAIT_SECONDS: Final = 0.005
-"""The least time that a user without credit waits."""
+"""The minimum time in seconds that a user without credit waits."""
 MAX_IDLE_USERS: Final = 1024
-"""Users with full credit that are remembered at most."""
+"""The maximum of users with full credit that are remembered."""
 
 
 @define(eq=False)

@@ -1,4 +1,4 @@
-"""Rate limits for what others may cause as often as they like, such as log lines."""
+"""Rate limits for actions that others can cause any number of times, such as log lines."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pympsd.state_machine.state.daemon import Daemon
 LINES_PER_SECOND: Final = 1000
 """Log lines per second that one user's connections, clients and commands may cause."""
 LINE_BYTES: Final = 200
-"""A longer line counts as several."""
+"""The length in bytes up to which a line counts as one; a longer one counts as several."""
 _COMMAND_LINES: Final = frozenset({"command", "answer"})
 """Log lines that any user may cause with a command."""
 CONNECT_LINES: Final = frozenset(

@@ -80,7 +80,7 @@ class DaemonSetup:
     terminate_by_reset: bool = False
     protocol: int = 2
     static: bool = False
-    """Whether -S or one of its other names was given."""
+    """Whether -S or one of its other names was passed."""
     flags: frozenset[str] = frozenset()
     configuration: tuple[str, bytes] | None = None
     """The path and the text of the file to apply, which is a valid one."""
@@ -123,13 +123,13 @@ def _record_early_signals() -> list[int]:
 
 
 def _ignore_signals() -> None:
-    """Let no signal interrupt the cleanup; no process is started after this that would inherit it."""
+    """Ignore signals during the cleanup; no process is started after this that would inherit that."""
     for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _with_other_backend(setup: DaemonSetup) -> DaemonSetup:
-    """Return the setup with the backend that takes the place of a driver's server that is not known."""
+    """Return the setup with the backend that replaces an unknown driver's server."""
     machine = setup.machine.instead
     assert machine is not None
     return evolve(setup, machine=machine, settings=evolve(setup.settings, backend=machine.backend, vendor_server=""))
@@ -292,7 +292,7 @@ def _dispatcher(
             protocol=setup.protocol,
             pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
             multiuser=setup.multiuser,
-            # In protocol 3 no server ends for another one.
+            # In protocol 3 no server ends in favour of another one.
             max_servers=MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else MAX_SERVERS if together else 1,
             static=setup.static and setup.protocol == 2,
             driver=setup.machine.driver,

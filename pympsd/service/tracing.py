@@ -27,15 +27,15 @@ class TracedServer(Protocol):
         """The server's process."""
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Let its executors write to a trace."""
+        """Let the server's executors write to a trace."""
 
     async def stop_trace(self) -> None:
-        """Return when they write no more."""
+        """Return when the executors have stopped writing."""
 
 
 @frozen
 class _State:
-    """What lasts for a while: on which track, and under which name."""
+    """Something that lasts for a while: its track and its name."""
 
     process: int
     thread: int
@@ -44,7 +44,7 @@ class _State:
 
 @define
 class Tracing:
-    """Whether the daemon writes a trace, and what lasts at the moment."""
+    """The daemon's trace, if there is one, and the spans that are open in it."""
 
     _trace: TraceFile | None = field(default=None, init=False)
     _path: str = field(default="", init=False)
@@ -54,7 +54,7 @@ class Tracing:
 
     @property
     def path(self) -> str:
-        """Where the trace is; empty: there is none."""
+        """The path of the trace; empty without one."""
         return self._path
 
     def start(self, path: str, daemon: Daemon, servers: Collection[TracedServer], times_devices: bool) -> Answer:
@@ -82,7 +82,7 @@ class Tracing:
             server.start_trace(self._trace)
 
     def observe(self, daemon: Daemon) -> None:
-        """Write what has ended since the last time, and note what has begun."""
+        """Write the spans that have ended since the last call, and note those that have begun."""
         if self._trace is None:
             return
         now, current = time.monotonic_ns(), dict(_states(daemon, self._trace))
@@ -119,7 +119,7 @@ class Tracing:
         return evolve(answer, diagnostic=f"{note}.")
 
     def end(self) -> Answer:
-        """Complete the trace with what has not ended yet, if there is one; return the answer."""
+        """Complete the trace, if there is one, with the spans that are still open; return the answer."""
         if self._trace is None:
             return Answer()
         now = time.monotonic_ns()
@@ -136,7 +136,7 @@ class Tracing:
 
 
 def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int], _State]]:
-    """Yield what lasts now, by kind and id; name the tracks."""
+    """Yield the spans that are open now, by kind and id; name the tracks."""
     own = os.getpid()
     for server in daemon.running_servers():
         trace.name(server.pid, f"server {server.name}")

@@ -1,10 +1,10 @@
 """Admission: assign clients to servers, queue them or refuse them, and start and end servers for them.
 
 The problem: every client needs the server of its user (protocol 2) or of its namespace (protocol 3), but only so many
-servers may run at the same time, in protocol 2 often only one. A user must neither be kept waiting for ever by
-another's clients, nor by what another user does to a server, such as stopping it.
+servers may run at the same time, in protocol 2 often only one. A user must not wait forever, neither for another
+user's clients nor because another user does something to a server, such as stopping it.
 
-The idea: whatever happens, `serve_queue` is called at the end, and derives what has to be done from the state alone:
+The idea: every handler ends with a call of `serve_queue`, which decides from the state alone what to do:
 
 1. clients are admitted to the servers that are open, in the order and as far as the queue allows;
 2. servers are started for those that wait without one, the next user's only if users take turns;
@@ -59,19 +59,19 @@ START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
-"""The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
+"""The phases in which clients are admitted to a server. During a fault it refuses them itself, as recorded."""
 
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Admit a new client, queue it or refuse it; one under a debugger waits for the clients that are there.
+    """Admit a new client, queue it or refuse it; a client that is being debugged waits for other clients to exit.
 
     Args:
         daemon: The state, which it changes.
         event: The hello. ``joins``: the process has another connection already, so it gets the same server, and does
             not queue again.
 
-    A process that may have limits by a rule or a cgroup which the daemon cannot see is refused with
-    ERROR_NOT_PERMITTED; the reasons of other refusals are in `_refusal` and `destination.refusal`.
+    If a rule or a cgroup that the daemon cannot see may limit the process, it is refused with ERROR_NOT_PERMITTED;
+    the reasons of other refusals are in `_refusal` and `destination.refusal`.
     """
     ticket = daemon.queue.reserved.pop(event.connection, 0)
     target = destination.find(daemon, event)
@@ -97,13 +97,13 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
             entry.ticket = ticket or daemon.queue.tickets.take()
             yield from _enqueue(daemon, entry, event.process)
     if ticket:
-        yield from serve_queue(daemon)  # others may have waited only until this one returned
+        yield from serve_queue(daemon)  # other clients may have waited only for this one to return
 
 
 def forget_reservations(daemon: Daemon) -> Iterator[Instruction]:
-    """Give up clients that waited when the previous daemon died and have not returned in time.
+    """Give up clients that waited when the previous daemon died and did not return in time.
 
-    Called when the time of clients to connect again is over. Entries behind them are served then.
+    Called when the time in which clients may connect again is over. Then the entries behind them are served.
     """
     daemon.queue.reserved.clear()
     yield from serve_queue(daemon)
@@ -297,7 +297,7 @@ def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> No
 
 
 def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) -> Iterator[Instruction]:
-    """Give an idle server that ends no more clients; its own have left, it never took the ``unaccepted``."""
+    """Stop admitting clients to an idle server that ends: its own have left, and it never accepted ``unaccepted``."""
     for client in unaccepted:
         server.clients.pop(client, None)
     if server.clients:
@@ -324,10 +324,9 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
 
 
 def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Force a server to end that did not report its clients' ends: none of them lives, so no work is lost.
+    """Force a server to end that did not report that its clients have ended. None of them lives, so no work is lost.
 
-    Nothing happens if it has reported them since, if nobody waits for the server any more, or if force is used
-    already.
+    Do nothing if it has reported that since, if nobody waits for the server any more, or if it is being forced.
     """
     server.silence_timed = False
     if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:
@@ -358,7 +357,7 @@ def _kill_overdue(server: Server) -> Iterator[Instruction]:
 
 
 def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
-    """Return why a client is refused, as a CUresult number and a reason; None: it is not."""
+    """Return why a client is refused, as a CUresult number and a reason; None if it is not refused."""
     if daemon.quitting is not None:
         return Result.ERROR_MPS_CONNECTION_FAILED, QUITTING
     refusal = destination.refusal(daemon, event, target)
@@ -375,9 +374,9 @@ def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tup
 
 
 def _server_of_client(daemon: Daemon, process: ClientProcess, target: Destination) -> Server | None:
-    """Return the server of its user that the process is a client of, unless the server is to end immediately."""
+    """Return the server that the process is already a client of, unless that server is being forced to end."""
     for server in daemon.servers.values():
-        # Of another user's client with this PID the end has not been seen yet.
+        # A client of another user with the same PID has ended, but its end has not been noticed yet.
         is_open = server.phase in (*OPEN, Phase.LEAVING) and not server.forced
         if server.name == target.server and is_open and _has_client(server, process):
             return None if holding.has_terminated(daemon, server, process) else server

@@ -101,7 +101,7 @@ def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
     """Return the flat buffer of a function's parameters, given in any form; raise CudaError, TypeError."""
     if number(extra):
         if parameters is not None and not (isinstance(parameters, int) and parameters == 0):
-            raise invalid_value("kernelParams and extra were both given; give one")
+            raise invalid_value("kernelParams and extra exclude each other; pass one")
         return _from_extra(layout, number(extra))
     if isinstance(parameters, tuple):
         return _from_values(layout, parameters)

@@ -16,8 +16,8 @@ class Writer:
 class Launcher:
     epoch: Final[int]
     misses: Final[int]
-    wants_plan: Final[bool]
-    wants_pulse: Final[bool]
+    needs_plan: Final[bool]
+    needs_pulse: Final[bool]
     def __init__(self, slow: Callable[..., tuple[Any, ...]], done: tuple[Any, ...], threads: object, /) -> None: ...
     def cuLaunchKernel(self, *arguments: Any, **keywords: Any) -> tuple[Any, ...]: ...
     def add_plan(

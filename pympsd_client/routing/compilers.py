@@ -1,4 +1,4 @@
-"""NVRTC, nvJitLink and nvFatbin as routed: in place of machine code they give and take PTX.
+"""NVRTC, nvJitLink and nvFatbin when routed: they return and accept PTX in place of machine code.
 
 The problem: a program asks NVRTC or nvJitLink for machine code of its GPU and loads that as a module. An emulated GPU
 executes PTX only, and on a GPU the server's driver compiles PTX as well as it loads machine code.
@@ -16,8 +16,8 @@ machine code. Nothing changes for a program that runs natively.
 
 A library's own functions are reached in two ways, and each has its `Compilers`: through the capsules of cuda.bindings
 (`pointers.original`), and, for a program that is linked with one of pympsd's libraries of the same names, in the
-installed library (`forwarding`). Where both are used, the call of one is forwarded by the other: the outer
-one has put everything in terms of PTX, and the inner one changes nothing.
+installed library (`forwarding`). If a program uses both, one forwards to the other: the outer one has already
+replaced machine code by PTX, and the inner one changes nothing.
 """
 
 import re
@@ -44,8 +44,8 @@ _ORIGINALS: Final = {
 """The formats of the functions that are called and not replaced."""
 _FAILURES: Final = {"nvrtc": 11, "nvJitLink": 6, "nvFatbin": -1}
 """The result for an exception, by the beginning of a function's name: NVRTC_ERROR_INTERNAL_ERROR and
-NVJITLINK_ERROR_INTERNAL. nvFatbin's number differs between versions, so -1 is used, which stands for no other
-error."""
+NVJITLINK_ERROR_INTERNAL. nvFatbin's number differs between versions, so -1 is used, which is not one of its
+errors."""
 _REGISTERS: Final = re.compile(rb"--?maxrregcount=(\d+)$")
 
 
@@ -61,7 +61,7 @@ def _array_of(options: list[bytes]) -> Any:
 
 
 def _max_registers(options: list[bytes]) -> int:
-    """Return the most registers that a thread may use; 0 without a limit."""
+    """Return the maximum of registers per thread; 0 without a limit."""
     limits = [int(match[1]) for match in map(_REGISTERS.match, options) if match]
     return limits[-1] if limits else 0
 
@@ -148,7 +148,7 @@ class Compilers:
     def __init__(self, original: Callable[..., Any]) -> None:
         self._original: Final = original
         self._programs: Final[dict[int, int]] = {}
-        """The programs whose machine code is PTX, and the most registers of a thread of theirs (0: no limit)."""
+        """The programs whose machine code is PTX, and their maximum of registers per thread (0: no limit)."""
         self._links: Final[dict[int, _Link]] = {}
         self._functions: Final[dict[str, Callable[..., int]]] = {
             "nvFatbinAddCubin": self._add_code,
@@ -175,7 +175,7 @@ class Compilers:
         return int(self._original(name, *(_C_TYPES[code] for code in format))(*arguments))
 
     def _read_text(self, name: str, handle: Any) -> bytes | int:
-        """Return the PTX that ``name`` gives, without its end; the result of the call that gives none."""
+        """Return the PTX that function ``name`` returns, without the final NUL; or the result of the failed call."""
         size = c_size_t()
         if result := self._call(f"{name}Size", handle, byref(size)):
             return result
@@ -183,10 +183,10 @@ class Compilers:
         return self._call(name, handle, text) or text.raw.rstrip(b"\0")
 
     def _in_place_of(self, name: str, code_of: Callable[[int], bytes | int | None]) -> Callable[[int, int], int]:
-        """Return a function that gives code for a handle; the library's own function gives it if there is none here.
+        """Return a function that returns the code of a handle, from the library's own function if there is none here.
 
-        ``code_of`` returns the code, or the result of the call that gave none. A ``name`` that ends in Size gives the
-        number of bytes.
+        ``code_of`` returns the code, or the result of the call that failed. If ``name`` ends in Size, the function
+        returns the number of bytes.
         """
 
         def give(handle: int, place: int) -> int:
@@ -213,7 +213,7 @@ class Compilers:
         return self._call("nvrtcCompileProgram", program, len(texts), _array_of(texts))
 
     def _program_code(self, program: int) -> bytes | int | None:
-        """Return a program's PTX with its end, or the result of the call that gives none; None for other programs."""
+        """Return a program's PTX with its final NUL, or the result of the failed call; None for other programs."""
         if program not in self._programs:
             return None
         text = self._read_text("nvrtcGetPTX", program)
@@ -276,7 +276,7 @@ class Compilers:
             return None
 
     def _optimize(self, options: list[bytes], inputs: list[tuple[int, bytes, bytes]]) -> bytes | None:
-        """Return the PTX that nvJitLink makes of code for link-time optimization, None if it makes none."""
+        """Return the PTX that nvJitLink generates from code for link-time optimization; None if it does not."""
         handle, with_ptx = c_void_p(), [*options, b"-ptx"]
         if self._call("nvJitLinkCreate", byref(handle), len(with_ptx), _array_of(with_ptx)):
             return None

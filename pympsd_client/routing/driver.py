@@ -176,7 +176,7 @@ def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str,
 
 
 def _skip_checks() -> None:
-    """From now on cores are called without the checks that have passed, until something may change that."""
+    """Call cores without the checks that have passed from now on, until something may change their results."""
     _entry_points.set_checked(True)
     # Another thread may have changed it since the checks: it does so before it calls `_check_again`.
     if process.calls_back or process.connection is None:

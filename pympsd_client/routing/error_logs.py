@@ -31,7 +31,7 @@ def _register(function: int, data: int, place: int) -> None:
 
 
 def _unregister(handle: int) -> None:
-    """Call a function no longer; INVALID_VALUE for an unknown handle."""
+    """Stop calling a function; INVALID_VALUE for an unknown handle."""
     if error_log.listeners.pop(handle, None) is None:
         raise invalid_value(f"{handle:#x} is not a callback of the error log")
 
@@ -60,8 +60,7 @@ def _dump_to_file(iterator: int, path: str | None, flags: int) -> None:
 def _dump_to_memory(iterator: int, buffer: int, size: int, flags: int) -> None:
     """Write the messages from an iterator on, or all, to a buffer, and their bytes to ``size``, which has its size.
 
-    If the buffer is too small the newest are written, after a message that says so; INVALID_VALUE without room for
-    one.
+    If the buffer is too small, the newest are written after a message about that; INVALID_VALUE if not even one fits.
     """
     check_no_flags("cuLogsDumpToMemory", flags)
     check_not_null("the size", size)

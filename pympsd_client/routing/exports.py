@@ -1,12 +1,12 @@
-"""The functions of libcuda.so.1 by the names that it exports, over the same rows as those of cuda.bindings.
+"""The functions that libcuda.so.1 exports, found by name in the rows that serve cuda.bindings, too.
 
-Exported names end with a version ("_v2"), with parameters that belong to that version, and with "_ptds" or "_ptsz" in
-programs that are compiled for per-thread default streams. `resolve` finds the row that has the parameters:
+An exported name may end with a version ("_v2"), which has its own parameters, and with "_ptds" or "_ptsz" in programs
+that are compiled for per-thread default streams. `resolve` finds the row with the right parameters:
 
-- Functions of CUDA 2, whose sizes and device pointers have 32 bits, have none: they fail with NOT_SUPPORTED.
-- A few of CUDA 10 to 12 differ in more than a parameter that is missing: `_OLD`.
-- With "_ptsz" the default stream, NULL, is the calling thread's own, which is a matter of the format. With "_ptds"
-  functions without a stream wait for that one.
+- Functions of CUDA 2, whose sizes and device pointers have 32 bits, do not have a row: they fail with NOT_SUPPORTED.
+- A few functions of CUDA 10 to 12 differ in more than a missing parameter: `_OLD`.
+- With "_ptsz", NULL means the calling thread's default stream, which the format takes care of. With "_ptds",
+  functions without a stream parameter wait for that stream.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ result_of_error = driver.result_of_error
 _VERSION: Final = re.compile(r"_v\d+$")
 _THREAD: Final = re.compile(r"_pt[ds][sz]$")
 _BYTES: Final = {"i": 4, "I": 4, "f": 4, "H": 2, "B": 1}
-"""Bytes of a code's values; 8 of others."""
+"""The size in bytes of a code's values; other codes have 8."""
 
 
 def resolve(name: str, signature: str) -> Resolved:
@@ -66,7 +66,7 @@ def _of_row(row: Signature, types: tuple[str, ...], thread: str) -> Resolved:
 
 
 def _fits(row: Signature, types: tuple[str, ...]) -> bool:
-    """Return whether a function with these types of parameters is that of a row."""
+    """Return whether a row describes a function with these types of parameters."""
     if any(type.rstrip(" *").endswith("_v1") for type in types):
         return False
     if row.calling is Calling.VARIANTS:
@@ -138,7 +138,7 @@ def _set_executable_kernel(executable: int, node: int, parameters: int) -> None:
 
 
 def _instantiate(graph: int, node: int, log: int, size: int) -> int:
-    """Return an executable graph; there is no text in the log, and no node that is named as refused."""
+    """Return an executable graph; the log stays empty, and no refused node is reported."""
     process.require()
     if node:
         ctypes.c_uint64.from_address(node).value = 0
@@ -148,7 +148,7 @@ def _instantiate(graph: int, node: int, log: int, size: int) -> int:
 
 
 def _update_executable(executable: int, graph: int, node: int, verdict: int) -> None:
-    """Update an executable graph; write the node that differs, and how."""
+    """Update an executable graph; write the node that differs, and the kind of difference."""
     process.require()
     check_not_null("a result", node, verdict)
     failure = None

@@ -5,14 +5,14 @@ compiles nothing. Its C code attaches as that of libcuda does (`libraries`), and
 one of three addresses::
 
     nvrtcCompileProgram    a function of `compilers`, which calls the installed library's
-    nvrtcCreateProgram     the installed library's own: from then on nothing of pympsd is in between
-    nvrtcGetTileIR         of an installed library that is too old for it: an entry point that refuses
+    nvrtcCreateProgram     the installed library's own: later calls go there directly
+    nvrtcGetTileIR         an entry point that refuses, if the installed library is too old to have it
 
-The installed library is what the program would have got, as far as that can be known (`find`). It is loaded by its
+The installed library is the one that the program would have loaded, as far as `find` can tell. It is loaded by its
 path, because by its name the dynamic loader returns pympsd's, which is loaded already.
 
-nvJitLink's header has a program call `__nvJitLinkCreate_13_5`, with the header's own version. An installed library of
-another version may lack that name, but not nvJitLinkCreate.
+nvJitLink's header makes a program call `__nvJitLinkCreate_13_5`, with the header's own version. An installed library
+of another version may lack that name, but not nvJitLinkCreate.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ from pympsd_client.routing.explain import refusing
 
 _VERSION: Final = re.compile(r"^__|_\d+_\d+$")
 _FAILS: Final = 0
-"""What entry points do at the end of the process if there is no function to pass the call on to."""
+"""The result of entry points at the end of the process if there is no original function to call."""
 
 
 class NotInstalled(FileError):
@@ -79,7 +79,7 @@ def _folders(environment: Mapping[str, str]) -> Iterator[str]:
 
 @define
 class _Installed:
-    """An installed library, and what replaces some of its functions."""
+    """An installed library, and the functions that replace some of its own."""
 
     library: Any
     compilers: Compilers

@@ -9,16 +9,16 @@ library's C code (native/src/libcuda/gate.c) finds the interpreter of the proces
     here    attach: table[0] = entry_point("pympsd_client.routing.exports", "cuInit", ...)
     C       the first call of cuInit -> exports.resolve("cuInit", "(unsigned int)") -> a Python function
 
-So a library brings the names and the C types of its functions, of its own version, and `RESOLVERS` names the module
-that resolves them. The entry points are those that Python programs get in place of the function pointers of
-cuda.bindings' runtime (`pointers`), and functions that pympsd does not have fail in the same way.
+So each version of a library supplies the names and C types of its functions, and `RESOLVERS` names the module that
+resolves them. Python programs get the same entry points in place of the function pointers of cuda.bindings' runtime
+(`pointers`). Functions that pympsd does not have fail in the same way.
 
 Python programs go through libcuda.so.1 too, because cuda.bindings asks the dynamic loader for it by its name.
 
 The invariants:
 
-- An entry point is never taken back: C keeps its address. A library that is attached again gets the same ones.
-- In a program that was started as a native one, no function of Python's `atexit` runs by itself: C calls `end`.
+- An entry point is never removed, because C keeps its address. A library that is attached again gets the same ones.
+- In a program that was started as a native one, Python does not run its `atexit` functions: C calls `end`.
 """
 
 import atexit
@@ -36,11 +36,11 @@ RESOLVERS: Final = {
     "libcudart.so.12": "pympsd_client.routing.runtime.functions",
     "libcudart.so.13": "pympsd_client.routing.runtime.functions",
 }
-"""The module that resolves the functions of a library; those of others are in the installed one (`forwarding`)."""
+"""The module that resolves a library's functions; other libraries forward to the installed one (`forwarding`)."""
 attached: Final[dict[tuple[str, str], int]] = {}
 """The addresses of entry points by library and prototype."""
 _missing: Final[set[str]] = set()
-"""The libraries that are not installed, which was reported."""
+"""The libraries that were reported as not installed."""
 
 
 def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -> int:
@@ -82,12 +82,12 @@ def _address(library: str, prototype: str) -> int:
 
 
 def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
-    """Write a warning without a line of Python, which a native program has none of."""
+    """Write a warning without the source line, because a native program has no Python source."""
     print(f"pympsd: {message}", file=sys.stderr, flush=True)
 
 
 def end() -> None:
-    """Do what Python does at its end, at the end of a native program: call the functions registered with `atexit`."""
+    """At the end of a native program, call the functions registered with `atexit`, as Python does at its own end."""
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr):
         if file is not None:

@@ -1,23 +1,23 @@
-"""The replacement of a module's function pointers, and the addresses of the old ones and the new.
+"""Replacement of a module's function pointers; the addresses of the original functions and of the new ones.
 
 Theory of operation. Cython exports the functions of a module as capsules in its ``__pyx_capi__``: the capsule's
 pointer is the function's address, and the capsule's name is its C signature, such as ``CUresult (CUdeviceptr *,
-size_t)``. Who imports the function compares the name and copies the address. So a capsule of another address and the
-same name replaces the function for every later import, and nothing of cuda.bindings is patched in memory.
+size_t)``. A module that imports the function compares the name and copies the address. So a capsule with the same
+name and another address replaces the function for every later import, and cuda.bindings is not patched in memory.
 
-Of the driver and NVML only the C signatures are noted: cuda.bindings finds pympsd's libcuda.so.1 and
+For the driver and NVML only the C signatures are recorded: cuda.bindings finds pympsd's libcuda.so.1 and
 libnvidia-ml.so.1 by their names (`libraries`).
 
 `LIBRARIES` has a row for each module: which functions are replaced, and which module of this package resolves them at
-their first call. A module is imported no earlier, because a program that only asks for a version should not wait for
-the client. ``only`` and ``unless`` keep functions that need no device, and those of compilers, as they are.
+their first call. The module is not imported before, because a program that only requests a version should not wait
+for the client. ``only`` and ``unless`` keep functions that need no device, and those of compilers, as they are.
 
 The invariants:
 
 - `originals` has every function's own address: `original` calls it, and entry points pass calls on to it.
-- `signatures` has every function's C signature: versions of cuda.bindings differ in parameters, and what is installed
-  decides (`versions`).
-- An entry point is never taken back, and the names of its capsule live for good: C keeps both addresses.
+- `signatures` has every function's C signature: the parameters of functions differ between versions of cuda.bindings,
+  so the installed version decides (`versions`).
+- Entry points and the names of capsules are never freed, because C keeps their addresses.
 """
 
 import ctypes
@@ -76,9 +76,9 @@ LIBRARIES: Final = {
     ),
 }
 NVML: Final = "cuda.bindings.cynvml"
-"""Its pointers stay: it loads libnvidia-ml.so.1, which is pympsd's own (native/src/nvml)."""
+"""Its pointers are kept, because it loads pympsd's own libnvidia-ml.so.1 (native/src/nvml)."""
 _RELEASING: Final = re.compile(r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Unload|Unmap|Unregister).*")
-"""Functions that free something. Destructors call them while the interpreter ends, when a driver still works."""
+"""Functions that free something. Destructors call them during interpreter shutdown, when a driver still works."""
 _FAILS, _SUCCEEDS, _RETURNS_NULL = 0, 1, 2
 _CURRENT: Final = {
     "cuCtxGetCurrent": _RETURNS_NULL,
@@ -86,7 +86,7 @@ _CURRENT: Final = {
     "cuCtxPushCurrent": _SUCCEEDS,
     "cuCtxSetCurrent": _SUCCEEDS,
 }
-"""What destructors call before."""
+"""Functions that destructors call before those."""
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""

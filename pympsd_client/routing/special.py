@@ -33,7 +33,7 @@ Resolved = tuple[Callable[..., Any], str]
 def launch_by_config(default_stream: int = 0) -> Resolved:
     """Return the launch with attributes; a launch without any is cuLaunchKernel's to the C part.
 
-    ``default_stream`` is the stream that NULL stands for; with another than 0 the C part takes no part.
+    ``default_stream`` is the stream that NULL stands for; the C part handles only 0.
     """
     public = _public("cuLaunchKernelEx")
 

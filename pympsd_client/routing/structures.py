@@ -13,7 +13,7 @@ _texts: Final[dict[bytes, Any]] = {}
 
 
 def intern(text: bytes | None) -> int:
-    """Return the address of a text, valid for good; 0 for None."""
+    """Return the address of a text, which is never freed; 0 for None."""
     if text is None:
         return 0
     return ctypes.addressof(_texts.setdefault(text, ctypes.create_string_buffer(text)))

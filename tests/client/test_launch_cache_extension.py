@@ -151,14 +151,14 @@ def test_a_newer_plan_takes_the_place_of_an_older(plan: Rig) -> None:
     assert plan.area.take()[8:16] == b"\xff" * 8
 
 
-def test_a_plan_is_wanted_at_the_second_miss(rig: Rig) -> None:
+def test_a_plan_is_needed_at_the_second_miss(rig: Rig) -> None:
     wants: list[bool] = []
 
     def see(**changes: Any) -> None:
         rig.launch(SIMPLE, VALUES, **changes)
-        wants.append(rig.launcher.wants_plan)
+        wants.append(rig.launcher.needs_plan)
 
-    assert rig.launcher.wants_plan is False
+    assert rig.launcher.needs_plan is False
     see()
     see()
     see()

@@ -68,7 +68,7 @@ def launch(
     opened = context.usable()
     if context is not current() and function.handle == handle:
         raise invalid_handle(f"{function.layout.name} was loaded in a context other than the current one")
-    context.pulse(opened, cache is not None and cache.wants_pulse)
+    context.pulse(opened, cache is not None and cache.needs_pulse)
     if shape not in function.checked:
         function.load()
         shape = check_shape(function, shape)
@@ -91,7 +91,7 @@ def launch(
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if cache is not None and cache.wants_plan and not flags and stream_handle != PER_THREAD:
+    if cache is not None and cache.needs_plan and not flags and stream_handle != PER_THREAD:
         _add_plan(cache, epoch, handle, function, shape, stream_handle, parameters, transport, record)
 
 

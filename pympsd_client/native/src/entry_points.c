@@ -1,4 +1,4 @@
-/* C functions over Python functions: what programs find in place of the function pointers of cuda.bindings.
+/* C functions that call Python functions: they take the place of the function pointers of cuda.bindings.
  *
  * The problem. cuda.bindings calls CUDA through a table of C function pointers, which a program's own C code may call
  * as well, from any thread, with or without the GIL. The client of pympsd is Python.
@@ -18,14 +18,14 @@
  * core is called directly, because the checks have passed and nothing has changed since.
  *
  * The invariants.
- *   - Python objects are touched only with the GIL, and an exception that is on its way when a destructor calls CUDA
- *     is put back afterwards. No exception leaves: it becomes a result.
+ *   - Python objects are touched only with the GIL. If an exception is propagating when a destructor calls CUDA, it is
+ *     restored afterwards. No exception leaves a call: it becomes a result.
  *   - After `pass_on` every call goes to the original function, unchanged, as if it had never been replaced: the
- *     program runs natively. A trampoline therefore never changes a register or the stack before it knows.
- *   - At the interpreter's end no call enters Python. Destructors of C++ objects still call then: functions that free
+ *     program runs natively. A trampoline therefore changes no register and no stack until that is decided.
+ *   - After the interpreter's end no call enters Python, though destructors of C++ objects still call: functions that free
  *     succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
- *   - A thread that Python did not start keeps one state of Python from its first call until it ends: with a state for each
- *     call it would have another current context each time.
+ *   - A thread that Python did not start keeps one thread state from its first call until it ends. With a new state for
+ *     each call its current context would be lost each time.
  *   - A function's first call imports modules, under locks that a fork in another thread copies, and nobody unlocks. In
  *     such a child no call enters Python: all fail with NOT_INITIALIZED, as nearly all do in a child anyway.
  *   - Slots and names are never freed, because programs keep the addresses. */
@@ -43,7 +43,8 @@
 enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, NOT_SUPPORTED = 801, NOT_INITIALIZED = 3, DEINITIALIZED = 4, INVALID_VALUE = 1, PER_THREAD = 2 };
 
 /* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, t a stream of which NULL
- * is the calling thread's own, v a structure by value of `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
+ * is the calling thread's own, v a structure by value of `bytes`. An output (its pointer is what is passed): i, I, Q, f
+ * float, d double, b bytes as they are. */
 typedef struct {
     char code;
     char is_output, may_be_null; /* 1, or ONE_IS_NEEDED */
@@ -58,11 +59,11 @@ typedef enum { FAILS, SUCCEEDS, RETURNS_NULL } End;
 typedef struct {
     char *name, *signature;
     PyObject *resolve, *failed, *call;
-    PyObject *core; /* what `call` calls with the same arguments after its checks; NULL: it does more */
+    PyObject *core; /* the function that `call` ends in after its checks, with the same arguments; NULL: it does more */
     int count, outputs;
     char is_launch_by_config;
-    char always_passes; /* at the interpreter's end, too, the original is called */
-    char at_end;        /* an End, if it does not pass */
+    char always_passes; /* the original is called after the interpreter's end, too */
+    char at_end;        /* an End, unless it passes */
     Parameter parameters[MAX_PARAMETERS];
 } Slot;
 
@@ -72,13 +73,13 @@ static int used;
 static _Atomic int passes, has_ended;
 static int is_checked; /* whether the checks before a core would pass; the GIL is its lock */
 static int (*is_finalizing)(void);
-static __thread char has_state; /* this thread has a state of Python that lasts */
+static __thread char has_state; /* this thread has a permanent thread state */
 static pthread_key_t leaving;
-static _Atomic int first_calls; /* of functions, in progress */
+static _Atomic int first_calls; /* first calls of functions in progress */
 static __thread int own_first_calls;
-static int is_cut_off; /* a child of a time when another thread made one */
+static int is_cut_off; /* a child that was forked during another thread's first call */
 
-/* The next word of a call; NULL: beyond those that are taken from the stack. */
+/* Return the next word of a call; NULL past the words that are taken from the stack. */
 static const uint64_t *word(const uint64_t *words, int *in_registers, int *on_stack) {
     if (*in_registers < REGISTERS)
         return &words[(*in_registers)++];
@@ -248,7 +249,7 @@ static int read_format(Slot *slot, const char *format) {
             parameter->bytes = (uint16_t)strtoul(format, &end, 10);
             format = end;
         }
-        /* A call reads the same words: none beyond those that an entry point takes from the stack. */
+        /* Calls read the same words, so none may lie past those that an entry point takes from the stack. */
         if (parameter->code == 'v' ? structure(nothing, &in_registers, &on_stack, parameter->bytes) == NULL
                                    : word(nothing, &in_registers, &on_stack) == NULL) {
             PyErr_Format(PyExc_ValueError, "%s has more than %d words of parameters on the stack", slot->name, STACK);
@@ -293,7 +294,7 @@ static void report_broken(const Slot *slot, PyObject *type, PyObject *value) {
     PyErr_Clear();
 }
 
-/* The result for the exception that is set; it is cleared. */
+/* Clear the current exception and return the result for it. */
 static int result_of_error(Slot *slot) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -301,7 +302,7 @@ static int result_of_error(Slot *slot) {
     if (value != NULL && trace != NULL)
         PyException_SetTraceback(value, trace);
     if (type != NULL && PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt))
-        PyErr_SetInterrupt(); /* again, as soon as Python code runs */
+        PyErr_SetInterrupt(); /* raised again as soon as Python code runs */
     PyObject *code = PyObject_CallFunction(slot->failed, "sO", slot->name, value ? value : Py_None);
     int result = code == NULL ? UNKNOWN : (int)PyLong_AsLong(code);
     if (PyErr_Occurred()) {
@@ -350,7 +351,7 @@ static int has_finished(void) {
     return atomic_load_explicit(&has_ended, memory_order_acquire) || is_finalizing();
 }
 
-/* A thread that keeps a state ends: so does its state, and what `threading.local` has for it. The C library has set the
+/* End the state of a thread that ends, and with it the thread's values of `threading.local`. The C library has set the
  * values of all keys to NULL, also that by which PyGILState_Release would find the state. */
 static void leave_thread(void *state) {
     if (has_finished())
@@ -360,7 +361,7 @@ static void leave_thread(void *state) {
     PyThreadState_Delete(PyEval_SaveThread());
 }
 
-/* Give a thread that Python did not start one state for all of its calls: it holds the thread's current context. */
+/* Give a thread that Python did not start one state for all of its calls; the state holds its current context. */
 static void keep_state(void) {
     has_state = 1;
     if (PyGILState_GetThisThreadState() != NULL)
@@ -370,7 +371,7 @@ static void keep_state(void) {
     pthread_setspecific(leaving, state);
 }
 
-/* In a child: threads that were in Python are not there. */
+/* In a child: the parent's threads that were in Python do not exist. */
 static void after_fork(void) {
     is_cut_off |= atomic_load(&first_calls) > own_first_calls;
     atomic_store(&first_calls, own_first_calls);
@@ -394,7 +395,7 @@ static int enter(Slot *slot, const uint64_t *words) {
     if (!has_state)
         keep_state();
     PyGILState_STATE state = PyGILState_Ensure();
-    int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception is on its way */
+    int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception propagates */
     if (had_error)
         PyErr_Fetch(&type, &value, &trace);
     uint64_t others[REGISTERS + STACK];
@@ -412,12 +413,12 @@ static int enter(Slot *slot, const uint64_t *words) {
     return atomic_load_explicit(&passes, memory_order_acquire) ? PASS_ON : result;
 }
 
-/* An older driver than CUDA's newest does not have every function. */
+/* Older drivers do not have every function. */
 static int pass(uint64_t number) {
     return trampoline_originals[number] == NULL ? NOT_SUPPORTED : PASS_ON;
 }
 
-/* After `pass_on`, and as soon as cuInit finds that the program runs natively, calls go to the original functions. */
+/* Calls go to the original functions after `pass_on`, and as soon as cuInit finds that the program runs natively. */
 int enter_trampoline(uint64_t number, const uint64_t *registers, const uint64_t *stack) {
     if (atomic_load_explicit(&passes, memory_order_acquire))
         return pass(number);
@@ -442,7 +443,7 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
     if (used == TRAMPOLINES)
         return PyErr_Format(PyExc_RuntimeError, "there are no more than %d entry points", TRAMPOLINES);
     Slot *slot = &slots[used];
-    char *own_name = strdup(name), *own_signature = strdup(signature); /* for good, as the slot */
+    char *own_name = strdup(name), *own_signature = strdup(signature); /* never freed, like the slot */
     if (own_name == NULL || own_signature == NULL) {
         free(own_name);
         free(own_signature);
@@ -485,7 +486,7 @@ static PyObject *capsule(PyObject *module, PyObject *arguments) {
     void *function = PyLong_AsVoidPtr(number);
     if (function == NULL)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "a capsule needs the address of a function, not 0");
-    char *name = strdup(signature); /* for good, as C keeps the address */
+    char *name = strdup(signature); /* never freed, because C keeps the address */
     return name == NULL ? PyErr_NoMemory() : PyCapsule_New(function, name, NULL);
 }
 

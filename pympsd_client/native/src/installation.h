@@ -1,4 +1,4 @@
-/* Where the packages are that a library of ours belongs to, and the interpreter that has them.
+/* Finds the packages that a library of pympsd belongs to, and the interpreter that has them installed.
  *
  * The library is PACKAGES/pympsd_client/native/libraries/NAME. The interpreter is
  *

@@ -5,16 +5,15 @@
  * and again, each time with the same stream, shape and types of parameters, and only the values of the parameters
  * differ.
  *
- * The idea. The slow path in Python (pympsd_client/_objects/code/launch.py) has all the rules. When a launch comes for the
- * second time it adds a plan: the record as it was sent, what a launch must have in common with it (the key), and
- * where in the record the sequence number and the values of the parameters lie. A later call that a plan fits copies
- * the record, writes its own values into it and puts it in the ring. Every other call takes the slow path: a miss is
- * never wrong, only slow. So this file refuses whatever it is not sure of, and raises no error of its own about a
- * launch.
+ * The idea. The slow path in Python (pympsd_client/_objects/code/launch.py) has all the rules. When a launch is repeated
+ * for the first time, it adds a plan: the record as it was sent, what a launch must have in common with it (the key), and
+ * where in the record the sequence number and the values of the parameters lie. A later call that a plan fits copies the
+ * record, writes its own values into it and puts it in the ring. Every other call takes the slow path: a miss is never
+ * wrong, only slow. So this file leaves every doubtful case to the slow path, and raises no errors about launches itself.
  *
  *     cuLaunchKernel(f, shape, stream, parameters)
  *         key = (f, stream, shape, types)  --hash-->  plans[slot]
- *             no plan, or another key      -> slow path; `wants_plan` on the second miss of a key
+ *             no plan, or another key      -> slow path; `needs_plan` on the second miss of a key
  *             plan: copy of the record, values, sequence number -> ring -> wake the executor if it sleeps
  *
  * The table is direct-mapped: two keys with the same slot evict each other, and nothing needs to be searched or aged.
@@ -42,9 +41,9 @@ enum { ARGUMENTS = 11, SLOTS = 1024, PULSE = 256 };
 typedef struct {
     PyObject_HEAD PyObject *slow, *done, *threads, *stack;
     unsigned long long epoch, misses;
-    char wants_plan, is_empty, wants_pulse;
+    char needs_plan, is_empty, needs_pulse;
     uint32_t sent; /* every PULSE launches Python sees whether the executor has reported a fault */
-    uint32_t seen[SLOTS]; /* hashes of launches without a plan: a second one is worth it */
+    uint32_t seen[SLOTS]; /* hashes of launches without a plan; a second launch makes one worthwhile */
     Plan *plans[SLOTS];
 } Launcher;
 
@@ -74,7 +73,7 @@ static PyObject *launcher_invalidate(PyObject *object, PyObject *unused) {
     if (self->is_empty)
         Py_RETURN_NONE;
     self->is_empty = 1;
-    Plan *old_plans[SLOTS]; /* a destructor may run Python: by then no plan can be found */
+    Plan *old_plans[SLOTS]; /* a destructor may run Python code, which must find no plan */
     memcpy(old_plans, self->plans, sizeof old_plans);
     memset(self->plans, 0, sizeof self->plans);
     memset(self->seen, 0, sizeof self->seen);
@@ -140,13 +139,13 @@ static Plan *plan_for(Launcher *self, const Key *key) {
     Plan *plan = self->plans[slot];
     if (plan != NULL && key_is(key, &plan->key))
         return plan;
-    self->wants_plan = self->seen[slot] == hash;
+    self->needs_plan = self->seen[slot] == hash;
     self->seen[slot] = hash;
     self->is_empty = 0;
     return NULL;
 }
 
-/* Whether the plan's context is current to this thread; a stack that is no list takes the slow path. */
+/* Whether the plan's context is current to this thread; a stack that is not a list takes the slow path. */
 static int is_current(Launcher *self, const Plan *plan) {
     PyObject *stack = PyObject_GetAttr(self->threads, self->stack);
     Py_ssize_t count = stack != NULL && PyList_CheckExact(stack) ? PyList_Size(stack) : 0;
@@ -185,7 +184,7 @@ static int send_plan(Launcher *self, Plan *plan, const Call *call) {
     if (!is_current(self, plan))
         return 0;
     if (++self->sent % PULSE == 0) {
-        self->wants_pulse = 1;
+        self->needs_pulse = 1;
         self->misses--; /* a pulse is not a miss */
         return 0;
     }
@@ -234,7 +233,7 @@ static PyObject *launcher_launch(PyObject *object, PyObject *const *arguments, P
         PyErr_SetString(PyExc_TypeError, "a Launcher that was not initialised");
         return NULL;
     }
-    self->wants_plan = self->wants_pulse = 0;
+    self->needs_plan = self->needs_pulse = 0;
     if (count != ARGUMENTS || names != NULL || !call_of(arguments, &call) || (plan = plan_for(self, &call.key)) == NULL)
         return slow_path(self, arguments, count, names);
     plan->refs++;
@@ -302,9 +301,9 @@ static PyMethodDef launcher_methods[] = {
 static PyMemberDef launcher_members[] = {
     {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "The number of invalidations."},
     {"misses", T_ULONGLONG, offsetof(Launcher, misses), READONLY, "The number of calls that took the slow path."},
-    {"wants_pulse", T_BOOL, offsetof(Launcher, wants_pulse), READONLY,
+    {"needs_pulse", T_BOOL, offsetof(Launcher, needs_pulse), READONLY,
      PyDoc_STR("Whether the present launch checks whether a fault was reported.")},
-    {"wants_plan", T_BOOL, offsetof(Launcher, wants_plan), READONLY,
+    {"needs_plan", T_BOOL, offsetof(Launcher, needs_plan), READONLY,
      "Whether the latest call missed for the second time."},
     {NULL, 0, 0, 0, NULL},
 };

@@ -29,8 +29,8 @@ static inline void *open_gate(const char *library) {
     return NULL;
 }
 
-/* Have all entries of `stub_table` filled for this library, whose name is given. Return 0, or another number after one
- * sentence on standard error. */
+/* Fill all entries of `stub_table` for this library, by its name. Return 0, or another number after one sentence on
+ * standard error. */
 static inline int attach_stubs(const char *library) {
     void *gate = open_gate(library);
     return gate == NULL ? 1 : ((Attach)dlsym(gate, "pympsd_attach"))(library, stub_count, stub_prototypes, stub_table);

@@ -1,6 +1,6 @@
 /* The exported functions of a shared library for native programs: a jump through a table each.
  *
- * A program is linked with functions by their names, or asks dlsym for them. What stands behind a name is known later,
+ * A program is linked with functions by their names, or asks dlsym for them. The function behind a name is found only
  * when the program calls it: then `resolve_stub` fills the table. From then on a call costs one jump.
  *
  *     cuMemAlloc_v2:  number <- 302; jump to stub_table[302]

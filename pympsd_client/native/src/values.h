@@ -1,5 +1,5 @@
 /* Arguments converted as Python converts them: 1 and the value, or 0 for the slow path. No error is set then, except
- * one that is no Exception, such as Ctrl-C's: the caller returns it. */
+ * one that is not an Exception (Ctrl-C): the caller returns it. */
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* Clear an error, unless it is no Exception. */
+/* Clear an error if it is an Exception. */
 void clear_ordinary(void);
 
 int unsigned_of(PyObject *number, uint64_t *value);

@@ -110,7 +110,7 @@ def properties(place: int, device: int, layout: Layout = OF_BINDINGS) -> None:
 
 
 def set_valid(place: int, count: int) -> None:
-    """Set the devices that threads use which choose none: the first that exists; INVALID_DEVICE, INVALID_VALUE."""
+    """Set the devices, in order of preference, of threads that choose none; INVALID_DEVICE, INVALID_VALUE."""
     process.initialize(0)
     if count:
         check_not_null("the array of devices", place)
@@ -122,7 +122,7 @@ def set_valid(place: int, count: int) -> None:
 
 
 def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
-    """Return the device that has most of what a cudaDeviceProp asks for."""
+    """Return the device that fits a cudaDeviceProp best."""
     process.initialize(0)
     minimums = requested(place, layout)
 
@@ -136,7 +136,7 @@ def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
 
 
 def max_texture_width(channels: int, device: int) -> int:
-    """Return the most elements of a texture in linear memory; INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR."""
+    """Return the maximum of elements of a texture in linear memory; INVALID_DEVICE, INVALID_CHANNEL_DESCRIPTOR."""
     process.initialize(0)
     check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(ctypes.string_at(channels, CHANNELS.size))

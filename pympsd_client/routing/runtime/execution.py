@@ -42,7 +42,7 @@ def active_clusters(function: int, config: int) -> int:
 
 
 def largest_cluster(function: int, config: int) -> int:
-    """Return the most blocks of a launch in one cluster; NOT_SUPPORTED on a device without clusters."""
+    """Return the maximum of blocks per cluster of a launch; NOT_SUPPORTED on a device without clusters."""
     driver_config = _launch_config(config)
     return int(api.cuOccupancyMaxPotentialClusterSize(kernel_at(function), ctypes.addressof(driver_config)))
 

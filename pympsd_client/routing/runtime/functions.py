@@ -41,9 +41,9 @@ from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 _VARIANT: Final = re.compile(r"_pt[sd][sz]$")
 _VERSION: Final = re.compile(r"_v\d$")
 _PUBLIC_NAMES: Final = {"pympsd_kernel": "cudaLaunchKernel", "pympsd_variable": "cudaGetSymbolAddress"}
-"""What programs call, by the name of a function that libcudart calls for it."""
+"""The function that programs call, by the name of the function that libcudart calls for it."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
-"""What may be the driver's type of a device address, by the runtime's."""
+"""The types that the driver may have for a device address, by the runtime's type."""
 
 
 def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:

@@ -206,7 +206,7 @@ def write(place: int, device: Device, layout: Layout) -> None:
 
 
 def requested(place: int, layout: Layout) -> tuple[int, ...]:
-    """Return what the cudaDeviceProp of a cudaChooseDevice asks for, 0 for what it leaves open."""
+    """Return the values that cudaChooseDevice's cudaDeviceProp requires; 0 for those that it leaves open."""
     check_not_null("the cudaDeviceProp", place)
     properties = layout.fields.from_address(place)
     return tuple(getattr(properties, field) for field in _CHOICE)

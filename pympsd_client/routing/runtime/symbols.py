@@ -8,7 +8,7 @@ a variable by the host's address::
     add<<<1, 32>>>(p)              cudaLaunchKernel(0x401234, ...)
     cudaMemcpyToSymbol(table, ..)  cudaMemcpyToSymbol(0x404050, ...)
 
-The shared libraries of ours record registrations in C (native/src/cudart/registration.c), because a program may never
+pympsd's shared libraries record registrations in C (native/src/cudart/registration.c), because a program may never
 use them. This module looks an address up there at its first use, loads the fat binary as a library of the driver
 (`_library`), and returns the library's kernel or variable. The C part keeps the handle of a kernel and launches by
 it, so this module sees the first launch of each kernel only.
@@ -56,7 +56,7 @@ _KERNEL, _VARIABLE, _MANAGED = 0, 1, 2
 _LINKED: Final = 2
 """The version of a wrapper with an array of the fat binaries that were linked."""
 _DEVICE_LAUNCH: Final = "__cudaCDP"
-"""How the functions begin that a kernel calls to launch another."""
+"""The beginnings of the names of functions that a kernel calls to launch another."""
 _LAUNCHES: Final = (
     "kernels of the program launch kernels (CUDA dynamic parallelism), which MPS does not support; launch them from "
     "the host"
@@ -121,9 +121,9 @@ def set_registry(find: int, wrapper_at: int) -> None:
 
 
 def check_linked() -> None:
-    """Load what the program has linked of several objects; NOT_SUPPORTED if kernels there launch kernels.
+    """Load fat binaries that were linked from several objects; NOT_SUPPORTED if kernels there launch kernels.
 
-    Any other error is the first launch's.
+    The first launch reports any other error.
     """
     for wrapper_at in _wrapper_functions:
         for number in itertools.count():
@@ -138,7 +138,7 @@ def check_linked() -> None:
 
 
 def _registration(host: int) -> Any:
-    """Return what is registered for an address of the host program; None."""
+    """Return the registration of an address of the host program; None without one."""
     for find in _find_functions if host else ():
         entry = find(host)
         if entry:
@@ -285,7 +285,7 @@ def unload(wrapper: int) -> None:
 def _explained(error: CudaError, wrapper: int) -> CudaError:
     """Return the error of a fat binary that cannot be used, with what to do about it.
 
-    It is reported once without being asked for (PYMPSD_EXPLAIN), because programs print its name at best.
+    It is reported once even without PYMPSD_EXPLAIN, because programs print its name at best.
     """
     if error.code == Result.ERROR_NO_BINARY_FOR_GPU:
         error = CudaError(error.code, _NO_PTX.format(reason=error.reason))

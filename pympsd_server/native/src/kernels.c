@@ -291,12 +291,14 @@ static int begin_next(Worker *c) {
     int64_t number = atomic_load(&b->next_block);
     if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, 1)) >= b->blocks)
         return 0;
-    Slot *slot = c->free;
-    if (slot)
-        c->free = slot->following;
-    else
-        slot = b->slot + atomic_fetch_add(&b->next_slot, 1);
-    begin_block(c, slot, number);
+    Slot *slot = b->is_prepared ? b->slot + number : c->free;
+    if (!b->is_prepared) {
+        if (slot)
+            c->free = slot->following;
+        else
+            slot = b->slot + atomic_fetch_add(&b->next_slot, 1);
+        begin_block(c, slot, number);
+    }
     link_slot(c, slot);
     return 1;
 }

@@ -103,6 +103,8 @@ struct Batch {
     // Threads of the pool (kernel_threads.c).
     _Atomic uint32_t is_open;
     uint32_t joined, running, was_helped;
+    uint32_t is_prepared; // every block has a slot of its own, in which Python has begun it
+    uint32_t unused;
     Batch *next_open;
 };
 

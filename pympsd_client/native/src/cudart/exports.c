@@ -1,8 +1,8 @@
 /* libcudart.so.12 and .13: the functions of the CUDA runtime, for programs that are linked with nvcc -cudart shared.
  *
  * Theory of operation. Nearly every function is a stub (../stubs.h) over a Python function of
- * pympsd_client/routing/runtime, which the libcuda.so.1 next to this library finds (../libcuda/gate.c). Here is what has
- * to work before Python is started, what has to be quick, and what returns something else than an error:
+ * pympsd_client/routing/runtime, which the libcuda.so.1 next to this library finds (../libcuda/gate.c). The
+ * functions in C are those that have to work before Python starts, have to be quick, or do not return an error:
  *
  *     registration.c   what the program registers before its main: fat binaries, kernels, variables
  *     launches.c       launches
@@ -32,7 +32,7 @@ enum { CUDA_VERSION = CUDA_MAJOR == 12 ? 12090 : 13000, FLAG_PER_THREAD = 2 };
 static Driver driver;
 static int has_driver;
 static atomic_int attached;
-static __thread int own_error; /* the last error, as long as Python cannot be started */
+static __thread int own_error; /* the last error while Python cannot be started */
 
 static void load_driver(void) {
     static const char *const names[] = {"pympsd_attach", "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuLaunchKernelEx",
@@ -82,7 +82,7 @@ static int take_own_error(void) {
     return error;
 }
 
-/* Have Python look host addresses up here, by its function in a table that other threads do not use yet. */
+/* Pass Python the function that looks up host addresses, in a table that no other thread uses yet. */
 static void set_registry(void *const *table) {
     static const char name[] = "pympsd_set_registry(";
     for (size_t index = 0; index < stub_count; index++)
@@ -90,8 +90,8 @@ static void set_registry(void *const *table) {
             ((int (*)(Registration *(*)(const void *), void *(*)(size_t)))table[index])(registration, registered_wrapper);
 }
 
-/* Several threads may attach at the same time: all get the same addresses. A lock would be held while a thread waits for
- * the GIL, which a thread that waits for the lock may hold. */
+/* Several threads may attach at the same time; all get the same addresses. A lock could deadlock: its owner would wait for
+ * the GIL, whose owner may wait for the lock. */
 static void attach(void) {
     void *table[stub_count];
     const Driver *found = find_driver();

@@ -2,13 +2,13 @@
  *
  * nvcc makes two steps of a launch. __cudaPushCallConfiguration keeps grid, block, shared memory and stream for the
  * thread; then the host function of the kernel takes them back with __cudaPopCallConfiguration and calls cudaLaunchKernel
- * with its own address, or since CUDA 13 __cudaLaunchKernel with what __cudaGetKernel returned for it. That is the
- * registration here, because the driver's kernel may not exist yet.
+ * with its own address, or since CUDA 13 __cudaLaunchKernel with what __cudaGetKernel returned for it. Here that is
+ * the registration, because the driver's kernel may not exist yet.
  *
  * The first launch of a kernel finds the driver's handle with Python (pympsd_kernel), which loads the fat binary. The
  * handle is valid in all contexts for as long as the program has the kernel. A launch then is a look-up and a call of
- * cuLaunchKernel, which is quick when it repeats. A thread gets the primary context of its device before its first
- * launch, and if the driver reports that it has none, or one that was destroyed: then the launch is repeated. */
+ * cuLaunchKernel, which is quick when it repeats. A thread gets the primary context of its device before its first launch.
+ * If the driver reports that the thread has no context, or a destroyed one, it gets one and the launch is repeated. */
 
 #include "runtime.h"
 
@@ -53,7 +53,7 @@ static int begin_thread(void) {
     return result;
 }
 
-/* Find the driver's handle of a kernel, which is also that of functions that the program got elsewhere. */
+/* Find the driver's handle of a kernel, also for functions that the program got elsewhere. */
 static int find_kernel(Registration *entry, const void *host, void **kernel) {
     int result = begin_thread();
     if (result != SUCCESS)
@@ -71,7 +71,7 @@ static int find_kernel(Registration *entry, const void *host, void **kernel) {
     return result;
 }
 
-/* Return whether a launch failed for want of a context, and may be repeated with the one that the thread now has. */
+/* Return whether a launch failed because the thread had no context, and can be repeated because it has one now. */
 static int has_got_context(int result) {
     return (result == INVALID_CONTEXT || result == CONTEXT_IS_DESTROYED || result == NOT_INITIALIZED) &&
            pympsd_ready() == SUCCESS;
@@ -84,7 +84,7 @@ static int is_impossible(dim3 grid, dim3 block) {
            block.z > MAX_BLOCK_Z || threads > MAX_THREADS;
 }
 
-/* The runtime has errors of its own: for a grid or block that no device can have, and an address that is not a kernel's. */
+/* The runtime has its own errors for a grid or block that no device supports, and for an address that is not a kernel's. */
 static int result_of(int result, const Registration *entry, dim3 grid, dim3 block) {
     if (result == SUCCESS)
         return SUCCESS;

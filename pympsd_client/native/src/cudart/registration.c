@@ -62,7 +62,7 @@ Registration *registration(const void *host) {
     return of == NULL || host == NULL ? NULL : look_up(of, host);
 }
 
-/* Put an entry into the first place that is free or has the same address: of a library that was at this place before. */
+/* Put an entry into the first place that is free, or has the same address (of a library that was loaded there before). */
 static void put(Table *of, Registration *entry) {
     size_t place = place_of(of, entry->host);
     Registration *before;
@@ -159,7 +159,7 @@ void __cudaRegisterManagedVar(void **handle, void **place, char *address, const 
     add(handle, (Registration){.host = place, .name = name, .size = size, .kind = MANAGED, .managed_place = place});
 }
 
-/* A variable of the host that device code reaches by its own address: devices that cannot reach host memory lack it. */
+/* A host variable that device code accesses by its host address. Devices that cannot access host memory do not have it. */
 void __cudaRegisterHostVar(void **handle, const char *name, char *host, size_t size) {
     (void)handle, (void)host, (void)size;
     fprintf(stderr, "pympsd: the host variable %s cannot be used by device code here\n", name == NULL ? "?" : name);

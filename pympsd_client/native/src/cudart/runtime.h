@@ -1,4 +1,4 @@
-/* The parts of libcudart: what the public headers declare of CUDA's types, and what the files here use of each other. */
+/* Declarations for libcudart: CUDA's public types, and the functions that the files here share. */
 
 #pragma once
 
@@ -60,7 +60,7 @@ typedef struct {
  * if it cannot be loaded. */
 HIDDEN const Driver *find_driver(void);
 
-/* What is registered for an address of the host program. Python reads the first five (runtime/symbols.py). */
+/* The registration of an address of the host program. Python reads the first five fields (runtime/symbols.py). */
 typedef enum { KERNEL, VARIABLE, MANAGED } Kind;
 typedef struct Registration {
     const void *host;
@@ -75,10 +75,10 @@ typedef struct Registration {
 /* Return the registration of an address of the host program; NULL if there is none. */
 HIDDEN Registration *registration(const void *host);
 
-/* Return the wrapper of a fat binary that is registered, the last one first; NULL if there are not as many. */
+/* Return the wrapper of a registered fat binary by its index, the last one first; NULL past the first. */
 HIDDEN void *registered_wrapper(size_t index);
 
-/* Functions behind stubs that are not exported: pympsd_client/routing/runtime/rows.py has them. */
+/* Functions behind stubs that are not exported (pympsd_client/routing/runtime/rows.py). */
 HIDDEN int pympsd_keep_error(int error);
 HIDDEN int pympsd_kernel(void **kernel, const void *host);
 HIDDEN int pympsd_ready(void);
@@ -86,7 +86,7 @@ HIDDEN int pympsd_set_registry(Registration *(*)(const void *), void *(*)(size_t
 HIDDEN int pympsd_unload(void *wrapper);
 HIDDEN int pympsd_variable(void **address, size_t *size, const void *host);
 
-/* Return whether Python runs, and functions behind stubs can be called for what should not start it. */
+/* Return whether Python runs already. Calls that must not start Python may call stubs only then. */
 HIDDEN int is_attached(void);
 
 /* Keep an error for the thread's cudaGetLastError, and return it. */

@@ -29,7 +29,7 @@ void *resolve_stub(uint64_t number) {
     return stub_table[number];
 }
 
-/* A function, the version of CUDA since which it is what cuGetProcAddress returns for its name without suffixes. */
+/* A function, and the first version of CUDA for which cuGetProcAddress returns it for its name without suffixes. */
 typedef struct {
     const char *name;
     const void *address;
@@ -97,7 +97,7 @@ int cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* Return whether code is that of NVRTC or nvJitLink, which ask for tables too, and do without. */
+/* Return whether an address is in NVRTC or nvJitLink, which request tables, too, but work without them. */
 static int is_of_compiler(const void *code) {
     Dl_info library;
     if (!dladdr(code, &library))
@@ -115,8 +115,8 @@ void pympsd_pass_on(ExportTable original) {
     atomic_store(&drivers_export_table, original);
 }
 
-/* A CUDA runtime inside the program asks for tables that are not documented. It asks for one more after cuInit, and
- * without that every call of it fails. */
+/* A CUDA runtime that is linked statically requests undocumented tables. It requests one more after cuInit; without that
+ * one, all its calls fail. */
 int cuGetExportTable(const void **table, const void *id) {
     static atomic_int has_reported;
     ExportTable original = atomic_load(&drivers_export_table);

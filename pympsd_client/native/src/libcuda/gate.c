@@ -1,27 +1,27 @@
-/* The gate between native code and Python: the one way in, for libcuda.so.1 and the libraries next to it.
+/* The gate between native code and Python: libcuda.so.1 and the libraries next to it enter Python only here.
  *
- * Theory of operation. A function of these libraries is a jump through a table (../stubs.h). The first call of any attaches
- * its library: Python is found or started (interpreter.c), `pympsd_client.routing.libraries.attach` makes a C function over
- * a Python function for each prototype (../entry_points.c) and writes its address to the table. Later calls do not come
- * here.
+ * Theory of operation. A function of these libraries is a jump through a table (../stubs.h). The first call of any of them
+ * attaches its library: Python is found or started (interpreter.c), `pympsd_client.routing.libraries.attach` makes a C
+ * function over a Python function for each prototype (../entry_points.c) and writes its address to the table. Later calls
+ * do not come here.
  *
  *     program -> cuInit -> resolve_stub -> pympsd_attach -> [Python starts] -> libraries.attach -> stub_table[...]
  *     program -> cuMemAlloc_v2 -> trampoline n -> Python
  *
- * Threads. A thread that Python did not start gets a state of Python at its first call, and keeps it until it ends
+ * Threads. A thread that Python did not start gets a thread state at its first call, and keeps it until it ends
  * (../entry_points.c), because `threading.local` and with it the thread's current context belong to that state. The GIL is
  * free whenever the program's own code runs.
  *
  * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
  * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
- * this itself. While a thread attaches, the GIL may be its own for long, and it has locks of modules: a child of that time
- * is told that it has no Python.
+ * this itself. While a thread attaches, it may hold the GIL for long, and locks of modules, too. A child that is forked
+ * meanwhile has no Python.
  *
  * Exit. The handler is registered when Python has started, by the program's first call, as NVIDIA's library does in
- * cuInit: exit handlers that the program registers later still use CUDA, earlier ones and destructors of objects that are
- * older get CUDA_ERROR_DEINITIALIZED (recorded on an H200), but may free. It has Python call the functions registered with
- * `atexit`, the last of which closes the connection. The interpreter does not end, as threads may be in it; it vanishes
- * with the process. In a Python program all this is done when Python ends.
+ * cuInit: exit handlers that the program registers later can still use CUDA. Earlier ones, and destructors of older
+ * objects, get CUDA_ERROR_DEINITIALIZED (recorded on an H200), but may free. The handler makes Python call the functions
+ * registered with `atexit`, the last of which closes the connection. The interpreter is not finalized, because threads may
+ * be running in it. In a Python program all this is done when Python ends.
  *
  * Signals. Python is started without handlers: SIGINT ends the program, unless it handles that itself. */
 
@@ -81,7 +81,7 @@ static void handle_ends(void) {
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* Put the exception that is set into one sentence on standard error. */
+/* Write the current exception as one sentence to standard error. */
 static void report(const Python *py, const char *library) {
     static atomic_int has_reported;
     void *type, *value, *trace;

@@ -2,8 +2,8 @@
 
 #pragma once
 
-/* For the sibling libraries, and this one: start Python if it does not run, have `pympsd_client.routing.libraries` find
- * what stands behind the functions of `library`, and write their addresses to `table`. A prototype is
+/* For this library and its siblings: start Python if it does not run, and let `pympsd_client.routing.libraries` write the
+ * addresses of the functions behind the stubs of `library` to `table`. A prototype is
  * "name(types of parameters)". Returns 0, or a CUresult after one sentence on standard error, the same at each call. */
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table);
 

@@ -2,7 +2,7 @@
  *
  * The problem. The client of pympsd is Python, and a native program has none, or one of its own.
  *
- * The idea. A Python in the process is used; it has to be new enough, and to run. Its symbols are made global if they are
+ * The idea. A Python in the process is used if it runs and is new enough. Its symbols are made global if they are
  * not (RTLD_LOCAL), because extension modules look for them there. Otherwise libpython is loaded and started as the
  * interpreter that has the packages (../installation.h), so that it finds them as that one does.
  *
@@ -103,9 +103,9 @@ static void *load_library(const char *interpreter, const char **reason) {
     return library;
 }
 
-/* Make Python believe that it is this interpreter: it finds its packages from there. */
+/* Make Python believe that it is this interpreter: it finds its packages relative to that. */
 static void initialize(void *library, const char *interpreter) {
-    /* From 3.14 on by PyInitConfig; Py_SetProgramName is there before, and for some time after. */
+    /* By PyInitConfig from 3.14 on; by Py_SetProgramName, which later versions may drop, before that. */
     void *(*create)(void) = (void *(*)(void))dlsym(library, "PyInitConfig_Create");
     int (*set_text)(void *, const char *, const char *) =
         (int (*)(void *, const char *, const char *))dlsym(library, "PyInitConfig_SetStr");

@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* The functions of Python's stable interface that are used here. They are looked up when a program calls CUDA, because a
- * native program is linked with no Python. */
+ * native program is not linked with Python. */
 #define PYTHON_FUNCTIONS(FUNCTION)                                                                                      \
     FUNCTION(int, Py_IsInitialized, (void))                                                                             \
     FUNCTION(void, Py_InitializeEx, (int))                                                                              \

@@ -1,8 +1,8 @@
-/* The description of a machine: read, checked and taken apart.
+/* Reads, checks and parses the description of a machine.
  *
- * pympsd/devices/nvml_text.py writes it, and has the format: a line for each fact, a name and its values. A name that
- * is not known is ignored, because a later daemon may write more; a value that cannot be read makes all of it invalid.
- * The last line is "end": what lacks it was cut off. */
+ * pympsd/devices/nvml_text.py writes it and documents the format: each line has a name and its values. Unknown names are
+ * ignored, because a later daemon may write more. One unreadable value makes the description invalid. The last line is
+ * "end"; without it the description was truncated. */
 
 #define _GNU_SOURCE
 #include "machine.h"

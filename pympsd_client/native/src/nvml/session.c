@@ -1,8 +1,8 @@
 /* libnvidia-ml.so.1: NVML for native programs and Python packages, over the file that a daemon keeps (source.c).
  *
  * Theory of operation. There is no Python inside, because Go programs load this library. `nvmlInit` finds the devices;
- * they stay as they are until the last `nvmlShutdown`, as handles do. Each query that depends on what runs looks whether
- * the daemon has replaced its file since (one lstat), and finds the device by its UUID in the new one.
+ * they stay as they are until the last `nvmlShutdown`, as handles do. Each query that depends on running processes
+ * checks whether the daemon has replaced its file (one lstat), and finds the device by its UUID in the new one.
  *
  *     devices by               functions
  *     a daemon, emulated       this library's; the others return NVML_ERROR_NOT_SUPPORTED
@@ -41,7 +41,7 @@ static struct stat file_status;
 static nvmlDevice_t handles[MAX_DEVICES];
 static void *drivers; /* the driver's library */
 static char not_loaded[REASON_BYTES] = "Driver Not Loaded";
-static char named[stub_count]; /* 1 for a function that was named on stderr */
+static char reported[stub_count]; /* 1 for a function that was reported on stderr */
 
 /* --- the lock */
 
@@ -146,9 +146,9 @@ static int refuse(void) {
 static void name_refused(uint64_t number) {
     const char *explains = secure_getenv("PYMPSD_EXPLAIN"), *prototype = stub_prototypes[number];
     int length = (int)strcspn(prototype, "(");
-    if (way == CLOSED || named[number] || !explains || !*explains || !strcmp(explains, "0"))
+    if (way == CLOSED || reported[number] || !explains || !*explains || !strcmp(explains, "0"))
         return;
-    named[number] = 1;
+    reported[number] = 1;
     fprintf(stderr, "pympsd: %.*s: NVML_ERROR_NOT_SUPPORTED: pympsd does not have it\n", length, prototype);
 }
 

@@ -24,7 +24,7 @@ typedef void *nvmlDevice_t;
 #define STRUCT_VERSION(type, number) ((unsigned)sizeof(type) | (number) << 24)
 
 /* Lock the machine. Return the device of a handle; NULL, with the machine not locked, and the result of the call in
- * `*result`, if there is none. It is as it was when NVML was initialized. */
+ * `*result`, if there is none. The device is as it was when NVML was initialized. */
 const struct device *lock_device(nvmlDevice_t handle, int *result);
 
 /* The same, with its processes as they are now. */

@@ -1,4 +1,4 @@
-/* Where the devices come from.
+/* Finds the devices: the daemon's, the driver's, or those of a description without a daemon.
  *
  * A daemon that has servers of pympsd keeps the file pympsd.nvml in its pipe directory up to date: it replaces the file
  * when what it describes has changed (pympsd/service/nvml_file.py). A reader sees the old file or the new one, never a
@@ -6,8 +6,8 @@
  * that another process could cut off.
  *
  * The file counts if it is root's or this user's, and nobody else can write it: another user's would describe devices
- * that do not exist. In a user namespace the kernel shows one number, the overflow uid, for every user without a number
- * there; such an owner is trusted with PYMPSD_UNMAPPED_DAEMON=trust only, because a file cannot prove whose it is as a
+ * that do not exist. In a user namespace the kernel shows one number, the overflow uid, for every user that is not
+ * mapped; such an owner is trusted with PYMPSD_UNMAPPED_DAEMON=trust only, because a file cannot prove whose it is as a
  * daemon can (pympsd/channel/daemon_owner.py). A namespace of protocol 3 has a directory below the daemon's.
  *
  * A daemon that was killed leaves the file. connect(2) with a socket of another type shows whether somebody listens:
@@ -40,7 +40,7 @@ extern char **environ;
 
 /* --- whom to trust */
 
-/* Return whether the number of a user stands for one user, and not for all that have none in this user namespace. */
+/* Return whether a uid stands for one user, and not for all users that are not mapped in this user namespace. */
 static int is_one_user(uid_t uid) {
     unsigned long overflow = 65534, count, all = 0;
     FILE *file = fopen("/proc/sys/kernel/overflowuid", "re");
@@ -90,7 +90,7 @@ static int listens(const char *directory) {
         return 0;
     int probe = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (probe < 0)
-        return 1; /* no descriptor is left: the file has to do */
+        return 1; /* without a free descriptor, rely on the file */
     int error = connect(probe, (struct sockaddr *)&address, sizeof address) ? errno : 0;
     close(probe);
     return error != ECONNREFUSED && error != ENOENT && error != ENOTDIR;
@@ -155,7 +155,7 @@ struct machine *read_machine_again(const char *path, struct stat *status, int *g
     char *text = read_file(path, &length, &now, unused);
     struct machine *machine = text && is_trusted(&now, path, unused) ? parse_machine(text, length, unused) : NULL;
     free(text);
-    *status = now; /* an invalid one is not read again either */
+    *status = now; /* an invalid file is not read again either */
     return machine;
 }
 
@@ -218,7 +218,7 @@ struct machine *describe_machine(char reason[REASON_BYTES]) {
     pid_t child = 0;
     struct machine *machine = NULL;
     size_t heard = strlen(reason);
-    if (getauxval(AT_SECURE)) { /* its environment would choose what runs with these rights */
+    if (getauxval(AT_SECURE)) { /* its environment would decide what runs with these rights */
         snprintf(reason + heard, REASON_BYTES - heard, "; and the program runs with the rights of its file");
         free(text);
         return NULL;

@@ -7,30 +7,37 @@ plan in other ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Final
+
+from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     WarpPlan,
     analyse,
-    find_strides,
     group_accesses,
     split_blocks,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
 from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns
 from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
 
-all_escape = False
-"""Whether every instruction that can escape does so. Tests set it to compare both tiers within one kernel."""
 _MAX_ESCAPES: Final = 24
-_MAX_BLOCKS: Final = 400
-"""The analysis takes time that grows faster than this number: a scan of CUB with more took over 15 s."""
+_MAX_BLOCKS: Final = 4000
+
+
+def is_forced(operation: Operation) -> bool:
+    """Return whether an instruction escapes although it has a form: never.
+
+    Tests replace it to compare the tiers, and keep no kernels on disk.
+    """
+    return False
 
 
 def choose_width(code: Code, block: tuple[int, int, int]) -> int:
@@ -66,44 +73,63 @@ def write_text(
     width = choose_width(code, block)
     rows, linear = block[0] % width == 0, block[1] * block[2] == 1
     whole = block[0] * block[1] * block[2] % width == 0
-    probe = KernelText(code, _everything_varies(code), width, whole, offsets, {}, static_shared)
-    refused: dict[int, bool] = {}
-
-    def is_escape(operation: Operation) -> bool:
-        known = refused.get(id(operation))
-        if known is None:
-            is_half = "f16" in operation.types and operation.name not in ("ld", "ldu", "st", "mov")
-            is_forced = all_escape and not _reads_special(operation)
-            known = (is_half and not has_halves) or is_forced or _is_refused(probe, operation)
-            refused[id(operation)] = known
-        return known
-
-    plan = _plan(code, is_escape, rows=rows)
-    if not all_escape:
-        _refuse_hot_escapes(plan)
-    text = KernelText(code, plan, width, whole, offsets, find_strides(plan, linear=linear), static_shared)
+    probe = KernelText(code, _everything_varies(code), width, whole, offsets, Sequences(), static_shared)
+    escapes = _Escapes(probe, has_halves)
+    plan = _plan(code, escapes, rows=rows)
+    _refuse_hot_escapes(plan, escapes)
+    text = KernelText(code, plan, width, whole, offsets, find_sequences(code, plan, linear=linear), static_shared)
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text
 
 
-def _plan(code: Code, is_escape: Callable[[Operation], bool], *, rows: bool) -> WarpPlan:
+@define
+class _Escapes:
+    """Decides which operations escape."""
+
+    probe: KernelText
+    has_halves: bool
+    _needed: dict[int, bool] = field(factory=dict)
+    """What was found out, by the id() of operations."""
+    _forced: dict[int, bool] = field(factory=dict)
+    _kept: set[int] = field(factory=set)
+
+    def is_needed(self, operation: Operation) -> bool:
+        """Return whether no form writes an operation."""
+        if id(operation) not in self._needed:
+            is_half = "f16" in operation.types and operation.name not in ("ld", "ldu", "st", "mov")
+            self._needed[id(operation)] = (is_half and not self.has_halves) or _is_refused(self.probe, operation)
+        return self._needed[id(operation)]
+
+    def is_escape(self, operation: Operation) -> bool:
+        """Return whether an operation escapes, because it has to or is forced to."""
+        if self.is_needed(operation):
+            return True
+        if id(operation) not in self._forced:
+            self._forced[id(operation)] = not _reads_special(operation) and is_forced(operation)
+        return self._forced[id(operation)] and id(operation) not in self._kept
+
+    def keep(self, operations: Iterable[Operation]) -> None:
+        """Force no escape of these operations."""
+        self._kept.update(map(id, operations))
+
+
+def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
     """Return the plan of a kernel whose warps take turns, except in blocks that the NumPy tier may take over."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
-    plan = analyse(code, split_blocks(blocks, operations, code.carry, is_escape, {}), rows=rows)
+    plan = analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, {}), rows=rows)
     turns = find_turns(blocks, operations, code.carry)
-    if not turns:
-        return plan
     ends = [s.terminator if plan.pending[k] else None for k, s in enumerate(plan.segments)]
     number = -1
     for segment, end in zip(plan.segments, ends, strict=True):
         number = segment.origin if segment.origin >= 0 else number
         if end is not None and end.name in ("bar", "barrier"):
             turns = {at: kind for at, kind in turns.items() if at not in map(id, operations[number])}
-    return analyse(code, split_blocks(blocks, operations, code.carry, is_escape, turns), rows=rows)
+            escapes.keep(operations[number])
+    return analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, turns), rows=rows)
 
 
 def _everything_varies(code: Code) -> WarpPlan:
@@ -123,9 +149,10 @@ def _is_refused(probe: KernelText, operation: Operation) -> bool:
     return False
 
 
-def _refuse_hot_escapes(plan: WarpPlan) -> None:
+def _refuse_hot_escapes(plan: WarpPlan, escapes: _Escapes) -> None:
     """Refuse a kernel in which the NumPy tier would do most of the work, on few threads at a time."""
-    escaping = [index for index, segment in enumerate(plan.segments) if segment.escapes]
+    segments = enumerate(plan.segments)
+    escaping = [index for index, s in segments if s.escapes and escapes.is_needed(s.operations[0])]
     ends = {h: e for e, s in enumerate(plan.segments) for h in s.successors if h != EXIT and h <= e}
     hot = [index for index in escaping if any(h <= index <= e for h, e in ends.items())]
     if hot or len(escaping) > _MAX_ESCAPES:

@@ -26,7 +26,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.process.version import build_id
-from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache, kernel_writer
+from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTION, KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width, write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
@@ -177,7 +177,7 @@ def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int
 def _key(translation: Translation, shape: ShapeClass) -> str:
     code = translation.code
     sizes = sorted(translation.offsets.items()), translation.shared_bytes
-    parts = code, sizes, shape, kernel_writer.all_escape, build_id(), _processor()
+    parts = code, sizes, shape, build_id(), _processor()
     return sha256(msgspec.json.encode(parts)).hexdigest()
 
 

@@ -167,6 +167,8 @@ class SharedState(ctypes.Structure):
         ("joined", c_uint32),
         ("running", c_uint32),
         ("was_helped", c_uint32),
+        ("is_prepared", c_uint32),
+        ("unused", c_uint32),
         ("next_open", c_uint64),
     )
 

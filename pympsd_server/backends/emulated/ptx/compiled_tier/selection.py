@@ -25,6 +25,7 @@ from typing import Final
 from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_cache import has_kernels, report
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import (
@@ -99,6 +100,29 @@ def begin_batch(
         if isinstance(code, MachineCode) and not module.space.has_peers:
             return CompiledBatch(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
+
+
+def switch_tier(
+    batch: Batch | CompiledBatch, module: LoadedModule, setup: LaunchSetup, first_block: int, sm_of_block: Array
+) -> Batch | CompiledBatch:
+    """Return what continues with a batch that is not finished: machine code, if that can take it over now.
+
+    Otherwise the batch itself, which from then on stops where machine code can continue. The arguments are those with
+    which the batch was begun.
+    """
+    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto" or module.space.has_peers:
+        return batch
+    code = _code_of(batch.kernel, setup, waits=False)
+    if not isinstance(code, MachineCode):
+        return batch
+    exits = Exits(code, len(batch.kernel.translation.plans))
+    stops = exits.find_stops(batch)
+    if stops is None:
+        batch.may_leave = exits.are_reached
+        return batch
+    compiled = CompiledBatch(module, batch.kernel.name, setup, first_block, sm_of_block, code)
+    take_over(batch, compiled, code, stops)
+    return compiled
 
 
 def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
