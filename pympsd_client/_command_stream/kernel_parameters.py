@@ -4,8 +4,6 @@ The forms: ``(values, ctypes types)``, an address or buffer of an array of point
 buffer itself (CUDA driver API, cuLaunchKernel; cuda.bindings, cuLaunchKernel).
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

@@ -24,8 +24,6 @@ makes new ones: several changes between two launches cost one upload.
 - ``_launching`` is reentrant, because what an update drops may be the last reference to this graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import count

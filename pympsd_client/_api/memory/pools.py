@@ -15,8 +15,6 @@ single allocations of it by 64 bytes of data (`shared_handles`). Nothing can be 
 Sizes are in bytes. INVALID_VALUE for a handle that is not a pool, and for unknown locations and types.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

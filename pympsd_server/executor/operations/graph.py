@@ -1,7 +1,5 @@
 """Operations on executable graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
