@@ -4,7 +4,7 @@ The problem: the threads of a warp run in step until they diverge, wait for each
 be stopped at any moment; and a NumPy call for each instruction is 10 to 770 times slower than machine code.
 
 The idea: a warp is one thread of execution, `status kernel(worker, frame)`. A register of the warp is a vector, or a
-scalar if all lanes have the same (analysis.py). A mask says which lanes run. At the end of a block its lanes are
+scalar if all lanes have the same (analysis.py). A mask states which lanes run. At the end of a block its lanes are
 added to the masks of the blocks they go to, and the *lowest* block that has lanes runs next, as in the NumPy tier:
 
     block 2 (loop)      block 5 (after it)          block 2 runs again and again, until its last lane has come to
