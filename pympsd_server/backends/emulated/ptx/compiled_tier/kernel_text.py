@@ -78,6 +78,7 @@ FORMS: Final = (data_forms, float_forms, integer_forms, warp_forms)
 """The modules whose forms are in the table."""
 FUNCTION: Final = "kernel"
 _SCRATCHES: Final = 4
+_MAX_ENTRIES: Final = 16
 
 
 @frozen
@@ -495,6 +496,7 @@ class KernelText(MemoryText):
         for index, segment in enumerate(self.segments):
             self.at = index
             self.write_segment(segment)
+        self._add_entries()
         index = 0
         while index < len(self.stops):
             self._enter(index)
@@ -523,6 +525,15 @@ class KernelText(MemoryText):
         attributes = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
         parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
         return "\n".join(parts) + "\n"
+
+    def _add_entries(self) -> None:
+        """Add stops where nothing stops: warps of the NumPy tier wait there for others that are still in a loop."""
+        headers = [k for k in self.plan.weights if self.segments[k].origin >= 0]
+        behind = set().union(*(self.plan.pending[k] for k in headers)) - set(headers)
+        if len(behind) <= _MAX_ENTRIES:
+            for k in sorted(behind):
+                if self.segments[k].origin >= 0:
+                    self.number_of(Stop(k, tuple(sorted(self.plan.pending[k] - {k}))))
 
     def _write_entry(self) -> None:
         mask = self.mask_type

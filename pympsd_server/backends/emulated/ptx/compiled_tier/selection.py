@@ -3,9 +3,8 @@
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
 milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
 thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
-waits for LLVM, and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until
-it is decided which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the
-first batch of a kernel.
+waits for LLVM, and kernels that are short and few are not compiled. A batch that has begun continues as machine code
+from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
 peers. Without llvmlite the executor reports that on its standard error, at the first kernel that would be compiled.
@@ -50,7 +49,6 @@ _MORE_BLOCKS: Final = 8
 
 _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
-_UNDECIDED_THREADS: Final = 1024
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
 _one_at_a_time: Final = threading.Lock()
@@ -73,9 +71,7 @@ def _begin_to_load() -> None:
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
-    """Return the maximum of blocks in a launch's next batch: `blocks_per_batch`, or more for a compiled kernel."""
-    if not together and is_undecided(kernel, setup):
-        return max(1, _UNDECIDED_THREADS // prod(setup.block))
+    """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
     is_compiled = any(isinstance(code, MachineCode) for code in kernel.translation.machine_codes.values())
     return blocks * _MORE_BLOCKS if is_compiled else blocks
