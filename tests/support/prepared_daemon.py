@@ -6,10 +6,12 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     from prepared import serve_requests
+    from prepared_children import fork_children
 
     import pympsd.cli.daemonize  # noqa: F401
     from pympsd.cli.command_line import main
 
     sys.path.pop(0)
     arguments = serve_requests()
+    fork_children()
     sys.exit(main(arguments))
