@@ -7,7 +7,8 @@ waits for LLVM, and kernels that are short and few are not compiled. A batch tha
 from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
-peers. Without llvmlite the executor reports that on its standard error, at the first kernel that would be compiled.
+peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
+error, which the daemon logs, and on that of the program.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from math import prod
 from typing import Final
+from weakref import WeakSet
 
 from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
@@ -41,6 +43,7 @@ from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.native.library import NoLibrary
 
 _MORE_BLOCKS: Final = 8
@@ -51,6 +54,9 @@ _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
+_SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
+_notified: Final[WeakSet[Facilities]] = WeakSet()
+"""The contexts whose program has been told so."""
 _one_at_a_time: Final = threading.Lock()
 
 
@@ -93,6 +99,7 @@ def begin_batch(
     if tier != "numpy":
         kernel = module.program.kernels[kernel_name]
         code = _code_of(kernel, setup, waits=tier == "compiled")
+        _tell_program(module, code)
         if isinstance(code, MachineCode) and not module.space.has_peers:
             return CompiledBatch(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
@@ -109,6 +116,7 @@ def switch_tier(
     if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto" or module.space.has_peers:
         return batch
     code = _code_of(batch.kernel, setup, waits=False)
+    _tell_program(module, code)
     if not isinstance(code, MachineCode):
         return batch
     exits = Exits(code, len(batch.kernel.translation.plans))
@@ -163,8 +171,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
     except Refused as error:
         return str(error)
     except (ImportError, NoLibrary) as error:
-        _explain_missing(error)
-        return str(error)
+        return _explain_missing(error)
     except Exception as error:  # whatever LLVM raises, the NumPy tier can run the kernel
         report(
             f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
@@ -177,8 +184,19 @@ def _attempt_to_load() -> None:
         load_llvm()
 
 
-def _explain_missing(error: Exception) -> None:
-    """Report once that kernels could be faster."""
-    what = str(error) if isinstance(error, NoLibrary) else "llvmlite is not installed"
-    how = "" if isinstance(error, NoLibrary) else f"; {sys.executable} -m pip install 'pympsd[compiled]' installs it"
-    report(f"kernels run in NumPy, 10 to 700 times slower than compiled ones: {what}{how}")
+def _explain_missing(error: Exception) -> str:
+    """Report once what is missing, and return it, as the state of a kernel that would be faster with it."""
+    if isinstance(error, NoLibrary):
+        reason = f"the runtime of compiled kernels cannot be used ({error})"
+    else:
+        reason = f"llvmlite is not installed: {sys.executable} -m pip install 'pympsd[compiled]'"
+    text = f"{_SLOW} {reason}"
+    report(text)
+    return text
+
+
+def _tell_program(module: LoadedModule, state: MachineCode | str) -> None:
+    """Write once to the standard error of a context's program that its kernels would be faster."""
+    if isinstance(state, str) and state.startswith(_SLOW) and module.facilities not in _notified:
+        _notified.add(module.facilities)
+        module.facilities.output.report(f"pympsd: {state}\n".encode())
