@@ -25,7 +25,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import CodeSegme
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import Register, registers_in, registers_written
 
-_MAX_DIRECT_STOPS: Final = 24
+_MAX_DIRECT_STOPS: Final = 4
 """Up to so many stops two ways may meet behind each."""
 _MAX_ENTRIES: Final = 16
 
