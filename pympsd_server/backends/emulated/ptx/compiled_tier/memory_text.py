@@ -5,7 +5,7 @@ allocation that this place in the code accessed last, two words of the `sites` t
 block's size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
 
     uniform address           one scalar access
-    lanes follow each other   tested at run time if the strides say that it is likely: one masked vector access
+    lanes follow each other   tested at run time if the strides suggest it: one masked vector access
     otherwise                 gather and scatter, or a loop in C if the guess was wrong
 
 A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
