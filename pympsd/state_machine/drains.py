@@ -1,6 +1,6 @@
 """Drains: hold the new clients of a target, let its running clients finish, and end the rest after a time limit.
 
-The problem: before a restart, an upgrade of the driver or the end of a job an operator wants a part of the machine to
+The problem: before a restart, an upgrade of the driver or the end of a job an operator needs a part of the machine to
 become empty without losing work. Waiting alone never ends, because new clients come; shutting down loses work.
 
 A *target* is a client process, a server, a namespace, a cgroup (with those below it), a user, a device, or all. A
@@ -44,8 +44,6 @@ Invariants: an operator is answered once, when no clients remain (status 0), whe
 (status 1: what is left is in the answer); each client's end is reported once; a drain has one termination at a time;
 no client is in ``clients`` and ``terminated`` of a drain.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -15,8 +15,6 @@ nvJitLink's header makes a program call `__nvJitLinkCreate_13_5`, with the heade
 of another version may lack that name, but not nvJitLinkCreate.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -41,7 +39,7 @@ _FAILS: Final = 0
 
 
 class NotInstalled(FileError):
-    """A library that pympsd forwards to is not installed; the text says where it may be."""
+    """A library that pympsd forwards to is not installed; the message explains where it may be."""
 
 
 def find(library: str, environment: Mapping[str, str] = os.environ) -> str:

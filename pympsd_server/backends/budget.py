@@ -28,7 +28,8 @@ from attrs import define, field
 
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Audit, BackendError
+from pympsd_server.backends.device_interface import Audit
+from pympsd_server.backends.interface import BackendError
 
 NOTEWORTHY_BYTES: Final = 64 << 20
 """Memory freed by others on the device counts from this amount on."""

@@ -1,4 +1,6 @@
-"""The port between an executor and the backend that runs the work: Device, Context, Module, Stream, Event.
+"""The port between an executor and the backend that runs the work: Context, Module, Stream, Event.
+
+`backends.device_interface` has the part for the whole device, `backends.virtual_memory` that for mapped memory.
 
 An executor owns one device and depends on no model and no driver: it makes the calls of this module. Two backends
 implement them, the emulated device (`backends.emulated`) and a real GPU (`backends.cuda`); one contract suite,
@@ -32,16 +34,14 @@ Source: the CUDA driver API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, IntEnum
 from typing import Any, Protocol
 
 from attrs import frozen
 
 from pympsd.errors import DeviceError
-from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
-from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.virtual_memory import MapsMemory
 
@@ -62,7 +62,13 @@ class BackendError(DeviceError):
 
 @frozen
 class Status:
-    """The result of the work before a completion: SUCCESS, or the sticky error of its context, with its reason."""
+    """The result of the work before a completion: SUCCESS, or the sticky error of its context, with its reason.
+
+    >>> Status()
+    Status(code=<Result.SUCCESS: 0>, reason='')
+    >>> Status(Result.ERROR_ILLEGAL_ADDRESS, "thread 3 of block 0 wrote to 0x10").code.name
+    'ERROR_ILLEGAL_ADDRESS'
+    """
 
     code: Result = Result.SUCCESS
     reason: str = ""
@@ -102,7 +108,11 @@ class Capabilities:
 
 
 class ContextLimit(IntEnum):
-    """The limits of a context that concern its kernels, by their numbers in CUlimit. Values are in bytes."""
+    """The limits of a context that concern its kernels, by their numbers in CUlimit. Values are in bytes.
+
+    >>> ContextLimit(2)
+    <ContextLimit.HEAP_BYTES: 2>
+    """
 
     PRINT_BYTES = 1
     """The size of the buffer for the output of kernels' printf."""
@@ -141,18 +151,34 @@ class Extent:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes in it."""
+        """The number of bytes in it; 0 if one of the three sizes is 0.
+
+        >>> Extent(16, 3).bytes, Extent(16, 0).bytes
+        (48, 0)
+        """
         return self.width * self.height * self.depth
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is a single row."""
+        """Whether it is a single row, for which pitches do not matter.
+
+        >>> Extent(16).is_linear, Extent(16, 3).is_linear
+        (True, False)
+        """
         return self.height == 1 and self.depth == 1
 
 
 @frozen(eq=False)
 class Region:
-    """One side of a copy, or the target of a fill: rows ``pitch`` bytes apart, slices ``slice_pitch`` bytes apart."""
+    """One side of a copy, or the target of a fill: rows ``pitch`` bytes apart, slices ``slice_pitch`` bytes apart.
+
+    Device memory has a ``base``, host memory a ``host``. Both pitches may be 0 for a single row:
+
+    >>> Region(Space.DEVICE, 0x7000_0000_0000, pitch=512).base
+    123145302310912
+    >>> Region(Space.STAGING, host=memoryview(bytes(64))).host.nbytes
+    64
+    """
 
     space: Space
     base: int = 0
@@ -188,7 +214,15 @@ class Region:
 
 @frozen(eq=False)
 class Copy:
-    """A copy of ``extent`` bytes between two regions, at least one of them in device memory."""
+    """A copy of ``extent`` bytes between two regions, at least one of them in device memory.
+
+    The regions must not overlap. Each has its own pitches, so a copy can pack or unpack rows:
+
+    >>> padded = Region(Space.DEVICE, 0x10000, pitch=512)
+    >>> packed = Region(Space.STAGING, pitch=16, host=memoryview(bytes(48)))
+    >>> Copy(padded, packed, Extent(width=16, height=3)).extent.bytes
+    48
+    """
 
     destination: Region
     source: Region
@@ -197,7 +231,12 @@ class Copy:
 
 @frozen(eq=False)
 class Fill:
-    """Set elements of 1, 2 or 4 bytes in device memory to ``value``; base and pitch are aligned to the element."""
+    """Set elements of 1, 2 or 4 bytes in device memory to ``value``; base and pitch are aligned to the element.
+
+    Only the low ``element_bytes`` bytes of the value count, as in cuMemsetD8, D16 and D32.
+
+    >>> Fill(Region(Space.DEVICE, 0x10000), 0xFF, 1, Extent(4096)).check_elements()
+    """
 
     destination: Region
     value: int
@@ -206,7 +245,13 @@ class Fill:
     """``width`` is in bytes, a multiple of ``element_bytes``."""
 
     def check_elements(self) -> None:
-        """Raise BackendError INVALID_VALUE unless elements have 1, 2 or 4 bytes, and all of them are aligned."""
+        """Raise BackendError INVALID_VALUE unless elements have 1, 2 or 4 bytes, and all of them are aligned.
+
+        >>> Fill(Region(Space.DEVICE, 0x10002), 0, 4, Extent(4096)).check_elements()
+        Traceback (most recent call last):
+            ...
+        pympsd_server.backends.interface.BackendError: a fill of 4-byte elements, rows of 4096 bytes at 0x10002
+        """
         region, extent = self.destination, self.extent
         offsets = region.base | extent.width
         if not extent.is_linear:
@@ -218,7 +263,10 @@ class Fill:
 
 @frozen(eq=False)
 class Launch:
-    """A kernel launch: ``function`` is its index in the module's functions, ``parameters`` the flat buffer."""
+    """A kernel launch: ``function`` is its index in the module's functions, ``parameters`` the flat buffer.
+
+    The buffer has each parameter at the offset of the function's layout, as the param space of PTX has them.
+    """
 
     module: Module
     function: int
@@ -233,14 +281,6 @@ class Launch:
     """All blocks must be resident at the same time, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
     cluster: tuple[int, int, int] = (1, 1, 1)
     """The blocks of a cluster, if not those that the kernel was compiled for; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
-
-
-Audit = Callable[[int, int, int, int], None]
-"""Called when an audited client has taken more than 1 MiB of device memory at a time, or returned it.
-
-Arguments: the client's address space, the bytes (negative if they were returned), the bytes that the client has then,
-and its lowest limit in bytes.
-"""
 
 
 # --- streams and events
@@ -261,7 +301,11 @@ class Stream(Protocol):
         """
 
     def fill(self, fill: Fill) -> None:
-        """Set elements of device memory to a value, which is checked as ``Fill.check_elements`` does."""
+        """Set elements of device memory to a value.
+
+        Raises:
+            BackendError: INVALID_VALUE as from ``Fill.check_elements``, or for addresses outside an allocation.
+        """
 
     def launch(self, launch: Launch) -> None:
         """Run a kernel.
@@ -298,14 +342,26 @@ class Stream(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether all work queued in it is done."""
+        """Whether all work queued in it is done, and all work of other streams that it would wait for.
+
+        As cuStreamQuery reports it; true of a stream that was never used.
+        """
 
     def destroy(self) -> None:
-        """Destroy the stream; its work runs to its end."""
+        """Destroy the stream without waiting; its work runs to its end, and its completions are called.
+
+        Nothing may be queued in it afterwards.
+        """
 
 
 class PendingHostFunction(Protocol):
-    """A stream's wait for a host function of the client."""
+    """A stream's wait for a host function of the client.
+
+    The executor calls the client, and ``finish`` when the client has answered::
+
+        pending = stream.launch_host_function(lambda status: ask_client(token, status))
+        pending.finish()
+    """
 
     def finish(self) -> None:
         """Resume the stream; no effect a second time.
@@ -316,11 +372,14 @@ class PendingHostFunction(Protocol):
 
 
 class Event(Protocol):
-    """A point in a stream."""
+    """A point in a stream, set by ``Stream.record``. Any number of streams may wait for it (``Stream.wait``)."""
 
     @property
     def done(self) -> bool:
-        """Whether its last recording is done; true if it was never recorded."""
+        """Whether the work before its last recording is done; true if it was never recorded (cuEventQuery).
+
+        It does not tell whether that work succeeded: ``notify`` does.
+        """
 
     def notify(self, done: Completion) -> None:
         """Call ``done`` when its last recording is done; immediately if there is none.
@@ -340,11 +399,18 @@ class Event(Protocol):
 
 
 class Module(Protocol):
-    """Loaded code, and the layouts that the client launches with."""
+    """Loaded code, and the layouts that the client launches with.
+
+    A module belongs to the context that loaded it, which frees it at the latest when it is destroyed.
+    """
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """The module's kernels; ``Launch.function`` is an index into them. Some may be known by name only."""
+        """The module's kernels; ``Launch.function`` is an index into them.
+
+        The kernels of a large module are loaded when they are needed: until then only the name in a layout is valid.
+        ``function`` returns the complete layout.
+        """
 
     def function(self, index: int) -> FunctionLayout:
         """Return the whole description of a kernel, which is loaded for it if it was not.
@@ -355,11 +421,17 @@ class Module(Protocol):
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
-        """The module's variables with their addresses."""
+        """The module's variables with their device addresses and sizes in bytes, as cuModuleGetGlobal returns them.
+
+        ``place_managed`` changes the addresses of managed variables.
+        """
 
     @property
     def managed_bytes(self) -> int:
-        """The bytes that ``place_managed`` needs; 0 if there are no managed variables."""
+        """The bytes that ``place_managed`` needs.
+
+        0 if there are no managed variables, or the driver places them itself.
+        """
 
     def place_managed(self, address: int) -> None:
         """Move the managed variables to ``managed_bytes`` of zeroed memory at an address, before the first launch.
@@ -376,16 +448,25 @@ class Module(Protocol):
 
 
 class Condition(Protocol):
-    """The condition of a conditional node; kernels set it with cudaGraphSetConditional."""
+    """The condition of a conditional node; kernels set it with cudaGraphSetConditional.
+
+    The executor sets the default value when a graph starts, and reads ``value`` when the stream reaches the node.
+    """
 
     value: int
 
 
 class EvaluatesConditions(Protocol):
-    """The part of a context for conditional nodes; BackendError NOT_SUPPORTED without ``evaluates_conditions``."""
+    """The part of a context for conditional nodes (CUDA driver API, Graph Management).
+
+    Without ``Capabilities.evaluates_conditions`` all calls raise BackendError NOT_SUPPORTED.
+    """
 
     def condition(self, handle: int) -> Condition:
-        """Return the condition that kernels name by a handle: the same for all graphs while one of them has it."""
+        """Return the condition that kernels name by a handle (CUgraphConditionalHandle).
+
+        It is the same one for all graphs as long as one of them has it.
+        """
 
     def call(self, stream: Any, pieces: Iterator[None]) -> None:
         """Take the pieces one by one, on the device's time, when the stream reaches them; later work waits.
@@ -395,7 +476,10 @@ class EvaluatesConditions(Protocol):
 
 
 class Context(MapsMemory, EvaluatesConditions, Protocol):
-    """One client context: its memory, modules and streams. Destroying it frees all of them."""
+    """One client context: its memory, modules and streams. Destroying it frees all of them.
+
+    Contexts of one client share its address space and its memory limit (``Device.create_context``).
+    """
 
     def allocate(self, count: int) -> int:
         """Return the address of ``count`` bytes of new memory.
@@ -430,7 +514,10 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
 
     @property
     def default_stream(self) -> Stream:
-        """The legacy default stream, which synchronizes with the context's blocking streams in both directions."""
+        """The legacy default stream, which synchronizes with the context's blocking streams in both directions.
+
+        It exists as long as the context (CUDA driver API, Stream synchronization behavior).
+        """
 
     def create_stream(self, non_blocking: bool, priority: int) -> Stream:
         """Return a new stream; ``priority`` is clamped to the range of ``Device.stream_priorities``.
@@ -442,7 +529,11 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
     def create_event(self, timing: bool) -> Event:
-        """Return a new event; only events with ``timing`` have times."""
+        """Return a new event, which counts as done until it is recorded; only events with ``timing`` have times.
+
+        Raises:
+            BackendError: The sticky error of a faulted context.
+        """
 
     def open_event(self, event: Event) -> Event:
         """Return an event that another context of the device has, as an event of this context.
@@ -474,7 +565,10 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
 
     @property
     def status(self) -> Status:
-        """SUCCESS, or the sticky error of a faulted, terminated or destroyed context."""
+        """SUCCESS, or the sticky error of a faulted, terminated or destroyed context.
+
+        May be read from any thread; it does not wait for work.
+        """
 
     def terminate(self, status: Status) -> None:
         """Make ``status`` the sticky error: stop what runs, drop what waits, free the context's memory.
@@ -496,102 +590,3 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         Return after two seconds even if kernels still run that the device cannot stop: the context keeps its
         resources, which stay counted, until they have ended, and the device counts it as ``unfinished``.
         """
-
-
-# --- devices
-
-
-class Timeline(Protocol):
-    """Receives the times of each device's work. Times are ns of CLOCK_MONOTONIC; called from any thread."""
-
-    def ran(self, context: int, name: str, began: int, ended: int) -> None:
-        """Note that the device worked for a context: a slice of a kernel, a copy or a fill."""
-
-    def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
-        """Note that work in a stream is finished, or was stopped; streams are numbered by context, 0: the default."""
-
-
-class Device(Protocol):
-    """One device, opened by its executor."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The capabilities of this device."""
-
-    @property
-    def stream_priorities(self) -> tuple[int, int]:
-        """The lowest and the highest stream priority; the lowest is the larger number."""
-
-    @property
-    def trace(self) -> Mapping[str, int]:
-        """Counters for tests and operators: kernels started and finished, batches, bytes allocated ..."""
-
-    @property
-    def context_traces(self) -> Sequence[ContextTrace]:
-        """The SMs of each live context, and the most blocks that it had on them."""
-
-    @property
-    def batch_traces(self) -> Sequence[BatchTrace]:
-        """The latest batches of blocks that began, oldest first; empty unless the device ``sees_blocks``."""
-
-    @property
-    def memory_used(self) -> Mapping[int, int]:
-        """Bytes of device memory by address space: allocations, modules and the contexts themselves."""
-
-    @property
-    def unfinished(self) -> int:
-        """The number of destroyed contexts that keep their resources because their kernels still run."""
-
-    @property
-    def host_memory_base(self) -> int:
-        """The first address of the 256 GiB in which host memory must lie for kernels to access it; 0: anywhere."""
-
-    def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
-        """Register pinned host memory for direct access, also by kernels of one client if the device maps it.
-
-        Args:
-            address_space: The client whose kernels may access it.
-            address: Where the memory lies, in this process and in the client's.
-            memory: Its bytes, whole shared pages, which stay mapped while referenced. The reference is dropped when
-                no work can access the memory any more.
-
-        Returns:
-            A callback that unregisters it, to be called once after its last use.
-
-        Raises:
-            BackendError: OUT_OF_MEMORY, or the driver's refusal.
-        """
-
-    def watch_memory(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` after every change of ``memory_used``, from any thread; it must not wait."""
-
-    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count the bytes that clients of other executors have on the device, in all and by group of clients."""
-
-    def audit_memory(self, audited: Audit) -> None:
-        """Call ``audited``, from any thread, for what clients with an audited quota take and return."""
-
-    def set_timeline(self, timeline: Timeline | None) -> None:
-        """Report all work from now on to a timeline, or to none.
-
-        Raises:
-            BackendError: NOT_SUPPORTED; NOT_READY if a GPU does not reach an event within 1 s.
-        """
-
-    def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
-    ) -> Context:
-        """Create a context.
-
-        Args:
-            address_space: The client process. Contexts of one address space share memory, and one memory limit.
-            quota: The limits of the context and its client.
-            on_fault: Called once, from any thread, with the sticky error when the context becomes faulted.
-            context_id: Its id in traces and timelines.
-
-        Raises:
-            BackendError: OUT_OF_MEMORY if there is no memory for the context itself; the reason names the bytes.
-        """
-
-    def close(self) -> None:
-        """Stop everything and release the device."""

@@ -1,7 +1,7 @@
 """The part of the port for memory that clients map at addresses of their choice (Virtual Memory Management).
 
-Ranges are of whole granules (`pympsd.vocabulary.device_properties.MAPPING_GRANULE`). BackendError as in the rest of
-the port; NOT_SUPPORTED from all without the capability ``maps_virtual_memory``.
+Ranges are of whole granules (`pympsd.vocabulary.device_properties.MAPPING_GRANULE`). All calls raise BackendError
+NOT_SUPPORTED without the capability ``maps_virtual_memory``. Addresses and sizes are in bytes.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,14 @@ Charge = Callable[[int], Callable[[], None]]
 
 @frozen
 class File:
-    """A file of memory in a process: its descriptor, the secret in its name, and where in it the memory begins."""
+    """A file that holds memory, as another executor finds it: /proc/PROCESS/fd/DESCRIPTOR.
+
+    ``secret`` is in the file's name, which proves that the descriptor still is that file; the memory begins at
+    ``offset`` bytes.
+
+    >>> File(descriptor=7, secret=0x1234)
+    File(descriptor=7, secret=4660, offset=0)
+    """
 
     descriptor: int
     secret: int
@@ -23,24 +30,40 @@ class File:
 
 
 class PhysicalMemory(Protocol):
-    """Memory without an address of its own."""
+    """Memory without an address of its own, as from cuMemCreate.
+
+    It can be mapped at several addresses at the same time, and is freed when it is released and mapped nowhere.
+    """
 
     @property
     def size(self) -> int:
-        """The size of the memory in bytes."""
+        """The size of the memory in bytes, a multiple of MAPPING_GRANULE."""
 
     @property
     def is_of_host(self) -> bool:
-        """Whether it is the host's, which the program reaches too."""
+        """Whether it is host memory, which the program can access, too."""
 
     def export(self) -> int:
-        """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
+        """Return a new descriptor by which another process can import it (cuMemExportToShareableHandle).
+
+        The caller closes it.
+
+        Raises:
+            BackendError: INVALID_VALUE unless it was created ``shareable``; OPERATING_SYSTEM without a descriptor.
+        """
 
     def publish(self) -> File:
-        """Return where other executors find it; BackendError INVALID_VALUE unless its client created it."""
+        """Return the file by which the client's other executors find it (``MapsMemory.import_peers_memory``).
+
+        Raises:
+            BackendError: INVALID_VALUE unless its client created it.
+        """
 
     def release(self) -> None:
-        """Free it once it is mapped nowhere."""
+        """Free it as soon as it is not mapped anywhere (cuMemRelease); immediately if it is not now.
+
+        Existing mappings stay valid.
+        """
 
 
 class MapsMemory(Protocol):
@@ -54,7 +77,11 @@ class MapsMemory(Protocol):
         """
 
     def import_memory(self, secret: int) -> PhysicalMemory:
-        """Return memory that was exported under a secret; BackendError INVALID_VALUE, NOT_SUPPORTED."""
+        """Return memory that another context exported, by the secret in its file's name.
+
+        Raises:
+            BackendError: INVALID_VALUE if there is none under this secret; NOT_SUPPORTED.
+        """
 
     def share_allocation(self, address: int) -> tuple[int, int]:
         """Return the secret under which an allocation is imported, and where it begins in the imported memory.
@@ -82,13 +109,29 @@ class MapsMemory(Protocol):
         """
 
     def unmap_peer(self, ordinal: int) -> None:
-        """Undo `map_peer`; no effect if nothing was mapped. BackendError NOT_SUPPORTED."""
+        """Undo `map_peer` for a device; no effect if nothing was mapped.
+
+        Raises:
+            BackendError: NOT_SUPPORTED.
+        """
 
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
-        """Map all of it at an address, not accessible yet; BackendError INVALID_VALUE if that is not free."""
+        """Map all of it at an address (cuMemMap). Accesses fault until ``set_access``.
+
+        Raises:
+            BackendError: INVALID_VALUE if the range is not free.
+        """
 
     def unmap_memory(self, address: int, count: int) -> None:
-        """Unmap a range of whole mappings; BackendError INVALID_VALUE. Work that still accesses it faults."""
+        """Unmap a range of whole mappings (cuMemUnmap), without waiting: work that still accesses it faults.
+
+        Raises:
+            BackendError: INVALID_VALUE unless the range consists of whole mappings.
+        """
 
     def set_access(self, address: int, count: int, accessible: bool) -> None:
-        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
+        """Make a range of whole mappings accessible to the client's kernels, or not (cuMemSetAccess).
+
+        Raises:
+            BackendError: INVALID_VALUE unless the range consists of whole mappings.
+        """

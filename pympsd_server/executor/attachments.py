@@ -9,8 +9,6 @@ A request that cannot be carried out is refused with a CUresult and a sentence, 
 that could not be created has neither a thread nor a socket nor shared memory.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable
@@ -37,7 +35,8 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Status
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory

@@ -16,7 +16,8 @@ from pympsd.process.version import build_id
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup, MemoryAudited
-from pympsd_server.backends.interface import BackendError, Device
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.attachments import Attachments
 from pympsd_server.executor.link import Link
 from pympsd_server.executor.memory.device_memory import MemoryReporter

@@ -11,7 +11,8 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import read_worker
 from pympsd.vocabulary.variables import WORKER, BadSetting
 from pympsd.wire.records import Kind
-from pympsd_server.backends.interface import BackendError, Context, Device
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError, Context
 from pympsd_server.native.library import NoLibrary, library
 from pympsd_server.native.states import NativeAccess, NativeDevice
 from pympsd_server.native.worker import NativeWorker

@@ -52,7 +52,7 @@ class Peers:
             try:
                 rest = rest[raw.send(rest) :]
             except BlockingIOError:
-                await trio.sleep(0)
+                await trio.lowlevel.wait_writable(raw)
 
     def close(self) -> None:
         """Close everything."""

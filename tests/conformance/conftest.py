@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from prepared import prepared
+from prepared import DAEMON, prepared
 from processes import adopt_orphans
 
 from tests.conformance import this_machine
@@ -19,8 +19,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _clients_are_prepared() -> Iterator[None]:
-    with nullcontext() if this_machine.LEADS else prepared(this_machine.CLIENT):
+def _programs_are_prepared() -> Iterator[None]:
+    with nullcontext() if this_machine.LEADS else prepared(this_machine.CLIENT), prepared(DAEMON):
         yield
 
 

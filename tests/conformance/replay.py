@@ -38,6 +38,11 @@ NAMESPACE: Final = "4026531836"
 class ReplayDaemon(DaemonProcess):
     """A daemon whose tools run in its own folder, so that relative paths mean it."""
 
+    @property
+    def tools_directory(self) -> Path:
+        """Its own folder."""
+        return self.directory
+
     def run(
         self, arguments: list[str], text: str = "", uid: int | None = None, tool: str = "pympsd"
     ) -> subprocess.CompletedProcess[str]:
@@ -50,7 +55,7 @@ class ReplayDaemon(DaemonProcess):
             text=True,
             timeout=SECONDS,
             user=(self.uid if uid is None else uid) or None,
-            cwd=self.directory,
+            cwd=self.tools_directory,
         )
 
     def run_as_vendors(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -199,7 +204,7 @@ class Replay:
             # Only under the vendor's name an unknown option is answered as recorded.
             done = daemon.run_as_vendors(step["arguments"])
         elif "-d" in step["arguments"] and step["status"] == 0:
-            done = daemon.start(" ".join(step["arguments"]))
+            done = daemon.start(*step["arguments"])
         else:
             # As the vendor's tool does, which gives another user's daemon all commands.
             trusting = [] if step["arguments"] else ["--trust-daemon"]

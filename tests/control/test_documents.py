@@ -11,7 +11,7 @@ from pympsd import control
 from pympsd.control import connection, daemon, records, trio_daemon
 from pympsd.state_machine.state import turns
 from pympsd.vocabulary import variables
-from pympsd_server.backends import interface
+from pympsd_server.backends import interface, virtual_memory
 from pympsd_server.backends.emulated.scheduling import fair_share, policy
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
@@ -24,7 +24,20 @@ def test_the_examples_of_the_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [control, connection, daemon, records, trio_daemon, variables, turns, policy, fair_share, interface]
+    "module",
+    [
+        control,
+        connection,
+        daemon,
+        records,
+        trio_daemon,
+        variables,
+        turns,
+        policy,
+        fair_share,
+        interface,
+        virtual_memory,
+    ],
 )
 def test_the_examples_of_docstrings(module: object) -> None:
     found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)  # type: ignore[arg-type]

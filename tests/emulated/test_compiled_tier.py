@@ -251,19 +251,19 @@ def test_a_kernel_that_takes_long_is_compiled_meanwhile(monkeypatch: pytest.Monk
     assert len(results) == 1
 
 
-def test_few_blocks_of_a_kernel_with_loops_begin_until_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "auto")
     device = Device(1 << 20)
     module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
-    kernel, setup = module.program.kernels["k"], LaunchSetup((4096, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
+    kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
     assert is_undecided(kernel, setup)
-    few, deadline = max_blocks(kernel, setup), time.monotonic() + 60
-    assert few * 32 == 1024
+    first, deadline = max_blocks(kernel, setup), time.monotonic() + 60
+    assert first == 1024
     while is_undecided(kernel, setup):
         assert time.monotonic() < deadline
-        begin_batch(module, "k", setup, 0, np.zeros(few, np.int64)).step(0.1, Never())
-    assert max_blocks(kernel, setup) == 4096 * 2
-    assert isinstance(begin_batch(module, "k", setup, few, np.zeros(4096 - few, np.int64)), CompiledBatch)
+        begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
+    assert max_blocks(kernel, setup) == 8192
+    assert isinstance(begin_batch(module, "k", setup, first, np.zeros(8192 - first, np.int64)), CompiledBatch)
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
@@ -358,3 +358,44 @@ def test_a_register_is_saved_once_however_many_barriers_follow(threads: int) -> 
         text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, (threads, 1, 1), has_halves=True)
         saves.append(len(re.findall(r"store <32 x i64> .*, align 4\n", text.module_text)))
     assert saves[0] == saves[1]
+
+
+SEQUENCES = """.visible .entry k(.param .u64 p, .param .u32 shift, .param .u64 less)
+{{ .reg .b32 %i, %n, %v, %x, %shift; .reg .b64 %a, %o, %w, %less; .reg .pred %q; mov.u32 %i, %tid.{axis};
+ld.param.u32 %shift, [shift]; ld.param.u64 %a, [p]; ld.param.u64 %less, [less];
+sub.s32 %i, %i, 3; add.s32 %i, %i, %shift; mov.u32 %n, 0;
+AGAIN: {extend} sub.s64 %o, %o, %less; add.s64 %o, %a, %o; ld.global.u32 %v, [%o];
+add.u32 %v, %v, %n; st.global.u32 [%o+8192], %v; add.s32 %i, %i, 64;
+bar.sync 0; add.u32 %n, %n, 1; setp.lt.u32 %q, %n, 3; @%q bra AGAIN; ret; }}"""
+EXTENSIONS = {
+    "mul.wide.s32": "mul.wide.s32 %o, %i, 4;",
+    "mul.wide.u32": "mul.wide.u32 %o, %i, 4;",
+    "mad.wide.u32": "mov.u64 %w, 0; mad.wide.u32 %o, %i, 4, %w;",
+    "cvt.s64.s32": "cvt.s64.s32 %w, %i; shl.b64 %o, %w, 2;",
+    "cvt.u64.u32": "cvt.u64.u32 %w, %i; mul.lo.u64 %o, %w, 4;",
+    "shl.b32": "shl.b32 %x, %i, 2; cvt.u64.u32 %o, %x;",
+}
+
+
+@pytest.mark.parametrize("extend", sorted(EXTENSIONS))
+@pytest.mark.parametrize("shape", [("x", (80,)), ("x", (32, 2)), ("y", (4, 16))])
+def test_sequences_of_addresses_may_wrap(
+    monkeypatch: pytest.MonkeyPatch, extend: str, shape: tuple[str, tuple[int, ...]]
+) -> None:
+    """Wherever an index of 32 bits wraps, both tiers reach the same memory, or name the same fault."""
+    axis, block = shape
+    for shift in (6, -40, 2**31 - 30, 2**31 - 200, 2**32 - 30, 2**30 - 30):
+        for less in {shift * 4 - 4096, (shift - 2**32) * 4 - 4096, shift * 4 % 2**32 - 4096}:
+            answers = []
+            for tier in ("compiled", "numpy"):
+                monkeypatch.setenv("PYMPSD_TIER", tier)
+                device = Device(1 << 20)
+                address, data = device.put(np.arange(4096, dtype="u4")), np.zeros(4096, "u4")
+                ptx = HEADER + SEQUENCES.format(axis=axis, extend=EXTENSIONS[extend])
+                try:
+                    device.launch(device.load(ptx), "k", 1, block, address, shift % 2**32, less % 2**64)
+                except DeviceFault as fault:
+                    answers.append(str(fault))
+                else:
+                    answers.append(device.get(address, data).tolist())
+            assert answers[0] == answers[1], (shift, less)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import align_local_frame
 from tests.emulated.fragments import run_fragment
 from tests.emulated.harness import HEADER, Device
 
@@ -21,6 +22,21 @@ def test_narrow_loads_extend(kind: str, dtype: str, space: str) -> None:
         text = text.replace("mul.wide.u32 %w2, %i0, 8;", "mov.u64 %w2, 16;")
     got = run_fragment(text, "i4", WORDS, WORDS[::-1].copy())
     np.testing.assert_array_equal(got, WORDS[::-1].astype(dtype).astype("i4"))
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 4096, 32768])
+def test_each_thread_has_its_own_local_memory_from_the_first_byte_to_the_last(size: int) -> None:
+    text = f""".local .align 16 .b8 room[{size}]; mov.u64 %w1, room;
+      st.local.b32 [%w1], %a; st.local.b32 [%w1+{size - 4}], %b;
+      ld.local.b32 %d, [%w1]; ld.local.b32 %i1, [%w1+{size - 4}]; sub.u32 %d, %d, %i1;"""
+    np.testing.assert_array_equal(run_fragment(text, "u4", WORDS, WORDS[::-1].copy()), WORDS - WORDS[::-1])
+
+
+@pytest.mark.parametrize("size", [1024, 4096, 32768, 32832, 65536])
+def test_the_same_offset_of_a_warp_is_in_as_many_sets_of_a_cache_as_possible(size: int) -> None:
+    frame = align_local_frame(size)
+    assert size <= frame <= size + 128
+    assert len({lane * frame // 64 % 64 for lane in range(32)}) == 32
 
 
 def test_vectors() -> None:

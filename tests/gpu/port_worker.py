@@ -18,7 +18,8 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorSetup
-from pympsd_server.backends.interface import BackendError, Device, Launch, Module
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError, Launch, Module
 from pympsd_server.executor.main import open_device
 from tests.backends.contract.port_user import PortUser
 

@@ -43,3 +43,24 @@ def test_the_tests_run_in_parallel_without_the_long_ones(
     first, _, rest = done.stdout.partition("\n")
     assert (done.returncode, first) == (3, passed_on.format(parallel=parallel))
     assert (rest.startswith(last), bool(rest)) == (True, bool(last))
+
+
+def test_an_installation_is_built_again_only_after_a_change(tmp_path: Path) -> None:
+    for folder in ("scripts", "pympsd", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "environment", tmp_path / "scripts")
+    python_stub, installed = tmp_path / ".venv/bin/python3", ".venv/lib/python3.11/site-packages/pympsd"
+    python_stub.write_text(
+        f'#!/bin/sh\nfor last; do :; done; echo "$last"; mkdir -p {installed}\n: >{installed}/__main__.py\n'
+    )
+    python_stub.chmod(0o755)
+    steps = (
+        'install_pympsd ""',
+        'install_pympsd "[dev,test]"',
+        'install_pympsd "[test]"',
+        'echo "changed = 1" >pympsd/module.py',
+        'install_pympsd "[test]"',
+    )
+    command = ["sh", "-c", "\n".join((". scripts/environment", *steps)), "scripts/any"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == [f"{tmp_path}", "pympsd[dev,test]", f"{tmp_path}[test]"], done.stderr

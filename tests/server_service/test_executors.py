@@ -90,10 +90,11 @@ async def test_the_next_executor_is_started_when_the_loss_of_the_last_one_is_han
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else a client whose context is already in the next one would be lost with those of the last one."""
-    log, may_reap, losses_at_starts = Recorder(), trio.Event(), []
+    log, reaps, may_reap, losses_at_starts = Recorder(), trio.Event(), trio.Event(), []
     reap, spawn = executors_module._reap, executors_module._spawn
 
     async def reap_late(executor: Executor) -> int:
+        reaps.set()
         await may_reap.wait()
         return await reap(executor)
 
@@ -108,8 +109,7 @@ async def test_the_next_executor_is_started_when_the_loss_of_the_last_one_is_han
             running = executors(nursery, "emulated", log)
             first = await running.get_or_start(SLOT)
             os.kill(first.process.pid, signal.SIGKILL)
-            while running.running(SLOT) is first:
-                await trio.sleep(0)
+            await reaps.wait()
             async with trio.open_nursery() as asking:
                 asking.start_soon(running.get_or_start, SLOT)
                 await trio.testing.wait_all_tasks_blocked()
@@ -149,9 +149,7 @@ async def test_an_executor_that_was_killed_is_replaced_by_the_next_generation() 
             running = executors(nursery, "emulated", log)
             first = await running.get_or_start(SLOT)
             os.kill(first.process.pid, signal.SIGKILL)
-            await first.process.wait()
-            while running.running(SLOT) is first:
-                await trio.sleep(0)
+            await first.gone.wait()
             with pytest.raises(ExecutorError) as caught:
                 await first.ask(1, object())
             assert caught.value.code == Result.ERROR_MPS_RPC_FAILURE
@@ -212,18 +210,24 @@ async def test_each_user_has_an_executor_and_unused_ones_make_room() -> None:
 
 async def test_the_memory_of_all_users_clients_on_a_device_is_reported_together() -> None:
     reports: list[tuple[int, dict[int, int]]] = []
+    both = trio.Event()
+
+    def record(device: int, clients: dict[int, int]) -> None:
+        reports.append((device, clients))
+        if clients.keys() == {1, 2}:
+            both.set()
+
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             running = executors(nursery, "emulated", Recorder())
-            running.on_memory = lambda device, clients: reports.append((device, clients))
+            running.on_memory = record
             for client, user in ((1, 500), (2, 600)):
                 executor = await running.get_or_start(ExecutorSlot(0, user))
                 number = running.next_request()
                 _, fds = await executor.ask(number, Attach(number, client, client, True, Quota(0, 0, 0)))
                 for fd in fds:
                     os.close(fd)
-            while not reports or reports[-1][1].keys() != {1, 2}:
-                await trio.sleep(0)
+            await both.wait()
             await running.vacate(ExecutorSlot(0, 500))
             assert reports[-1][0] == 0
             assert reports[-1][1].keys() == {2}

@@ -1,12 +1,12 @@
 """Processes of tests, forked from an interpreter that has imported already what they need.
 
 To import trio, NumPy and pympsd takes longer than everything else that most daemons and clients of a test do. So a
-test process has two *prepared* processes, which import a program and wait: `client_program` and `prepared_daemon`. A
-start is a request to one of them: a new process with the requested environment, directory, user and standard streams
-continues with the program's own first line.
+test process has two *prepared* processes, which import a program and wait: `client_program` and `prepared_daemon`.
+A start is a request to one of them: a new process with the requested environment, directory, user and standard
+streams continues with the program's own first line.
 
-Others see what they would see of an executed process: a PID, a command line and an environment (/proc/PID/environ) of
-its own, and the test process as its parent. What the interpreter and the loader read before the first line of a
+Others see what they would see of an executed process: a PID, a command line and an environment (/proc/PID/environ)
+of its own, and the test process as its parent. What the interpreter and the loader read before the first line of a
 program cannot be changed any more: processes with such variables are executed (`can_start`).
 
     test process              prepared process               process in the middle       new process
@@ -15,8 +15,9 @@ program cannot be changed any more: processes with such variables are executed (
          | <------------------- PID |                                                 runs the program
          adopts orphans until here, so that it is the new process's parent
 
-Servers and executors are always executed. Daemons are outside tests/flows, and with clients in those modules there
-that set ``EXECUTED``. With the variable PYMPSD_TEST_EXECUTED=1 everything is.
+Servers and executors are forks of their daemons (`prepared_children`). Outside tests/flows and tests/conformance,
+and in modules there that set ``EXECUTED``, all of them are executed. With the variable PYMPSD_TEST_EXECUTED=1
+everything is.
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ _prepared: dict[str, _Prepared] = {}
 
 @contextmanager
 def prepared(program: str) -> Iterator[None]:
-    """Have a process that has imported a program for a block: DAEMON, or a client's that calls `serve_requests`."""
-    if os.environ.get(EXECUTE_ALL) == "1":
+    """Have a process that has imported a program for a block: DAEMON, or a client's that calls `serve_requests`.
+
+    Within another block of the same program there is only that one's.
+    """
+    if program in _prepared or os.environ.get(EXECUTE_ALL) == "1":
         yield
         return
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,8 +103,13 @@ def executed() -> Iterator[None]:
 
 def can_start(program: str, environment: Mapping[str, str]) -> bool:
     """Whether a prepared process can start a program with this environment."""
+    return program in _prepared and has_room_for(environment)
+
+
+def has_room_for(environment: Mapping[str, str]) -> bool:
+    """Whether a forked process can have this environment, which the interpreter and the loader do not read."""
     size = sum(len(name) + len(value) + 2 for name, value in environment.items())
-    return program in _prepared and size < _MAX_BYTES // 2 and not any(map(_is_read_early, environment))
+    return size < _MAX_BYTES // 2 and not any(map(_is_read_early, environment))
 
 
 def _is_read_early(name: str) -> bool:
@@ -114,7 +123,8 @@ class PreparedProcess(subprocess.Popen[str]):
         """Start it, in place of subprocess's fork and exec."""
         given = inspect.signature(super()._execute_child).bind(*arguments).arguments  # type: ignore[misc]
         program, *words = given["args"]
-        request = {"words": words, "environment": given["env"], "uid": given["uid"], "directory": os.getcwd()}
+        directory = str(given["cwd"] or os.getcwd())
+        request = {"words": words, "environment": given["env"], "uid": given["uid"], "directory": directory}
         streams = [given["p2cread"], given["c2pwrite"], given["errwrite"]]
         process = _prepared[program]
         with process.in_use, _adopting_orphans():
@@ -179,14 +189,19 @@ def _become(
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    _show_environment()
+    show_environment()
     if uid is not None:
         os.setreuid(uid, uid)
-        _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)  # as after an exec: its files in /proc are its user's
+        set_dumpable()
     return words
 
 
-def _show_environment() -> None:
+def set_dumpable() -> None:
+    """As after an exec, make this process's files in /proc its user's; a change of user takes them away."""
+    _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def show_environment() -> None:
     """Write the environment to where the kernel shows it; the C library has copies of its own."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start, end = (int(fields[number - 3]) for number in (50, 51))  # as in proc(5), from 3

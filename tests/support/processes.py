@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import shutil
 import signal
 import socket
@@ -20,12 +19,14 @@ from typing import AnyStr
 
 from attrs import define, field
 from prepared import CLIENT, DAEMON, PreparedProcess, can_start
+from readable import is_readable
 from tested_machine import on_gpu, with_machine
 
 BIN = Path(sys.executable).parent
 PYMPSD = str(BIN / "pympsd")
-SECONDS = 30.0
-"""The absolute limit of anything a flow waits for."""
+SECONDS = 30.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) * (3 if on_gpu() else 1)
+"""The absolute limit of anything a flow waits for, longer if more processes want to run than there are processors
+when the tests begin, and on a GPU, because the contexts of all jobs are created one after another."""
 
 POLL_SECONDS = 0.002
 """The pause between two looks of a poll: without one, the tests take the processor from what they wait for."""
@@ -106,6 +107,11 @@ class DaemonProcess:
     _reaper: threading.Thread | None = None
 
     @property
+    def tools_directory(self) -> Path | None:
+        """The working directory of its start and its tools; None: that of this process."""
+        return None
+
+    @property
     def environment(self) -> dict[str, str]:
         """What the daemon and its tools run with."""
         return {
@@ -127,7 +133,8 @@ class DaemonProcess:
             return self.run(arguments)
         words = [DAEMON, f"--argv0={self.command}", *arguments]
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process = PreparedProcess(words, env=self.environment, text=True, user=self.uid or None, **pipes)
+        how = {"env": self.environment, "cwd": self.tools_directory, "user": self.uid or None, **pipes}
+        process = PreparedProcess(words, text=True, **how)
         with killed_after(process):
             output, errors = process.communicate("", timeout=SECONDS)
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
@@ -159,6 +166,7 @@ class DaemonProcess:
             text=True,
             timeout=SECONDS,
             user=(self.uid if uid is None else uid) or None,
+            cwd=self.tools_directory,
         )
 
     def begin(self, text: str) -> subprocess.Popen[str]:
@@ -324,7 +332,7 @@ class ClientProcess:
     def result(self) -> str:
         """Return the line of the step begun."""
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], SECONDS)[0], "the client does not answer"
+        assert is_readable(self.process.stdout, SECONDS), "the client does not answer"
         line = self.process.stdout.readline()
         if not line:
             assert self.process.stderr is not None
@@ -345,7 +353,7 @@ class ClientProcess:
 
     def has_result(self) -> bool:
         """Whether the step begun is done."""
-        return bool(select.select([self.process.stdout], [], [], 0)[0])
+        return is_readable(self.process.stdout)
 
     def do(self, step: str) -> str:
         """Do a step; return its line."""

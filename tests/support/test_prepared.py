@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared import CLIENT, DAEMON, PreparedProcess, can_start, prepared
-from processes import ClientProcess, DaemonProcess, adopt_orphans, alive
+from prepared import CLIENT, DAEMON, PreparedProcess, can_start, executed, prepared
+from processes import ClientProcess, DaemonProcess, adopt_orphans, alive, children_of, clients_of
 
 USER = 10001
 OF_THE_PROCESS = ("Name", "Umask", "Uid", "Gid", "Groups", "CapEff", "NoNewPrivs", "SigBlk", "SigIgn")
+
+RANDOM = re.compile(r"\.[0-9a-f]{16}\b")
+"""What differs in the names of the files by which servers register."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_prepared() -> Iterator[None]:
+    """Have what the flows have prepared in this test process out of the way."""
+    with executed():
+        yield
 
 
 @contextmanager
@@ -36,6 +49,7 @@ def facts(pid: int) -> dict[str, Any]:
     targets = {number: os.readlink(folder / "fd" / number) for number in os.listdir(folder / "fd")}
     return {
         **{name: status[name] for name in OF_THE_PROCESS},
+        "SigCgt": int(status["SigCgt"], 16) & (1 << 31) - 1,  # those above are the C library's
         "words": (folder / "cmdline").read_bytes(),
         "environment": [entry for entry in (folder / "environ").read_bytes().split(b"\0") if entry],
         "directory": os.readlink(folder / "cwd"),
@@ -52,9 +66,9 @@ def test_a_client_looks_like_an_executed_one(uid: int, monkeypatch: pytest.Monke
         pytest.skip("only root becomes other users")
     monkeypatch.chdir("/")
     environment = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "PLAIN": "a b=c"}
-    with client(environment, uid) as executed:
-        expected = facts(executed.pid)
-        assert not isinstance(executed.process, PreparedProcess)
+    with client(environment, uid) as ordinary:
+        expected = facts(ordinary.pid)
+        assert not isinstance(ordinary.process, PreparedProcess)
     with prepared(CLIENT), client(environment, uid) as forked:
         assert isinstance(forked.process, PreparedProcess)
         assert facts(forked.pid) == expected
@@ -86,6 +100,43 @@ def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
         shutil.rmtree(log)
     adopt_orphans(False)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("uid", [0, USER])
+def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
+    if uid and os.geteuid():
+        pytest.skip("only root becomes other users")
+    adopt_orphans()
+    found = []
+    for way in (nullcontext, lambda: prepared(DAEMON)):
+        with way(), tempfile.TemporaryDirectory(prefix="pympsd-test-") as name:
+            directory = Path(name)
+            directory.chmod(0o755)  # every user can reach it
+            for folder in ("pipe", "log"):
+                (directory / folder).mkdir()
+            daemon = DaemonProcess(directory, {"TZ": "Asia/Tokyo"})
+            try:
+                assert daemon.start().returncode == 0
+                with clients_of(daemon) as make_client:
+                    make_client(uid).connect()
+                    (server,) = daemon.servers()
+                    (executor,) = children_of(server)
+                    reported = [facts(server), facts(executor)]
+            finally:
+                daemon.stop()
+        assert [each["parent, group, session"][1:] for each in reported] == 2 * [[str(server)] * 2]
+        assert [each["parent, group, session"][0] for each in reported] == [str(daemon.pid), str(server)]
+        assert not any(map(alive, (server, executor)))
+        for each in reported:
+            del each["parent, group, session"]
+            each["descriptors"] = Counter(RANDOM.sub("", target) for target in each["descriptors"].values())
+            # The interpreter of an executed server adds its locale.
+            entries = {entry.replace(name.encode(), b"") for entry in each["environment"]}
+            each["environment"] = entries - {b"LC_CTYPE=C.UTF-8"}
+        found.append(reported)
+    adopt_orphans(False)
+    for ordinary, forked in zip(*found, strict=True):
+        assert forked == ordinary
 
 
 def test_what_an_interpreter_reads_early_is_executed() -> None:

@@ -5,8 +5,6 @@ ValueError if it is wrong, and returns a `TurnPolicy`. Like all of the state mac
 keeps nothing: its input is in `WaitingUser`. docs/research.md shows how to write one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -66,7 +64,7 @@ def guard(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
             if chosen in users:
                 return chosen
             reason = f"it returned {chosen!r}, which is not one of the users passed to it"
-        except Exception as error:  # a plug-in's: whatever it is, users must not wait for ever
+        except Exception as error:  # a plug-in may raise anything; users must not wait forever
             reason = f"{type(error).__name__}: {error}"
         if not has_failed:
             has_failed = True

@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 
 from pympsd.wire.executor_messages import MemoryShort, MemoryUsed, RoomMade
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import Device
+from pympsd_server.backends.device_interface import Device
 from pympsd_server.executor.memory.utilization import UtilizationSamples
 
 PAUSE_SECONDS: Final = 0.25

@@ -21,7 +21,8 @@ from pympsd.channel.descriptors import explain
 from pympsd.channel.mapping import map_file, unmap
 from pympsd.channel.sealed_file import make_sealed
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Device
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 
 _TRIES: Final = 8

@@ -13,7 +13,8 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.budget import DeviceBudget
-from pympsd_server.backends.interface import Capabilities, Device
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import Capabilities
 from pympsd_server.executor.main import open_device
 from tests.backends.contract.children import reports_from_child
 from tests.backends.contract.machine import first_gpu

@@ -10,7 +10,7 @@ from itertools import count
 
 from pympsd.channel.sealed_file import make_sealed
 from pympsd.vocabulary.device_properties import pinned_window_of
-from pympsd_server.backends.interface import Device
+from pympsd_server.backends.device_interface import Device
 from pympsd_server.executor.memory.pinned import map_at
 
 _NUMBER = count(1).__next__

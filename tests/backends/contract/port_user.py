@@ -11,10 +11,10 @@ from attrs import define, field
 
 from pympsd.vocabulary.limits import MemoryGroup, Quota
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import (
     Context,
     Copy,
-    Device,
     Extent,
     Fill,
     Launch,

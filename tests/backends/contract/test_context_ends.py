@@ -8,7 +8,8 @@ import pytest
 from processes import wait_until
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Context, Device, Status
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError, Context, Status
 from tests.backends.contract.port_user import SECONDS, PortUser
 from tests.backends.contract.test_memory import refused
 

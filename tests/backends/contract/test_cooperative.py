@@ -7,7 +7,8 @@ import struct
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device, Launch
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import Launch
 from tests.backends.contract.port_user import PTX, Gate, Notified, PortUser
 from tests.backends.contract.test_memory import refused
 

@@ -8,7 +8,8 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device, PendingHostFunction, Status, Stream
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import PendingHostFunction, Status, Stream
 from tests.backends.contract.port_user import Gate, Notified, PortUser
 from tests.backends.contract.test_memory import refused
 from tests.backends.contract.test_order import notification_of

@@ -10,7 +10,8 @@ import pytest
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device, Launch
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import Launch
 from tests.backends.contract.port_user import PTX, Gate, Notified, PortUser
 from tests.backends.contract.test_memory import refused
 

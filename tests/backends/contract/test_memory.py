@@ -10,7 +10,8 @@ from pympsd.vocabulary.device_properties import window_of
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Status
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError, Status
 from tests.backends.contract.conftest import DEVICE_BYTES
 from tests.backends.contract.port_user import (
     Gate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Event as Flag
 
-from pympsd_server.backends.interface import Device
+from pympsd_server.backends.device_interface import Device
 from tests.backends.contract.port_user import SECONDS, PortUser
 
 

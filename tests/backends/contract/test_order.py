@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Device, Launch, Stream
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError, Launch, Stream
 from tests.backends.contract.port_user import Gate, Notified, PortUser, fill
 from tests.backends.contract.test_memory import refused
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Device
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import BackendError
 from tests.backends.contract.pinned_memory import PinnedMemory
 from tests.backends.contract.port_user import SECONDS, Gate, PortUser, copy_from_pinned, copy_to_pinned
 

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Copy, Device, Extent, Fill, Region
+from pympsd_server.backends.device_interface import Device
+from pympsd_server.backends.interface import Copy, Extent, Fill, Region
 from tests.backends.contract.pinned_memory import PinnedMemory
 from tests.backends.contract.port_user import Gate, Notified, PortUser, in_pinned, in_staging, on_device
 from tests.backends.contract.test_memory import refused

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device
+from pympsd_server.backends.device_interface import Device
 from tests.backends.contract.conftest import DEVICE_BYTES
 from tests.backends.contract.port_user import Gate, PortUser, copy_on_device, fill
 from tests.backends.contract.test_memory import refused

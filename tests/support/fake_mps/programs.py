@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from attrs import define
+from readable import is_readable
 
 from .clients import STEP_FACTOR, STEP_MODULUS, STEP_TERM
 
@@ -90,7 +90,7 @@ class DriverClient:
     def waits(self) -> bool:
         """Whether it has said nothing that was not yet heard."""
         assert self.process.stdout is not None
-        return not self._said and not select.select([self.process.stdout], [], [], 0)[0]
+        return not self._said and not is_readable(self.process.stdout)
 
     def end(self) -> None:
         """Let it and its forked children leave; raise AssertionError if it does not, or said what nobody awaited."""
@@ -130,7 +130,7 @@ class DriverClient:
     def _hear(self, seconds: float) -> bool:
         """Take in what it says next; return whether it said anything, False at its end."""
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], max(0, seconds))[0], "the client says nothing"
+        assert is_readable(self.process.stdout, seconds), "the client says nothing"
         more = os.read(self.process.stdout.fileno(), 4096)
         self._said += more
         return bool(more)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import array
 import contextlib
 import os
-import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attrs import define
+from readable import is_readable
 
 from .peer import ANCILLARY_BYTES, CLIENT, CREDENTIALS, DESCRIPTOR, HELLO, SCM_CREDENTIALS
 from .programs import SECONDS
@@ -50,7 +50,7 @@ class Visitor:
 
     def is_silent(self) -> bool:
         """Whether nothing has come, not even the end."""
-        return not select.select([self.connection], [], [], 0)[0]
+        return not is_readable(self.connection)
 
     def is_closed(self) -> bool:
         """Whether the daemon closes within the limit, saying nothing more."""

@@ -47,7 +47,8 @@ from pympsd_server.backends.cuda.reclaim.deferred_release import (
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
-from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
+from pympsd_server.backends.device_interface import Timeline
+from pympsd_server.backends.interface import BackendError, Capabilities, Status
 from pympsd_server.native.states import NativeAccess
 
 CAPABILITIES: Final = Capabilities(

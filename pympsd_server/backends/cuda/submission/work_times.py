@@ -13,7 +13,8 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, StreamMarker
-from pympsd_server.backends.interface import BackendError, Timeline
+from pympsd_server.backends.device_interface import Timeline
+from pympsd_server.backends.interface import BackendError
 
 _AGE_NS: Final = 1_000_000_000
 """The time after which another event is recorded to compare with."""

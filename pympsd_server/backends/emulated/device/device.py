@@ -1,7 +1,5 @@
 """The emulated device: contexts on one compute thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
@@ -11,6 +9,7 @@ from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import AccountedDevice, DeviceBudget
+from pympsd_server.backends.device_interface import Timeline
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory, context_overhead
 from pympsd_server.backends.emulated.memory.client_space import ClientSpaces
@@ -18,7 +17,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, ContextQueue, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
-from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
+from pympsd_server.backends.interface import BackendError, Capabilities, Status
 
 
 class EmulatedDevice(AccountedDevice):

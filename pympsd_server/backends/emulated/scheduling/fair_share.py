@@ -1,10 +1,11 @@
 """Fair sharing of the compute thread: by priority level, then among contexts, then among their streams.
 
-A context below normal runs while nothing normal can. Besides it gets one turn after every 16 of the normal level and
-16 times the time of its own last one: little, but something, and never ahead of a normal one that is as new.
+A context below normal priority runs when nothing normal can. In addition it gets one turn after every 16 turns of the
+normal level and 16 times the time of its own last turn: a small share, but never none, and never ahead of a normal
+context that is as new.
 Within a level every context has a ``TimeShare``, the time it has used, and so has every stream in its context, there
-multiplied by a weight. The one with the least runs next, so a weight of 16 means one sixteenth of the time as long
-as others need it too, and never none: kernels that wait for each other make progress whatever their priorities.
+multiplied by a weight. The one with the least time runs next. So a weight of 16 means one sixteenth of the time
+while others need it too, but never none: kernels that wait for each other make progress whatever their priorities.
 """
 
 from typing import Final
@@ -25,13 +26,16 @@ class _Level:
     _floor: int = 0
 
     def enter(self, queue: ContextQueue) -> None:
-        """Add a context that has something to run again; having been idle gives it no head start."""
+        """Add a context that has something to run again; its idle time gives it no head start.
+
+        Its used time is raised to the least of the others', or of the last context that ran.
+        """
         floor = min((other.time_share.used for other in self.queues), default=self._floor)
         queue.time_share.used = max(queue.time_share.used, floor)
         self.queues.append(queue)
 
     def next(self) -> Runnable | None:
-        """Return what runs next at this level."""
+        """Return the work that runs next at this level; None if all of it is blocked."""
         for queue in sorted(self.queues, key=lambda candidate: candidate.time_share.rank):
             work = queue.first()
             if work is not None:

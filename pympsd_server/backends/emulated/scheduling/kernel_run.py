@@ -22,11 +22,17 @@ faults or is stopped its batches are dropped with its context, whose placement n
 import time
 from collections import deque
 from math import prod
+from typing import Final
 
 from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import (
+    begin_batch,
+    is_undecided,
+    max_blocks,
+    switch_tier,
+)
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
@@ -35,6 +41,9 @@ from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Resi
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem
 from pympsd_server.backends.interface import Launch
 
+_SWITCH_SECONDS: Final = 0.02
+"""The longest time for which a batch runs without being asked whether it could continue as machine code."""
+
 
 @define(eq=False)
 class _Resident:
@@ -42,6 +51,7 @@ class _Resident:
 
     batch: Batch | CompiledBatch
     resident_blocks: ResidentBlocks
+    first_block: int
 
 
 @define(eq=False, slots=False)
@@ -146,13 +156,13 @@ class KernelRun(WorkItem):
             batch = begin_batch(
                 self._loaded, self._kernel.name, self._setup, self._started_blocks, resident_blocks.sm_of_block
             )
-            self._residents.append(_Resident(batch, resident_blocks))
+            self._residents.append(_Resident(batch, resident_blocks, self._started_blocks))
             owner, name = self.owner, self._kernel.name
             owner.trace.add_batch(owner.id, name, self._started_blocks, blocks, owner.queue.level)
         return blocks
 
     def _advance(self, resident: _Resident, seconds: float) -> None:
-        if resident.batch.step(seconds, self.owner.cancel):
+        if self._run_slice(resident, seconds):
             self._residents.popleft()
             self.owner.placement.release(resident.resident_blocks)
             self._unfinished_slices = self.owner.placement.unfinished_slices = 0
@@ -160,3 +170,14 @@ class KernelRun(WorkItem):
             self._residents.rotate(-1)
             self._unfinished_slices += 1
             self.owner.placement.unfinished_slices += 1
+
+    def _run_slice(self, resident: _Resident, seconds: float) -> bool:
+        """Run a batch for some seconds, compiled as soon as it can be; return whether it is finished."""
+        deadline = time.perf_counter() + seconds
+        sm_of_block = resident.resident_blocks.sm_of_block
+        while not resident.batch.step(min(seconds, _SWITCH_SECONDS), self.owner.cancel):
+            seconds = deadline - time.perf_counter()
+            if seconds <= 0:
+                return False
+            resident.batch = switch_tier(resident.batch, self._loaded, self._setup, resident.first_block, sm_of_block)
+        return True

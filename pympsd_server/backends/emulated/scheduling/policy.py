@@ -58,15 +58,24 @@ class Runnable(Protocol):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it cannot run now, because no multiprocessor has space for it."""
+        """Whether it cannot run now, because no multiprocessor has space for it.
+
+        It may change between two calls of a policy. ``blocked``, its former name, has the same value.
+        """
 
     @property
     def time_share(self) -> TimeShare:
-        """The share of the item's stream."""
+        """The share of the item's stream among the streams of its context: the time used in ns, times its weight.
+
+        All work of a stream has the same object, which a policy may change: ``work.time_share.used += nanoseconds``.
+        """
 
     @property
     def queue(self) -> ContextQueue:
-        """The ready work of the item's context."""
+        """The ready work of the item's context, with the context's level, its own share and its client's memory.
+
+        All work of a context has the same object: ``work.queue.level == 0`` means normal priority.
+        """
 
 
 @define(eq=False)

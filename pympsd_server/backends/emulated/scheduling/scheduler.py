@@ -39,11 +39,12 @@ from collections.abc import Callable
 from typing import Final
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.device_interface import Timeline
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
-from pympsd_server.backends.interface import BackendError, Status, Timeline
+from pympsd_server.backends.interface import BackendError, Status
 
 SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]
@@ -215,7 +216,7 @@ class Scheduler:
             if item.finished:
                 return
             if item.waiting:
-                raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not come to this host function")
+                raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not reached this host function")
             self._finish(item, calls)
         _call_each(calls)
 

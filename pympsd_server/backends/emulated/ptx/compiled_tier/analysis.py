@@ -16,9 +16,6 @@ The rest follows from P:
 A *segment* is a block of the kernel, or a part of one: an instruction that escapes to the NumPy tier is a segment of
 its own, so that a warp can stop before it. Lanes are never pending in the middle of a block, so a state in which the
 NumPy tier can take over consists of blocks' beginnings.
-
-`find_strides` guesses by how much addresses grow from lane to lane. A guess decides which code is written, never what
-it does.
 """
 
 from __future__ import annotations
@@ -44,7 +41,6 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     registers_read,
     registers_written,
 )
-from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
 SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
@@ -298,52 +294,6 @@ def _bits(mask: int) -> Iterator[int]:
         lowest = mask & -mask
         yield lowest.bit_length() - 1
         mask ^= lowest
-
-
-def find_strides(plan: WarpPlan, *, linear: bool) -> dict[int, int | None]:
-    """Guess by how much each varying register grows from lane to lane; None if the step is not constant.
-
-    `linear`: a block's threads are one row.
-    """
-    strides: dict[int, int | None] = {}
-
-    def stride_of(argument: Argument) -> int | None:
-        if isinstance(argument, Register):
-            return strides.get(argument.number) if argument.number in plan.varying else 0
-        if isinstance(argument, Special) and is_varying_special(argument.name, rows=plan.rows):
-            return 1 if argument.name == "%laneid" or (argument.name == "%tid.x" and (plan.rows or linear)) else None
-        return 0
-
-    for _ in range(4):
-        for segment in plan.segments:
-            for operation in segment.operations:
-                if has_result(operation) and operation.operands and isinstance(operation.operands[0], Register):
-                    number = operation.operands[0].number
-                    value = _stride(operation, [stride_of(x) for x in operation.inputs])
-                    strides[number] = value if strides.get(number, value) == value else None
-    return strides
-
-
-def _stride(operation: Operation, strides: list[int | None]) -> int | None:
-    name, inputs = operation.name, operation.inputs
-    if name in ("mov", "cvt", "cvta"):
-        return strides[0]
-    if name == "shl" and strides[0] is not None and isinstance(inputs[1], Immediate):
-        return strides[0] << min(inputs[1].value, 63)
-    if None in strides or name not in ("add", "sub", "or", "mul", "mad"):
-        return None
-    known = [s or 0 for s in strides]
-    if name in ("add", "or"):
-        return known[0] + known[1]
-    if name == "sub":
-        return known[0] - known[1]
-    factors = [x.value if isinstance(x, Immediate) else None for x in inputs[:2]]
-    total = known[2] if name == "mad" else 0
-    for stride, factor in ((known[0], factors[1]), (known[1], factors[0])):
-        if stride and factor is None:
-            return None
-        total += stride * (factor or 0)
-    return total
 
 
 @frozen

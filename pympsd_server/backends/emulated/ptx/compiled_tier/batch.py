@@ -88,6 +88,7 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     CancelFlag,
     LaunchSetup,
     align_frame,
+    align_local_frame,
     place_in,
 )
 from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared_sizes
@@ -184,7 +185,7 @@ class CompiledBatch:
         self._slots, self._warps = np.zeros(slots, SLOT), np.zeros((slots, self._warps_per_block), WARP_STATE)
         common.shared_frame = align_frame(self._reached)
         self._shared = _aligned(slots * common.shared_frame)
-        self._local = _aligned(slots * self._threads * align_frame(kernel.local_bytes))
+        self._local = _aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
         memory = _aligned(slots * self._warps_per_block * code.frame_bytes)
         self._frames = Frames(code, memory, kernel.translation)
         common.shared_slab, common.local_slab = self._shared.ctypes.data, self._local.ctypes.data
@@ -225,7 +226,7 @@ class CompiledBatch:
         worker.delta = self._module.space.views[DTYPES["u8"]].ctypes.data - self._module.space.base
         worker.sites, worker.addresses = self._sites.ctypes.data, self._bound[0].ctypes.data
         worker.dynamic_offset, worker.shared_bytes = self._dynamic_offset, self._reached
-        worker.local_frame, worker.local_bytes = align_frame(kernel.local_bytes), kernel.local_bytes
+        worker.local_frame, worker.local_bytes = align_local_frame(kernel.local_bytes), kernel.local_bytes
         worker.nctaid[:], worker.ntid[:] = setup.grid, setup.block
         worker.warps, worker.batch = self._warps_per_block, ctypes.addressof(self._common)
         preferred = _PREFERRED_ESCAPING_SLOTS if self._code.escapes else _PREFERRED_SLOTS
@@ -264,6 +265,19 @@ class CompiledBatch:
             found = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
             self._reach = [*([] if at_rest else self._reach), (starts, ends, found)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(found))
+
+    def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
+        """Begin all blocks with the memory that another batch has left, and return their frames, to be filled.
+
+        `memory` is shared and local memory; `is_living` is true for the warps that have not ended.
+        """
+        for own, left in zip((self._shared, self._local), memory, strict=True):
+            own[:] = left
+        lives = is_living.reshape(self._warps.shape)
+        self._warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
+        self._slots["number"], self._slots["left"] = np.arange(len(self._slots)), lives.sum(axis=1)
+        self._common.is_prepared, self._common.next_slot = 1, len(self._slots)
+        return self._frames
 
     @property
     def finished(self) -> bool:

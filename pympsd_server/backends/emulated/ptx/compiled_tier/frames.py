@@ -37,7 +37,7 @@ class Frames:
         return part.view(dtype).reshape(len(rows), count)
 
     def _set_column(self, rows: Array, at: int, values: Array) -> None:
-        part = np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), -1)
+        part = np.ascontiguousarray(values).view(np.uint8).reshape(len(rows), values.shape[1] * values.itemsize)
         self._rows[rows, at : at + part.shape[1]] = part
 
     def _bits(self, words: Array) -> Array:
@@ -51,6 +51,22 @@ class Frames:
     def move(self, rows: Array, stop: int) -> None:
         """Let warps continue at another stop."""
         self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
+
+    def clear(self, stops: Array, living: Array) -> None:
+        """Put all warps at stops, without lanes there, and note which lanes are alive."""
+        self.memory[:] = 0
+        rows = np.arange(len(self._rows))
+        self._set_column(rows, FRAME_STOP, np.maximum(stops, 0).astype(np.uint32)[:, None])
+        self._set_column(rows, FRAME_ALIVE, self._words(living))
+
+    def set_mask(self, rows: Array, segment: int | None, lanes: Array) -> None:
+        """Note which lanes are at a warp's stop, or pending at a segment."""
+        at = FRAME_MASK if segment is None else FRAME_HEADER + 4 * segment
+        self._set_column(rows, at, self._words(lanes))
+
+    def _words(self, lanes: Array) -> Array:
+        words: Array = (lanes << self._lane).sum(axis=1, dtype=np.uint32)[:, None]
+        return words
 
     def lanes(self, rows: Array) -> Array:
         """Return which lanes have stopped at a warp's stop."""
@@ -79,9 +95,13 @@ class Frames:
         return np.dtype(f"u{self._code.width // 8}")
 
     def write(self, rows: Array, number: int, lanes: Array, value: Value) -> None:
-        """Set a varying register of some lanes; do nothing if no stop needs it."""
+        """Set a register of some lanes, a uniform one by the first of each warp; do nothing if no stop needs it."""
         dtype, at = self._dtype(number), self._code.slots.get(number)
         if at is None:
+            return
+        if not self._code.varies(number):
+            counts = lanes.sum(axis=1)
+            self._set_column(rows, at, np.asarray(value, dtype)[np.cumsum(counts) - counts, None])
             return
         if dtype.kind == "b":
             truths = self._bits(self._column(rows, at, self._mask_dtype()))

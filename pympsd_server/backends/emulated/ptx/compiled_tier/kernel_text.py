@@ -4,7 +4,7 @@ The problem: the threads of a warp run in step until they diverge, wait for each
 be stopped at any moment; and a NumPy call for each instruction is 10 to 770 times slower than machine code.
 
 The idea: a warp is one thread of execution, `status kernel(worker, frame)`. A register of the warp is a vector, or a
-scalar if all lanes have the same (analysis.py). A mask says which lanes run. At the end of a block its lanes are
+scalar if all lanes have the same (analysis.py). A mask states which lanes run. At the end of a block its lanes are
 added to the masks of the blocks they go to, and the *lowest* block that has lanes runs next, as in the NumPy tier:
 
     block 2 (loop)      block 5 (after it)          block 2 runs again and again, until its last lane has come to
@@ -65,7 +65,12 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     StopReason,
     offset_of,
 )
-from pympsd_server.backends.emulated.ptx.compiled_tier.saves import comes_by_frame, find_saved, has_many_stops
+from pympsd_server.backends.emulated.ptx.compiled_tier.saves import (
+    comes_by_frame,
+    find_entries,
+    find_saved,
+    has_many_stops,
+)
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
@@ -78,6 +83,17 @@ FORMS: Final = (data_forms, float_forms, integer_forms, warp_forms)
 """The modules whose forms are in the table."""
 FUNCTION: Final = "kernel"
 _SCRATCHES: Final = 4
+_LOADED: Final = (
+    *(("shared_p", "ptr", "shared"), ("local_p", "ptr", "local"), ("params", "ptr", "parameters")),
+    *(("sites", "ptr", "sites"), ("addresses", "ptr", "addresses"), ("delta", "i64", "delta")),
+    *(("shared32", "i32", "shared_bytes"), ("warps", "i32", "warps"), ("given", "i64", "fuel")),
+    *(
+        ("dynamic", "i64", "dynamic_offset"),
+        ("local_frame", "i64", "local_frame"),
+        ("local_size", "i64", "local_bytes"),
+    ),
+)
+"""What a kernel loads from its worker when it is entered: the name of the value, its type, and the field."""
 
 
 @frozen
@@ -176,13 +192,16 @@ class KernelText(MemoryText):
         self.place(f"enter{index}")
         if has_many_stops(self.plan):
             self.fence_compiler()
+        mask = self._saved_mask(self.field("%frame", FRAME_MASK))
+        masks = {stop.segment: mask} | {k: self._saved_mask(self._mask_place(k)) for k in stop.pending}
+        for k, lanes in masks.items():
+            self.store(self.mask_type, lanes, f"%m{k}")
         for number in self.registers_of(stop):
             kind = self.storage(number)
             self.store(kind, self.load(kind, self.slot(number), 4), f"%r{number}")
-        for k in stop.pending:
-            self.store(self.mask_type, self._saved_mask(self._mask_place(k)), f"%m{k}")
-        mask = self._saved_mask(self.field("%frame", FRAME_MASK))
-        self.store(self.mask_type, mask, f"%m{stop.segment}")
+            if number in self.sequences.certain:
+                here = [lanes for k, lanes in masks.items() if number in self.segments[k].live_in]
+                self.restore_sequence(number, self.slot(number), here)
         if stop.result is not None:
             self.store(self.mask_type, mask, "%cur")
             self.at, self.operation = stop.segment, None
@@ -361,10 +380,6 @@ class KernelText(MemoryText):
         index = next(i for i, s in enumerate(self.segments) if s is segment)
         return next(s.origin for s in reversed(self.segments[: index + 1]) if s.origin >= 0)
 
-    def _store_barrier(self, number: str, threads: str) -> None:
-        self.store("i32", number, self.field("%ctx", offset_of("barrier_number")))
-        self.store("i32", threads, self.field("%ctx", offset_of("barrier_threads")))
-
     def _set_reduction(self, barrier: Operation) -> None:
         """Set the result of a bar.red from what the runtime has counted."""
         trues, total = (self.load("i32", self.field("%frame", at)) for at in (FRAME_TRUES, FRAME_TOTAL))
@@ -487,6 +502,7 @@ class KernelText(MemoryText):
         self.begin_accesses(group_accesses(segment.operations, self.code.carry))
         for self.index, operation in enumerate(segment.operations):
             write(self, operation)
+            self.write_first(operation, write)
         self.write_end(segment)
 
     def write_kernel(self) -> str:
@@ -495,6 +511,8 @@ class KernelText(MemoryText):
         for index, segment in enumerate(self.segments):
             self.at = index
             self.write_segment(segment)
+        for k in find_entries(self.plan):
+            self.number_of(Stop(k, tuple(sorted(self.plan.pending[k] - {k}))))
         index = 0
         while index < len(self.stops):
             self._enter(index)
@@ -538,20 +556,11 @@ class KernelText(MemoryText):
             kind = self.storage(number)
             self.line(f"%r{number} = alloca {kind}")
             self.store(kind, "zeroinitializer", f"%r{number}")
-        for name, kind, where in (
-            ("shared_p", "ptr", "shared"),
-            ("local_p", "ptr", "local"),
-            ("params", "ptr", "parameters"),
-            ("delta", "i64", "delta"),
-            ("sites", "ptr", "sites"),
-            ("addresses", "ptr", "addresses"),
-            ("shared32", "i32", "shared_bytes"),
-            ("warps", "i32", "warps"),
-            ("given", "i64", "fuel"),
-            ("dynamic", "i64", "dynamic_offset"),
-            ("local_frame", "i64", "local_frame"),
-            ("local_size", "i64", "local_bytes"),
-        ):
+        for number in sorted(self.sequences.certain):
+            self.line(f"%f{number} = alloca i{self.register_bits(number)}")
+        for number in sorted(self.sequences.flagged):
+            self.line(f"%e{number} = alloca i1")
+        for name, kind, where in _LOADED:
             self.line(f"%{name} = load {kind}, ptr {self.field('%ctx', offset_of(where))}")
         self.line("%shared = ptrtoint ptr %shared_p to i64")
         self.line("%local = ptrtoint ptr %local_p to i64")

@@ -15,13 +15,13 @@ from attrs import define, field
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     WarpPlan,
     analyse,
-    find_strides,
     group_accesses,
     split_blocks,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
 from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns
 from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
@@ -73,11 +73,11 @@ def write_text(
     width = choose_width(code, block)
     rows, linear = block[0] % width == 0, block[1] * block[2] == 1
     whole = block[0] * block[1] * block[2] % width == 0
-    probe = KernelText(code, _everything_varies(code), width, whole, offsets, {}, static_shared)
+    probe = KernelText(code, _everything_varies(code), width, whole, offsets, Sequences(), static_shared)
     escapes = _Escapes(probe, has_halves)
     plan = _plan(code, escapes, rows=rows)
     _refuse_hot_escapes(plan, escapes)
-    text = KernelText(code, plan, width, whole, offsets, find_strides(plan, linear=linear), static_shared)
+    text = KernelText(code, plan, width, whole, offsets, find_sequences(code, plan, linear=linear), static_shared)
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text

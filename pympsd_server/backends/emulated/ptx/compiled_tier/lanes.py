@@ -5,7 +5,7 @@ integer with one bit per lane, so that the mask of lanes that branch is one AND.
 Every register lives in an `alloca`, which LLVM turns into values.
 
 An instruction asks for its operands in the shape of its result (`shape_of`), and `assign` keeps the old value of
-lanes that do not execute it: by its guard, or if the plan says that the value matters to lanes elsewhere.
+lanes that do not execute it: by its guard, or if the value matters to lanes elsewhere according to the plan.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Lanes(Text):
     globals_used: list[tuple[str, int]] = field(factory=list, init=False)
     """The variables and offsets whose addresses are passed to the kernel."""
     at: int = field(default=0, init=False)
+    first: bool = field(default=False, init=False)
+    """Whether lane 0's values of certain sequences are written, as scalars (sequences.py)."""
     operation: Operation | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -83,7 +85,11 @@ class Lanes(Text):
 
     def is_varying(self, number: int) -> bool:
         """Return whether a register is a vector."""
-        return number in self.plan.varying
+        return number in self.plan.varying and not self.first
+
+    def home(self, number: int) -> str:
+        """Return the variable that a register, or lane 0 of one, is kept in."""
+        return f"%f{number}" if self.first and number in self.plan.varying else f"%r{number}"
 
     def register_bits(self, number: int) -> int:
         """Return the width of a register in bits; 1 for a predicate."""
@@ -98,7 +104,7 @@ class Lanes(Text):
 
     def read(self, number: int) -> str:
         """Return a register as it is kept."""
-        return self.load(self.storage(number), f"%r{number}")
+        return self.load(self.storage(number), self.home(number))
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
         """Return an operand's bits as an integer of the type's width, in a shape."""
@@ -110,6 +116,8 @@ class Lanes(Text):
             return shape.constant(f"i{bits}", int.from_bytes(value.tobytes(), "little"))
         if isinstance(argument, Special):
             value, varying, own = self.special(argument.name)
+            if varying and self.first:
+                value, varying = self.value(f"extractelement {self.vector.of(f'i{own}')} {value}, i64 0"), False
             of = self.vector if varying else SCALAR
             if bits != own:
                 value = self.cast("zext" if bits > own else "trunc", value, of.of(f"i{own}"), of.of(f"i{bits}"))
@@ -255,7 +263,7 @@ class Lanes(Text):
         kind, condition = self.storage(target.number), self._condition(target.number, of)
         if condition:
             value = self.choose(of, condition, kind, value, self.read(target.number))
-        self.store(kind, value, f"%r{target.number}")
+        self.store(kind, value, self.home(target.number))
 
     def _condition(self, number: int, shape: Shape) -> str:
         """Return the mask of lanes in which a register takes its new value; "": all lanes that matter."""

@@ -5,7 +5,7 @@ allocation that this place in the code accessed last, two words of the `sites` t
 block's size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
 
     uniform address           one scalar access
-    lanes follow each other   tested at run time if the strides say that it is likely: one masked vector access
+    lanes follow each other   tested at run time if the strides suggest it: one masked vector access
     otherwise                 gather and scatter, or a loop in C if the guess was wrong
 
 A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
@@ -20,9 +20,10 @@ from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import Accesses, is_ordered
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, UNLIKELY, Shape, sequence
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, Lanes, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register
+from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, extended_input
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, has_result
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _GATHERED_BITS = (32, 64)
@@ -45,7 +46,7 @@ class Pointers:
 class MemoryText(Lanes):
     """Writes checks, loads and stores."""
 
-    strides: dict[int, int | None]
+    sequences: Sequences
     static_shared: int
     """The bytes of shared memory that every launch has."""
     groups: dict[int, Accesses] = field(factory=dict, init=False)
@@ -165,19 +166,14 @@ class MemoryText(Lanes):
         address = self.address(group.base, vector, space)
         site, self.site_count = self.site_count, self.site_count + 1
         base = group.base.base
-        stride = self.strides.get(base.number) if isinstance(base, Register) else None
+        stride = self.sequences.strides.get(base.number) if isinstance(base, Register) else None
         pointers = Pointers(stride if stride == group.align and space != "local" else 0)
         host, before, quick = self._host_base(space), self.label("before"), self.label("quick")
         slow, on = self.label("slow"), self.label("on")
         if pointers.stride:
-            first = self.value(f"extractelement {kind} {address}, i64 0")
-            expected = self.op(
-                "add", kind, self.splat(first, "i64", vector), sequence(self.width, "i64", pointers.stride)
-            )
-            odd = self.as_mask(self.op("icmp ne", kind, address, expected))
-            none = self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
+            first, follow = self._first_address(group, address, mask, pointers.stride)
             inside = self._inside(group, site, first, (self.width - 1) * pointers.stride)
-            good = pointers.near = self.op("and", "i1", none, inside)
+            good = pointers.near = self.op("and", "i1", follow, inside)
             pointers.single = self.op("add", "i64", first, host)
         else:
             good = self._all_inside(group, site, address, mask)
@@ -204,6 +200,30 @@ class MemoryText(Lanes):
         if space == "shared":  # indices of 32 bits, of which more fit a vector
             pointers.lanes = self.cast("trunc", pointers.lanes, kind, vector.of("i32"))
         return pointers
+
+    def _first_address(self, group: Accesses, address: str, mask: str, stride: int) -> tuple[str, str]:
+        """Return lane 0's address, and whether the lanes' addresses follow each other."""
+        base, kind = group.base.base, self.vector.of("i64")
+        if isinstance(base, Register) and base.number in self.sequences.certain:
+            self.first = True
+            first = self.address(group.base, SCALAR, group.space)
+            self.first = False
+            return first, self.flag(base.number)
+        first = self.value(f"extractelement {kind} {address}, i64 0")
+        return first, self._follow(address, first, "i64", stride, mask)
+
+    def _follow(self, values: str, first: str, element: str, stride: int, mask: str) -> str:
+        """Return whether the values of some lanes are a sequence."""
+        kind = self.vector.of(element)
+        expected = self.op(
+            "add", kind, self.splat(first, element, self.vector), sequence(self.width, element, stride)
+        )
+        odd = self.as_mask(self.op("icmp ne", kind, values, expected))
+        return self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
+
+    def flag(self, number: int) -> str:
+        """Return whether a register that is certain to be a sequence has not wrapped before it was extended."""
+        return self.load("i1", f"%e{number}") if number in self.sequences.flagged else "true"
 
     def _all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
         """Return whether the accesses of all lanes are valid."""
@@ -255,6 +275,53 @@ class MemoryText(Lanes):
         if operation.one_of("acquire", "acq_rel"):
             self.line("fence acquire")
         self.fence_compiler()
+
+    # --- sequences
+
+    def write_first(self, operation: Operation, write: Callable[[MemoryText, Operation], None]) -> None:
+        """Compute lane 0's value of a certain sequence as a scalar, and its flag."""
+        target = operation.operands[0] if operation.operands and has_result(operation) else None
+        if not isinstance(target, Register) or target.number not in self.sequences.certain:
+            return
+        self.first = True
+        if target.number in self.sequences.flagged:
+            flag = self._sequence_flag(operation)
+            self.store("i1", flag, f"%e{target.number}")
+        write(self, operation)
+        self.first = False
+
+    def restore_sequence(self, number: int, slot: str, masks: list[str]) -> None:
+        """Compute lane 0's value and the flag of a register in a frame that only the lanes of some masks have."""
+        element, mask, stride = f"i{self.register_bits(number)}", masks[0], self.sequences.strides[number] or 0
+        for other in masks[1:]:
+            mask = self.op("or", self.mask_type, mask, other)
+        some = self.op("or", self.mask_type, mask, str(-(1 << (self.width - 1))))
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, some), ("i1", "true"))
+        lane = self.cast("zext", lane, self.mask_type, "i64")
+        value = self.load(element, self.value(f"getelementptr {element}, ptr {slot}, i64 {lane}"))
+        before = self.op("mul", "i64", lane, str(stride))
+        before = self.cast("trunc", before, "i64", element) if element != "i64" else before
+        first = self.op("sub", element, value, before)
+        self.store(element, first, f"%f{number}")
+        if number in self.sequences.flagged:
+            self.store("i1", self._follow(self.read(number), first, element, stride, mask), f"%e{number}")
+
+    def _sequence_flag(self, operation: Operation) -> str:
+        """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""
+        numbers = [x.number for x in operation.inputs if isinstance(x, Register)]
+        flag = "true"
+        for number in set(numbers) & self.sequences.flagged:
+            flag = self.op("and", "i1", flag, self.flag(number))
+        extended = extended_input(operation, self.plan)
+        if extended is None:
+            return flag
+        argument, type_name = extended
+        stride = self.sequences.strides.get(argument.number, 0) if isinstance(argument, Register) else 1
+        extend, kind = "sext" if is_signed(type_name) else "zext", f"i{BITS[type_name]}"
+        first = self.cast(extend, self.use(argument, type_name, SCALAR), kind, "i64")
+        last = self.op("add", "i64", first, str((stride or 0) * (self.width - 1)))
+        again = self.cast(extend, self.cast("trunc", last, "i64", kind), kind, "i64")
+        return self.op("and", "i1", flag, self.op("icmp eq", "i64", again, last))
 
     # --- loads
 

@@ -40,6 +40,11 @@ class Barriers:
         self._announced = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         self.waiting: list[Waiting] = []
 
+    @property
+    def in_use(self) -> bool:
+        """Whether threads wait, or have announced themselves."""
+        return bool(self.waiting) or bool(self._announced.any())
+
     def arrive_only(self, threads: Threads, number: Value, count: Value) -> None:
         """bar.arrive: announce the warps of these threads without waiting."""
         state = self._state

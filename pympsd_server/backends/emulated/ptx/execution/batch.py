@@ -27,7 +27,7 @@ stopped between two blocks. A batch in which nobody can run and nothing can be r
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -102,6 +102,8 @@ class Batch:
         self._burst, self._favoured = 0, -1
         self._running = self._state.all
         self.steps = 0
+        self.may_leave: Callable[[Batch], bool] | None = None
+        """Whether another tier can take the batch over; asked after each block that has run, a step ends there."""
 
     @property
     def finished(self) -> bool:
@@ -130,7 +132,7 @@ class Batch:
                     if fault.position < len(ids):
                         fault.block, fault.thread = self._state.place_of(int(ids[fault.position]))
                     raise
-                if time.perf_counter() >= deadline:
+                if time.perf_counter() >= deadline or (self.may_leave is not None and self.may_leave(self)):
                     break
         self.kernel.translation.numpy_seconds += time.perf_counter() - began
         return self.finished
@@ -142,7 +144,7 @@ class Batch:
         announced: Array,
         alive: Array,
     ) -> None:
-        """Go on from where another tier has left all blocks of the batch, whose memory the state has.
+        """Continue from where another tier has left all blocks of the batch, whose memory the state has.
 
         `groups` are those at the beginnings of blocks, `waiting` those at barriers and the threads that each barrier
         waits for, `announced` the threads announced by bar.arrive, `alive` which threads have not exited.
@@ -156,6 +158,11 @@ class Batch:
         for entry, count in waiting:
             self._barriers.wait(entry, count)
         self._open_barriers()
+
+    def groups_at_rest(self) -> dict[int, list[Group]] | None:
+        """Return the groups of all living threads by block; None if there are none, or some wait for others."""
+        is_waiting = self._parked or self._state.asleep or (self._barriers is not None and self._barriers.in_use)
+        return None if is_waiting or not self._run else self._run
 
     @property
     def state(self) -> BatchState:

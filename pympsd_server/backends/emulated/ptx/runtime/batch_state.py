@@ -15,12 +15,22 @@ from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, geometry
 
 _FRAME_ALIGNMENT = 16
+_CACHE_LINE, _SPREAD_FROM = 64, 1024
 _MIN_SLEEP_SECONDS = 1e-4
 
 
 def align_frame(size: int) -> int:
     """Return the bytes from one block's or thread's frame of memory to the next."""
     return -(-size // _FRAME_ALIGNMENT) * _FRAME_ALIGNMENT
+
+
+def align_local_frame(size: int) -> int:
+    """Return the bytes from one thread's local memory to the next thread's.
+
+    From 1 KiB this is an odd number of cache lines: the threads of a warp access the same offset at the same time,
+    and a power of two between them would put all 32 addresses into a few sets of the processor's cache.
+    """
+    return (-(-size // _CACHE_LINE) | 1) * _CACHE_LINE if size >= _SPREAD_FROM else align_frame(size)
 
 
 def place_in(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -99,7 +109,10 @@ class BatchState:
         static = self.dynamic_offset if self.dynamic_shared else self.static_shared
         self.shared_bytes = static + self.dynamic_shared
         self.reached_shared_bytes = self.space.bounds.end_of_shared(self.shared_bytes)
-        self.shared_frame, self.local_frame = align_frame(self.reached_shared_bytes), align_frame(self.local_bytes)
+        self.shared_frame, self.local_frame = (
+            align_frame(self.reached_shared_bytes),
+            align_local_frame(self.local_bytes),
+        )
         if self.memory is None:
             shared, local = self.blocks * self.shared_frame, self.count * self.local_frame
             self.memory = np.zeros(shared, np.uint8), np.zeros(local, np.uint8)

@@ -1,0 +1,109 @@
+"""A batch that the NumPy tier has begun continues as machine code when its kernel is compiled."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import SECONDS
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, switch_tier
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from tests.emulated.harness import HEADER, Device, Never, pack
+
+pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
+
+TIERS = ()
+KERNEL = """.visible .entry k(.param .u64 p)
+{{ .reg .b32 %i, %j, %v, %n, %s, %b, %t, %c; .reg .b64 %a, %o, %w; .reg .pred %q, %odd; .reg .f64 %d;
+.shared .align 4 .b8 s[512]; .local .align 8 .b8 l[8];
+ld.param.u64 %a, [p]; mov.u32 %t, %tid.x; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %b, %n, %t;
+mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; mov.u32 %s, s; mad.lo.u32 %s, %t, 4, %s; mov.u32 %c, 7;
+st.shared.u32 [%s], %t; mov.u64 %w, 5; st.local.u64 [l], %w; mov.u32 %v, %i; and.b32 %j, %t, 1;
+setp.eq.u32 %odd, %j, 1; cvt.rn.f64.u32 %d, %i; mov.u32 %j, 0;
+{body}
+ld.shared.u32 %n, [%s]; add.u32 %v, %v, %n; ld.local.u64 %w, [l]; cvt.u32.u64 %n, %w; add.u32 %v, %v, %n;
+cvt.rzi.u32.f64 %n, %d; add.u32 %v, %v, %n; st.global.u32 [%a], %v; st.global.u32 [%a+4], %c; ret; }}"""
+"""What lives across the loop: registers, uniform and varying, of 32 and 64 bits and predicates, and memory."""
+ROUND = "mad.lo.u32 %v, %v, 5, 1; add.f64 %d, %d, 0d3FE0000000000000; @%odd add.u32 %v, %v, %c; add.u32 %c, %c, 3;"
+BODIES = {
+    "uniform": f"AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;",
+    "threads end": f"""AGAIN: {ROUND} add.u32 %j, %j, 1; setp.gt.u32 %q, %t, %j; @%q exit;
+setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;""",
+    "first lanes end": f"""setp.lt.u32 %q, %t, 5; @%q exit;
+AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;""",
+    "lanes leave": f"""mad.lo.u32 %n, %t, 3, 2500;
+AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, %n; @%q bra AGAIN;""",
+    "warps leave": f"""mov.u32 %n, 3000; setp.lt.u32 %q, %t, 40; @%q mov.u32 %n, 2;
+AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, %n; @%q bra AGAIN;""",
+    "nested": f"""OUTER: mov.u32 %n, 0;
+AGAIN: {ROUND} add.u32 %n, %n, 1; setp.lt.u32 %q, %n, %t; @%q bra AGAIN;
+add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 60; @%q bra OUTER;""",
+    "barriers": f"""AGAIN: {ROUND} bar.sync 0; ld.shared.u32 %n, [%s]; add.u32 %n, %n, %v; bar.sync 0;
+st.shared.u32 [%s], %n; add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 1500; @%q bra AGAIN;""",
+}
+
+
+def begin(ptx: str, grid: int, block: int) -> tuple[Device, int, LoadedModule, LaunchSetup, np.ndarray[Any, Any]]:
+    device = Device(1 << 20)
+    address = device.put(np.zeros((grid * block, 2), "u4"))
+    module = device.load(HEADER + ptx)
+    setup = LaunchSetup((grid, 1, 1), (block, 1, 1), pack(module.program, "k", (address,)))
+    return device, address, module, setup, np.zeros(grid, np.int64)
+
+
+def run(ptx: str, grid: int, block: int, tier: str) -> tuple[list[list[int]], int]:
+    """Run a launch as one batch, in slices; return its result, and the blocks of code that NumPy ran.
+
+    With the tier `auto` the kernel is compiled after the first slice, for another launch.
+    """
+    device, address, module, setup, sm_of_block = begin(ptx, grid, block)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYMPSD_TIER", tier)
+        batch = first = begin_batch(module, "k", setup, 0, sm_of_block)
+        assert isinstance(first, Batch)
+        if not batch.step(0.002, Never()) and tier == "auto":
+            patch.setenv("PYMPSD_TIER", "compiled")
+            assert isinstance(begin_batch(module, "k", setup, 0, sm_of_block), CompiledBatch)
+            patch.setenv("PYMPSD_TIER", "auto")
+        deadline = time.monotonic() + SECONDS
+        while not batch.step(0.005, Never()):
+            assert time.monotonic() < deadline
+            batch = switch_tier(batch, module, setup, 0, sm_of_block)
+    return device.get(address, np.zeros((grid * block, 2), "u4")).tolist(), first.steps
+
+
+@pytest.mark.parametrize(("grid", "block"), [(1, 96), (3, 80)])
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_batch_continues_as_machine_code(kind: str, grid: int, block: int) -> None:
+    """With the same registers and memory, wherever its threads are."""
+    ptx = KERNEL.format(body=BODIES[kind])
+    expected, all_steps = run(ptx, grid, block, "numpy")
+    result, steps = run(ptx, grid, block, "auto")
+    assert result == expected
+    assert 0 < steps < all_steps
+
+
+ENDLESS = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %v; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
+AGAIN: ld.volatile.global.u32 %v, [%a]; setp.eq.u32 %q, %v, 0; @%q bra AGAIN; st.global.u32 [%a+4], 7; ret; }"""
+
+
+def test_a_single_batch_that_loops_for_ever_becomes_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    device, address, module, setup, sm_of_block = begin(ENDLESS, 1, 64)
+    batch, deadline = begin_batch(module, "k", setup, 0, sm_of_block), time.monotonic() + SECONDS
+    while isinstance(batch, Batch):
+        assert time.monotonic() < deadline
+        assert not batch.step(0.01, Never())
+        batch = switch_tier(batch, module, setup, 0, sm_of_block)
+    assert isinstance(batch, CompiledBatch)
+    assert not batch.step(0.01, Never())
+    device.space.write(address, (1).to_bytes(4, "little"))
+    assert batch.step(SECONDS, Never())
+    assert device.get(address, np.zeros(2, "u4")).tolist() == [1, 7]
