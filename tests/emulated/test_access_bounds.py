@@ -1,8 +1,8 @@
 """One check serves all accesses off a base: what it lets through is inside, and what it stops is named exactly.
 
 The kernels are random. They make their accesses once inside the memory if that is possible, so that the quick check
-has an allocation to compare with, and then at an edge. Which accesses are outside or misaligned is computed here, from
-the PTX manual's rules. Bytes on both sides of the memory show whether anything else was written: allocations next to
+has an allocation to compare with, and then at an edge. Which accesses are outside or misaligned is computed here,
+from the PTX manual. Bytes on both sides of the memory show whether anything else was written: allocations next to
 the one that is used, and in the compiled tier the bytes next to the slabs of shared and local memory.
 """
 
