@@ -92,13 +92,13 @@ def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, chosen: dic
         return
     its = {partition.device: partition for partition in named_server.partitions if partition.name == bound}
     where = f"namespace '{namespace or DEFAULT}' of server '{named_server.name}'"
-    came = f"came to {where}, which is bound to SM partition '{bound}'"
+    came = f"connected to {where}, which is bound to SM partition '{bound}'"
     for device in named_server.ordinals(len(daemon.devices)):
         if device not in its:
             who = f"device {daemon.devices[device].uuid}" if its else "the server"
             chosen[device] = ChosenPartition(problem=f"{came}; {who} has none of that name")
         elif device in chosen and chosen[device].name != bound:
-            chosen[device] = ChosenPartition(problem=f"{came}, and named another one")
+            chosen[device] = ChosenPartition(problem=f"{came}, but named another one")
         else:
             chosen[device] = ChosenPartition(bound, its[device].chunks)
 

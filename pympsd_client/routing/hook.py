@@ -16,7 +16,7 @@ as they were, and a program that reaches two drivers gets wrong results.
 The invariants:
 
 - A Python that never uses CUDA pays for a few imports of the standard library, and for nothing of the client.
-- Where the daemon leads the driver's own server nothing is replaced: programs reach that one through the driver.
+- Where the daemon manages the driver's own server nothing is replaced: programs reach that one through the driver.
 - After the import the module and its spec show their own loader, so that nobody notices the hook.
 - At the end of the process the connection is closed after the program's own exit functions, and then no call enters
   the interpreter any more, because destructors of C++ objects still make some.

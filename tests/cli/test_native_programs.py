@@ -223,7 +223,7 @@ def test_the_library_path_reaches_children_and_is_explained(
         daemon.bind(str(tmp_path / "control"))
         daemon.listen()
         explained, path = run()
-    assert "its CUDA libraries are not replaced: the daemon leads the driver's own server" in explained
+    assert "its CUDA libraries are not replaced: the daemon manages the driver's own server" in explained
     assert path == f"{folder}/others:/x\n"
 
 

@@ -371,7 +371,7 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     daemon.kill()
     quitting.communicate(timeout=SECONDS)
     again(daemon)
-    assert "An operator asked the previous daemon to quit; continuing to quit" in daemon.log()
+    assert "An operator asked the previous daemon to quit; this daemon will quit instead" in daemon.log()
     assert daemon.servers() == [server]
     assert client.do("add") == RIGHT
     assert make_client().do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
