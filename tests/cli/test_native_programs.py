@@ -126,7 +126,7 @@ def test_privileged_programs_are_recognised(
 
 def test_a_static_program_gets_no_library(folder: Path, build: Callable[..., Path]) -> None:
     program = examine(str(build(PLAIN, "-static")), str(folder / "ours"))
-    assert (program.uses_cuda, "linked static" in program.obstacle) == (False, True)
+    assert (program.uses_cuda, "statically linked" in program.obstacle) == (False, True)
 
 
 def test_a_program_of_another_machine_is_recognised(folder: Path, build: Callable[..., Path]) -> None:

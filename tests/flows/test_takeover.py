@@ -501,7 +501,7 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
     daemon.kill()
     daemon.settings["PYMPSD_EMULATED_DEVICES"] = "2xA100"
     again(daemon)
-    reason = "the devices of this daemon are others"
+    reason = "this daemon has other devices"
     line = f"Not taking over server {server} ({reason}); it will exit with its last client"
     wait_until(lambda: line in daemon.log(), "its return in vain")
     assert daemon.servers() == []

@@ -3,12 +3,12 @@
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
 milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
 thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
-waits for LLVM, and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until
-it is decided which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the
-first batch of a kernel.
+waits for LLVM, and short kernels that are launched rarely are not compiled. A batch of blocks moves to machine code
+only where that can continue (`switch_tier`). Therefore few blocks of a kernel with loops begin while its tier is
+undecided (`is_undecided`). PYMPSD_TIER=compiled compiles at the first batch of a kernel.
 
-What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
-peers. Without llvmlite the executor reports that on its standard error, at the first kernel that would be compiled.
+A kernel that cannot be compiled stays in the NumPy tier, and so does a batch whose context has access to the memory
+of peers. Without llvmlite the executor reports that on standard error, at the first kernel that would be compiled.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.native.library import NoLibrary
 
 _MORE_BLOCKS: Final = 8
-"""Beginning a batch costs as much as running a thousand short warps; few of its blocks are in progress at a time."""
-
+"""The factor by which a compiled kernel's batches are larger: beginning one costs as much as running a thousand short
+warps, and few of its blocks are in progress at a time."""
 
 _SECONDS_BEFORE_COMPILING: Final = 0.02
-"""The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
+"""The time that a kernel runs in the NumPy tier before it is compiled; most kernels never need that long."""
 _UNDECIDED_THREADS: Final = 1024
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
