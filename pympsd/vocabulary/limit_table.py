@@ -69,12 +69,12 @@ class Limits:
     """
 
     thread_percentage: dict[int, ThreadPercentage] | None = None
-    """Of each client, by device index or ALL_DEVICES."""
+    """The percentage of each client, by device index or ALL_DEVICES."""
     pinned_memory: dict[int, PinnedMemory] | None = None
-    """Of each client, by device index; a device that is absent has no limit."""
+    """The memory that each client may hold, by device index; a device that is absent has no limit."""
     client_priority: ClientPriority | None = None
     total_memory: dict[int, PinnedMemory] | None = None
-    """Of all clients together, by device index; a device that is absent has no limit."""
+    """The memory that all clients together may hold, by device index; a device that is absent has no limit."""
     sm_partition: str | None = None
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 

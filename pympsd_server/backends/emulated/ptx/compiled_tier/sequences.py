@@ -46,12 +46,12 @@ _ROUNDS: Final = 4
 
 @define
 class Sequences:
-    """What is known of a kernel's varying registers."""
+    """The varying registers of a kernel that grow by a constant from lane to lane."""
 
     strides: dict[int, int | None] = field(factory=dict)
-    """By how much they seem to grow from lane to lane; None or missing: by no constant."""
+    """The constant by which each seems to grow; None or missing: there is none."""
     certain: set[int] = field(factory=set)
-    """Those that certainly do, if their flags hold."""
+    """The registers that certainly grow by it, if their flags hold."""
     flagged: set[int] = field(factory=set)
     """Those of the certain ones that have a flag."""
 
