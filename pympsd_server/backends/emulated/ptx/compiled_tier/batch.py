@@ -262,9 +262,9 @@ class CompiledBatch:
             if self._reach and self._reach[-1][0] is starts:
                 return
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
-            found = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
-            self._reach = [*([] if at_rest else self._reach), (starts, ends, found)]
-            runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(found))
+            memory = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
+            self._reach = [*([] if at_rest else self._reach), (starts, ends, memory)]
+            runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
 
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
         """Begin all blocks with the memory that another batch has left, and return their frames, to be filled.

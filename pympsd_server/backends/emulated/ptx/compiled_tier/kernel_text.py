@@ -400,8 +400,8 @@ class KernelText(MemoryText):
         if not pending:
             return
         mask, alive = self.current(), self.load("i32", "%alive")
-        named = self._named_lanes(segment.meeting.mask, mask)
-        absent = self.op("and", "i32", self.op("and", "i32", named, alive), self.op("xor", "i32", mask, "-1"))
+        members = self._named_lanes(segment.meeting.mask, mask)
+        absent = self.op("and", "i32", self.op("and", "i32", members, alive), self.op("xor", "i32", mask, "-1"))
         ready, wait = self.label("ready"), self.label("wait")
         self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
         self.place(wait)

@@ -48,7 +48,7 @@ def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
 def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], frozenset[int]]]:
     """Return for each segment the registers whose values the frame has, at its beginning and at its end."""
     segments, targets = plan.segments, [_ways_from(plan, number) for number in range(len(plan.segments))]
-    written = [_written(segment, carry) for segment in segments]
+    written = [_list_written(segment, carry) for segment in segments]
     before = [set(segment.live_in) for segment in segments]  # the way over the frame has loaded those
     before[0] = set()
     for segment in segments:
@@ -83,7 +83,7 @@ def _behind_turn(plan: WarpPlan, number: int, saved: set[int]) -> set[int]:
     return set(segment.live_in) if segment.turn and comes_by_frame(plan, number) else saved
 
 
-def _written(segment: CodeSegment, carry: Register) -> set[int]:
+def _list_written(segment: CodeSegment, carry: Register) -> set[int]:
     operations = [*segment.operations, *([] if segment.terminator is None else [segment.terminator])]
     return {r.number for operation in operations for r in registers_written(operation, carry)}
 
