@@ -3,8 +3,9 @@
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
 milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
 thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
-waits for LLVM, and short kernels that are launched rarely are not compiled. A batch that has begun continues as machine
-code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a kernel.
+waits for LLVM, and short kernels that are launched rarely are not compiled. A batch that has begun continues as
+machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a
+kernel.
 
 A kernel that cannot be compiled stays in the NumPy tier, and so does a batch whose context has access to the memory
 of peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
