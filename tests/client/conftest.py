@@ -78,6 +78,7 @@ def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
     for executor in executors:
         executor.close()
     contexts.clear()
+    lost_devices.clear()
 
 
 @pytest.fixture
