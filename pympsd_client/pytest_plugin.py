@@ -14,8 +14,6 @@ Every daemon has its own directories, so tests can run in parallel. It ends with
 session (`mps_session_daemon`), and clients are killed before it.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

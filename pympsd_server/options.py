@@ -1,7 +1,5 @@
 """The server's command line: the daemon passes its link; run by hand, the server prints an explanation."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

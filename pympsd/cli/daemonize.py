@@ -12,8 +12,6 @@ exit status: 1, or the number of the CUDA result if CUDA_VISIBLE_DEVICES is wron
 command line, which reports all of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -3,8 +3,6 @@
 It reports neither which commands it refuses nor, before the last one, the end of the answer to each line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout PLACES lists their folders.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from itertools import count

@@ -160,7 +160,7 @@ class Options:
         if self.quit and not self.start and (self.words or self.apply):
             raise BadOption(f"{self.quit} takes no command and no file with it")
         if self.install and (self.start or self.quit or self.words or self.apply):
-            raise BadOption(f"{self.install} takes no command and starts no daemon: give it alone")
+            raise BadOption(f"{self.install} takes no command and starts no daemon: use it alone")
         if self.apply and self.words:
             raise BadOption("--apply takes no command with it")
 
@@ -209,7 +209,7 @@ class Options:
         if option in _NEEDS and not value:
             raise BadOption(f"{option} needs {_NEEDS[option]}")
         if option == "--apply" and self.apply:
-            raise BadOption(f"--apply takes one file, and two are given: {self.apply} and {value}")
+            raise BadOption(f"--apply takes one file, not two: {self.apply} and {value}")
         if option in ("--log-dialect", "--users"):
             from pympsd.vocabulary.variables import DIALECTS, USERS  # slow, and for the start of a daemon only
 

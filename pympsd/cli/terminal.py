@@ -1,7 +1,5 @@
 """Commands typed at a terminal: line editing, history, completion of names, and help (at a terminal only)."""
 
-from __future__ import annotations
-
 import os
 import readline
 import subprocess

@@ -115,7 +115,7 @@ class _Reading(Tables):
         servers = self.table((), parsed, "servers")
         if self.context.protocol == 2:
             for key in {"servers", "features", "cgroups"} & parsed.keys():
-                self.wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
+                self.wrong((key,), f"{key}: protocol 2 has only rules; start the daemon with -p 3")
         plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
         check_chunks(self, plans)
         rules = self._rules(parsed["rules"]) if "rules" in parsed else None

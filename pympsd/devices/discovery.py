@@ -128,10 +128,10 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
         finding = f"the driver finds {len(probed.devices)} device{'s' if len(probed.devices) > 1 else ''}"
         own = tuple(map(_as_served, probed.devices))
         if server:
-            instead = Machine("cuda", f"{finding}, and its MPS server speaks otherwise than is known", own)
+            instead = Machine("cuda", f"{finding}, and its MPS server does not use a known protocol", own)
             reason = f"{finding}, and its MPS server is {server}"
             return Machine("vendor", reason, probed.devices, server, instead=instead)
-        without = "it is asked for" if settings.backend == "cuda" else f"{finding}, but no MPS server of it"
+        without = "it is asked for" if settings.backend == "cuda" else f"{finding}, but not its MPS server"
         return Machine("cuda", without, own)
     if probed.unusable:
         raise NoDriver(

@@ -101,7 +101,7 @@ class StateFolder:
             )
         if isinstance(error, IsADirectoryError):
             remedy = "End the process that creates it and remove it."
-            return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
+            return f"{self.path}/{MODES}: a folder is in its place and reappears. {remedy}"
         if (owner := self._untrusted_owner()) is not None:
             reason = f"{error.strerror}: it is user {owner}'s, and not for everybody"
             return f"{self.path}: {reason}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."

@@ -6,8 +6,6 @@ daemon's. Everything that could make the change of user fail is checked before t
 fork and exec cannot be explained.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd

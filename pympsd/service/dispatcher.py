@@ -402,7 +402,7 @@ class Dispatcher:
             return
         try:
             if not (server.has_room and may_queue(server, self.servers.values(), exempt_users(self.state))):
-                stuck = f"the server of user {server.uid} takes no clients: it is stopped or stuck"
+                stuck = f"the server of user {server.uid} accepts no clients: it is stopped or stuck"
                 raise OSError(errno.EBUSY, stuck)
             client.grant(server, instruction.priority, instruction.limits)
         except OSError as error:

@@ -1,7 +1,5 @@
 """The driver's own server as a child process: started as its user, it then connects to the daemon's socket."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from functools import partial

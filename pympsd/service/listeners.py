@@ -5,8 +5,6 @@ its first byte is read, a refusal is an immediate close, and a connection that a
 keeper held, continues here without a difference for its peer.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -98,7 +98,7 @@ def _shares(daemon: Daemon) -> Iterator[str]:
     yield from _family(
         "pympsd_user_refusals",
         "counter",
-        "How often the user was refused more of it.",
+        "Refusals because the user's share was used up.",
         [({"uid": uid, "resource": name}, count) for (uid, name), count in sorted(daemon.usage.refusals.items())],
     )
 

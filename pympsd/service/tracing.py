@@ -1,7 +1,5 @@
 """The trace of a daemon (``trace start``): servers, their clients, the queue; executors add what devices do."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """The command ``pympsd-smi [--argv0=NAME] OPTION ...``."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -14,7 +14,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import Debugged
 from pympsd.state_machine.state.server import Server
 
-REASON: Final = "this process runs under a debugger, and the other MPS clients have left"
+REASON: Final = "this process is being debugged, and the other MPS clients have left"
 
 
 def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:

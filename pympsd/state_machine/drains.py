@@ -45,8 +45,6 @@ Invariants: an operator is answered once, when no clients remain (status 0), whe
 no client is in ``clients`` and ``terminated`` of a drain.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final

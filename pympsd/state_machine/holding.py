@@ -4,8 +4,6 @@ A held client keeps its ticket, but nobody waits behind it and no server starts 
 held only by a drain that releases the driver: a server without clients does not disturb any other drain.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of

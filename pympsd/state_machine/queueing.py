@@ -3,8 +3,6 @@
 The queue itself, with the theory, is `pympsd.state_machine.state.queue`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 

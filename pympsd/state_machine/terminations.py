@@ -39,12 +39,12 @@ RESET_TIMEOUT: Final = 30.0
 CAUSES: Final[dict[int, str]] = {
     Result.ERROR_INVALID_CONTEXT: "the process has no active context on it: it was ended before, or never had one",
     Result.ERROR_LAUNCH_TIMEOUT: (
-        "a kernel of it still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it with "
-        "its device's work"
+        "one of its kernels still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it "
+        "with its device's work"
     ),
     Result.ERROR_NOT_SUPPORTED: (
-        "it has made contexts since it was terminated, and keeps the terminated ones; the driver's server would hang "
-        "if it was asked again: end the process"
+        "it has created contexts since it was terminated, and keeps the terminated ones; the driver's server would "
+        "hang if it was asked again: end the process"
     ),
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended, and the client's work with it",
 }

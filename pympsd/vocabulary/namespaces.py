@@ -1,7 +1,5 @@
 """The names of servers and namespaces, which are directories below the pipe directory."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 

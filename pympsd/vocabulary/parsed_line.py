@@ -10,8 +10,6 @@ command:
 asks the server 847 for its clients first, if it reports them only on request.
 """
 
-from __future__ import annotations
-
 from attrs import frozen
 
 

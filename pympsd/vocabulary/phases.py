@@ -9,8 +9,6 @@ not started yet or that belong to a daemon that died, and the server also distin
 `scripts/generate-docs` draws a diagram of each table (docs/states).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from enum import Enum
 from typing import TypeVar

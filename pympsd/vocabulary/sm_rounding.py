@@ -53,7 +53,7 @@ class SmRounding:
     def __str__(self) -> str:
         """Return a description for users, without the source."""
         text = f"SMs by percentage: steps of {self.step}, at least {self.minimum}"
-        return text if self.is_measured else f"{text} (not measured on such a device)"
+        return text if self.is_measured else f"{text} (not measured on a device of this kind)"
 
 
 ROUNDINGS: Final = (

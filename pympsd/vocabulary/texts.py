@@ -3,8 +3,6 @@
 A reader raises BadText, which contains what is allowed; the caller, who has the text's place, makes the sentence.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime

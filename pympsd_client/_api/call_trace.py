@@ -3,8 +3,6 @@
 Without the variable nothing is added to a call. Several programs may write to one file, and a child its parent's.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

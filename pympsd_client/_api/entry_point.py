@@ -46,9 +46,7 @@ from pympsd_client._objects.process import process
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 EntryPoint = Callable[..., tuple[Any, ...]]
-_NOT_PERMITTED: Final = (
-    "a host function or stream callback makes no CUDA calls; let it set a flag, and another thread make the call"
-)
+_NOT_PERMITTED: Final = "a host function or stream callback must not make CUDA calls; make the call in another thread"
 _UNSIGNED: Final = {
     "unsigned char": 8,
     "unsigned short": 16,

@@ -1,7 +1,5 @@
 """Descriptions of textures: those of cuda.bindings, or C's in memory, as bytes and as plain values."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What sees records before they are sent: a stream capture, which takes those of capturing streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

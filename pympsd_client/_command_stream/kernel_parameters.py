@@ -4,8 +4,6 @@ The forms: ``(values, ctypes types)``, an address or buffer of an array of point
 buffer itself (CUDA driver API, cuLaunchKernel; cuda.bindings, cuLaunchKernel).
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable
@@ -103,7 +101,7 @@ def flat(layout: FunctionLayout, parameters: Any, extra: Any) -> bytes:
     """Return the flat buffer of a function's parameters, given in any form; raise CudaError, TypeError."""
     if number(extra):
         if parameters is not None and not (isinstance(parameters, int) and parameters == 0):
-            raise invalid_value("kernelParams and extra were both given; give one")
+            raise invalid_value("kernelParams and extra exclude each other; pass one")
         return _from_extra(layout, number(extra))
     if isinstance(parameters, tuple):
         return _from_values(layout, parameters)

@@ -3,8 +3,6 @@
 ctypes.memmove releases the GIL, so that they really copy at the same time. The threads end with the copy.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import suppress

@@ -108,7 +108,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
         hello = _hello(environment)
         if hello.traced and environment.get(REQUIRE_MPS) == "1":
             # The daemon would answer the same after a wait.
-            return NoDaemon("this process runs under a debugger, for which there is no MPS server")
+            return NoDaemon("this process is being debugged, and the MPS server does not serve debugged processes")
         daemon.send(hello)
         answer, fds = _receive_or_warn(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:

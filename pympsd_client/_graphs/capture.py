@@ -420,7 +420,7 @@ class Captures:
             event_object = events.get(event)
             if waiting_capture is None or event_object is None or not event_object.recorded:
                 return waiting_capture is not None  # an event that was never recorded delays nothing
-            waiting_capture.reason = "a stream of it waited for an event that was recorded before, outside of it"
+            waiting_capture.reason = "one of its streams waited for an event that was recorded outside of the capture"
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_ISOLATION,
                 "a capturing stream cannot wait for work that is not captured; record the event in the capture, or "

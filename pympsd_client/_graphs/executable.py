@@ -24,8 +24,6 @@ makes new ones: several changes between two launches cost one upload.
 - ``_launching`` is reentrant, because what an update drops may be the last reference to this graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -108,7 +106,7 @@ class Executable:
         """Return its copy of a node of the graph that it was made from; raise INVALID_VALUE."""
         copy = self._copies.get(node.handle)
         if copy is None:
-            raise invalid_value(f"node {node.handle:#x} is not of the graph that the executable one was made from")
+            raise invalid_value(f"node {node.handle:#x} is not of the graph that was instantiated")
         return copy
 
     def change(self, node: Node, work: Any) -> None:

@@ -129,7 +129,7 @@ def kernel_at(address: int) -> KernelWork:
     """Return the work of a CUDA_KERNEL_NODE_PARAMS in memory; raise CudaError."""
     raw = structs.KernelParameters.from_address(address)
     if raw.func and raw.kern and raw.func != raw.kern:
-        raise invalid_value("both func and kern are given; give one")
+        raise invalid_value("func and kern exclude each other; set one")
     context = require_context(raw.ctx)
     function = function_of(raw.func or raw.kern, context)
     shape = (

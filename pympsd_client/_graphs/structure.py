@@ -105,7 +105,7 @@ def dependency_map(handles: Any, data: Any, count: int) -> dict[Node, Edge]:
     """Return the nodes that a new one depends on, with the edges' data; INVALID_VALUE for one that comes twice."""
     dependencies = graphs.find_nodes(graph_structs.handles(handles, count, "dependencies"))
     if len(set(dependencies)) != len(dependencies):
-        raise invalid_value("a node comes twice among the dependencies")
+        raise invalid_value("a node occurs twice among the dependencies")
     return dict(zip(dependencies, edge_list(data, dependencies), strict=True))
 
 

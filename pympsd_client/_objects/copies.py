@@ -3,8 +3,6 @@
 Each chunk of a staged copy is one record, whose bytes lie in a slot of the staging memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

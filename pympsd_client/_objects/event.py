@@ -143,7 +143,7 @@ def elapsed_milliseconds(start: int, end: int) -> float:
     for event in (first, second):
         event.context.usable()
         if event.flags & DISABLE_TIMING:
-            raise invalid_handle("an event made with CU_EVENT_DISABLE_TIMING measures no time")
+            raise invalid_handle("an event created with CU_EVENT_DISABLE_TIMING does not measure time")
         if not event.recorded:
             raise invalid_handle("the event was never recorded; call cuEventRecord first")
     if first.context is not second.context:

@@ -5,8 +5,6 @@ or any other callable works too (not when the program runs natively: then every 
 exception of a Python function goes to `sys.unraisablehook`, and the stream continues.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from threading import Lock

@@ -5,8 +5,6 @@ differently: a value of any type through ``void *``, an array and the place of i
 then overwritten. Each function here takes C's arguments as ints, checks the addresses, and calls the core.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_size_t, c_uint32, c_uint64, memmove, string_at
 from typing import Any, Final

@@ -20,8 +20,6 @@ installed library (`forwarding`). If a program uses both, one forwards to the ot
 replaced machine code by PTX, and the inner one changes nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p, create_string_buffer, memmove, string_at

@@ -1,7 +1,5 @@
 """The results of routed calls that failed: kept for last_error, and explained on stderr (`explanations`)."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable
 from typing import Final

@@ -9,8 +9,6 @@ that are compiled for per-thread default streams. `resolve` finds the row with t
   functions without a stream parameter wait for that stream.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable

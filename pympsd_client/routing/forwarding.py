@@ -15,8 +15,6 @@ nvJitLink's header makes a program call `__nvJitLinkCreate_13_5`, with the heade
 of another version may lack that name, but not nvJitLinkCreate.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

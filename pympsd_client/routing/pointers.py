@@ -20,8 +20,6 @@ The invariants:
 - Entry points and the names of capsules are never freed, because C keeps their addresses.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 from importlib import import_module

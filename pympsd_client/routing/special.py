@@ -3,8 +3,6 @@
 `by_address` has the functions that get or give values at addresses, `error_logs` those of the error log.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

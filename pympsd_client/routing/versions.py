@@ -4,8 +4,6 @@ A row has the parameters of CUDA 13. Before, functions of graphs had no edge dat
 end with ``_v2`` or ``_v3``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

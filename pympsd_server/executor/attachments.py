@@ -9,8 +9,6 @@ A request that cannot be carried out is refused with a CUresult and a sentence, 
 that could not be created has neither a thread nor a socket nor shared memory.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

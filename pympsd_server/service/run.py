@@ -11,8 +11,6 @@ All tasks are in one nursery, which is cancelled when the server is done. The li
 of one, the next takes it over from the keeper and requests a report; nothing else is different for a server.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Any

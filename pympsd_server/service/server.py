@@ -9,8 +9,6 @@ The phase (`state_machine.server_phase`) decides whether new clients are served 
 set once the phase is ENDED, and the process exits with `status`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, Final, Protocol
 

@@ -5,8 +5,6 @@ separate executor. Without -multiuser-server all clients belong to one user, so 
 one per SM partition in a server that contains faults by partition (docs/decisions/019).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from attrs import frozen

@@ -232,7 +232,7 @@ def test_the_keeper_imports_only_what_is_built_in(modules: tuple[Module, ...]) -
     built_in = {"__future__", "_signal", "_socket", "errno", "fcntl", "os", "resource", "select", "sys", "time"}
     assert keeper.imported_roots() == built_in | {"pympsd"}
     assert {name for name in keeper.imports() if _is_in(name, ("pympsd",))} == {"pympsd.takeover.keeper.packets"}
-    assert set(its_packets.imports()) == {"__future__.annotations", "pympsd.errors.ProtocolError"}
+    assert set(its_packets.imports()) == {"pympsd.errors.ProtocolError"}
     (errors,) = [module for module in modules if module.name == "pympsd.errors"]
     assert errors.imported_roots() == set()
 

@@ -35,10 +35,10 @@ SAME_NAMES = {
         "AdmitClient ClientJoined ClientLimits StartRefused StartTrace StopTrace TerminateClient"
     ),
     "one thing as its owner has it, as a peer has it, and as a tool shows it": (
-        "Client ClientContext ClientProcess ClientSession ClientSpace Context Conversation Daemon Device Drain "
+        "Client ClientContext ClientSession ClientSpace Context Conversation Daemon Device Drain "
         "Event "
         "Executor HandleTable HostMemory Kernel Library Link LogRecord Machine Module Phase Process Region Server "
-        "Stream Tracing Terminations Waiting"
+        "Stream Tracing Waiting"
     ),
     "terms of PTX, in the syntax tree and below": (
         "Block Frame Function Group Memory Negative Operand Operation Part Scope Space Step Target Variable"

@@ -187,7 +187,7 @@ def test_a_file_in_every_spelling(words: list[str]) -> None:
     with pytest.raises(BadOption, match="--apply takes no command with it"):
         Options([*words, "server"])
     for start in ([], ["-d"]):
-        with pytest.raises(BadOption, match="--apply takes one file, and two are given: F and G"):
+        with pytest.raises(BadOption, match="--apply takes one file, not two: F and G"):
             Options([*start, *words, "-a", "G"])
 
 

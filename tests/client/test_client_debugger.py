@@ -63,5 +63,5 @@ def test_a_traced_process_that_requires_mps_sends_no_hello(
     monkeypatch.setattr(handshake, "_is_being_traced", lambda: True)
     answer = handshake.request_session(client, {"PYMPSD_REQUIRE_MPS": "1"})
     assert isinstance(answer, NoDaemon)
-    assert "under a debugger" in answer.reason
+    assert "is being debugged" in answer.reason
     assert daemon.recv(1) == b""

@@ -551,7 +551,7 @@ def test_protocol_2_has_rules_only() -> None:
     assert _read("[[rules]]\nuser = 1", protocol=2).rules is not None
     errors = _errors('schema_version = "1.0"\n[servers.a]\n[[rules]]\nnamespace = "a"', protocol=2)
     assert errors == [
-        "F:2: servers: protocol 2 has none, only rules; start the daemon with -p 3",
+        "F:2: servers: protocol 2 has only rules; start the daemon with -p 3",
         "F:4: rules.0.namespace: protocol 2 has no namespaces; start the daemon with -p 3",
     ]
 

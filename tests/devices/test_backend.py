@@ -31,7 +31,7 @@ def machine(backend: str, probed: Probed, server: str = "", **settings: str) -> 
     ("backend", "probed", "server", "expected"),
     [
         ("auto", FOUND, SERVER, ("vendor", f"the driver finds 2 devices, and its MPS server is {SERVER}", 2, SERVER)),
-        ("auto", FOUND, "", ("cuda", "the driver finds 2 devices, but no MPS server of it", 2, "")),
+        ("auto", FOUND, "", ("cuda", "the driver finds 2 devices, but not its MPS server", 2, "")),
         ("auto", ABSENT, SERVER, ("emulated", "there is no libcuda.so.1", 1, "")),
         ("auto", ABSENT, "", ("emulated", "there is no libcuda.so.1", 1, "")),
         ("vendor", FOUND, SERVER, ("vendor", f"it is asked for, and its server is {SERVER}", 2, SERVER)),
@@ -111,7 +111,7 @@ def test_a_server_that_is_named_and_no_program_is_named_in_the_error() -> None:
 def test_one_device_is_one() -> None:
     one = evolve(FOUND, devices=DEVICES[:1])
     assert machine("auto", one, SERVER).reason == f"the driver finds 1 device, and its MPS server is {SERVER}"
-    assert machine("auto", one).reason == "the driver finds 1 device, but no MPS server of it"
+    assert machine("auto", one).reason == "the driver finds 1 device, but not its MPS server"
 
 
 def test_a_described_machine_is_emulated_whatever_is_installed() -> None:

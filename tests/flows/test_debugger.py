@@ -67,7 +67,7 @@ def test_alone_it_runs_without_mps_at_once(daemon: DaemonProcess, make_debugged:
     assert goes_on(daemon, client)
     client.begin("exit")
     _, said = client.process.communicate(timeout=SECONDS)
-    assert said.count("PrivateExecutorWarning: this process runs under a debugger") == 1
+    assert said.count("PrivateExecutorWarning: this process is being debugged") == 1
 
 
 @pytest.mark.long
@@ -162,5 +162,5 @@ def test_where_mps_is_required_it_is_refused_at_once(
     debugged = make_debugged(PYMPSD_REQUIRE_MPS="1")
     assert debugged.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
     reason = debugged.do("error")
-    assert "this process runs under a debugger" in reason
+    assert "this process is being debugged" in reason
     assert "PYMPSD_REQUIRE_MPS=1" in reason

@@ -114,7 +114,7 @@ def test_3_terminate_client_in_every_state(daemon: DaemonProcess, make_client: M
     ("stopped", "bound", "why"),
     [
         ("server", 15.0, "the server did not answer within 15 s; shutdown_server -f ends it with its clients"),
-        ("executor", 10.0, "a kernel of it still runs, or its executor is stopped; "),
+        ("executor", 10.0, "one of its kernels still runs, or its executor is stopped; "),
     ],
     ids=["server", "executor"],
 )

@@ -106,7 +106,7 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     answers = (connect(daemon) for _ in range(MOST_CONNECTIONS))
     refused = next(answer for answer in answers if not isinstance(answer, SessionGranted))
     assert isinstance(refused, Refused)
-    assert refused.reason.endswith("the server of user 0 takes no clients: it is stopped or stuck")
+    assert refused.reason.endswith("the server of user 0 accepts no clients: it is stopped or stuck")
     # A quarter of them waits for the server, and a sixteenth are pidfds of clients.
     most = before + 256 // 4 + 256 // 16
     wait_until(lambda: len(descriptors(daemon.pid)) <= most, "the end of the connection that was refused")

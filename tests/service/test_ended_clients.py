@@ -187,7 +187,7 @@ async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descript
         assert len(answers) < 20
         answers.append(await answer(await connect_client(daemon)))
     assert answers[-1] == messages.Refused(
-        805, f"no session can be made: the server of user {os.geteuid()} takes no clients: it is stopped or stuck"
+        805, f"no session can be made: the server of user {os.geteuid()} accepts no clients: it is stopped or stuck"
     )
     assert server.channel.queued_descriptors == 16
     assert all(isinstance(answer, messages.SessionGranted) for answer in answers[:-1])

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import Factory, define, field
 
-from pympsd.service.sessions.driver.terminations import Terminations
+from pympsd.service.sessions.driver.terminations import DriverTerminations
 from pympsd.vocabulary.results import Result
 from pympsd.wire.driver import server_commands as commands
 
@@ -38,8 +38,10 @@ class Operators:
     link: Link
     answers: list[int] = field(factory=list)
     noted: list[frozenset[int]] = field(factory=list)
-    terminations: Terminations = field(
-        default=Factory(lambda self: Terminations(lambda _, contexts: self.noted.append(contexts)), takes_self=True)
+    terminations: DriverTerminations = field(
+        default=Factory(
+            lambda self: DriverTerminations(lambda _, contexts: self.noted.append(contexts)), takes_self=True
+        )
     )
 
     def terminate(self) -> None:

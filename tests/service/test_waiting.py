@@ -61,7 +61,7 @@ async def test_a_debugged_client_goes_on_without_mps(daemon: RunningDaemon) -> N
     assert frame is not None
     answer = messages.decode(frame)
     assert isinstance(answer, messages.GoWithoutMps)
-    assert "under a debugger" in answer.reason
+    assert "is being debugged" in answer.reason
     assert await caller.receive() is None
     assert daemon.spawned == []
     assert daemon.dispatcher.clients == {}

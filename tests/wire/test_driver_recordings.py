@@ -490,7 +490,7 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
             rows = draw(st.lists(st.tuples(PIDS, PIDS, PIDS, UUIDS, PIDS, PIDS), max_size=4))
             packets = [struct.pack("<ii4xi16sii", *row) for row in rows]
             processes = [
-                commands.ClientProcess(pid, context, device, uuid_text(uuid), identity)
+                commands.ListedProcess(pid, context, device, uuid_text(uuid), identity)
                 for pid, context, device, uuid, identity, _ in rows
             ]
             return [struct.pack("<i", len(rows)), *packets], tuple(processes)

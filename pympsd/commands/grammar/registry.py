@@ -17,8 +17,6 @@ With ``--json`` a query prints its `Decision.data`; a list of protocol 3 prints 
 answers are not logged, because monitors ask again and again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property

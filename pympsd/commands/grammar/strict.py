@@ -30,7 +30,7 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
             positionals.append(word)
             continue
         if name in options:
-            raise Refused(f"Option '--{name}' of '{syntax.command}' is given twice.")
+            raise Refused(f"Option '--{name}' of '{syntax.command}' is repeated.")
         options[name] = _option_value(syntax, word, name, value, rest)
     limit = len(syntax.required) + len(syntax.optional)
     if len(positionals) > limit:
@@ -42,7 +42,7 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
     for name, option in syntax.instead.items():
         both = texts.get(name), options.get(option)
         if None not in both and len({*both}) > 1:
-            raise Refused(f"'{syntax.command}' is given two values of <{name}>: '{both[0]}' and '{both[1]}'.")
+            raise Refused(f"'{syntax.command}' has two values of <{name}>: '{both[0]}' and '{both[1]}'.")
     arguments = {
         keyword(argument.name): _read(argument.read, argument.placeholder, texts[argument.name])
         for argument in places[: len(texts)]

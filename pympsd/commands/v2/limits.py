@@ -5,8 +5,6 @@ priority is that of all later connections. Invalid values that the vendor stores
 are refused here, on standard error; standard output stays as recorded, empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final

@@ -5,8 +5,6 @@ and cgroups are for root and the user who started the daemon; a server and its n
 a user, and the client processes of that user, also for that user.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """The options that several commands of protocol 3 take."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.commands.grammar.syntax import Option

@@ -65,7 +65,7 @@ def create(
         count = len(multiprocessors(properties, owner.partitions[-1].chunks))
         text = f"created on device {properties.uuid} (sm-count={count})"
     else:
-        when = f"it is made when server '{server}' starts"
+        when = f"it is created when server '{server}' starts"
         text = f"configured on device {properties.uuid} (chunks={chunks}); {when}"
     variable = f"{VARIABLE}={properties.uuid}/{partition_id(server, properties, name)}"
     return Decision(Answer((Part(f"SM partition '{name}' {text}"), Part(variable))), instructions)

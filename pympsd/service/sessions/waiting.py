@@ -1,7 +1,5 @@
 """The common part of all connecting clients: each waits until it is admitted or refused, or is gone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final

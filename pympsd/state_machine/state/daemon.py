@@ -23,8 +23,8 @@ usage               what each user may have and has of the daemon
 lifetime            which of the daemons of this directory it is, the ids that it gives, what it has counted
 =================== ================================================================================================
 
-What another daemon needs to take over is a function of this state (`persistent_state.snapshot`); the rest is reported
-again by servers and clients, or lost without harm (timers, pending terminations).
+What another daemon needs to take over is a function of this state (`takeover.state.records.snapshot`); the rest is
+reported again by servers and clients, or lost without harm (timers, pending terminations).
 """
 
 from collections import Counter, defaultdict

@@ -4,8 +4,6 @@ A drain is in force from `drain` to `undrain`, and longer than the daemon that b
 What a drain decides, and when it ends clients, is in `pympsd.state_machine.drains`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from enum import StrEnum
 

@@ -5,8 +5,6 @@ ValueError if it is wrong, and returns a `TurnPolicy`. Like all of the state mac
 keeps nothing: its input is in `WaitingUser`. docs/research.md shows how to write one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 

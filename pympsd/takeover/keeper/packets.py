@@ -4,8 +4,6 @@ A packet is a byte for its kind, a byte for the length of the name, the name, an
 keeper's program imports this module, which therefore imports almost nothing.
 """
 
-from __future__ import annotations
-
 from pympsd.errors import ProtocolError
 
 HOLD = 1

@@ -4,8 +4,6 @@ A command is a tuple of packets, sent without a pause between them. The server t
 in order, so questions may be sent before earlier ones are answered.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Generator
 from typing import Final, Generic, TypeVar
@@ -67,7 +65,7 @@ class ClientContext:
 
 
 @frozen
-class ClientProcess:
+class ListedProcess:
     """A client process with its first context, as ps shows it."""
 
     pid: int
@@ -157,15 +155,15 @@ def device_clients() -> Question[tuple[DeviceClients, ...]]:
     return Question((_INT.pack(_DEVICE_CLIENTS),), read)
 
 
-def processes() -> Question[tuple[ClientProcess, ...]]:
+def processes() -> Question[tuple[ListedProcess, ...]]:
     """Ask for what ps shows: client processes that have contexts."""
 
-    def read() -> Reader[tuple[ClientProcess, ...]]:
+    def read() -> Reader[tuple[ListedProcess, ...]]:
         count = yield from _count()
         records = []
         for _ in range(count):
             pid, context, device, uuid, identity, _ = _PROCESS.unpack((yield _PROCESS.size))
-            records.append(ClientProcess(pid, context, device, uuid_text(uuid), identity))
+            records.append(ListedProcess(pid, context, device, uuid_text(uuid), identity))
         return tuple(records)
 
     # The server waits for the second packet after its answer.

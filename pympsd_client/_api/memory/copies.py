@@ -62,7 +62,7 @@ def peer_to_peer(
     for address, handle in ((destination, destination_context), (source, source_context)):
         context = context_of(handle)
         if count and device_memory.ordinal_at(address) != context.device.ordinal:
-            raise invalid_value(f"{address:#x} is not on the device of the context that was given for it")
+            raise invalid_value(f"{address:#x} is not on the device of the context that was passed for it")
     device_to_device(destination, source, count, stream)
 
 

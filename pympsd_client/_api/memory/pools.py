@@ -15,8 +15,6 @@ single allocations of it by 64 bytes of data (`shared_handles`). Nothing can be 
 Sizes are in bytes. INVALID_VALUE for a handle that is not a pool, and for unknown locations and types.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable
@@ -143,7 +141,7 @@ def create(properties: PoolProperties | None) -> int:
 
 def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) -> None:
     if kind.location.type == _HOST and not kind.is_managed:
-        raise invalid_value("pools of the host's memory are exported if they are at a node of it: _HOST_NUMA")
+        raise invalid_value("pools of the host's memory can be exported only if they are at a NUMA node: _HOST_NUMA")
     devices = process.require().devices if device is None else (device,)
     can = min(device.properties.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for device in devices)
     if kind.is_managed or handle_types & ~can:
@@ -324,7 +322,7 @@ def _peers(pool: Pool, requested: Access) -> Pair | None:
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is None or pool.device is None or not is_possible(device, pool.device):
         if requested.flags:
-            reason = f"location {location.id} does not reach the pool's memory: there is no peer access"
+            reason = f"location {location.id} cannot access the pool's memory: there is no peer access"
             raise CudaError(
                 Result.ERROR_INVALID_DEVICE, f"{reason} (cuDeviceCanAccessPeer answers 0); copy with cuMemcpyPeer"
             )

@@ -56,7 +56,7 @@ class Link:
             raise self._error.again()
         self._context.usable()
         if kind == _NVVM:
-            reason = "CU_JIT_INPUT_NVVM: there is no compiler of NVVM IR here; compile to PTX"
+            reason = "CU_JIT_INPUT_NVVM: NVVM IR cannot be compiled here; compile to PTX"
             self._error = CudaError(Result.ERROR_JIT_COMPILER_NOT_FOUND, reason)
             raise self._error.again()
         data = self._ptx_of(kind, data)

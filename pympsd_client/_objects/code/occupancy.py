@@ -69,7 +69,7 @@ def active_clusters(function: Function, config: LaunchConfig) -> int:
     if not 1 <= size <= maximum:
         raise _bad_cluster(f"a cluster has 1 to {maximum} blocks here, not {size}")
     if any(count % cluster_count for count, cluster_count in zip(config.grid, config.cluster, strict=True)):
-        raise _bad_cluster(f"a grid of {config.grid} blocks is not made of clusters of {config.cluster}")
+        raise _bad_cluster(f"a grid of {config.grid} blocks is not a multiple of clusters of {config.cluster}")
     return _clusters(function, config, size)
 
 

@@ -5,8 +5,6 @@ one text and have the name of another text's symbol are renamed. Comments, strin
 skipped by the tokenizer, so names inside them have no effect.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final

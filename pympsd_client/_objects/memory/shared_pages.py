@@ -149,7 +149,7 @@ def call_for_descriptor(context: Context, operation: Operation, *operands: int) 
 def require_descriptor(fd: int | None) -> int:
     """Return a descriptor that came; OPERATING_SYSTEM if this process may not open more."""
     if fd is None:
-        raise lost("the executor gave memory and sent no descriptor of it")
+        raise lost("the executor allocated memory but sent no descriptor")
     if fd == NO_ROOM:
         raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"this process is out of file descriptors: {ADVICE}")
     return fd

@@ -284,7 +284,7 @@ class VirtualMemory:
         with self._lock:
             mappings = self._between(address, size)
             if not all(address <= mapping.handle <= address + size - mapping.size for mapping in mappings):
-                raise invalid_value(f"{size} bytes at {address:#x} have a part of a mapping; unmap all of it")
+                raise invalid_value(f"{size} bytes at {address:#x} contain a part of a mapping; unmap all of it")
             reservations = self._reservations.get(ordinal_of(address))
             if reservations is None or not reservations.hold(address, size):
                 raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")

@@ -100,7 +100,7 @@ class GraphAllocation(Allocation):
         self.end()
 
 
-graph_allocations: Final = HandleTable[GraphAllocation]("memory of a node", "given back, or never made")
+graph_allocations: Final = HandleTable[GraphAllocation]("memory of a node", "freed, or never allocated")
 """The memory of all nodes by address, whether the program has it now or not."""
 other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation in graph_allocations.all()))
 

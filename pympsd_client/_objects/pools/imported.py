@@ -66,7 +66,7 @@ class ImportedPool(Pool):
     def _context(self, ordinal: int) -> Context:
         device = next((candidate for candidate in process.require().devices if candidate.ordinal == ordinal), None)
         if device is None:
-            raise invalid_value("the allocation was made in a context of a device that this process does not see")
+            raise invalid_value("the allocation belongs to a context of a device that is not visible to this process")
         return self.context_on(device)
 
     def import_block(self, handle: SharedHandle) -> int:

@@ -19,8 +19,6 @@ host program (`symbols.kernel_at`).
 Last errors: CUDA runtime API, Error Handling.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A conditional node: holds its slot while bodies are executed in a stream of their own, by a condition's value."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Protocol

@@ -182,7 +182,7 @@ class ExecutableGraph:
                 if isinstance(act, int):
                     request = requests.pop(act, None)
                     if request is None:
-                        reason = f"host function {act} of the graph was not given for this launch"
+                        reason = f"host function {act} of the graph was not passed for this launch"
                         raise BackendError(Result.ERROR_INVALID_VALUE, reason)
                     run_host_function(request, slot)
                 elif isinstance(act, Choice):

@@ -4,8 +4,6 @@ All users of the machine share host memory, and an executor is the first to be k
 a quarter of it at most, all of them together a half. Memory that a client has freed counts until it is unmapped.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 from bisect import insort

@@ -1,7 +1,5 @@
 """Operations on executable graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -104,6 +102,6 @@ def launch_graph(request: Request, stream: Stream, graph: ExecutableGraph) -> No
 
 def graph_host_function(request: Request, stream: Stream, graph: ExecutableGraph, token: int, number: int) -> None:
     if number in graph.host_functions or number >= graph.size:
-        reason = f"host function {number} is given already, or the graph of {graph.size} nodes does not have it"
+        reason = f"host function {number} was passed already, or the graph of {graph.size} nodes does not have it"
         raise BackendError(Result.ERROR_INVALID_VALUE, reason)
     graph.host_functions[number] = _HostRequest(request, token)

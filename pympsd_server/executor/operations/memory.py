@@ -1,7 +1,5 @@
 """Operations on memory: allocations, copies, fills, and page-locked memory that the client shares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Operations on code: images in parts, loading, unloading."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from pympsd.vocabulary.results import Result

@@ -9,8 +9,6 @@ A function takes its request and the operands, a handle resolved to its object (
 BackendError is answered, or kept for the context's next waiting call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final

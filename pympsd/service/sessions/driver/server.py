@@ -4,8 +4,6 @@ It is asked for an operator's query, and while a client waits for its end. Its c
 so the turn passes on at the end of the last one.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable
@@ -237,7 +235,7 @@ class VendorServerSession:
         if self._refreshed is None:
             self._refreshed = trio.Event()
             self._requested_at = trio.current_time()
-            processes: list[commands.ClientProcess] = []
+            processes: list[commands.ListedProcess] = []
             self._link.ask(commands.processes(), processes.extend)
             devices: list[commands.DeviceClients] = []
             self._link.ask(commands.device_clients(), devices.extend)
@@ -263,7 +261,7 @@ class VendorServerSession:
         self.dispatcher.feed(events.ClientMemoryRead(self.id, by_pid))
 
     def _report(
-        self, status: int, processes: list[commands.ClientProcess], devices: list[commands.DeviceClients]
+        self, status: int, processes: list[commands.ListedProcess], devices: list[commands.DeviceClients]
     ) -> None:
         ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
         contexts: dict[int, list[Context]] = {process.pid: [] for process in processes}

@@ -1,7 +1,5 @@
 """The connection to the driver's server: commands out without waiting, answers in, in the order of the questions."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Asked again while the context is still there, it answers nothing any more, to an
 ends (measured on driver 580). A context stays there until its process destroys or resets it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from attrs import define, field
@@ -16,7 +14,7 @@ from pympsd.wire.driver import server_commands as commands
 
 
 @define(eq=False)
-class Terminations:
+class DriverTerminations:
     """Terminates clients, and remembers their contexts by PID; ``changed`` is called with a PID and its contexts."""
 
     _changed: Callable[[int, frozenset[int]], None]

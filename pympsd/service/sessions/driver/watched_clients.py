@@ -10,7 +10,7 @@ from attrs import Factory, define, evolve, field
 
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import process_end
-from pympsd.service.sessions.driver.terminations import Terminations
+from pympsd.service.sessions.driver.terminations import DriverTerminations
 from pympsd.state_machine.state.client import Client
 from pympsd.takeover.state.entries import ClientNote, client_name
 
@@ -24,8 +24,8 @@ class WatchedClients:
     """The server's id."""
     _ended: trio.Event
     _gone: Callable[[int], None]
-    terminations: Terminations = field(
-        default=Factory(lambda self: Terminations(self._note_terminated), takes_self=True), init=False
+    terminations: DriverTerminations = field(
+        default=Factory(lambda self: DriverTerminations(self._note_terminated), takes_self=True), init=False
     )
     _noted: dict[int, tuple[int, ClientNote]] = field(factory=dict, init=False)
     """Their pidfds, and their notes at the keeper, by id."""

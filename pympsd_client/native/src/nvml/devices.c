@@ -31,21 +31,13 @@ static int own_nvmlSystemGetDriverVersion(char *version, unsigned length) {
 
 static int own_nvmlSystemGetNVMLVersion(char *version, unsigned length) {
     char text[64];
-    int result;
-    const struct machine *machine = lock_machine(&result);
-    if (!machine)
-        return result;
+    LOCK_OR_RETURN(machine, lock_machine(&result), !version);
     snprintf(text, sizeof text, "%d.%s", machine->cuda / 1000, machine->driver);
-    return unlock(version ? write_text(version, length, text) : INVALID_ARGUMENT);
+    return unlock(write_text(version, length, text));
 }
 
 static int own_nvmlSystemGetCudaDriverVersion(int *version) {
-    int result;
-    const struct machine *machine = lock_machine(&result);
-    if (!machine)
-        return result;
-    if (!version)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(machine, lock_machine(&result), !version);
     *version = machine->api;
     return unlock(SUCCESS);
 }
@@ -59,13 +51,8 @@ static int own_nvmlSystemGetDriverBranch(void *place, unsigned length) {
         unsigned version;
         char branch[80];
     } *info = place;
-    int result;
-    const struct machine *machine = lock_machine(&result);
     (void)length;
-    if (!machine)
-        return result;
-    if (!info)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(machine, lock_machine(&result), !info);
     if (info->version != STRUCT_VERSION(*info, 1))
         return unlock(VERSION_MISMATCH);
     memset(info->branch, 0, sizeof info->branch);
@@ -92,12 +79,7 @@ static int own_nvmlSystemGetProcessName(unsigned pid, char *name, unsigned lengt
 /* --- handles */
 
 static int own_nvmlDeviceGetCount_v2(unsigned *count) {
-    int result;
-    const struct machine *machine = lock_machine(&result);
-    if (!machine)
-        return result;
-    if (!count)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(machine, lock_machine(&result), !count);
     *count = (unsigned)machine->device_count;
     return unlock(SUCCESS);
 }
@@ -107,12 +89,7 @@ static int own_nvmlDeviceGetCount(unsigned *count) {
 }
 
 static int own_nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *handle) {
-    int result;
-    const struct machine *machine = lock_machine(&result);
-    if (!machine)
-        return result;
-    if (!handle || index >= machine->device_count)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(machine, lock_machine(&result), !handle || index >= machine->device_count);
     *handle = handle_of(index);
     return unlock(SUCCESS);
 }
@@ -138,12 +115,7 @@ static int has_bus_id(const struct device *device, const char *text) {
 }
 
 static int find(const char *text, nvmlDevice_t *handle, int (*has)(const struct device *, const char *)) {
-    int result;
-    const struct machine *machine = lock_machine(&result);
-    if (!machine)
-        return result;
-    if (!text || !handle)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(machine, lock_machine(&result), !text || !handle);
     for (size_t number = 0; number < machine->device_count; ++number)
         if (has(&machine->devices[number], text)) {
             *handle = handle_of(number);
@@ -199,12 +171,7 @@ static int own_nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *h
 
 #define NUMBER_FUNCTION(name, value)                                                                                    \
     static int own_##name(nvmlDevice_t handle, unsigned *place) {                                                       \
-        int result;                                                                                                     \
-        const struct device *device = lock_device(handle, &result);                                                     \
-        if (!device)                                                                                                    \
-            return result;                                                                                              \
-        if (!place)                                                                                                     \
-            return unlock(INVALID_ARGUMENT);                                                                            \
+        LOCK_OR_RETURN(device, lock_device(handle, &result), !place);                                                   \
         *place = (unsigned)(value);                                                                                     \
         return unlock(SUCCESS);                                                                                         \
     }
@@ -241,36 +208,21 @@ static int own_nvmlDeviceSetPersistenceMode(nvmlDevice_t handle, int mode) {
 }
 
 static int own_nvmlDeviceGetCudaComputeCapability(nvmlDevice_t handle, int *major, int *minor) {
-    int result;
-    const struct device *device = lock_device(handle, &result);
-    if (!device)
-        return result;
-    if (!major || !minor)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !major || !minor);
     *major = device->major;
     *minor = device->minor;
     return unlock(SUCCESS);
 }
 
 static int own_nvmlDeviceGetComputeMode(nvmlDevice_t handle, unsigned *mode) {
-    int result;
-    const struct device *device = lock_device(handle, &result);
-    if (!device)
-        return result;
-    if (!mode)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !mode);
     *mode = (unsigned)current_compute_mode(locked_machine(), device);
     return unlock(SUCCESS);
 }
 
 /* Devices that can be divided: the large ones of compute capability 8.0 and later. None is. */
 static int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigned *pending) {
-    int result;
-    const struct device *device = lock_device(handle, &result);
-    if (!device)
-        return result;
-    if (!mode || !pending)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !mode || !pending);
     if (device->major < 8 || (device->major == 8 && device->minor))
         return unlock(NOT_SUPPORTED);
     *mode = *pending = 0;
@@ -293,12 +245,7 @@ struct pci_info {
 
 /* Write the first `size` bytes: earlier versions of the structure end before the long id, and before the subsystem. */
 static int write_pci_info(nvmlDevice_t handle, struct pci_info *place, size_t size) {
-    int result;
-    const struct device *device = lock_device(handle, &result);
-    if (!device)
-        return result;
-    if (!place)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !place);
     char short_id[32];
     struct pci_info info = {
         .domain = device->domain, .bus = device->bus, .device = device->slot, .board = device->board, .subsystem = device->subsystem};
@@ -328,12 +275,7 @@ static int own_nvmlDeviceGetPciInfoExt(nvmlDevice_t handle, void *place) {
         char long_id[32];
     } *info = place;
     char short_id[32];
-    int result;
-    const struct device *device = lock_device(handle, &result);
-    if (!device)
-        return result;
-    if (!info)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !info);
     if (info->version != STRUCT_VERSION(*info, 1))
         return unlock(VERSION_MISMATCH);
     info->domain = device->domain;
@@ -350,12 +292,7 @@ static int own_nvmlDeviceGetPciInfoExt(nvmlDevice_t handle, void *place) {
 /* --- memory */
 
 static int own_nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, unsigned long long *place) {
-    int result;
-    const struct device *device = lock_current_device(handle, &result);
-    if (!device)
-        return result;
-    if (!place)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_current_device(handle, &result), !place);
     place[0] = device->memory;
     place[1] = device->memory - device->used;
     place[2] = device->used;
@@ -367,12 +304,7 @@ static int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
         unsigned version;
         unsigned long long total, reserved, free, used;
     } *info = place;
-    int result;
-    const struct device *device = lock_current_device(handle, &result);
-    if (!device)
-        return result;
-    if (!info)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_current_device(handle, &result), !info);
     if (info->version != STRUCT_VERSION(*info, 2))
         return unlock(VERSION_MISMATCH);
     info->total = device->memory;
@@ -385,12 +317,7 @@ static int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
 /* --- utilization */
 
 static int own_nvmlDeviceGetUtilizationRates(nvmlDevice_t handle, unsigned *place) {
-    int result;
-    const struct device *device = lock_current_device(handle, &result);
-    if (!device)
-        return result;
-    if (!place)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_current_device(handle, &result), !place);
     if (!device->has_utilization)
         return unlock(NOT_SUPPORTED);
     place[0] = device->utilization.gpu;

@@ -111,12 +111,7 @@ static int has_cpu(const struct machine *machine, size_t number, unsigned long c
 }
 
 static int own_nvmlSystemGetTopologyGpuSet(unsigned cpu, unsigned *count, nvmlDevice_t *places) {
-    int result;
-    const struct machine *machine = lock_machine(&result);
-    if (!machine)
-        return result;
-    if (!count)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(machine, lock_machine(&result), !count);
     write_handles(machine, count, places, has_cpu, cpu);
     return unlock(SUCCESS);
 }
@@ -132,12 +127,7 @@ static int is_none(const struct machine *machine, size_t number, unsigned long o
 
 static int own_nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t handle, unsigned level, unsigned *count, nvmlDevice_t *places) {
     enum { LEVELS = 50, STEP = 10 }; /* nvmlGpuTopologyLevel_t: 0, 10, ... 50 */
-    int result;
-    const struct device *device = lock_device(handle, &result);
-    if (!device)
-        return result;
-    if (level > LEVELS || level % STEP || !count)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_device(handle, &result), level > LEVELS || level % STEP || !count);
     write_handles(locked_machine(), count, places, level == SAME_NODE ? is_other : is_none, number_of(device));
     return unlock(SUCCESS);
 }

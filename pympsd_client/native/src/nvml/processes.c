@@ -89,12 +89,7 @@ static int own_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t handle, void *
         unsigned version, mode, count;
         struct process_detail *processes;
     } *list = place;
-    int result;
-    const struct device *device = lock_current_device(handle, &result);
-    if (!device)
-        return result;
-    if (!list)
-        return unlock(INVALID_ARGUMENT);
+    LOCK_OR_RETURN(device, lock_current_device(handle, &result), !list);
     if (list->version != STRUCT_VERSION(*list, 1))
         return unlock(VERSION_MISMATCH);
     if (list->mode >= sizeof kinds / sizeof *kinds)

@@ -33,6 +33,16 @@ const struct device *lock_current_device(nvmlDevice_t handle, int *result);
 /* Lock the machine, and return it as it was when NVML was initialized; or NULL as above. */
 const struct machine *lock_machine(int *result);
 
+/* Begin a function: declare `result`, and `name` as the struct of that name which `lock` returns. Return if there is none,
+ * or if an argument is invalid. */
+#define LOCK_OR_RETURN(name, lock, is_invalid)                                                                          \
+    int result;                                                                                                         \
+    const struct name *name = lock;                                                                                     \
+    if (!name)                                                                                                          \
+        return result;                                                                                                  \
+    if (is_invalid)                                                                                                     \
+        return unlock(INVALID_ARGUMENT)
+
 /* Return the machine while a device of it is locked. */
 const struct machine *locked_machine(void);
 

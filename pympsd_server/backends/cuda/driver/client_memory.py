@@ -68,7 +68,7 @@ class Nvml:
             if self._call("nvmlDeviceGetMPSComputeRunningProcesses_v3", *arguments, allowed=_INSUFFICIENT_SIZE) == 0:
                 break
         else:
-            raise NvmlError("nvmlDeviceGetMPSComputeRunningProcesses_v3: more processes come than can be listed")
+            raise NvmlError("nvmlDeviceGetMPSComputeRunningProcesses_v3: there are more processes than can be listed")
         entries = processes[: count.value]
         return {process.pid: process.used_memory for process in entries if process.used_memory != _NOT_AVAILABLE}
 

@@ -1,7 +1,5 @@
 """Copies through a buffer that is returned when they are done: a slot, or scratch memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

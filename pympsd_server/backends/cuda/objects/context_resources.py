@@ -4,8 +4,6 @@ A client's contexts share their addresses. The addresses in a request are checke
 freed before all work is done that the client had queued by then, in any of its contexts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

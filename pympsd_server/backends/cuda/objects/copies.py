@@ -4,8 +4,6 @@ Small ones from and to the host go through a slot of the executor's registered m
 the client's shared memory once that is registered. A client's pinned memory is accessed by the device itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Final
 

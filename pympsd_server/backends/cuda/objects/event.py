@@ -1,7 +1,5 @@
 """Events of a client: each stands for the position of a stream at which it was last recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from attrs import define, field

@@ -7,8 +7,6 @@ An operation is checked in the call, queued under the queue's lock (so that no m
 queue), and issued to the driver immediately, or later if a host function holds it (`submission.submission_order`).
 The counts in `native_state` are kept here and by the native worker."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -6,8 +6,6 @@ this backend maps itself, so a client cannot be allowed to map memory; and a ker
 to a graph of the driver, which this backend, executing a graph node by node, does not create.
 """
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 from pympsd.vocabulary.results import Result

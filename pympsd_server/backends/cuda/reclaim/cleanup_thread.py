@@ -9,8 +9,6 @@ An action is tried until it reports that it is done, or raises: the error of one
 tried. A BackendError means that the device is faulted, and then the process releases everything with its end.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable

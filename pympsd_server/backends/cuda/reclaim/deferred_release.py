@@ -7,8 +7,6 @@ without end, and releasing it nevertheless would block all clients until the run
 memory of new clients is not registered (copies go through slots), and unloaded modules stay charged to their client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final

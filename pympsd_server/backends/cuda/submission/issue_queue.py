@@ -10,8 +10,6 @@ The thread that detects a fault must not wait for them: `fault` takes only `_fau
 instant, sets `closed` for the native worker, and calls the completions. A call that a worker has already
 begun may still reach the driver; its result is ignored."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Iterable
 from itertools import count

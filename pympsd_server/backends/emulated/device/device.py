@@ -1,7 +1,5 @@
 """The emulated device: contexts on one compute thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 

@@ -91,7 +91,7 @@ def check_room(
     NOT_SUPPORTED if the device has none, COOPERATIVE_LAUNCH_TOO_LARGE if the context cannot hold all of it.
     """
     if cooperative and not attributes.get("COOPERATIVE_LAUNCH", 0):
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0: it has none")
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0")
     maximum = placement.capacity(size)
     if maximum and not (cooperative and blocks > maximum):
         return

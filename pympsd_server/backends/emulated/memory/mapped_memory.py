@@ -1,7 +1,5 @@
 """Memory of one context that has no address of its own, what it maps of it, and what its client has on peers."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Callable
 from functools import partial

@@ -216,7 +216,7 @@ class Scheduler:
             if item.finished:
                 return
             if item.waiting:
-                raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not come to this host function")
+                raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not reached this host function")
             self._finish(item, calls)
         _call_each(calls)
 

@@ -1,7 +1,5 @@
 """The table of instructions: which emitter writes which, and which modifiers it accepts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from attrs import frozen

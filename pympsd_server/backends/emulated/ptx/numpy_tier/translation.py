@@ -9,8 +9,6 @@ Generated code can call what is in its namespace: NumPy, and the public function
 there has to be unique, and renaming one means changing the emitters that write it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Hashable
 from types import CodeType

@@ -8,8 +8,6 @@ NumPy's ``ufunc.at``, else the first operation of every address together, then t
 so on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from functools import cache

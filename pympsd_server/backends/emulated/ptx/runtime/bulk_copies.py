@@ -1,7 +1,5 @@
 """Ranges of memory that single threads copy: their addresses, and the barriers that wait for their bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

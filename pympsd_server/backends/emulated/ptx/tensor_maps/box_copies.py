@@ -1,7 +1,5 @@
 """Copies of boxes between global and shared memory, and reductions in global memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

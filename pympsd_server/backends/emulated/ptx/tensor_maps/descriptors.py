@@ -1,7 +1,5 @@
 """Tensor maps in the memory that kernels see: read by copies, changed by tensormap."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

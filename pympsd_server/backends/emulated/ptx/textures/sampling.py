@@ -6,8 +6,6 @@ each level, then for each of the up to eight elements that a linear filter mixes
 to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd.wire.texture_object import AddressMode, Flag, Kind, Level, TextureObject

@@ -1,7 +1,5 @@
 """Reads and writes of surfaces: suld and sust."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pympsd.wire.texture_object import Kind, Level, TextureObject
