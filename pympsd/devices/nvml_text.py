@@ -18,7 +18,7 @@ its values. Facts before the first ``device`` are the machine's; ``process`` lin
     compute_mode 0
     numa_node 0
     ordinal 0
-    process 4711 C 0 37                PID, C (a server) or M (a client of one), bytes, a server's part of the utilization
+    process 4711 C 0 37                PID, C (a server) or M (a client of one), bytes, a server's utilization
     process 4712 M 67108864
     end
 

@@ -4,12 +4,12 @@ Source: CUDA driver API, Error Log Management Functions; CUDA Programming Guide,
 log); recorded messages (H200, driver 580.159, CUDA 13.0; tests/native_programs/test_error_log.py).
 
 A failed call adds two messages: the reason, and the result with the function's name. As recorded, there is no reason
-of OUT_OF_MEMORY, and no message about calls before cuInit. A message costs a tuple: it becomes a line when it is read.
-The log keeps the last 100 messages. They are numbered from 0 in each process; a reader keeps the number of the message
-that it has not read.
+of OUT_OF_MEMORY, and no message about calls before cuInit. A message costs a tuple, which becomes a line when it is
+read. The log keeps the last 100 messages. They are numbered from 0 in each process; a reader keeps the number of the
+message that it has not read.
 
-There is no lock, which a fork could leave locked: each step is atomic under the GIL. Messages of calls that fail at the
-same time may be in any order.
+There is no lock, which a fork could leave locked: each step is atomic under the GIL. Messages of calls that fail at
+the same time may be in any order.
 """
 
 import itertools

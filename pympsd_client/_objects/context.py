@@ -9,9 +9,10 @@ ways: an answer carries FLAG_STICKY; an answer to another thread's record does; 
 that only makes asynchronous calls never waits for an answer. So after _PULSE_RECORDS records, and not more often
 than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a later pulse looks for without waiting.
 
-A fault is final for its process. Its contexts can be closed, but no context opens on that device again: `lost_devices`
-has the first error, which every attempt returns. That is recorded of a GPU, with and without MPS, and as the MPS
-documents have it: the process has to end. A device that contains faults is not lost (`DeviceProperties.contains_faults`).
+A fault is final for its process. Its contexts can be closed, but no context opens on that device again:
+`lost_devices` has the first error, which every attempt returns. That is recorded of a GPU, with and without MPS, and
+as the MPS documents have it: the process has to end. A device that contains faults
+(`DeviceProperties.contains_faults`) is not lost.
 
 **Invariants**
 

@@ -1,9 +1,9 @@
 """The functions of the driver's error log for callers in C (CUDA driver API, Error Log Management Functions).
 
 The log itself is `pympsd_client._arguments.error_log`. An iterator is the number of the first message that its
-program has not read; a dump moves it to the end. Texts, sizes and results are as recorded of a GPU (H200, driver 580.159,
-CUDA 13.0), where flags are accepted. There a buffer that is too small for all messages ends within a line, and ``size``
-becomes the size that it should have; here it has whole lines, and ``size`` is that of the text in it.
+program has not read; a dump moves it to the end. Texts, sizes and results are as recorded of a GPU (H200, driver
+580.159, CUDA 13.0), where flags are accepted. There a buffer that is too small for all messages ends within a line,
+and ``size`` may exceed the buffer; here the buffer has whole lines, and ``size`` is that of the text in it.
 """
 
 import ctypes
@@ -18,9 +18,7 @@ from pympsd_client._arguments.values import check_not_null
 _ERROR: Final = 0
 """CU_LOG_LEVEL_ERROR: failed calls are the only messages."""
 _LOST: Final = b"%d earlier messages were overwritten: the log keeps %d"
-_LEFT_OUT: Final = (
-    b"The provided buffer is not large enough to hold all messages. Some messages will be missing\n"
-)
+_LEFT_OUT: Final = b"The provided buffer is not large enough to hold all messages. Some messages will be missing\n"
 _Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _handles: Final = itertools.count(1)
 
@@ -93,7 +91,7 @@ def _lines(iterator: int) -> tuple[list[bytes], int]:
 
 
 def _fit(lines: list[bytes], capacity: int) -> bytes | None:
-    """Return the lines, or a line about those left out and the newest ones, for a buffer; None if that does not fit."""
+    """Return the lines, or a line about those left out and the newest ones that fit; None if that line does not."""
     text = b"".join(lines)
     if not lines or len(text) < capacity:
         return text

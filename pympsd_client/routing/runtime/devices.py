@@ -1,7 +1,8 @@
 """Devices and their primary contexts (CUDA runtime API, Device Management).
 
 After a fault cudaDeviceReset succeeds, but does not help: every later call that needs the device returns
-cudaErrorDevicesUnavailable (`_retain`), where the driver returns the fault. Recorded: H200, driver 580.159, CUDA 13.0.
+cudaErrorDevicesUnavailable (`_retain`), where the driver returns the fault. Recorded: H200, driver 580.159, CUDA
+13.0.
 """
 
 import ctypes
