@@ -165,6 +165,7 @@ PATHS: Final = (
         "$CUDA_MPS_LOG_DIRECTORY/control.log, server.log",
         "the logs; each named server of protocol 3 has a directory there",
     ),
+    ("~/.cache/pympsd/kernels", "compiled kernels of the emulated GPU, a folder of each user; may be deleted"),
 )
 
 _EXAMPLES: Final = (

@@ -437,12 +437,13 @@ VARIABLES: Final = (
     Variable(
         TIER,
         Reader.DAEMON,
-        "what runs the kernels of the emulated GPU: `numpy`; `auto`: machine code, 10 to 100 times faster, for those "
-        "that take long, which a thread compiles while they run in NumPy; `compiled`: for all, from the first launch "
-        "on. LLVM is in `pip install pympsd[compiled]`; kernels that cannot be compiled run in NumPy",
+        "what runs the kernels of the emulated GPU: `auto` (default): those that take longer than 20 ms as machine "
+        "code, 10 to 100 times faster, which a thread compiles while they run in NumPy; `compiled`: all, from the "
+        "first launch on; `numpy`. LLVM is in `pip install 'pympsd[compiled]'`; kernels that cannot be compiled run "
+        "in NumPy",
         "backend `emulated`: the daemon does not start; others: reported",
         _one_of(*TIERS),
-        default="numpy",
+        default="auto",
     ),
     Variable(
         KERNEL_THREADS,

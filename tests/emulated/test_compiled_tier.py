@@ -251,19 +251,19 @@ def test_a_kernel_that_takes_long_is_compiled_meanwhile(monkeypatch: pytest.Monk
     assert len(results) == 1
 
 
-def test_few_blocks_of_a_kernel_with_loops_begin_until_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "auto")
     device = Device(1 << 20)
     module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
-    kernel, setup = module.program.kernels["k"], LaunchSetup((4096, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
+    kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
     assert is_undecided(kernel, setup)
-    few, deadline = max_blocks(kernel, setup), time.monotonic() + 60
-    assert few * 32 == 1024
+    first, deadline = max_blocks(kernel, setup), time.monotonic() + 60
+    assert first == 1024
     while is_undecided(kernel, setup):
         assert time.monotonic() < deadline
-        begin_batch(module, "k", setup, 0, np.zeros(few, np.int64)).step(0.1, Never())
-    assert max_blocks(kernel, setup) == 4096 * 2
-    assert isinstance(begin_batch(module, "k", setup, few, np.zeros(4096 - few, np.int64)), CompiledBatch)
+        begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
+    assert max_blocks(kernel, setup) == 8192
+    assert isinstance(begin_batch(module, "k", setup, first, np.zeros(8192 - first, np.int64)), CompiledBatch)
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:

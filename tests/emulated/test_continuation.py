@@ -35,7 +35,11 @@ BODIES = {
     "uniform": f"AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;",
     "threads end": f"""AGAIN: {ROUND} add.u32 %j, %j, 1; setp.gt.u32 %q, %t, %j; @%q exit;
 setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;""",
+    "first lanes end": f"""setp.lt.u32 %q, %t, 5; @%q exit;
+AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;""",
     "lanes leave": f"""mad.lo.u32 %n, %t, 3, 2500;
+AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, %n; @%q bra AGAIN;""",
+    "warps leave": f"""mov.u32 %n, 3000; setp.lt.u32 %q, %t, 40; @%q mov.u32 %n, 2;
 AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, %n; @%q bra AGAIN;""",
     "nested": f"""OUTER: mov.u32 %n, 0;
 AGAIN: {ROUND} add.u32 %n, %n, 1; setp.lt.u32 %q, %n, %t; @%q bra AGAIN;

@@ -24,8 +24,9 @@ ROUNDS = 150
 
 
 @pytest.fixture
-def executor(start: Callable[..., ExecutorOwner]) -> ExecutorOwner:
-    """An executor of each test's own: its trace begins with the test."""
+def executor(start: Callable[..., ExecutorOwner], monkeypatch: pytest.MonkeyPatch) -> ExecutorOwner:
+    """An executor of each test's own: its trace begins with the test. Batches have the sizes of the NumPy tier."""
+    monkeypatch.setenv("PYMPSD_TIER", "numpy")
     return start().ready()
 
 

@@ -40,9 +40,10 @@ def main() -> None:
     )
     given = parser.parse_args()
     adopt_orphans()
-    began = time.monotonic()
-    fuzz_state_machine(given.seed, given.sessions)
-    print(f"state machine: {given.sessions} sessions of 40 steps, {time.monotonic() - began:.0f} s", flush=True)
+    if given.sessions:
+        began = time.monotonic()
+        fuzz_state_machine(given.seed, given.sessions)
+        print(f"state machine: {given.sessions} sessions of 40 steps, {time.monotonic() - began:.0f} s", flush=True)
     for name, count, fuzz in (
         ("daemon", given.live, lambda count: _live(lambda daemon: fuzz_daemon(daemon, given.seed, count))),
         ("server", given.server, lambda count: _live(lambda daemon: _at_a_server(daemon, given.seed, count))),

@@ -15,8 +15,9 @@ program cannot be changed any more: processes with such variables are executed (
          | <------------------- PID |                                                 runs the program
          adopts orphans until here, so that it is the new process's parent
 
-Servers and executors are forks of their daemons (`prepared_children`). Outside tests/flows, and in those modules
-there that set ``EXECUTED``, all of them are executed. With the variable PYMPSD_TEST_EXECUTED=1 everything is.
+Servers and executors are forks of their daemons (`prepared_children`). Outside tests/flows and tests/conformance,
+and in modules there that set ``EXECUTED``, all of them are executed. With the variable PYMPSD_TEST_EXECUTED=1
+everything is.
 """
 
 from __future__ import annotations

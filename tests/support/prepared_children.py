@@ -13,8 +13,8 @@ The child keeps the memory of the process that it comes from, but uses none of i
 more, since what it holds names descriptors that the child has closed. The child of a server is an executor in the
 same way.
 
-A test process, a client, or a daemon that was executed starts executed servers, as does everything outside
-tests/flows.
+A test process, a client, or a daemon that was executed or has a GPU starts executed servers, as does everything
+outside tests/flows and tests/conformance.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The program ``pympsd -d`` in a prepared process (see `prepared`): all that it imports, and then its own start."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,5 +14,6 @@ if __name__ == "__main__":
 
     sys.path.pop(0)
     arguments = serve_requests()
-    fork_children()
+    if os.environ.get("PYMPSD_BACKEND") != "cuda":  # what a GPU's driver meets is to be as users have it
+        fork_children()
     sys.exit(main(arguments))

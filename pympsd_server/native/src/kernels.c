@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_ROUNDS = 16, CALLS_PER_LOOK = 16 };
+enum { MAX_ROUNDS = 16, CALLS_PER_LOOK = 64 };
 enum { MAX_SPINS = 256, MAX_LONG_SPINS = 1 << 16, FUEL_PER_SPIN = 64 };
 enum { ALONE_FOR_NOW = 1, ALONE_TO_THE_END };
 enum { NAP_NANOSECONDS = 50000, YIELDS_BEFORE_NAP = 64, ALONE_NANOSECONDS = 50000 };
@@ -23,23 +23,21 @@ static Warp *warps_of(const Worker *c, const Slot *slot) {
     return c->batch->warp_states + (slot - c->batch->slot) * c->warps;
 }
 
-static uint8_t *frame_of(const Worker *c, const Slot *slot, uint32_t warp) {
-    const Batch *b = c->batch;
-    return b->frame_slab + ((uint64_t)(slot - b->slot) * c->warps + warp) * b->frame_bytes;
+static uint8_t *frames_of(const Worker *c, const Slot *slot) {
+    return c->batch->frame_slab + (uint64_t)(slot - c->batch->slot) * c->warps * c->batch->frame_bytes;
 }
 
-// Open a barrier if enough threads are there. A warp counts as 32 threads.
-static void try_to_open(Worker *c, Slot *slot, uint32_t number) {
-    Barrier *barrier = &slot->barriers[number];
-    uint32_t needed = barrier->expected ? barrier->expected : slot->left * WARP;
+// Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
+static void try_to_open(Worker *c, uint32_t number) {
+    Barrier *barrier = &c->current->barriers[number];
+    uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
     if (!barrier->arrived || barrier->arrived * WARP + barrier->announced < needed)
         return;
-    Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
-        if (warps[w].state == WAITING && warps[w].barrier == number) {
-            Frame *frame = (Frame *)frame_of(c, slot, w);
+        if (c->states[w].state == WAITING && c->states[w].barrier == number) {
+            Frame *frame = (Frame *)(c->frames + w * c->batch->frame_bytes);
             frame->trues = barrier->trues, frame->total = barrier->total;
-            warps[w].state = READY;
+            c->states[w].state = READY;
         }
     *barrier = (Barrier){0};
 }
@@ -51,17 +49,17 @@ int kernels_arrive(Worker *c, uint32_t number, uint32_t threads) {
     c->current->uses_barriers = 1;
     c->current->barriers[number].announced += WARP;
     c->current->barriers[number].expected = threads;
-    try_to_open(c, c->current, number);
+    try_to_open(c, number);
     return 0;
 }
 
-static void wait_at_barrier(Worker *c, Slot *slot, Warp *warp) {
-    Barrier *barrier = &slot->barriers[c->barrier_number];
-    slot->uses_barriers = 1;
+static void wait_at_barrier(Worker *c, Warp *warp) {
+    Barrier *barrier = &c->current->barriers[c->barrier_number];
+    c->current->uses_barriers = 1;
     barrier->expected = c->barrier_threads;
     barrier->arrived++, barrier->trues += c->barrier_trues, barrier->total += c->barrier_total;
     warp->state = WAITING, warp->barrier = (uint8_t)c->barrier_number;
-    try_to_open(c, slot, c->barrier_number);
+    try_to_open(c, c->barrier_number);
 }
 
 static void begin_block(const Worker *c, Slot *slot, int64_t number) {
@@ -76,12 +74,12 @@ static void begin_block(const Worker *c, Slot *slot, int64_t number) {
         uint64_t bytes = b->threads_per_block * c->local_frame;
         memset(b->local_slab + index * bytes, 0, bytes);
     }
-    Warp *warps = warps_of(c, slot);
-    memset(warps, 0, c->warps * sizeof *warps);
+    memset(warps_of(c, slot), 0, c->warps * sizeof(Warp));
+    uint8_t *frames = frames_of(c, slot);
     uint32_t whole = b->width == WARP ? ~0u : (1u << b->width) - 1;
     for (uint32_t w = 0; w < c->warps; w++) {
         uint64_t lanes = b->threads_per_block - w * b->width;
-        Frame *frame = (Frame *)frame_of(c, slot, w);
+        Frame *frame = (Frame *)(frames + w * b->frame_bytes);
         *frame = (Frame){.alive = lanes >= b->width ? whole : (1u << lanes) - 1};
         frame->mask = frame->alive;
     }
@@ -90,8 +88,9 @@ static void begin_block(const Worker *c, Slot *slot, int64_t number) {
 static void enter_slot(Worker *c, Slot *slot) {
     const Batch *b = c->batch;
     uint64_t index = (uint64_t)(slot - b->slot), block = (uint64_t)(b->first_block + slot->number);
-    c->current = slot;
+    c->current = slot, c->states = warps_of(c, slot), c->frames = frames_of(c, slot);
     c->shared = b->shared_slab + index * b->shared_frame;
+    c->locals = b->local_slab + index * b->threads_per_block * c->local_frame;
     c->ctaid[0] = (uint32_t)(block % c->nctaid[0]);
     c->ctaid[1] = (uint32_t)(block / c->nctaid[0] % c->nctaid[1]);
     c->ctaid[2] = (uint32_t)(block / c->nctaid[0] / c->nctaid[1]);
@@ -99,17 +98,17 @@ static void enter_slot(Worker *c, Slot *slot) {
     c->block = slot->number;
 }
 
-static int32_t run_warp(Worker *c, Slot *slot, uint32_t w) {
+static int32_t run_warp(Worker *c, uint32_t w) {
     const Batch *b = c->batch;
     uint64_t first = w * b->width;
     c->warp = w;
     for (int axis = 0; axis < 3; axis++)
         c->tid[axis] = b->threads[axis] + first;
-    c->local = b->local_slab + ((uint64_t)(slot - b->slot) * b->threads_per_block + first) * c->local_frame;
+    c->local = c->locals + first * c->local_frame;
     // Turns of one length could meet lanes that make progress at one point of their loop again and again.
-    c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * warps_of(c, slot)[w].spins;
+    c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * c->states[w].spins;
     c->barrier_trues = c->barrier_total = 0;
-    return b->kernel(c, frame_of(c, slot, w));
+    return b->kernel(c, c->frames + w * b->frame_bytes);
 }
 
 static void note_progress(Worker *c) {
@@ -125,9 +124,9 @@ static uint32_t progress_of(const Batch *b) {
 }
 
 // Act on a warp that spins for lanes of its own, or for another block that has work to do.
-static void after_spin(Worker *c, Slot *slot, Warp *warp) {
+static void after_spin(Worker *c, Warp *warp) {
     Batch *b = c->batch;
-    Frame *frame = (Frame *)frame_of(c, slot, c->warp);
+    Frame *frame = (Frame *)(c->frames + c->warp * b->frame_bytes);
     uint32_t progress = progress_of(b);
     if (warp->seen != progress || frame->spinning != frame->mask || frame->spinning_at != frame->stop)
         warp->spins = 0, warp->seen = progress, frame->spinning = frame->mask, frame->spinning_at = frame->stop;
@@ -135,7 +134,7 @@ static void after_spin(Worker *c, Slot *slot, Warp *warp) {
     if (++warp->spins < MAX_SPINS && !is_long)
         return;
     if (!atomic_load(&b->is_open)) {
-        slot->bailing = 1;
+        c->current->bailing = 1;
         return;
     }
     // The block that it waits for may be another worker's, whose thread the system does not run: see without threads.
@@ -152,10 +151,10 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         slot->left--;
         for (uint32_t n = 0; slot->uses_barriers && n < BARRIERS; n++)
             if (slot->barriers[n].arrived)
-                try_to_open(c, slot, n);
+                try_to_open(c, n);
         break;
     case BARRIER:
-        wait_at_barrier(c, slot, warp);
+        wait_at_barrier(c, warp);
         break;
     case ESCAPE:
         warp->state = ESCAPING;
@@ -164,7 +163,7 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         warp->state = BAILING, slot->bailing = 1;
         break;
     case SPIN:
-        after_spin(c, slot, warp);
+        after_spin(c, warp);
         if (slot->bailing)
             warp->state = BAILING;
         return 0;
@@ -205,15 +204,15 @@ static int must_stop(Worker *c) {
         b->was_helped = 1;
         kernels_open(b);
     }
-    return time >= b->deadline || atomic_load(&b->stopping) || c->block > atomic_load(&b->fault_block);
+    c->stops = time >= b->deadline || atomic_load(&b->stopping) || c->block > atomic_load(&b->fault_block);
+    return (int)c->stops;
 }
 
 // Run the warps of a block in turn. Returns FINISHED when it has ended, TIME, SERVICE when none can continue here,
 // FAULTED, TRAPPED or DEADLOCKED.
 static int run_block(Worker *c, Slot *slot) {
-    Warp *warps = warps_of(c, slot);
-    uint32_t calls = 0;
     enter_slot(c, slot);
+    Warp *warps = c->states;
     for (int rounds = 0; rounds < MAX_ROUNDS; rounds++) {
         uint32_t ran = 0, waiting = 0;
         for (uint32_t w = 0; w < c->warps; w++) {
@@ -222,13 +221,13 @@ static int run_block(Worker *c, Slot *slot) {
                 continue;
             }
             ran++;
-            int32_t status = run_warp(c, slot, w);
+            int32_t status = run_warp(c, w);
             if (status == FAULT || status == TRAP)
                 return status == FAULT ? FAULTED : TRAPPED;
             if (after_warp(c, slot, &warps[w], status))
                 rounds = -1;
             int is_slice = status == SLICE || status == SPIN || status == POLL;
-            if ((is_slice || ++calls % CALLS_PER_LOOK == 0) && must_stop(c))
+            if ((is_slice || ++c->calls % CALLS_PER_LOOK == 0) && must_stop(c))
                 return slot->left ? TIME : FINISHED;
         }
         if (!slot->left)
@@ -323,6 +322,7 @@ static int choose_slot(Worker *c, int begins) {
 void kernels_work(Worker *c) {
     Batch *b = c->batch;
     kernels_look(c);
+    c->stops = 0;
     for (int begins = 0; choose_slot(c, begins);) {
         Slot *before = c->before, *slot = before->following;
         uint32_t progress = c->progress;
@@ -340,7 +340,7 @@ void kernels_work(Worker *c) {
             free_slot(c, before);
         else
             c->before = slot;
-        if (result != SERVICE && (result == TIME || c->active || !has_begun_all(b)) && must_stop(c)) {
+        if (c->stops || (result == TIME && must_stop(c))) {
             c->outcome = TIME;
             return;
         }

@@ -68,7 +68,10 @@ struct Worker {
     int64_t block; // that runs, or ran last
     // The rest is of these files and of Python.
     Batch *batch;
+    // The block that runs: its slot, its warps, their frames and their local memory.
     Slot *current;
+    Warp *states;
+    uint8_t *frames, *locals;
     Slot *before; // in the ring of blocks in progress, the one before the next to run
     Slot *free;
     int64_t active;    // blocks in the ring
@@ -76,7 +79,7 @@ struct Worker {
     int64_t idle;      // turns of blocks in a row without progress
     uint64_t generation; // of the allocations that `sites` has been filled from
     _Atomic uint32_t progress;
-    uint32_t outcome;
+    uint32_t outcome, calls, stops; // stops: whether it has to, since its last look
 };
 
 struct Batch {

@@ -102,7 +102,7 @@ def test_a_context_that_is_never_idle_delays_no_sibling_for_ever(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     turn = busy_in_turns(driver, make_context(1, memory_bytes=1024 * MIB))
-    for _ in range(12):
+    for _ in range(6):
         one = make_context(1)
         one.allocate(200 * MIB)
         held = device.memory_used[1]

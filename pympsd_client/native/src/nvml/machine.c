@@ -49,7 +49,7 @@ char *read_file(const char *path, size_t *length, struct stat *status, char reas
             free(text);
             text = NULL;
         }
-        if (count <= 0) /* its end: it was cut off meanwhile */
+        if (count <= 0) /* its end: it was truncated */
             break;
         taken += (size_t)count;
     }

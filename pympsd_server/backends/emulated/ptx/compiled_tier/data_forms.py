@@ -10,7 +10,7 @@ from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
-from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import SCALAR, Shape
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.backends.emulated.ptx.isa.machine import WINDOW_BITS, WINDOWS
@@ -262,6 +262,8 @@ _ATOMIC: Final = {
     "min": "min",
     "max": "max",
 }
+_PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
+"""Those that are written as a load, an operation and a store for a block's own shared memory."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 
 
@@ -280,11 +282,25 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     group, mask = text.groups[text.index], text.active()
     text.order_before(operation)
     pointers = text.check(group, mask)
-    text.store(vector.of("i64"), text.host_addresses(group, pointers, memory.offset), "%scratch0")
-    for index, value in enumerate(inputs):
-        text.store(vector.of(f"i{bits}"), text.use(value, type_name, vector), f"%scratch{index + 1}")
+    addresses = text.host_addresses(group, pointers, memory.offset)
+    values = [text.use(value, type_name, vector) for value in inputs]
     kind = f"i{bits}" if function == "cas" else FLOATS.get(type_name, f"i{bits}")
-    used = not isinstance(target, Sink)
+    is_plain = group.space == "shared" and function in _PLAIN  # no other thread of the host runs this block
+    on = text.label("done")
+    if is_plain and isinstance(target, Sink) and operation.guard is None:
+        whole, part = text.label("whole"), text.label("part")
+        text.branch(text.op("icmp eq", text.mask_type, mask, "-1"), whole, part, LIKELY)
+        text.place(whole)
+        for lane in range(text.width):
+            place = text.value(f"extractelement {vector.of('i64')} {addresses}, i64 {lane}")
+            x = text.value(f"extractelement {vector.of(f'i{bits}')} {values[0]}, i64 {lane}")
+            x = text.cast("bitcast", x, f"i{bits}", kind)
+            _act_plainly(text, function, type_name, text.cast("inttoptr", place, "i64", "ptr"), x)
+        text.jump(on)
+        text.place(part)
+    text.store(vector.of("i64"), addresses, "%scratch0")
+    for index, value in enumerate(values):
+        text.store(vector.of(f"i{bits}"), value, f"%scratch{index + 1}")
 
     def act(lane: str) -> None:
         place = text.load("ptr", text.value(f"getelementptr i64, ptr %scratch0, i64 {lane}"))
@@ -292,21 +308,31 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         if function == "cas":
             pair = text.value(f"cmpxchg ptr {place}, {kind} {x[0]}, {kind} {x[1]} seq_cst seq_cst")
             old = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
-        elif group.space == "shared" and function == "add":  # no other thread of the host runs this block
-            old = text.load(kind, place)
-            text.store(kind, text.op("fadd" if type_name in FLOATS else "add", kind, old, x[0]), place)
+        elif is_plain:
+            old = _act_plainly(text, function, type_name, place, x[0])
         else:
             name = "f" * (type_name in FLOATS) + _ATOMIC[function]
             name = f"u{name}" if function in ("min", "max") and not is_signed(type_name) else name
             old = text.value(f"atomicrmw {name} ptr {place}, {kind} {x[0]} monotonic")
-        if used:
+        if not isinstance(target, Sink):
             at = text.value(f"getelementptr i{bits}, ptr %scratch3, i64 {lane}")
             text.store(kind, old, at)
 
     text.each_lane(mask, act)
+    text.jump(on)
+    text.place(on)
     text.order_after(operation)
-    if used:
+    if not isinstance(target, Sink):
         text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
+
+
+def _act_plainly(text: MemoryText, function: str, type_name: str, place: str, value: str) -> str:
+    """Write an atomic operation on memory of which no other thread knows; return the old value."""
+    kind = FLOATS.get(type_name, f"i{BITS[type_name]}")
+    old = text.load(kind, place)
+    new = value if function == "exch" else text.op("f" * (type_name in FLOATS) + function, kind, old, value)
+    text.store(kind, new, place)
+    return old
 
 
 def _element(text: MemoryText, kind: str, bits: int, scratch: int, lane: str) -> str:

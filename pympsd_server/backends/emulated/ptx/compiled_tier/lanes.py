@@ -5,7 +5,7 @@ integer with one bit per lane, so that the mask of lanes that branch is one AND.
 Every register lives in an `alloca`, which LLVM turns into values.
 
 An instruction asks for its operands in the shape of its result (`shape_of`), and `assign` keeps the old value of
-lanes that do not execute it: by its guard, or if the plan says that the value matters to lanes elsewhere.
+lanes that do not execute it: by its guard, or if the value matters to lanes elsewhere according to the plan.
 """
 
 from __future__ import annotations

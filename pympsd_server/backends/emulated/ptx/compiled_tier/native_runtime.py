@@ -111,6 +111,9 @@ class Worker(ctypes.Structure):
         ("block", c_int64),
         ("batch", c_uint64),
         ("current", c_uint64),
+        ("states", c_uint64),
+        ("frames", c_uint64),
+        ("locals", c_uint64),
         ("before", c_uint64),
         ("free", c_uint64),
         ("active", c_int64),
@@ -119,6 +122,8 @@ class Worker(ctypes.Structure):
         ("generation", c_uint64),
         ("progress", c_uint32),
         ("outcome", c_uint32),
+        ("calls", c_uint32),
+        ("stops", c_uint32),
     )
 
 

@@ -13,6 +13,8 @@ ways meet (`comes_by_frame`); and a register that has not been set since it was 
 `find_saved` follows that over all ways through the kernel: from a segment to those that it goes to and to those that
 may be pending there. A frame is a warp's own, a register has one place in it, and whole vectors are saved and loaded,
 so it does not matter which lanes run.
+
+Entries are the other side: places at which no warp stops, but one that the NumPy tier has begun may continue.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import CodeSegme
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import Register, registers_in, registers_written
 
-_MAX_DIRECT_STOPS: Final = 24
+_MAX_DIRECT_STOPS: Final = 4
 """Up to so many stops two ways may meet behind each."""
+_MAX_ENTRIES: Final = 16
 
 
 def is_barrier(segment: CodeSegment) -> bool:
@@ -43,6 +46,14 @@ def comes_by_frame(plan: WarpPlan, segment: int) -> bool:
     Not to the header of a loop: it would not be stopped any more when its fuel is used up.
     """
     return has_many_stops(plan) and segment not in plan.weights
+
+
+def find_entries(plan: WarpPlan) -> list[int]:
+    """Return the segments behind loops, at which warps of the NumPy tier wait for others (continuation.py)."""
+    headers = [k for k in plan.weights if plan.segments[k].origin >= 0]
+    behind = set().union(*(plan.pending[k] for k in headers)) - set(headers)
+    entries = sorted(k for k in behind if plan.segments[k].origin >= 0)
+    return entries if len(entries) <= _MAX_ENTRIES else []
 
 
 def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], frozenset[int]]]:

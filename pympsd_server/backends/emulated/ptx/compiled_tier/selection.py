@@ -3,12 +3,12 @@
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
 milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
 thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
-waits for LLVM, and kernels that are short and few are not compiled. Blocks that have begun stay where they are: until
-it is decided which tier a kernel runs in, few blocks of one with loops begin. PYMPSD_TIER=compiled compiles at the
-first batch of a kernel.
+waits for LLVM, and kernels that are short and few are not compiled. A batch that has begun continues as machine code
+from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a kernel.
 
 What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
-peers. Without llvmlite the executor reports that on its standard error, at the first kernel that would be compiled.
+peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
+error, which the daemon logs, and on that of the program.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from math import prod
 from typing import Final
+from weakref import WeakSet
 
 from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
@@ -42,6 +43,7 @@ from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.native.library import NoLibrary
 
 _MORE_BLOCKS: Final = 8
@@ -50,9 +52,11 @@ _MORE_BLOCKS: Final = 8
 
 _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
-_UNDECIDED_THREADS: Final = 1024
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
+_SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
+_notified: Final[WeakSet[Facilities]] = WeakSet()
+"""The contexts whose program has been told so."""
 _one_at_a_time: Final = threading.Lock()
 
 
@@ -73,9 +77,7 @@ def _begin_to_load() -> None:
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
-    """Return the maximum of blocks in a launch's next batch: `blocks_per_batch`, or more for a compiled kernel."""
-    if not together and is_undecided(kernel, setup):
-        return max(1, _UNDECIDED_THREADS // prod(setup.block))
+    """Return the number of blocks of a launch's next batch, as `blocks_per_batch`; more if its kernel is compiled."""
     blocks = blocks_per_batch(prod(setup.block), kernel.local_bytes, together=together)
     is_compiled = any(isinstance(code, MachineCode) for code in kernel.translation.machine_codes.values())
     return blocks * _MORE_BLOCKS if is_compiled else blocks
@@ -97,6 +99,7 @@ def begin_batch(
     if tier != "numpy":
         kernel = module.program.kernels[kernel_name]
         code = _code_of(kernel, setup, waits=tier == "compiled")
+        _tell_program(module, code)
         if isinstance(code, MachineCode) and not module.space.has_peers:
             return CompiledBatch(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
@@ -113,6 +116,7 @@ def switch_tier(
     if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto" or module.space.has_peers:
         return batch
     code = _code_of(batch.kernel, setup, waits=False)
+    _tell_program(module, code)
     if not isinstance(code, MachineCode):
         return batch
     exits = Exits(code, len(batch.kernel.translation.plans))
@@ -167,8 +171,7 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
     except Refused as error:
         return str(error)
     except (ImportError, NoLibrary) as error:
-        _explain_missing(error)
-        return str(error)
+        return _explain_missing(error)
     except Exception as error:  # whatever LLVM raises, the NumPy tier can run the kernel
         report(
             f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
@@ -181,8 +184,19 @@ def _attempt_to_load() -> None:
         load_llvm()
 
 
-def _explain_missing(error: Exception) -> None:
-    """Report once that kernels could be faster."""
-    what = str(error) if isinstance(error, NoLibrary) else "llvmlite is not installed"
-    how = "" if isinstance(error, NoLibrary) else f"; {sys.executable} -m pip install 'pympsd[compiled]' installs it"
-    report(f"kernels run in NumPy, 10 to 700 times slower than compiled ones: {what}{how}")
+def _explain_missing(error: Exception) -> str:
+    """Report once what is missing, and return it, as the state of a kernel that would be faster with it."""
+    if isinstance(error, NoLibrary):
+        reason = f"the runtime of compiled kernels cannot be used ({error})"
+    else:
+        reason = f"llvmlite is not installed: {sys.executable} -m pip install 'pympsd[compiled]'"
+    text = f"{_SLOW} {reason}"
+    report(text)
+    return text
+
+
+def _tell_program(module: LoadedModule, state: MachineCode | str) -> None:
+    """Write once to the standard error of a context's program that its kernels would be faster."""
+    if isinstance(state, str) and state.startswith(_SLOW) and module.facilities not in _notified:
+        _notified.add(module.facilities)
+        module.facilities.output.report(f"pympsd: {state}\n".encode())
