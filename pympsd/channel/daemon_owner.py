@@ -7,9 +7,9 @@ neither is the owner of a file or of a directory in /proc: all are shown by the 
 The idea: the daemon shows what it may do, not who it is. A sender can put credentials into a message
 (SCM_CREDENTIALS, unix(7)), and the kernel passes them on only
 
-- with another uid than its own if the sender has CAP_SETUID in its user namespace and the uid exists there: it could
+- with a uid other than its own if the sender has CAP_SETUID in its user namespace and the uid exists there: it could
   become that user;
-- with another PID than its own if it has CAP_SYS_ADMIN over its PID namespace, in which that process exists.
+- with a PID other than its own if it has CAP_SYS_ADMIN over its PID namespace, in which that process exists.
 
 So a daemon that is asked (``frames.CREDENTIALS_REQUEST``) answers with the client's own uid and PID, as far as the
 kernel lets it. A message with this process's uid therefore comes from its user, or from a process that is root to it.

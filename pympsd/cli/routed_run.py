@@ -15,8 +15,8 @@ directory or requires MPS gets the folder in the second case too, because pympsd
 reason.
 
 The loader does not look at LD_LIBRARY_PATH for every program, and a program with NVIDIA's runtime inside cannot be
-served (docs/native.md says why). Both would end in an error far from its cause, or on the wrong device, so the ELF
-file is read before it is executed. An obstacle is an error for a program that is known to use CUDA. For any other
+served (docs/native.md explains why). Both would end in an error far from its cause, or on the wrong device, so the
+ELF file is read before it is executed. An obstacle is an error for a program that is known to use CUDA. For any other
 program, which may start one that does, PYMPSD_EXPLAIN=1 reports the obstacle.
 
 The program takes the place of this process: its PID, signals and exit status are the program's. This module

@@ -120,7 +120,7 @@ class LogFolders:
         return True
 
     def _identity(self, name: str) -> tuple[int, int]:
-        """Return the device and inode of a folder; zeros if it is not there."""
+        """Return the device and inode of a folder; zeros if it does not exist."""
         with contextlib.suppress(OSError):
             status = os.lstat(os.path.join(self.path, name))
             if stat.S_ISDIR(status.st_mode):

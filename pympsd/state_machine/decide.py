@@ -3,7 +3,7 @@
 The daemon is divided into an I/O layer (`pympsd.service`), which waits, opens and forks, and this state machine,
 which decides. The machine is sans-I/O: `handle` changes the state by one event and returns a list of instructions;
 it opens nothing, waits for nothing and reads no clock. So every sequence of events can be tested, in any order and
-a thousand times a second, without processes (tests/support/daemon_machine.py draws them).
+a thousand times per second, without processes (tests/support/daemon_machine.py draws them).
 
 ::
 

@@ -1,6 +1,6 @@
 """Drains: hold the new clients of a target, let its running clients finish, and end the rest after a time limit.
 
-The problem: before a restart, an upgrade of the driver or the end of a job an operator wants a part of the machine to
+The problem: before a restart, an upgrade of the driver or the end of a job an operator needs a part of the machine to
 become empty without losing work. Waiting alone never ends, because new clients come; shutting down loses work.
 
 A *target* is a client process, a server, a namespace, a cgroup (with those below it), a user, a device, or all. A

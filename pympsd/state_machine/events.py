@@ -310,7 +310,7 @@ class NamespaceOpened(Event):
 
 @frozen
 class NamespaceLost(Event):
-    """The socket of a namespace, or (``namespace`` empty) of a server is not there: it was removed, or could not be
+    """The socket of a namespace, or (``namespace`` empty) of a server does not exist: it was removed, or could not be
     made.
     """
 

@@ -246,7 +246,7 @@ class ReleaseDriver:
 class CloseNamespace:
     """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server.
 
-    Connections that were made by the socket stay open. A socket that is not there is ignored.
+    Connections that were made by the socket stay open. A socket that does not exist is ignored.
     """
 
     server: str

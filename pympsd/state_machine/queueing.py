@@ -109,7 +109,7 @@ def begin_turn(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     entry.has_turn = True
     daemon.turns.counts[entry.server] += 1
     for other in daemon.queue:
-        if other.server != entry.server:  # by another policy than first come, first served it may have come first
+        if other.server != entry.server:  # by a policy other than first come, first served it may have come first
             yield from _limit_overtaking(daemon, other)
 
 

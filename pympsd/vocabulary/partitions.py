@@ -109,7 +109,7 @@ def partition_name_problem(name: str) -> str:
 
 
 def no_partition_note(server: str, namespace: str, partition: str) -> str:
-    """Return a note on a namespace that is bound to an SM partition that is not there."""
+    """Return a note on a namespace that is bound to an SM partition that does not exist."""
     return (
         f"Server '{server}' has no SM partition '{partition}' yet; until it is created, clients of namespace "
         f"'{namespace}' get no context."

@@ -155,7 +155,7 @@ def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _read_or_none(name: str, environment: Mapping[str, str]) -> Any:
-    """Return the value of a variable of _RECORDED; None if it is empty, or in another form than is allowed."""
+    """Return the value of a variable of _RECORDED; None if it is empty, or not in the allowed form."""
     try:
         return _RECORDED[name][0](environment.get(name) or "")
     except BadLimit:

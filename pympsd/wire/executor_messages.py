@@ -197,7 +197,7 @@ class ContextFaulted:
 @message(78)
 @frozen
 class MemoryUsed:
-    """Device memory in bytes by client; sent when it has changed, at most a few times a second.
+    """Device memory in bytes by client; sent when it has changed, at most a few times per second.
 
     The rest changes all the time, and is alone reported once a second.
     """

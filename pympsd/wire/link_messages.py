@@ -196,7 +196,7 @@ class Terminated:
 @message(56)
 @frozen
 class MemoryReported(DeviceUse):
-    """How this server uses a device; sent when that has changed, a few times a second."""
+    """How this server uses a device; sent when that has changed, a few times per second."""
 
     device: int = field(kw_only=True)
 

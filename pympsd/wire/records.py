@@ -3,7 +3,7 @@
 A record is a 24-byte header, its operands of 8 bytes each, and for some a tail of bytes, padded to 8 with zeros.
 Header: opcode (u16), flags (u16), length of the record in bytes, header included (u32), context (u64), sequence
 number (u64). An answer has its record's opcode with ANSWER set and its sequence number; in the place of the
-context it has the result, a CUresult number. An answer with another result than success carries a sentence in
+context it has the result, a CUresult number. An answer with a result other than success carries a sentence in
 its tail.
 """
 

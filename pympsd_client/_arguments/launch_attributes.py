@@ -47,7 +47,7 @@ def name_of(number: int) -> str:
 
 
 def not_there(name: str, those: str = "COOPERATIVE, CLUSTER_DIMENSION, those of events") -> CudaError:
-    """Return the refusal of an attribute, naming ``those`` that are supported besides the hints."""
+    """Return the refusal of an attribute, naming ``those`` that are supported in addition to the hints."""
     hints = ", ".join(sorted(HINTS))
     return not_supported(
         f"pympsd does not have the launch attribute {name}; it has {those}, and takes the hints {hints}"

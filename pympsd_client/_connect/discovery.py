@@ -50,7 +50,7 @@ def control_socket(environment: Mapping[str, str]) -> str:
 
 
 def check_switches(environment: Mapping[str, str]) -> None:
-    """Raise INVALID_VALUE for a switch with another value than it has: ``true`` must not count as off."""
+    """Raise INVALID_VALUE for a switch with an unknown value: ``true`` must not count as off."""
     for name in _SWITCHES:
         try:
             read(environment, name)

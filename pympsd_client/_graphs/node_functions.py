@@ -81,7 +81,7 @@ def add_child(graph: int, after: Any, count: int, child: int) -> int:
 
 
 def add_any(graph: int, after: Any, data: Any, count: int, params: Any) -> int:
-    """Add a node of the type that its parameters name; NOT_SUPPORTED for types that are not there."""
+    """Add a node of the type that its parameters name; NOT_SUPPORTED for types that pympsd does not have."""
     address = structs.address_of(params, "CUgraphNodeParams")
     _ready(graph, after, count, data)
     return _add(graph, after, count, parameters.any_at(graphs.find(graph), address), data)

@@ -39,7 +39,7 @@ _FAILS: Final = 0
 
 
 class NotInstalled(FileError):
-    """A library that pympsd forwards to is not installed; the text says where it may be."""
+    """A library that pympsd forwards to is not installed; the message explains where it may be."""
 
 
 def find(library: str, environment: Mapping[str, str] = os.environ) -> str:

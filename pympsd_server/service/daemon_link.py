@@ -121,7 +121,7 @@ class DaemonLink:
         self._push(link.Terminated(token, code))
 
     def trace_stopped(self) -> None:
-        """Say that the executors write to no trace any more."""
+        """Report that the executors have stopped writing to the trace."""
         self._push(link.TraceStopped())
 
     # --- from one daemon to the next

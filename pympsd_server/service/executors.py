@@ -245,7 +245,7 @@ class Executors:
             channel.close()
             with trio.CancelScope(shield=True):
                 status = await _reap(executor)
-                executor.gone.set()  # who waits for this continues after on_loss: nothing is awaited until then
+                executor.gone.set()  # who waits for this continues after on_loss: no task runs until then
         self.log.info("executor_ended", device=device, pid=process.pid, status=status)
         if executor.end_expected:
             return

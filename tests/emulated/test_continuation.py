@@ -20,10 +20,10 @@ pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, 
 
 TIERS = ()
 KERNEL = """.visible .entry k(.param .u64 p)
-{{ .reg .b32 %i, %j, %v, %n, %s, %b, %t, %c; .reg .b64 %a, %o, %w; .reg .pred %q, %odd; .reg .f64 %d;
+{{ .reg .b32 %i, %j, %v, %n, %s, %y, %b, %t, %c; .reg .b64 %a, %o, %w; .reg .pred %q, %odd; .reg .f64 %d;
 .shared .align 4 .b8 s[512]; .local .align 8 .b8 l[8];
 ld.param.u64 %a, [p]; mov.u32 %t, %tid.x; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %b, %n, %t;
-mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; mov.u32 %s, s; mad.lo.u32 %s, %t, 4, %s; mov.u32 %c, 7;
+mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; mov.u32 %y, s; mad.lo.u32 %s, %t, 4, %y; mov.u32 %c, 7;
 st.shared.u32 [%s], %t; mov.u64 %w, 5; st.local.u64 [l], %w; mov.u32 %v, %i; and.b32 %j, %t, 1;
 setp.eq.u32 %odd, %j, 1; cvt.rn.f64.u32 %d, %i; mov.u32 %j, 0;
 {body}
@@ -35,6 +35,8 @@ BODIES = {
     "uniform": f"AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;",
     "threads end": f"""AGAIN: {ROUND} add.u32 %j, %j, 1; setp.gt.u32 %q, %t, %j; @%q exit;
 setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;""",
+    "first lanes end": f"""sub.u32 %n, %t, 32; setp.lt.u32 %q, %n, 5; @%q exit;
+AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, 3000; @%q bra AGAIN;""",
     "lanes leave": f"""mad.lo.u32 %n, %t, 3, 2500;
 AGAIN: {ROUND} add.u32 %j, %j, 1; setp.lt.u32 %q, %j, %n; @%q bra AGAIN;""",
     "warps leave": f"""mov.u32 %n, 3000; setp.lt.u32 %q, %t, 40; @%q mov.u32 %n, 2;

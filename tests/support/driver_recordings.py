@@ -13,7 +13,6 @@ NAMES = ("commands-and-users", "limits-and-ends", "multiuser", "two-devices", "d
 ROLES = {1: "server", 2: "client", 4: "tool"}
 FOLLOWS = {2: 1, 9: 1, 13: 1, 15: 1, 19: 1, 20: 2, 24: 1}
 """The number of packets that the daemon sends after a command's number, 0 where nothing is said."""
-ANSWERED = (5, 6, 7, 8, 13, 14, 17, 19, 24)
 DEFAULTS_AFTER_LIMITS = 1
 
 

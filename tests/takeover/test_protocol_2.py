@@ -22,7 +22,6 @@ from pympsd.vocabulary.rules import Condition, Rule
 from tests.state_machine.conftest import DEVICES, Story
 
 GIB = 1 << 30
-ONE_GIB = {0: PinnedMemory(GIB)}
 USER = 500
 DEFAULT = PersistentNamespace("default", Limits(percentages(100.0), {}, ClientPriority(0)))
 PROCESS = PersistentServer(1, 847, USER, 100.0, {}, name="uid_500")

@@ -48,7 +48,7 @@ def is_owner(daemon: Daemon, caller: Caller) -> bool:
 
 
 def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
-    """Raise the recorded refusal of protocol 2 for another user than root and the daemon's own."""
+    """Raise the recorded refusal of protocol 2 for users other than root and the daemon's own."""
     if is_owner(daemon, caller):
         return
     if caller.uid == NO_USER:

@@ -226,7 +226,7 @@ def _who_runs(path: str, holding: list[Holder]) -> str:
 
 
 def _check_listeners(requested_path: str, path: str) -> None:
-    """Raise Unusable if another program than a daemon listens at a socket that a daemon would replace.
+    """Raise Unusable if a program other than a daemon listens at a socket that a daemon would replace.
 
     A daemon that runs or was killed has left a state file or a keeper's socket: then its sockets may be replaced.
     """

@@ -53,7 +53,7 @@ class Namespace:
     clients_only: bool = False
     """Operators are refused at its socket."""
     unopened: str = field(default="", eq=False)
-    """Why its socket is not there."""
+    """Why its socket does not exist."""
 
 
 @define
@@ -76,7 +76,7 @@ class NamedServer:
     opening: bool = field(default=True, eq=False)
     """Its sockets are not open yet."""
     unopened: str = field(default="", eq=False)
-    """Why they are not there."""
+    """Why its sockets do not exist."""
     former_uid: int | None = field(default=None, eq=False)
     """The user that it goes back to if its sockets cannot be made for the new one."""
     deleted: bool = field(default=False, eq=False)

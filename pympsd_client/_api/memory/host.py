@@ -1,9 +1,9 @@
 """Page-locked host memory (CUDA driver API, Memory Management): the calls over `_objects.memory.pinned`.
 
 The device of the current context copies from and to allocated memory directly and asynchronously; copies with another
-device, and of registered memory, work as for any memory. Kernels reach registered memory, by another address than the
-program (device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0), from cuMemHostGetDevicePointer on, which puts
-pages that the executor shares in the place of the program's (`_objects.memory.pinned`). Before Volta the size of
+device, and of registered memory, work as for any memory. Kernels access registered memory, by an address other than
+the program (device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0), from cuMemHostGetDevicePointer on, which
+puts pages that the executor shares in the place of the program's (`_objects.memory.pinned`). Before Volta the size of
 /dev/shm bounds both.
 """
 

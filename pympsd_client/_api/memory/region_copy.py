@@ -36,7 +36,7 @@ def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
 def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
     """Copy between contexts, in stream order, as cuMemcpy3DAsync; it needs no peer access.
 
-    INVALID_CONTEXT for a handle of no context, INVALID_VALUE if it is of another device than its side.
+    INVALID_CONTEXT for a handle of no context, INVALID_VALUE if it is of a device other than its side's.
     """
     current().usable()
     if description is None:

@@ -180,7 +180,7 @@ class Pool:
     def allocate(self, size: int, user: Context, stream: int) -> int:
         """Return the address of ``size`` bytes for the later work of a stream, or 0 for 0 bytes.
 
-        ``user`` is the stream's context, which may be of another device than the pool; ``stream`` is its name in
+        ``user`` is the stream's context, which may be of a device other than the pool's; ``stream`` is its name in
         records. The memory may have been freed in the same stream a moment ago. Raise OUT_OF_MEMORY if neither the
         device nor the pool's maximum allow it, even with all of the pool's free memory.
         """

@@ -42,9 +42,7 @@ static int own_nvmlSystemGetCudaDriverVersion(int *version) {
     return unlock(SUCCESS);
 }
 
-static int own_nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    return own_nvmlSystemGetCudaDriverVersion(version);
-}
+#define own_nvmlSystemGetCudaDriverVersion_v2 own_nvmlSystemGetCudaDriverVersion
 
 static int own_nvmlSystemGetDriverBranch(void *place, unsigned length) {
     struct {
@@ -84,9 +82,7 @@ static int own_nvmlDeviceGetCount_v2(unsigned *count) {
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetCount(unsigned *count) {
-    return own_nvmlDeviceGetCount_v2(count);
-}
+#define own_nvmlDeviceGetCount own_nvmlDeviceGetCount_v2
 
 static int own_nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *handle) {
     LOCK_OR_RETURN(machine, lock_machine(&result), !handle || index >= machine->device_count);
@@ -94,9 +90,7 @@ static int own_nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *handl
     return unlock(SUCCESS);
 }
 
-static int own_nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *handle) {
-    return own_nvmlDeviceGetHandleByIndex_v2(index, handle);
-}
+#define own_nvmlDeviceGetHandleByIndex own_nvmlDeviceGetHandleByIndex_v2
 
 static void bus_ids(const struct device *device, char long_id[32], char short_id[32]) {
     snprintf(long_id, 32, "%08X:%02X:%02X.%X", device->domain, device->bus, device->slot, device->function);
@@ -156,9 +150,7 @@ static int own_nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvmlDevice_t
     return find(bus_id, handle, has_bus_id);
 }
 
-static int own_nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvmlDevice_t *handle) {
-    return find(bus_id, handle, has_bus_id);
-}
+#define own_nvmlDeviceGetHandleByPciBusId own_nvmlDeviceGetHandleByPciBusId_v2
 
 /* --- a device */
 

@@ -193,7 +193,7 @@ static ssize_t read_all(int end, char *text, size_t size) {
     }
 }
 
-/* Start the child; return an error number. With -P the folder in which the program happens to run is no place for modules. */
+/* Start the child; return an error number. With -P the folder in which the program happens to run is not searched for modules. */
 static int start(const char *interpreter, int output, pid_t *child) {
     char *const words[] = {(char *)interpreter, "-P", "-m", "pympsd.devices", "--nvml", NULL};
     posix_spawn_file_actions_t actions;

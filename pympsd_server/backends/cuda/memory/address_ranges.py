@@ -130,7 +130,7 @@ class OwnedRanges:
         self._sizes[start] = size
 
     def remove(self, start: int) -> None:
-        """Remove a range; no effect if it is not there."""
+        """Remove a range; no effect if it does not exist."""
         if self._sizes.pop(start, None) is not None:
             del self._starts[bisect_left(self._starts, start)]
 

@@ -97,7 +97,7 @@ class Window:
             self._placed[offset] = size, file
 
     def map_file(self, process: int, segment: Segment) -> None:
-        """Map a file of another process; OSError, ValueError if it is another one than is meant."""
+        """Map a file of another process; OSError, ValueError if it is not the one that is meant."""
         needed = segment.file.offset + segment.size
         file = open_sealed(process, segment.file.descriptor, file_name(segment.file.secret), needed)
         try:

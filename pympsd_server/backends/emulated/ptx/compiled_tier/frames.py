@@ -53,14 +53,14 @@ class Frames:
         self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
 
     def clear(self, stops: Array, living: Array) -> None:
-        """Put all warps at stops, without lanes there, and say which lanes live."""
+        """Put all warps at stops, without lanes there, and note which lanes are alive."""
         self.memory[:] = 0
         rows = np.arange(len(self._rows))
         self._set_column(rows, FRAME_STOP, np.maximum(stops, 0).astype(np.uint32)[:, None])
         self._set_column(rows, FRAME_ALIVE, self._words(living))
 
     def set_mask(self, rows: Array, segment: int | None, lanes: Array) -> None:
-        """Say which lanes are at a warp's stop, or pending at a segment."""
+        """Note which lanes are at a warp's stop, or pending at a segment."""
         at = FRAME_MASK if segment is None else FRAME_HEADER + 4 * segment
         self._set_column(rows, at, self._words(lanes))
 

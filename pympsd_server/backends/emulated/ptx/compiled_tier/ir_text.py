@@ -1,7 +1,7 @@
 """The text of LLVM's intermediate representation: instructions, labels, calls, and the shapes of values.
 
 The same code writes an operation for a scalar and for a vector of lanes, because the two differ only in types and
-constants. A `Shape` says which of them is meant:
+constants. A `Shape` states which of them is meant:
 
     SCALAR.of("i32") == "i32"              Shape(32).of("i32") == "<32 x i32>"
     SCALAR.constant("i32", 7) == "7"       Shape(32).constant("i32", 7) == "splat (i32 7)"

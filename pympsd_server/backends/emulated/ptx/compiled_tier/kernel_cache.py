@@ -153,7 +153,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _make(path: str) -> None:
-    """Create the folder, and those above it that are missing: the specification of XDG wants them closed, too."""
+    """Create the folder, and those above it that are missing: the XDG specification requires all of them closed."""
     above = os.path.dirname(path)
     if not os.path.isdir(above):
         _make(above)

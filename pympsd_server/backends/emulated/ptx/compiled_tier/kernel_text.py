@@ -4,7 +4,7 @@ The problem: the threads of a warp run in step until they diverge, wait for each
 be stopped at any moment; and a NumPy call for each instruction is 10 to 770 times slower than machine code.
 
 The idea: a warp is one thread of execution, `status kernel(worker, frame)`. A register of the warp is a vector, or a
-scalar if all lanes have the same (analysis.py). A mask says which lanes run. At the end of a block its lanes are
+scalar if all lanes have the same (analysis.py). A mask states which lanes run. At the end of a block its lanes are
 added to the masks of the blocks they go to, and the *lowest* block that has lanes runs next, as in the NumPy tier:
 
     block 2 (loop)      block 5 (after it)          block 2 runs again and again, until its last lane has come to
@@ -121,7 +121,6 @@ class KernelText(MemoryText):
     """The escaping operations and the stops behind them, by the stop before them."""
     slots: dict[int, int] = field(factory=dict, init=False)
     """Where registers are saved in a frame, in bytes."""
-    flag_slots: dict[int, int] = field(factory=dict, init=False)
     frame_bytes: int = field(default=0, init=False)
     module_text: str = field(default="", init=False)
 
@@ -147,13 +146,6 @@ class KernelText(MemoryText):
             self.slots[number] = self.frame_bytes
             self.frame_bytes += size
         return self.field("%frame", self.slots[number])
-
-    def _flag_slot(self, number: int) -> str:
-        """Return a pointer to where the flag of a sequence is saved."""
-        if number not in self.flag_slots:
-            self.flag_slots[number] = self.frame_bytes
-            self.frame_bytes += 1
-        return self.field("%frame", self.flag_slots[number])
 
     def registers_of(self, stop: Stop) -> list[int]:
         """Return the registers that are saved at a stop."""
@@ -181,8 +173,6 @@ class KernelText(MemoryText):
             if register not in saved:
                 value, kind = self.read(register), self.storage(register)
                 self.store(kind, value, self.slot(register), 4)
-                if register in self.sequences.flagged:
-                    self.store("i1", self.flag(register), self._flag_slot(register))
         for k in stop.pending:
             self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
         self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
@@ -202,18 +192,16 @@ class KernelText(MemoryText):
         self.place(f"enter{index}")
         if has_many_stops(self.plan):
             self.fence_compiler()
+        mask = self._saved_mask(self.field("%frame", FRAME_MASK))
+        masks = {stop.segment: mask} | {k: self._saved_mask(self._mask_place(k)) for k in stop.pending}
+        for k, lanes in masks.items():
+            self.store(self.mask_type, lanes, f"%m{k}")
         for number in self.registers_of(stop):
             kind = self.storage(number)
             self.store(kind, self.load(kind, self.slot(number), 4), f"%r{number}")
             if number in self.sequences.certain:
-                first = f"i{self.register_bits(number)}"
-                self.store(first, self.load(first, self.slot(number)), f"%f{number}")
-            if number in self.sequences.flagged:
-                self.store("i1", self.load("i1", self._flag_slot(number)), f"%e{number}")
-        for k in stop.pending:
-            self.store(self.mask_type, self._saved_mask(self._mask_place(k)), f"%m{k}")
-        mask = self._saved_mask(self.field("%frame", FRAME_MASK))
-        self.store(self.mask_type, mask, f"%m{stop.segment}")
+                here = [lanes for k, lanes in masks.items() if number in self.segments[k].live_in]
+                self.restore_sequence(number, self.slot(number), here)
         if stop.result is not None:
             self.store(self.mask_type, mask, "%cur")
             self.at, self.operation = stop.segment, None

@@ -5,7 +5,7 @@ allocation that this place in the code accessed last, two words of the `sites` t
 block's size. The slow part looks the allocation up and remembers it, or finds the first access and lane that faults.
 
     uniform address           one scalar access
-    lanes follow each other   tested at run time if the strides say that it is likely: one masked vector access
+    lanes follow each other   tested at run time if the strides suggest it: one masked vector access
     otherwise                 gather and scatter, or a loop in C if the guess was wrong
 
 A wrong `low` or `high` of a group of accesses would let a kernel reach memory of the executor. That is why the near
@@ -210,10 +210,16 @@ class MemoryText(Lanes):
             self.first = False
             return first, self.flag(base.number)
         first = self.value(f"extractelement {kind} {address}, i64 0")
-        follow = sequence(self.width, "i64", stride)
-        expected = self.op("add", kind, self.splat(first, "i64", self.vector), follow)
-        odd = self.as_mask(self.op("icmp ne", kind, address, expected))
-        return first, self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
+        return first, self._follow(address, first, "i64", stride, mask)
+
+    def _follow(self, values: str, first: str, element: str, stride: int, mask: str) -> str:
+        """Return whether the values of some lanes are a sequence."""
+        kind = self.vector.of(element)
+        expected = self.op(
+            "add", kind, self.splat(first, element, self.vector), sequence(self.width, element, stride)
+        )
+        odd = self.as_mask(self.op("icmp ne", kind, values, expected))
+        return self.op("icmp eq", self.mask_type, self.op("and", self.mask_type, odd, mask), "0")
 
     def flag(self, number: int) -> str:
         """Return whether a register that is certain to be a sequence has not wrapped before it was extended."""
@@ -283,6 +289,22 @@ class MemoryText(Lanes):
             self.store("i1", flag, f"%e{target.number}")
         write(self, operation)
         self.first = False
+
+    def restore_sequence(self, number: int, slot: str, masks: list[str]) -> None:
+        """Compute lane 0's value and the flag of a register in a frame that only the lanes of some masks have."""
+        element, mask, stride = f"i{self.register_bits(number)}", masks[0], self.sequences.strides[number] or 0
+        for other in masks[1:]:
+            mask = self.op("or", self.mask_type, mask, other)
+        some = self.op("or", self.mask_type, mask, str(-(1 << (self.width - 1))))
+        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, some), ("i1", "true"))
+        lane = self.cast("zext", lane, self.mask_type, "i64")
+        value = self.load(element, self.value(f"getelementptr {element}, ptr {slot}, i64 {lane}"))
+        before = self.op("mul", "i64", lane, str(stride))
+        before = self.cast("trunc", before, "i64", element) if element != "i64" else before
+        first = self.op("sub", element, value, before)
+        self.store(element, first, f"%f{number}")
+        if number in self.sequences.flagged:
+            self.store("i1", self._follow(self.read(number), first, element, stride, mask), f"%e{number}")
 
     def _sequence_flag(self, operation: Operation) -> str:
         """Return whether the inputs' flags hold, and an input that is extended has not wrapped within the warp."""

@@ -16,7 +16,8 @@ time, as a scalar (the same form, written for one lane), and no test is needed:
 
 Values are modulo the register's width, so a sequence stays one when it wraps, except if it is extended afterwards.
 That is what flags are for: they are computed with the first lane's value, and an access takes the quick way only if
-the flag of its address holds. Between a stop and the return to it a frame keeps both.
+the flag of its address holds. When a warp continues at a stop, both follow from the lanes in its frame. There, lanes
+that the stop does not need may have any value (continuation.py).
 """
 
 from __future__ import annotations

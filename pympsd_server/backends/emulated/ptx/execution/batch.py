@@ -144,7 +144,7 @@ class Batch:
         announced: Array,
         alive: Array,
     ) -> None:
-        """Go on from where another tier has left all blocks of the batch, whose memory the state has.
+        """Continue from where another tier has left all blocks of the batch, whose memory the state has.
 
         `groups` are those at the beginnings of blocks, `waiting` those at barriers and the threads that each barrier
         waits for, `announced` the threads announced by bar.arrive, `alive` which threads have not exited.

@@ -111,7 +111,7 @@ def multiply_in_groups(
 
     `kinds` are the types of the elements of A, B and D; `a` has registers, or one descriptor; `b` is a descriptor;
     `signs` and `transposed` are of A and of B. Where `guard` is false nothing is read, and the result is undefined.
-    Raises LaunchFailed unless all threads of each group are here, IllegalAddress for memory that is not there.
+    Raises LaunchFailed unless all threads of each group are here, IllegalAddress for memory that does not exist.
     """
     leaders = threads.remember("leaders", lambda: _leaders(state, threads))
     if guard is not None:

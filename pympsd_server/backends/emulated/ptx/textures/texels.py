@@ -92,7 +92,7 @@ def addresses(of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> 
 
 
 def read(state: BatchState, of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
-    """Return elements as four rows, of double precision or of int64; channels that are not there are 0, 0 and 1."""
+    """Return elements as four rows, of double precision or of int64; missing channels are 0, 0 and 1."""
     dtype = _DTYPES[of.format]
     size = dtype.itemsize
     accesses = tuple((offset, size) for offset in range(0, of.element_bytes, size))
