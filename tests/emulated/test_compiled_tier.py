@@ -306,6 +306,24 @@ ld.global.f32 %z, [%a+8]; {operation}.f32 %x, %x, %y{third}; st.global.f32 [%a],
     np.testing.assert_array_equal(*(np.signbit(result) & ~np.isnan(result) for result in results))
 
 
+@pytest.mark.parametrize("operation", ["fma.rn", "fma.rn.ftz", "fma.rn.sat", "add.ftz", "sub.rn", "mul.ftz.sat"])
+def test_halves_have_the_same_bits_in_both_tiers(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    """Random halves, and sums next to the middle between two halves."""
+    third = ", %z" if operation.startswith("fma") else ""
+    ptx = f""".visible .entry k(.param .u64 p)
+{{ .reg .b32 %i, %b, %n; .reg .b64 %a, %o; .reg .b16 %x, %y, %z; mov.u32 %i, %tid.x; mov.u32 %b, %ctaid.x;
+mov.u32 %n, %ntid.x; mad.lo.u32 %i, %b, %n, %i; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 8; add.s64 %a, %a, %o; ld.global.b16 %x, [%a]; ld.global.b16 %y, [%a+2];
+ld.global.b16 %z, [%a+4]; {operation}.f16 %x, %x, %y{third}; st.global.b16 [%a], %x; ret; }}"""
+    rng = np.random.default_rng(11)
+    values = rng.integers(0, 1 << 16, (64, 1024, 4)).astype("u2")
+    near = np.array([0, 0x8000, 0x3C00, 0xBC00, 1, 0x8001, 0x0400, 0x7BFF, 0x3C01, 0x1001, 0x9001, 0x0C00], "u2")
+    values[:16] = near[values[:16] % len(near)]
+    results = [result.view("f2") for result in _results(monkeypatch, ptx, values, (64, 1024))]
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(*(np.signbit(result) & ~np.isnan(result) for result in results))
+
+
 @pytest.mark.parametrize("operation", ["set.eq.f16.f16", "set.lt.f16.f16", "set.neu.f32.f32", "set.ge.u32.s32"])
 def test_set_has_the_same_bits_in_both_tiers(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     bits = 16 if "f16" in operation else 32

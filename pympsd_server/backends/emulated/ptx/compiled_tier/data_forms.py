@@ -187,6 +187,8 @@ def _convert(text: MemoryText, operation: Operation) -> None:
 def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None:
     (to, source), target = operation.types, operation.operands[0]
     element, kind, bits = FLOATS[source], shape.of(FLOATS[source]), BITS[to]
+    if source == "f16" and operation.has("ftz"):
+        raise text.refuse()
     whole, value = operation.one_of(*_INTEGRAL), text.use_float(operation.operands[1], source, shape)
     if to in FLOATS:
         if whole:

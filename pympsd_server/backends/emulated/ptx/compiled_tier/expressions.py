@@ -156,8 +156,24 @@ def round_directed(name: str, mode: str, values: list[Expression], *, flushes: b
     return result.cast("bitcast", "float")
 
 
+def multiply_add_halves(values: list[Expression]) -> Expression:
+    """Return a * b + c of halves, rounded once.
+
+    The product is exact in single precision. Their sum is cut off to an odd number if it is not exact, which is then
+    on the right side of every half-way point.
+    """
+    a, b, c = (value.cast("fpext", "float") for value in values)
+    total, error = _two_sum([a * b, c])
+    bits = total.cast("bitcast", "i32")
+    away = (error > 0.0) ^ (bits < 0)  # the exact sum is farther from zero
+    odd = (((error > 0.0) | (error < 0.0)) & ((bits & 1) == 0)).choose(
+        away.choose(bits + 1, bits - 1, "i32"), bits, "i32"
+    )
+    return odd.cast("bitcast", "float").cast("fptrunc", "half")
+
+
 def _two_sum(terms: list[Expression]) -> tuple[Expression, Expression]:
-    """Return (sum, error) of two doubles, whose sum is exact."""
+    """Return (sum, error) of two doubles or floats, whose sum is exact."""
     a, b = terms
     total = a + b
     shadow = total - a

@@ -10,7 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.expressions import Expression, LlvmDoubles, round_directed
+from pympsd_server.backends.emulated.ptx.compiled_tier.expressions import (
+    Expression,
+    LlvmDoubles,
+    multiply_add_halves,
+    round_directed,
+)
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import FLOATS
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
@@ -42,8 +47,7 @@ def write_float(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
     name = "fma" if operation.name == "mad" else operation.name
     rounding = operation.one_of(*_ROUNDINGS)
-    is_unknown = operation.one_of("relu", "xorsign") or len(operation.types) != 1
-    if is_unknown or type_name not in FLOATS or (type_name == "f16" and name == "fma"):
+    if operation.one_of("relu", "xorsign") or len(operation.types) != 1 or type_name not in FLOATS:
         raise text.refuse()
     x = [text.use_float(a, type_name, shape) for a in operation.inputs]
     element, kind = FLOATS[type_name], shape.of(FLOATS[type_name])
@@ -54,6 +58,8 @@ def write_float(text: MemoryText, operation: Operation) -> None:
         result = round_directed(name, rounding, values, flushes=operation.has("ftz")).name
     elif name in _INFIX:
         result = text.op(_INFIX[name], kind, *x)
+    elif name == "fma" and type_name == "f16":
+        result = multiply_add_halves([Expression(text, shape, "half", v) for v in x]).name
     elif name == "fma":
         result = text.intrinsic("fma", element, shape, *x)
     elif name in ("min", "max") and len(x) == 2:
@@ -64,8 +70,8 @@ def write_float(text: MemoryText, operation: Operation) -> None:
         result = text.intrinsic("fabs", element, shape, x[0])
     else:
         raise text.refuse()
-    if operation.has("ftz") and type_name == "f32" and name not in _FLUSHED_INPUTS_ONLY:
-        result = text.flush(result, shape)
+    if operation.has("ftz") and name not in _FLUSHED_INPUTS_ONLY:
+        result = text.flush(result, shape, type_name)
     text.assign_float(operation.operands[0], result, type_name, shape)
 
 

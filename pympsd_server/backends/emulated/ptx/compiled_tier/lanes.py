@@ -41,7 +41,8 @@ _SINGLE_BLOCK_OF_CLUSTER: Final = {
     "cluster_ctarank": 0,
     "cluster_nctarank": 1,
 }
-_SMALLEST_NORMAL: Final = 0x00800000
+_SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
+"""As bits."""
 
 
 class Refused(Exception):
@@ -165,15 +166,18 @@ class Lanes(Text):
         source = shape.of(f"i{BITS[type_name]}")
         value = self.cast("bitcast", self.use(argument, type_name, shape), source, shape.of(FLOATS[type_name]))
         assert self.operation is not None
-        return self.flush(value, shape) if self.operation.has("ftz") and type_name == "f32" else value
+        return self.flush(value, shape, type_name) if self.operation.has("ftz") else value
 
-    def flush(self, value: str, shape: Shape) -> str:
-        """Return a float in which zeros of the same sign replace subnormal numbers."""
-        kind = shape.of("float")
-        size = self.intrinsic("fabs", "float", shape, value)
-        smallest = self.cast("bitcast", shape.constant("i32", _SMALLEST_NORMAL), shape.of("i32"), kind)
+    def flush(self, value: str, shape: Shape, type_name: str = "f32") -> str:
+        """Return a float in which zeros of the same sign replace subnormal numbers; a double as it is."""
+        if type_name not in _SMALLEST_NORMAL:
+            return value
+        element, bits = FLOATS[type_name], f"i{BITS[type_name]}"
+        kind = shape.of(element)
+        size = self.intrinsic("fabs", element, shape, value)
+        smallest = self.cast("bitcast", shape.constant(bits, _SMALLEST_NORMAL[type_name]), shape.of(bits), kind)
         tiny = self.op("fcmp olt", kind, size, smallest)
-        zero = self.intrinsic("copysign", "float", shape, shape.zero(), value)
+        zero = self.intrinsic("copysign", element, shape, shape.zero(), value)
         return self.choose(shape, tiny, kind, zero, value)
 
     # --- predicates and masks
