@@ -18,7 +18,7 @@ its values. Facts before the first ``device`` are the machine's; ``process`` lin
     compute_mode 0
     numa_node 0
     ordinal 0
-    process 4711 C 0                   PID, C (a server) or M (a client of one), bytes
+    process 4711 C 0 37                PID, C (a server) or M (a client of one), bytes, a server's utilization
     process 4712 M 67108864
     end
 
@@ -48,6 +48,8 @@ class DeviceProcess:
     is_client: bool
     used: int
     """Bytes of device memory."""
+    utilization: int = 0
+    """Percent of the last second in which its kernels ran: a server's, those of all its clients."""
 
 
 @frozen
@@ -104,4 +106,5 @@ def _device(
     yield f"numa_node {attributes.get('HOST_NUMA_ID', -1)}"
     yield f"ordinal {ordinal}"
     for process in users:
-        yield f"process {process.pid} {'M' if process.is_client else 'C'} {process.used}"
+        percentage = f" {process.utilization}" if process.utilization else ""
+        yield f"process {process.pid} {'M' if process.is_client else 'C'} {process.used}{percentage}"

@@ -125,6 +125,7 @@ def _list_processes(server: Server, ordinal: int, is_volta: bool) -> Iterator[De
         if count or any(context.device == ordinal for context in client.contexts.values()):
             used[client.pid] += count
     unclaimed_bytes = server.use[ordinal].left if ordinal in server.use else 0
-    yield DeviceProcess(server.pid, False, unclaimed_bytes if is_volta else unclaimed_bytes + used.total())
+    held_bytes = unclaimed_bytes if is_volta else unclaimed_bytes + used.total()
+    yield DeviceProcess(server.pid, False, held_bytes, server.utilization.get(ordinal, 0))
     if is_volta:
         yield from (DeviceProcess(pid, True, count) for pid, count in sorted(used.items()))

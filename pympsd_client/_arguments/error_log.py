@@ -1,13 +1,15 @@
 """The log of failed calls: what was wrong, in words, for programs that ask or listen.
 
-Source: CUDA driver API, Error Log Management Functions; CUDA Programming Guide, Error Log Management, which has the
-format of a message and the size of the log.
+Source: CUDA driver API, Error Log Management Functions; CUDA Programming Guide, Error Log Management (the size of the
+log); recorded messages (H200, driver 580.159, CUDA 13.0; tests/native_programs/test_error_log.py).
 
-Every failed call adds a message, which costs a tuple: it becomes text when it is read. The log keeps the last 100
-messages. They are numbered from 0 in each process; a reader keeps the number of the message that it has not read.
+A failed call adds two messages: the reason, and the result with the function's name. As recorded, there is no reason
+of OUT_OF_MEMORY, and no message about calls before cuInit. A message costs a tuple, which becomes a line when it is
+read. The log keeps the last 100 messages. They are numbered from 0 in each process; a reader keeps the number of the
+message that it has not read.
 
-There is no lock, which a fork could leave locked: each step is atomic under the GIL. Calls that fail at the same time
-may be in either order.
+There is no lock, which a fork could leave locked: each step is atomic under the GIL. Messages of calls that fail at
+the same time may be in any order.
 """
 
 import itertools
@@ -17,35 +19,34 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from pympsd.vocabulary.results import Result
+
 MAX_MESSAGES: Final = 100
 MAX_LINE_BYTES: Final = 255
 """Without its end of line: a log of 25600 bytes in all."""
-_NOT_READY: Final = "CUDA_ERROR_NOT_READY"
-"""The answer to a question, not a failure."""
+_NOT_LOGGED: Final = (Result.ERROR_NOT_READY, Result.ERROR_NOT_INITIALIZED)
+"""The first is the answer to a question, not a failure."""
 
 
-class FailedCall(NamedTuple):
-    """A failed call: when (seconds since 1970), in which thread, and why."""
+class Message(NamedTuple):
+    """A message: when (seconds since 1970) and in which thread (`threading.get_ident`) the call failed."""
 
     time: float
     thread: int
-    function: str
-    result: str
-    reason: str
+    text: str
 
     @property
     def line(self) -> bytes:
-        """The message as programs get it, of at most MAX_LINE_BYTES."""
+        """The message as a dump has it, of at most MAX_LINE_BYTES."""
         clock = f"{time.strftime('%H:%M:%S', time.localtime(self.time))}.{int(self.time % 1 * 1000):03}"
-        text = f"[{clock}][{self.thread}][CUDA][E][{self.function}] {self.result}: {self.reason}"
-        return " ".join(text.splitlines()).encode()[:MAX_LINE_BYTES]
+        return _one_line(f"[{clock}][{self.thread}][CUDA][E] {self.text}")
 
 
 Listener = Callable[[bytes], None]
-"""Gets each message, in the thread whose call failed."""
+"""Gets the text of each message, in the thread whose call failed."""
 listeners: Final[dict[int, Listener]] = {}
 """The listeners by their handles."""
-_calls: Final[deque[tuple[int, FailedCall]]] = deque(maxlen=MAX_MESSAGES)
+_messages: Final[deque[tuple[int, Message]]] = deque(maxlen=MAX_MESSAGES)
 _numbers: Final = itertools.count()
 
 
@@ -56,30 +57,45 @@ class _Thread(threading.local):
 _this_thread: Final = _Thread()
 
 
-def record(function: str, result: str, reason: str) -> None:
-    """Add the failure of a call, and call the listeners; not for calls that a listener makes."""
-    if result == _NOT_READY or _this_thread.is_listening:
+def record(function: str, code: int, result: str, reason: str) -> None:
+    """Add the failure of a call, and call the listeners; not for calls that a listener makes.
+
+    ``code`` and ``result`` are the number and name of the CUresult, ``function`` the name that the program called::
+
+        Requested 0 byte allocation
+        Returning 1 (CUDA_ERROR_INVALID_VALUE) from cuMemAlloc_v2
+    """
+    if code in _NOT_LOGGED or _this_thread.is_listening:
         return
-    call = FailedCall(time.time(), threading.get_native_id(), function, result, reason)
-    _calls.append((next(_numbers), call))
+    now, thread = time.time(), threading.get_ident()
+    texts = [f"Returning {code} ({result}) from {function}"]
+    if code != Result.ERROR_OUT_OF_MEMORY:
+        texts.insert(0, reason)
+    for text in texts:
+        _messages.append((next(_numbers), Message(now, thread, text)))
     if not listeners:
         return
     _this_thread.is_listening = True
     try:
-        for listener in tuple(listeners.values()):
-            listener(call.line)
+        for text in texts:
+            for listener in tuple(listeners.values()):
+                listener(_one_line(text))
     finally:
         _this_thread.is_listening = False
 
 
 def end() -> int:
     """Return the number of the next message."""
-    return max((number for number, _ in _calls.copy()), default=-1) + 1
+    return max((number for number, _ in _messages.copy()), default=-1) + 1
 
 
 def read(start: int = 0) -> tuple[list[bytes], int, int]:
     """Return the messages from a number on, how many of them were lost, and the number of the next message."""
-    calls = sorted(_calls.copy())
-    last = calls[-1][0] + 1 if calls else 0
-    lost = last - len(calls) - start
-    return [call.line for number, call in calls if number >= start], max(0, lost), last
+    messages = sorted(_messages.copy())
+    last = messages[-1][0] + 1 if messages else 0
+    lost = last - len(messages) - start
+    return [message.line for number, message in messages if number >= start], max(0, lost), last
+
+
+def _one_line(text: str) -> bytes:
+    return " ".join(text.splitlines()).encode()[:MAX_LINE_BYTES]

@@ -110,7 +110,7 @@ def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
 
     def record_and_fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
         result = result_name(error.code)
-        record(name, result, error.reason)
+        record(name, error.code, result, error.reason)
         if explains:
             explain(name, result, error.reason)
         return fail(error, outputs)

@@ -9,6 +9,11 @@ ways: an answer carries FLAG_STICKY; an answer to another thread's record does; 
 that only makes asynchronous calls never waits for an answer. So after _PULSE_RECORDS records, and not more often
 than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a later pulse looks for without waiting.
 
+A fault is final for its process. Its contexts can be closed, but no context opens on that device again:
+`lost_devices` has the first error, which every attempt returns. That is recorded of a GPU, with and without MPS, and
+as the MPS documents have it: the process has to end. A device that contains faults
+(`DeviceProperties.contains_faults`) is not lost.
+
 **Invariants**
 
 - `Context.usable` is the first step of every call: it raises the sticky error, or returns the open context's
@@ -86,6 +91,10 @@ def new_handle() -> int:
 
 contexts: Final[dict[int, Context]] = {}
 """The contexts of this process by handle."""
+lost_devices: Final[dict[int, CudaError]] = {}
+"""The first fault of this process on each device, by the device's ordinal."""
+_ENDED_FROM_OUTSIDE: Final = (Result.ERROR_CONTEXT_IS_DESTROYED, Result.ERROR_MPS_CLIENT_TERMINATED)
+"""Sticky errors that are not faults."""
 when_closed: Final[list[Callable[[Context], None]]] = []
 """Called with a context that closes, to drop the objects that belonged to it."""
 when_opened: Final[list[Callable[[Context], None]]] = []
@@ -154,12 +163,14 @@ class Context:
         contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:
-        """Open the context if it is closed; raise CudaError with the server's refusal.
+        """Open the context if it is closed; raise CudaError with the device's fault, or the server's refusal.
 
         The functions in `when_opened` are called with it, for example to give it peer access.
         """
         with self._changing:
             if self.opened is None:
+                if self.device.ordinal in lost_devices:
+                    raise lost_devices[self.device.ordinal].again()
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
                 self.id = self.opened.context_id
                 self._sticky_error = None
@@ -218,8 +229,11 @@ class Context:
         closed or reopened since, or has an error already. ``code`` is a CUresult number.
         """
         if self._sticky_error is None and context_id == self.id:
+            error = CudaError(code, reason or "an earlier fault made this context unusable")
+            if code not in _ENDED_FROM_OUTSIDE and not self.device.properties.contains_faults:
+                lost_devices.setdefault(self.device.ordinal, error)
             try:
-                self._sticky_error = CudaError(code, reason or "an earlier fault made this context unusable")
+                self._sticky_error = error
             finally:
                 invalidate()
 

@@ -1,7 +1,9 @@
 """The functions of the driver's error log for callers in C (CUDA driver API, Error Log Management Functions).
 
 The log itself is `pympsd_client._arguments.error_log`. An iterator is the number of the first message that its
-program has not read; a dump moves it to the end.
+program has not read; a dump moves it to the end. Texts, sizes and results are as recorded of a GPU (H200, driver
+580.159, CUDA 13.0), where flags are accepted. There a buffer that is too small for all messages ends within a line,
+and ``size`` may exceed the buffer; here the buffer has whole lines, and ``size`` is that of the text in it.
 """
 
 import ctypes
@@ -10,20 +12,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pympsd_client._arguments import error_log
-from pympsd_client._arguments.errors import check_no_flags, invalid_value
+from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.values import check_not_null
 
 _ERROR: Final = 0
 """CU_LOG_LEVEL_ERROR: failed calls are the only messages."""
 _LOST: Final = b"%d earlier messages were overwritten: the log keeps %d"
-_LEFT_OUT: Final = b"%d messages are left out: the buffer has %d bytes"
+_LEFT_OUT: Final = b"The provided buffer is not large enough to hold all messages. Some messages will be missing\n"
 _Callback: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _handles: Final = itertools.count(1)
 
 
 def _register(function: int, data: int, place: int) -> None:
     """Call a C function with each message from now on; write its handle to ``place``, unless that is NULL."""
-    check_not_null("the callback", function)
+    if not function:
+        raise invalid_value("callbackFunc cannot be NULL")
     callback, handle = _Callback(function), next(_handles)
     error_log.listeners[handle] = lambda line: callback(data, _ERROR, line, len(line))
     if place:
@@ -38,16 +41,15 @@ def _unregister(handle: int) -> None:
 
 def _current(place: int, flags: int) -> None:
     """Write an iterator to the end of the log."""
-    check_no_flags("cuLogsCurrent", flags)
-    check_not_null("the iterator", place)
+    if not place:
+        raise invalid_value("Iterator cannot be NULL")
     ctypes.c_uint32.from_address(place).value = error_log.end()
 
 
 def _dump_to_file(iterator: int, path: str | None, flags: int) -> None:
     """Write the messages from an iterator on, or all, to a file; INVALID_VALUE if it cannot be written."""
-    check_no_flags("cuLogsDumpToFile", flags)
     if not path:
-        raise invalid_value("the path of the file is NULL or empty")
+        raise invalid_value("pathToFile cannot be NULL")
     lines, end = _lines(iterator)
     try:
         with open(path, "wb") as file:
@@ -60,19 +62,20 @@ def _dump_to_file(iterator: int, path: str | None, flags: int) -> None:
 def _dump_to_memory(iterator: int, buffer: int, size: int, flags: int) -> None:
     """Write the messages from an iterator on, or all, to a buffer, and their bytes to ``size``, which has its size.
 
-    If the buffer is too small, the newest are written after a message about that; INVALID_VALUE if not even one fits.
+    The bytes do not include the final NUL. If the buffer is too small, the newest messages are written after a line
+    about that; INVALID_VALUE if not even that line fits.
     """
-    check_no_flags("cuLogsDumpToMemory", flags)
     check_not_null("the size", size)
     check_not_null("the buffer", buffer)
-    room = ctypes.c_size_t.from_address(size)
-    text, end = _fit(*_lines(iterator), room.value)
-    capacity, room.value = room.value, 0
+    written = ctypes.c_size_t.from_address(size)
+    capacity, written.value = written.value, 0
+    lines, end = _lines(iterator)
+    text = _fit(lines, capacity)
     if text is None:
-        raise invalid_value(f"no message fits into {capacity} bytes")
+        raise invalid_value("Provided buffer is not large enough to write any logs to")
     if capacity:
         ctypes.memmove(buffer, text + b"\0", len(text) + 1)
-    room.value = len(text)
+    written.value = len(text)
     _move(iterator, end)
 
 
@@ -80,21 +83,23 @@ def _lines(iterator: int) -> tuple[list[bytes], int]:
     """Return the messages from an iterator (NULL: the first) on as lines, and the number of the next message."""
     start = ctypes.c_uint32.from_address(iterator).value if iterator else 0
     lines, lost, end = error_log.read(start)
+    if start > end:
+        raise invalid_value("CUlogIterator is beyond the end of the logs")
     if lost:
         lines.insert(0, _LOST % (lost, error_log.MAX_MESSAGES))
     return [line + b"\n" for line in lines], end
 
 
-def _fit(lines: list[bytes], end: int, capacity: int) -> tuple[bytes | None, int]:
-    """Return the lines, or a first line about those left out and the newest ones, for a buffer; None if none fits."""
+def _fit(lines: list[bytes], capacity: int) -> bytes | None:
+    """Return the lines, or a line about those left out and the newest ones that fit; None if that line does not."""
     text = b"".join(lines)
     if not lines or len(text) < capacity:
-        return text, end
-    for first in range(1, len(lines)):
-        text = b"".join((_LEFT_OUT % (first, capacity) + b"\n", *lines[first:]))
+        return text
+    for first in range(1, len(lines) + 1):
+        text = b"".join((_LEFT_OUT, *lines[first:]))
         if len(text) < capacity:
-            return text, end
-    return None, end
+            return text
+    return None
 
 
 def _move(iterator: int, end: int) -> None:

@@ -9,6 +9,7 @@ from pympsd_client._api.entry_point import as_cuda_error
 from pympsd_client._arguments.error_log import record
 from pympsd_client._arguments.errors import CudaError, fail, result_name
 from pympsd_client._arguments.explanations import explain, is_on
+from pympsd_client.routing.pointers import without_version
 
 _BY_PYMPSD: Final = frozenset({Result.ERROR_NOT_SUPPORTED, Result.ERROR_UNKNOWN})
 """Results of programs that run on a GPU."""
@@ -31,11 +32,12 @@ def refusing(name: str) -> Callable[[], None]:
 
 
 def result_of(name: str, error: BaseException | None) -> int:
-    """Return the result of a call that raised; explain it."""
+    """Return the result of a call that raised; explain it, by the function's name without a version."""
     cuda_error = _as_cuda_error(error)
     fail(cuda_error, 0)
-    record(name, result_name(cuda_error.code), cuda_error.reason)
-    explain(name, result_name(cuda_error.code), cuda_error.reason, is_lacking=cuda_error.code in _BY_PYMPSD)
+    code, result = cuda_error.code, result_name(cuda_error.code)
+    record(name, code, result, cuda_error.reason)
+    explain(without_version(name), result, cuda_error.reason, is_lacking=code in _BY_PYMPSD)
     if is_on() and error is not None and cuda_error.code == Result.ERROR_UNKNOWN:
         traceback.print_exception(error)
     return cuda_error.code

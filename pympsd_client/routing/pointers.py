@@ -133,7 +133,7 @@ def entry_point(functions: str, name: str, signature: str, original: int = 0, *,
     program runs natively, with ``always_passes`` at the end of the process too.
     """
 
-    plain = _VERSION.sub("", name)
+    plain = without_version(name)
 
     def resolve(name: str, signature: str) -> Any:
         function, format, *core = import_module(functions).resolve(name, signature)
@@ -142,10 +142,19 @@ def entry_point(functions: str, name: str, signature: str, original: int = 0, *,
         return (function, format, *core) if timed is function else (timed, format)
 
     def result_of_error(name: str, error: BaseException) -> Any:
-        return import_module(functions).result_of_error(plain, error)
+        return import_module(functions).result_of_error(name, error)
 
     at_end = _SUCCEEDS if _RELEASING.fullmatch(plain) else _CURRENT.get(plain, _FAILS)
     return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
+
+
+def without_version(name: str) -> str:
+    """Return the name of a function without its version and the suffix for per-thread streams.
+
+    >>> without_version("cuMemcpyHtoD_v2_ptds")
+    'cuMemcpyHtoD'
+    """
+    return _VERSION.sub("", name)
 
 
 def load_driver_library() -> None:

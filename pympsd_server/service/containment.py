@@ -74,6 +74,8 @@ class Containment:
     """Ids of the present clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
     """The sticky error of each context that was torn down, by its id."""
+    errors: dict[int, int] = field(factory=dict, init=False)
+    """The first sticky error of each reached client, by its id; it outlives the client's contexts."""
     pidfds: dict[int, int] = field(factory=dict, init=False)
     """The pidfd of each client that has a session, by its id; -1: its process is not visible here."""
     making_room: trio.Lock = field(factory=trio.Lock, init=False)
@@ -156,6 +158,7 @@ class Containment:
         """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
         self.evicted.discard(client.id)
         self.clients_in_partitions.discard(client.id)
+        self.errors.pop(client.id, None)
         if client.id in self.clients:
             self.clients.discard(client.id)
             if not self.clients:
@@ -166,7 +169,7 @@ class Containment:
     def refusal(self, client: Client, device: int) -> tuple[int, str] | None:
         """Return why a client gets no context on a device now, as a CUresult and a sentence; None if it does."""
         if client.id in self.clients or client.id in self.clients_in_partitions:
-            return self._sticky_of(client), "a fatal GPU fault has reached this process: end it"
+            return self._sticky_of(client.id), "a fatal GPU fault has reached this process: end it"
         if client.id in self.evicted:
             reason = "an operator drained this process, or deleted its namespace or SM partition: end it"
             return Result.ERROR_MPS_CLIENT_TERMINATED, reason
@@ -175,9 +178,8 @@ class Containment:
             return Result.ERROR_MPS_SERVER_NOT_READY, reason
         return None
 
-    def _sticky_of(self, client: Client) -> int:
-        codes = [self.contexts[context_id] for context_id in client.contexts if context_id in self.contexts]
-        return codes[0] if codes else Result.ERROR_LAUNCH_FAILED
+    def _sticky_of(self, client_id: int) -> int:
+        return self.errors.get(client_id, Result.ERROR_LAUNCH_FAILED)
 
     def _domains_of(self, slot: ExecutorSlot) -> list[FaultDomain]:
         """Return all fault domains of a slot, whose executor is lost."""
@@ -203,10 +205,11 @@ class Containment:
             name = domains[0].partition or domains[0].slot.partition
             self.server.log.error("fault_in_partition", name=name)
         self._log(blast)
-        reached = [context for client in fresh for context in client.contexts.values()]
-        for context in reached:
-            self.contexts[context.id] = sticky_error(domains[0].slot.device, code, context)
-        self.nursery.start_soon(self._tear_down, reached, reason)
+        reached = [(client.id, context) for client in fresh for context in client.contexts.values()]
+        for client_id, context in reached:
+            error = self.contexts[context.id] = sticky_error(domains[0].slot.device, code, context)
+            self.errors.setdefault(client_id, error)
+        self.nursery.start_soon(self._tear_down, [context for _, context in reached], reason)
 
     def _log(self, blast: Blast) -> None:
         log = self.server.log
@@ -246,7 +249,7 @@ class Containment:
                 await self.executors.end(executor)
         if not self.server.is_volta_or_newer:
             # A neighbour that polls may see the end before its context's error.
-            codes = {client.id: self._sticky_of(client) for client in self.server.client_table.clients.values()}
+            codes = {client_id: self._sticky_of(client_id) for client_id in self.server.client_table.clients}
             self.server.end_by_fault(codes, reason)
 
     async def _tear_one_down(self, context: Context, reason: str, unstopped: dict[int, Context]) -> None:

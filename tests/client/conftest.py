@@ -22,7 +22,7 @@ from pympsd_client._objects.arrays.texture import surfaces, textures
 from pympsd_client._objects.code.library import kernels, libraries
 from pympsd_client._objects.code.link import links
 from pympsd_client._objects.code.module import functions, modules
-from pympsd_client._objects.context import contexts, this_thread
+from pympsd_client._objects.context import contexts, lost_devices, this_thread
 from pympsd_client._objects.event import events
 from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.process import process
@@ -78,6 +78,7 @@ def make_executor() -> Iterator[Callable[..., FakeExecutor]]:
     for executor in executors:
         executor.close()
     contexts.clear()
+    lost_devices.clear()
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def executor(make_executor: Callable[..., FakeExecutor]) -> FakeExecutor:
 def fresh_process() -> Iterator[Callable[[Connection], None]]:
     """Pretend that cuInit has reached a connection; afterwards the process is as before cuInit."""
     before = process.connection, process.primaries
-    tables: list[dict[int, Any]] = [contexts, libraries, kernels, links]
+    tables: list[dict[int, Any]] = [contexts, lost_devices, libraries, kernels, links]
     tables += [
         *(
             item._objects

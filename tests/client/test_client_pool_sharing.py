@@ -205,7 +205,7 @@ def test_mistakes(pool: Any) -> None:
         assert cuda.cuMemPoolImportPointer(into, data) == (INVALID, None)
     other = imported(ok(cuda.cuMemPoolCreate(shareable())))
     assert cuda.cuMemPoolImportPointer(other, data) == (INVALID, None)
-    assert "a pool other than the imported one" in last_error()
+    assert "a pool other than" in last_error()
     assert cuda.cuMemPoolImportPointer(theirs, cuda.CUmemPoolPtrExportData()) == (INVALID, None)
     for at in (8, 55, 63):  # the secret, the offset, the size
         changed, raw = cuda.CUmemPoolPtrExportData(), bytearray(ctypes.string_at(data.getPtr(), 64))

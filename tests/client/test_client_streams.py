@@ -13,7 +13,7 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.context import contexts, this_thread
+from pympsd_client._objects.context import contexts, lost_devices, this_thread
 from pympsd_client._objects.process import process
 from tests.client.conftest import ok
 
@@ -317,7 +317,7 @@ def test_the_primary_context_lives_as_long_as_it_is_retained(devices: None) -> N
     ok(cuda.cuDevicePrimaryCtxRelease(0))
 
 
-def test_a_poisoned_primary_context_can_be_opened_again(devices: None) -> None:
+def test_a_poisoned_primary_context_is_opened_again_where_faults_are_contained(devices: None) -> None:
     ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(0))))
     kernels = Kernels()
     address = ok(cuda.cuMemAlloc(1 << 20))
@@ -327,6 +327,7 @@ def test_a_poisoned_primary_context_can_be_opened_again(devices: None) -> None:
     kernels.launch(b"store", (0x1234, 1), STORE, streams[1])
     assert cuda.cuStreamSynchronize(streams[1]) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
     ok(cuda.cuDevicePrimaryCtxRelease(0))
+    lost_devices.clear()  # as if the device contained faults
     ok(cuda.cuDevicePrimaryCtxRetain(0))
     assert Kernels().read(2) == 0
     ok(cuda.cuCtxSynchronize())
@@ -431,9 +432,27 @@ def test_an_illegal_address_poisons_only_its_own_context(kernels: Kernels, conte
     assert cuda.cuMemAlloc(4) == (illegal, None)
     assert cuda.cuEventCreate(0) == (illegal, None)
     ok(cuda.cuCtxDestroy(context))
-    fresh = ok(cuda.cuCtxCreate(None, 0, 0))
-    assert Kernels().read(0) == 0
-    ok(cuda.cuCtxDestroy(fresh))
+    assert cuda.cuCtxCreate(None, 0, 0) == (illegal, None)
+    assert last_error() == message
+    ok(cuda.cuCtxDestroy(ok(cuda.cuCtxCreate(None, 0, 1))))  # another device
+
+
+def test_a_fault_is_final_for_a_process(devices: None) -> None:
+    # Recorded: H200, driver 580.159, CUDA 13.0, with and without MPS.
+    context = ok(cuda.cuDevicePrimaryCtxRetain(0))
+    ok(cuda.cuCtxSetCurrent(context))
+    kernels = Kernels()
+    kernels.launch(b"store", (0x1234, 1), STORE, 0)
+    illegal, destroyed = R.CUDA_ERROR_ILLEGAL_ADDRESS, R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+    assert cuda.cuCtxSynchronize() == (illegal,)
+    assert cuda.cuMemAlloc(4) == (illegal, None)
+    assert cuda.cuDevicePrimaryCtxRelease(0) == (R.CUDA_SUCCESS,)
+    assert cuda.cuDevicePrimaryCtxReset(0) == (R.CUDA_SUCCESS,)
+    assert cuda.cuDevicePrimaryCtxRetain(0) == (illegal, None)
+    assert cuda.cuDevicePrimaryCtxGetState(0)[::2] == (R.CUDA_SUCCESS, 0)
+    assert cuda.cuCtxSetCurrent(context) == (R.CUDA_SUCCESS,)
+    assert cuda.cuMemAlloc(4) == (destroyed, None)
+    assert cuda.cuCtxSynchronize() == (destroyed,)
 
 
 # --- threads

@@ -283,7 +283,7 @@ def test_bad_mappings(context: Any) -> None:
     where.location = located("HOST_NUMA", 0)
     foreign = ok(cuda.cuMemCreate(GRANULE, where, 0))
     assert cuda.cuMemMap(address + GRANULE, GRANULE, 0, foreign, 0) == (NOT_SUPPORTED,)
-    assert "a device other than the memory's" in last_error()
+    assert "a device other than" in last_error()
     assert cuda.cuCtxDestroy(elsewhere) == DONE
 
 

@@ -248,7 +248,8 @@ def test_a_repeated_launch_with_an_illegal_address(launches: Launches, context: 
     assert cuda.cuCtxSynchronize() == illegal
     for _ in range(3):
         assert cuda.cuLaunchKernel(*call) == illegal
-    other = ok(cuda.cuCtxCreate(None, 0, 0))
+    assert cuda.cuCtxCreate(None, 0, 0) == (*illegal, None)
+    other = ok(cuda.cuCtxCreate(None, 0, 1))
     counter = Counter()
     launches.familiar(*counter.on(0))
     assert counter.count == 3

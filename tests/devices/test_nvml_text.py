@@ -10,7 +10,7 @@ from pympsd.devices.nvml_text import DeviceProcess, ModesFile, nvml_text
 
 def test_it_has_a_line_for_each_fact() -> None:
     device = evolve(describe("H200")[0], uuid="GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", pci="0001:1a.06.00")
-    processes = [[DeviceProcess(4711, False, 0), DeviceProcess(4712, True, 67108864)]]
+    processes = [[DeviceProcess(4711, False, 0, 37), DeviceProcess(4712, True, 67108864)]]
     text = nvml_text("emulated", [device], processes, ModesFile("/run/a folder/modes", 1000), [37])
     assert text.splitlines() == [
         "pympsd-nvml 1",
@@ -28,7 +28,7 @@ def test_it_has_a_line_for_each_fact() -> None:
         "compute_mode 0",
         "numa_node 0",
         "ordinal 0",
-        "process 4711 C 0",
+        "process 4711 C 0 37",
         "process 4712 M 67108864",
         "end",
     ]

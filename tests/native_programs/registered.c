@@ -4,14 +4,14 @@
  *     __global__ void scale(int *values) { values[threadIdx.x] *= factor; if (threadIdx.x == 0) { calls++; total += 5; } }
  *
  * The fat binary is in a file that the first argument names. The second argument is "whole"; "linked": the fat binary is
- * a part of a program that nvcc -rdc=true has linked; "refused": it has no PTX; or "nested": linked, and a kernel launches
- * another. Prints "done", or the name of the error. */
+ * a part of a program that nvcc -rdc=true has linked; "refused": it has no PTX; "nested": linked, and a kernel launches
+ * another; or "faulted": show what calls return after a fault. Prints "done", or the name of the error. */
 
 #include "runtime.h"
 
 #include <pthread.h>
 
-enum { COUNT = 32, INVALID_CONFIGURATION = 9, INVALID_SYMBOL = 13, INVALID_FUNCTION = 98, NO_KERNEL_IMAGE = 209, NOT_SUPPORTED = 801 };
+enum { COUNT = 32, INVALID_CONFIGURATION = 9, INVALID_SYMBOL = 13, INVALID_FUNCTION = 98, NO_KERNEL_IMAGE = 209, INVALID_HANDLE = 400, NOT_SUPPORTED = 801 };
 enum { MAJOR_AT = 360, PROPERTIES_12 = 728, PROPERTIES_13 = 1008 }; /* cudaDeviceProp: its major, its size (12: CUDA 11's) */
 
 static int factor, calls;
@@ -108,7 +108,7 @@ static void test_errors(int *memory) {
     int status = -1;
     call_scale(ONE, (dim3){4096, 1, 1}, memory);
     EXPECT(cudaPeekAtLastError() == INVALID_CONFIGURATION && cudaGetLastError() == INVALID_CONFIGURATION);
-    EXPECT(cudaLaunchKernel((void *)test_symbols, ONE, ONE, parameters, 0, NULL) == INVALID_FUNCTION);
+    EXPECT(cudaLaunchKernel((void *)test_symbols, ONE, ONE, parameters, 0, NULL) == INVALID_HANDLE);
     EXPECT(cudaLaunchKernel(NULL, ONE, ONE, parameters, 0, NULL) == INVALID_FUNCTION);
     EXPECT(cudaGetLastError() == INVALID_FUNCTION && cudaGetLastError() == 0);
     EXPECT(strcmp(cudaGetErrorName(9), "cudaErrorInvalidConfiguration") == 0);
@@ -122,12 +122,15 @@ static void test_errors(int *memory) {
     EXPECT(cudaGetLastError() == NOT_SUPPORTED);
 }
 
+/* Recorded: H200, driver 580.159, CUDA 13.0. cudaOccupancyMax*Cluster*, cudaKernelSetAttributeForDevice and the address of
+ * a variable were not asked there. */
 static void test_what_is_not_a_kernel(void) {
     static struct {
         size_t sizes[3];
         int fields[30];
     } attributes;
     const void *wrong[] = {NULL, (void *)test_symbols, &calls};
+    void *function;
     cudaLaunchConfig_t config = {ONE, BLOCK, 0, NULL, NULL, 0};
     cudaGraph_t graph;
     cudaGraphNode_t node;
@@ -137,19 +140,24 @@ static void test_what_is_not_a_kernel(void) {
     CHECK(cudaGraphCreate(&graph, 0));
     for (size_t index = 0; index < sizeof wrong / sizeof *wrong; index++) {
         const void *host = wrong[index];
+        const int expected = host == NULL ? INVALID_FUNCTION : INVALID_HANDLE;
         cudaKernelNodeParams parameters = {(void *)host, ONE, BLOCK, 0, NULL, NULL};
-        EXPECT(cudaFuncGetAttributes(&attributes, host) == INVALID_FUNCTION);
-        EXPECT(cudaFuncSetAttribute(host, 8, 1 << 16) == INVALID_FUNCTION);
-        EXPECT(cudaFuncSetCacheConfig(host, 0) == INVALID_FUNCTION);
-        EXPECT(cudaFuncGetName(&name, host) == INVALID_FUNCTION);
-        EXPECT(cudaKernelSetAttributeForDevice((void *)host, 8, 1 << 16, 0) == INVALID_FUNCTION);
-        EXPECT(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&number, host, 32, 0) == INVALID_FUNCTION);
-        EXPECT(cudaOccupancyAvailableDynamicSMemPerBlock(&size, host, 1, 32) == INVALID_FUNCTION);
-        EXPECT(cudaOccupancyMaxActiveClusters(&number, host, &config) == INVALID_FUNCTION);
-        EXPECT(cudaOccupancyMaxPotentialClusterSize(&number, host, &config) == INVALID_FUNCTION);
-        EXPECT(cudaGraphAddKernelNode(&node, graph, NULL, 0, &parameters) == INVALID_FUNCTION);
-        EXPECT(cudaLaunchKernelExC(&config, host, NULL) == INVALID_FUNCTION);
-        EXPECT(cudaGetLastError() == INVALID_FUNCTION);
+        EXPECT(cudaFuncGetAttributes(&attributes, host) == expected);
+        EXPECT(cudaFuncSetAttribute(host, 8, 1 << 16) == expected);
+        EXPECT(cudaFuncSetCacheConfig(host, 0) == expected);
+        EXPECT(cudaFuncGetName(&name, host) == expected);
+        EXPECT(cudaKernelSetAttributeForDevice((void *)host, 8, 1 << 16, 0) == expected);
+        EXPECT(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&number, host, 32, 0) == expected);
+        EXPECT(cudaOccupancyAvailableDynamicSMemPerBlock(&size, host, 1, 32) == expected);
+        EXPECT(cudaOccupancyMaxActiveClusters(&number, host, &config) == expected);
+        EXPECT(cudaOccupancyMaxPotentialClusterSize(&number, host, &config) == expected);
+        EXPECT(cudaGraphAddKernelNode(&node, graph, NULL, 0, &parameters) == expected);
+        EXPECT(cudaLaunchKernelExC(&config, host, NULL) == expected);
+        EXPECT(cudaLaunchKernel(host, ONE, BLOCK, NULL, 0, NULL) == expected);
+        EXPECT(cudaLaunchCooperativeKernel(host, ONE, BLOCK, NULL, 0, NULL) == expected);
+        EXPECT(cudaFuncGetParamInfo(host, 0, &size, &size) == expected);
+        EXPECT(cudaGetLastError() == expected);
+        EXPECT(cudaGetFuncBySymbol(&function, host) == INVALID_FUNCTION);
     }
     CHECK(cudaGraphDestroy(graph));
 }
@@ -167,6 +175,12 @@ static void test_kernels_by_address(int *memory) {
     int blocks, before, after;
     CHECK(cudaFuncGetAttributes(&attributes, (void *)scale));
     EXPECT(attributes.fields[0] == 1024);
+    void *kernel;
+    CHECK(cudaGetKernel(&kernel, (void *)scale));
+    CHECK(cudaKernelSetAttributeForDevice(kernel, 8, 1 << 15, 0));
+    EXPECT(cudaKernelSetAttributeForDevice(kernel, 8, 1 << 30, 0) == 1 && cudaGetLastError() == 1);
+    CHECK(cudaFuncGetAttributes(&attributes, (void *)scale));
+    EXPECT(attributes.fields[5] == 1 << 15); /* maxDynamicSharedSizeBytes */
     CHECK(cudaFuncSetAttribute((void *)scale, 8, 1 << 16)); /* cudaFuncAttributeMaxDynamicSharedMemorySize */
     CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, (void *)scale, 1024, 0));
     EXPECT(blocks == 2);
@@ -217,6 +231,43 @@ static void test_properties(void) {
     EXPECT(*(int *)(properties + MAJOR_AT) == 9);
 }
 
+static void *driver_function(const char *name) {
+    void *function;
+    int status;
+    CHECK(cudaGetDriverEntryPointByVersion(name, &function, 12000, 0, &status));
+    return function;
+}
+
+/* Print the result of each call after a fault. */
+#define SHOW(call) printf("%s %d\n", #call, call)
+static void show_fault(int *memory) {
+    int (*cuDevicePrimaryCtxGetState)(int, unsigned *, int *) = driver_function("cuDevicePrimaryCtxGetState");
+    int (*cuDevicePrimaryCtxReset)(int) = driver_function("cuDevicePrimaryCtxReset");
+    int (*cuDevicePrimaryCtxRetain)(void **, int) = driver_function("cuDevicePrimaryCtxRetain");
+    void *address, *context;
+    unsigned flags;
+    int active = -1;
+    call_scale(ONE, BLOCK, (int *)8);
+    SHOW(cudaDeviceSynchronize());
+    SHOW(cudaMalloc(&address, 4));
+    for (int again = 0; again < 2; again++) {
+        SHOW(cudaDeviceReset());
+        SHOW(cudaMalloc(&address, 4));
+    }
+    SHOW(cudaSetDevice(0));
+    SHOW(cudaFree(0));
+    SHOW(cudaDeviceSynchronize());
+    cudaGetLastError();
+    call_scale(ONE, BLOCK, memory);
+    SHOW(cudaPeekAtLastError());
+    SHOW(cudaDeviceSynchronize());
+    SHOW(cuDevicePrimaryCtxGetState(0, &flags, &active));
+    printf("active %d\n", active);
+    SHOW(cuDevicePrimaryCtxReset(0));
+    SHOW(cuDevicePrimaryCtxRetain(&context, 0));
+    SHOW(cudaMalloc(&address, 4));
+}
+
 int main(int count, char **arguments) {
     int *memory;
     EXPECT(count == 3);
@@ -241,6 +292,8 @@ int main(int count, char **arguments) {
         return 0;
     }
     CHECK(cudaMalloc((void **)&memory, COUNT * sizeof *memory));
+    if (strcmp(arguments[2], "faulted") == 0)
+        return show_fault(memory), 0;
     test_launches(memory);
     test_symbols();
     test_errors(memory);

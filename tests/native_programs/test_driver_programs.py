@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -187,17 +186,6 @@ def test_no_python_is_started_with_the_rights_of_a_file(tmp_path: Path) -> None:
         "pympsd: this program cannot use CUDA: it runs with the rights of its file (set-user-ID or file "
         "capabilities); pympsd starts no Python with them\n"
     )
-
-
-def test_the_error_log_has_the_reasons_of_failed_calls(
-    compile_program: Compile, run: Callable[..., Ran], tmp_path: Path
-) -> None:
-    ran = run(compile_program("logs"), tmp_path / "log")
-    assert (ran.stdout, ran.stderr) == ("done\n", "")
-    note, *lines = (tmp_path / "log").read_text().splitlines()
-    assert note.endswith("earlier messages were overwritten: the log keeps 100")
-    assert len(lines) == 100
-    assert re.fullmatch(r"\[\d\d:\d\d:\d\d\.\d{3}\]\[\d+\]\[CUDA\]\[E\]\[cuMemFree\] CUDA_ERROR_\w+: .+", lines[-1])
 
 
 IN_PYTHON = """

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,6 +153,43 @@ def test_the_utilization_is_the_daemons(nvml: Nvml, pipe: Path) -> None:
     assert nvml.call("nvmlDeviceGetUtilizationRates", second, (ctypes.c_uint * 2)()) == NOT_SUPPORTED
     _publish(pipe, busy).unlink()  # the daemon has quit
     assert nvml.utilization(first) == (0, 0)
+
+
+class ProcessSample(ctypes.Structure):
+    """nvmlProcessUtilizationSample_t"""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("microseconds", ctypes.c_ulonglong),
+        *((name, ctypes.c_uint) for name in ("multiprocessors", "memory", "encoder", "decoder")),
+    )
+
+
+def test_the_utilization_by_process_is_that_of_servers(nvml: Nvml, pipe: Path) -> None:
+    # Results, the count and who has a row are as recorded: H200, driver 580.159.
+    first, second = nvml.handles()
+    samples, count = (ProcessSample * 72)(), ctypes.c_uint(0)
+
+    def ask(place: object, last_seen: int = 0) -> int:
+        name = "nvmlDeviceGetProcessUtilization"
+        return nvml.call(name, first, place, ctypes.byref(count), ctypes.c_ulonglong(last_seen))
+
+    assert (ask(None), count.value) == (TOO_SMALL, 72)
+    assert (ask(samples), count.value) == (NOT_FOUND, 0), "no kernel ran"
+    users = [DeviceProcess(9, False, 0, 30), DeviceProcess(8, True, USED), DeviceProcess(7, False, 0, 7)]
+    _publish(pipe, nvml_text("emulated", DEVICES, [users, []], utilization=[37, None]))
+    began = time.time_ns() // 1000
+    count.value = 72
+    assert (ask(samples), count.value) == (0, 2)
+    rows = [tuple(getattr(row, name) for name, _ in ProcessSample._fields_) for row in samples[:2]]
+    assert [(pid, *rest) for pid, _, *rest in rows] == [(9, 30, 0, 0, 0), (7, 7, 0, 0, 0)]
+    assert all(began <= microseconds <= time.time_ns() // 1000 for _, microseconds, *_ in rows)
+    assert (ask(samples, 1 << 62), count.value) == (NOT_FOUND, 0), "nothing is newer than that"
+    count.value = 1
+    assert (ask(samples), count.value) == (TOO_SMALL, 72)
+    name = "nvmlDeviceGetProcessUtilization"
+    assert nvml.call(name, first, samples, None, ctypes.c_ulonglong(0)) == INVALID
+    assert nvml.call(name, second, samples, ctypes.byref(count), ctypes.c_ulonglong(0)) == NOT_SUPPORTED
 
 
 def test_the_compute_mode_is_the_one_that_pympsd_smi_set(nvml: Nvml, pipe: Path) -> None:

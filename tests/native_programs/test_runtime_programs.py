@@ -48,6 +48,39 @@ def test_a_registered_kernel_is_launched_in_every_way(
     assert len(done.stderr.splitlines()) == 1
 
 
+AFTER_A_FAULT = """\
+cudaDeviceSynchronize() 700
+cudaMalloc(&address, 4) 700
+cudaDeviceReset() 0
+cudaMalloc(&address, 4) 46
+cudaDeviceReset() 0
+cudaMalloc(&address, 4) 46
+cudaSetDevice(0) 46
+cudaFree(0) 46
+cudaDeviceSynchronize() 46
+cudaPeekAtLastError() 46
+cudaDeviceSynchronize() 46
+cuDevicePrimaryCtxGetState(0, &flags, &active) 0
+active 0
+cuDevicePrimaryCtxReset(0) 0
+cuDevicePrimaryCtxRetain(&context, 0) 700
+cudaMalloc(&address, 4) 46
+"""
+"""Recorded: H200, driver 580.159, CUDA 13.0, the same with and without MPS."""
+
+
+@pytest.mark.parametrize("has_daemon", [True, False], ids=["MPS", "alone"])
+def test_a_fault_is_final_for_a_process(
+    has_daemon: bool, compile_program: Compile, environment: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "fat"
+    file.write_bytes(fat_binaries.plain())
+    if not has_daemon:
+        environment = environment | {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    done = _run(compile_program("registered", "libcudart.so.13"), str(file), "faulted", environment=environment)
+    assert (done.returncode, done.stdout) == (0, AFTER_A_FAULT), done.stderr
+
+
 def test_a_program_without_ptx_is_refused_with_the_flag_that_adds_it(
     compile_program: Compile, environment: dict[str, str], tmp_path: Path
 ) -> None:

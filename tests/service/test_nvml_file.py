@@ -59,6 +59,12 @@ def test_servers_of_a_device_add_up() -> None:
     assert get_utilization(daemon, 0) == 0, "nobody has reported"
     of_root.use = {0: DeviceUse({}, utilization=30), 1: DeviceUse({}, utilization=80)}
     of_user.use = {1: DeviceUse({}, utilization=70)}
+    _add(of_user, 1, 10, {}, 1)
+    assert [(process.pid, process.utilization) for process in list_processes(daemon, 1)] == [
+        (80, 70),
+        (10, 0),
+        (90, 80),
+    ]
     assert (get_utilization(daemon, 0), get_utilization(daemon, 1)) == (30, 100)
     of_root.pid = 0  # its process has ended
     assert (get_utilization(daemon, 0), get_utilization(daemon, 1)) == (0, 70)

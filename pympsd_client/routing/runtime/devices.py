@@ -1,4 +1,9 @@
-"""Devices and their primary contexts (CUDA runtime API, Device Management)."""
+"""Devices and their primary contexts (CUDA runtime API, Device Management).
+
+After a fault cudaDeviceReset succeeds, but does not help: every later call that needs the device returns
+cudaErrorDevicesUnavailable (`_retain`), where the driver returns the fault. Recorded: H200, driver 580.159, CUDA
+13.0.
+"""
 
 import ctypes
 import threading
@@ -8,7 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import check_count, check_not_null
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.context import this_thread
+from pympsd_client._objects.context import lost_devices, this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.arrays import CHANNELS, format_of
@@ -45,8 +50,7 @@ def _use(device: int) -> None:
         process.initialize(0)
     primary = process.primary(device)
     if device not in _retained or primary.context is None or not primary.context.active:
-        api.cuDevicePrimaryCtxRetain(device)
-        _retained.add(device)
+        _retain(device)
     context = primary.context
     if context is not None:
         api.cuCtxSetCurrent(context.handle)
@@ -55,6 +59,17 @@ def _use(device: int) -> None:
         except CudaError:
             api.cuCtxSetCurrent(0)
             raise
+
+
+def _retain(device: int) -> None:
+    try:
+        api.cuDevicePrimaryCtxRetain(device)
+    except CudaError as error:
+        if process.device(device).ordinal not in lost_devices:
+            raise
+        reason = f"an earlier fault made device {device} unusable for this process ({error.reason}); end the process"
+        raise CudaError(Result.ERROR_DEVICE_UNAVAILABLE, reason) from None
+    _retained.add(device)
 
 
 def current() -> int:
@@ -78,8 +93,7 @@ def initialize(device: int, device_flags: int, flags: int) -> None:
         api.cuDevicePrimaryCtxSetFlags(device, device_flags)
     process.device(device)
     if device not in _retained:
-        api.cuDevicePrimaryCtxRetain(device)
-        _retained.add(device)
+        _retain(device)
 
 
 def reset() -> None:

@@ -213,7 +213,7 @@ def requested(place: int, layout: Layout) -> tuple[int, ...]:
 
 
 def write_function_attributes(place: int, function: int) -> None:
-    """Write the cudaFuncAttributes of a kernel, unknown ones are 0; INVALID_DEVICE_FUNCTION."""
+    """Write the cudaFuncAttributes of a kernel, unknown ones are 0; the errors of `symbols.kernel_at`."""
     check_not_null("the cudaFuncAttributes", place)
     kernel = function_of(kernel_at(function))
     kernel.context.usable()

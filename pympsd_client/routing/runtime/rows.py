@@ -64,7 +64,6 @@ cudaHostGetDevicePointer cuMemHostGetDevicePointer
 cudaHostGetFlags cuMemHostGetFlags
 cudaHostRegister cuMemHostRegister
 cudaHostUnregister cuMemHostUnregister
-cudaKernelSetAttributeForDevice cuKernelSetAttribute
 cudaMallocFromPoolAsync cuMemAllocFromPoolAsync
 cudaMallocHost cuMemAllocHost
 cudaMallocManaged cuMemAllocManaged
@@ -217,6 +216,8 @@ pympsd_kernel(out cudaKernel_t kernel, void *host) = registered_kernel
 pympsd_variable(out void *address, out size_t size, void *host) = variable_at
 cudaGetKernel(out cudaKernel_t kernelPtr, void *entryFuncAddr) = registered_kernel
 cudaGetFuncBySymbol(out cudaFunction_t functionPtr, void *symbolPtr) = function_at
+cudaKernelSetAttributeForDevice(cudaKernel_t kernel, cudaFuncAttribute attr, int value, int device)
+    = set_kernel_attribute
 cudaGetSymbolAddress(out void *devPtr, void *symbol) = address
 cudaGetSymbolSize(out size_t size, void *symbol) = size
 cudaMemcpyToSymbol(void *symbol, void *src, size_t count, size_t offset, cudaMemcpyKind kind) = copy_to

@@ -38,7 +38,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import EXPLAIN
 from pympsd.wire.fatbin import FatbinError, ptx_of
 from pympsd_client._arguments import jit_options
-from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported, result_name
+from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported, result_name
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.code.library import kernels
@@ -149,12 +149,15 @@ def _registration(host: int) -> Any:
 def kernel_at(host: int) -> int:
     """Return the kernel of a host function; the handle of a kernel or function is returned as it is.
 
-    INVALID_DEVICE_FUNCTION for anything else; NO_BINARY_FOR_GPU and others if its fat binary cannot be loaded.
+    As recorded of a GPU: INVALID_DEVICE_FUNCTION for NULL, INVALID_HANDLE for anything else. NO_BINARY_FOR_GPU and
+    others if its fat binary cannot be loaded.
     """
+    if not host:
+        raise CudaError(_INVALID_FUNCTION, "the host function is NULL; pass the address of a kernel of this program")
     entry = _registration(host)
     if entry is None or entry.kind != _KERNEL:
         if kernels.get(host) is None and functions.get(host) is None:
-            raise CudaError(_INVALID_FUNCTION, f"{host:#x} is not a host function of a kernel of this program")
+            raise invalid_handle(f"{host:#x} is not a host function of a kernel of this program")
         return host
     try:
         library, name = _library(entry.wrapper), entry.name.decode()
@@ -176,7 +179,7 @@ def host_of(handle: int) -> int:
 
 
 def registered_kernel(host: int) -> int:
-    """Return the kernel of a host function, for its first launch; INVALID_DEVICE_FUNCTION if it is not registered."""
+    """Return the kernel of a host function, for its first launch; INVALID_DEVICE_FUNCTION for a kernel's handle."""
     kernel = kernel_at(host)
     if kernel == host:
         raise CudaError(_INVALID_FUNCTION, f"{host:#x} is a handle, not a host function of a kernel")
@@ -184,8 +187,22 @@ def registered_kernel(host: int) -> int:
 
 
 def function_at(host: int) -> int:
-    """Return the function of a host function in the current context."""
-    return int(api.cuKernelGetFunction(registered_kernel(host)))
+    """Return the function of a host function in the current context.
+
+    INVALID_DEVICE_FUNCTION for anything else, which this function alone returns for unknown addresses (recorded).
+    """
+    try:
+        kernel = registered_kernel(host)
+    except CudaError as error:
+        if error.code != Result.ERROR_INVALID_HANDLE:
+            raise
+        raise CudaError(_INVALID_FUNCTION, error.reason) from None
+    return int(api.cuKernelGetFunction(kernel))
+
+
+def set_kernel_attribute(kernel: int, attribute: int, value: int, device: int) -> None:
+    """Set an attribute of a kernel on a device; the driver's function has these parameters in another order."""
+    api.cuKernelSetAttribute(attribute, value, kernel_at(kernel), device)
 
 
 def variable_at(host: int) -> tuple[int, int]:

@@ -71,10 +71,15 @@ static int find_kernel(Registration *entry, const void *host, void **kernel) {
     return result;
 }
 
-/* Return whether a launch failed because the thread had no context, and can be repeated because it has one now. */
-static int has_got_context(int result) {
-    return (result == INVALID_CONTEXT || result == CONTEXT_IS_DESTROYED || result == NOT_INITIALIZED) &&
-           pympsd_ready() == SUCCESS;
+/* Return whether a launch failed because the thread had no context, and can be repeated because it has one now. If it gets
+ * none, the reason for that is the result: DEVICES_UNAVAILABLE after a fault. */
+static int has_got_context(int *result) {
+    if (*result != INVALID_CONTEXT && *result != CONTEXT_IS_DESTROYED && *result != NOT_INITIALIZED)
+        return 0;
+    int ready = pympsd_ready();
+    if (ready != SUCCESS)
+        *result = ready;
+    return ready == SUCCESS;
 }
 
 static int is_impossible(dim3 grid, dim3 block) {
@@ -84,12 +89,10 @@ static int is_impossible(dim3 grid, dim3 block) {
            block.z > MAX_BLOCK_Z || threads > MAX_THREADS;
 }
 
-/* The runtime has its own errors for a grid or block that no device supports, and for an address that is not a kernel's. */
-static int result_of(int result, const Registration *entry, dim3 grid, dim3 block) {
+/* The runtime has its own error for a grid or block that no device supports. */
+static int result_of(int result, dim3 grid, dim3 block) {
     if (result == SUCCESS)
         return SUCCESS;
-    if (result == INVALID_HANDLE && entry == NULL)
-        return keep(INVALID_DEVICE_FUNCTION);
     return keep(result == INVALID_VALUE && is_impossible(grid, block) ? INVALID_CONFIGURATION : result);
 }
 
@@ -104,7 +107,7 @@ static int launch(Registration *entry, const void *host, dim3 grid, dim3 block, 
         return result; /* it is kept */
     if (shared_bytes > UINT32_MAX)
         return keep(INVALID_VALUE);
-    for (int attempt = 0; attempt == 0 || (attempt == 1 && has_got_context(result)); attempt++) {
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && has_got_context(&result)); attempt++) {
         if (is_cooperative)
             result = driver->launch_cooperative(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z,
                                                 (unsigned)shared_bytes, stream, parameters);
@@ -112,7 +115,7 @@ static int launch(Registration *entry, const void *host, dim3 grid, dim3 block, 
             result = driver->launch(kernel, grid.x, grid.y, grid.z, block.x, block.y, block.z, (unsigned)shared_bytes,
                                     stream, parameters, NULL);
     }
-    return result_of(result, entry, grid, block);
+    return result_of(result, grid, block);
 }
 
 static Stream of_thread(Stream stream) {
@@ -170,9 +173,9 @@ static int launch_by_config(const LaunchConfig *config, const void *host, void *
     DriverLaunchConfig same = {config->grid, config->block, (unsigned)config->shared_bytes,
                                is_of_thread ? of_thread(config->stream) : config->stream, config->attributes,
                                config->attribute_count};
-    for (int attempt = 0; attempt == 0 || (attempt == 1 && has_got_context(result)); attempt++)
+    for (int attempt = 0; attempt == 0 || (attempt == 1 && has_got_context(&result)); attempt++)
         result = driver->launch_by_config(&same, kernel, parameters, NULL);
-    return result_of(result, entry, config->grid, config->block);
+    return result_of(result, config->grid, config->block);
 }
 
 int cudaLaunchKernelExC(const LaunchConfig *config, const void *host, void **parameters) {

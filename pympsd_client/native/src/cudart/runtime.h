@@ -17,7 +17,6 @@ enum {
     INVALID_DEVICE_FUNCTION = 98,
     INVALID_CONTEXT = 201,
     OPERATING_SYSTEM = 304,
-    INVALID_HANDLE = 400,
     SYMBOL_NOT_FOUND = 500,
     CONTEXT_IS_DESTROYED = 709,
 }; /* cudaError_t, whose numbers are the driver's except for the runtime's own */

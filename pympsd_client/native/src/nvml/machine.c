@@ -97,7 +97,8 @@ static int take_process(char *value, struct device *device) {
         return 0;
     process.is_client = *kind == 'M';
     kind += 2;
-    if (device->process_count == MAX_PROCESSES || !take_number(&kind, UINT64_MAX, &process.used))
+    if (device->process_count == MAX_PROCESSES || !take_number(&kind, UINT64_MAX, &process.used) ||
+        (*kind && !take_unsigned(&kind, &process.utilization)))
         return 0;
     if (!(device->process_count & (device->process_count - 1))) { /* 0 or a power of 2: full */
         size_t count = device->process_count ? 2 * device->process_count : 1;

@@ -13,6 +13,7 @@ struct process {
     unsigned pid;
     int is_client; /* of a server; otherwise it is a server */
     uint64_t used; /* bytes of device memory */
+    unsigned utilization; /* percent of the last second: a server's part of the device's */
 };
 
 struct device {

@@ -97,6 +97,46 @@ static int own_nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t handle, void *
     return unlock(write_processes(device, kinds[list->mode], &list->count, (char *)list->processes, sizeof *list->processes));
 }
 
+/* --- utilization */
+
+enum { MAX_SAMPLES = 72 }; /* as recorded: H200, driver 580.159 */
+
+struct process_sample {
+    unsigned pid;
+    unsigned long long microseconds; /* since 1970 */
+    unsigned multiprocessors, memory, encoder, decoder;
+};
+
+/* As recorded under MPS, a server has a row for all its clients, and without kernels there is none. Its time is now. */
+static int own_nvmlDeviceGetProcessUtilization(nvmlDevice_t handle, struct process_sample *samples, unsigned *count,
+                                               unsigned long long last_seen) {
+    int result;
+    const struct device *device = lock_current_device(handle, &result);
+    if (!device)
+        return result;
+    if (!count)
+        return unlock(INVALID_ARGUMENT);
+    if (!device->has_utilization)
+        return unlock(NOT_SUPPORTED);
+    unsigned room = samples ? *count : 0;
+    *count = 0;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    unsigned long long microseconds = (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+    for (size_t at = 0; room && microseconds > last_seen && at < device->process_count; ++at) {
+        const struct process *process = &device->processes[at];
+        if (!process->utilization)
+            continue;
+        if (*count == room)
+            room = 0;
+        else
+            samples[(*count)++] = (struct process_sample){process->pid, microseconds, process->utilization, 0, 0, 0};
+    }
+    if (!room)
+        *count = MAX_SAMPLES;
+    return unlock(!room ? INSUFFICIENT_SIZE : *count ? SUCCESS : NOT_FOUND);
+}
+
 /* --- events */
 
 enum { SINGLE_BIT_ECC = 1, DOUBLE_BIT_ECC = 2, XID_CRITICAL = 8, EVENTS = SINGLE_BIT_ECC | DOUBLE_BIT_ECC | XID_CRITICAL };
@@ -209,6 +249,7 @@ const struct own_function process_functions[] = {
     EMULATED(nvmlDeviceGetGraphicsRunningProcesses_v2),
     EMULATED(nvmlDeviceGetGraphicsRunningProcesses_v3),
     LISTED(nvmlDeviceGetRunningProcessDetailList),
+    EMULATED(nvmlDeviceGetProcessUtilization),
     EMULATED(nvmlEventSetCreate),
     EMULATED(nvmlEventSetFree),
     EMULATED(nvmlDeviceRegisterEvents),

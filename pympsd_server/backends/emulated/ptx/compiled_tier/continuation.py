@@ -37,6 +37,7 @@ class Exits:
 
     def __init__(self, code: MachineCode, blocks: int) -> None:
         self.code = code
+        self._chances, self._next_chance = 0, 1
         self._stops = np.full(blocks, _NOWHERE)
         self._pending = np.zeros((blocks, blocks), np.bool_)
         for number, stop in enumerate(code.stops):
@@ -47,7 +48,14 @@ class Exits:
             self._pending[block, [block, *(code.origins[k] for k in stop.pending if code.origins[k] >= 0)]] = True
 
     def are_reached(self, batch: Batch) -> bool:
-        """Return whether a batch can continue as machine code now."""
+        """Return whether a batch can continue as machine code now; look more and more rarely."""
+        groups = batch.groups_at_rest()
+        if groups is None or self._stops[min(groups)] < 0:
+            return False
+        self._chances += 1
+        if self._chances < self._next_chance:
+            return False
+        self._next_chance = self._chances * 5 // 4 + 1
         return self.find_stops(batch) is not None
 
     def find_stops(self, batch: Batch) -> Array | None:

@@ -122,7 +122,7 @@ def switch_tier(
     exits = Exits(code, len(batch.kernel.translation.plans))
     stops = exits.find_stops(batch)
     if stops is None:
-        batch.may_leave = exits.are_reached
+        batch.may_leave = batch.may_leave or exits.are_reached
         return batch
     compiled = CompiledBatch(module, batch.kernel.name, setup, first_block, sm_of_block, code)
     take_over(batch, compiled, code, stops)
