@@ -1,11 +1,11 @@
-"""Who listens at the daemon's socket: a daemon with servers of pympsd, one that leads the driver's server, or nobody.
+"""Who listens at the daemon's socket: pympsd with its own servers, a daemon with the driver's server, or nobody.
 
-The kinds of daemon differ by the type of the socket ``control``. Servers of pympsd belong to a stream socket. The
-driver's own server, which pympsd or NVIDIA's daemon leads, belongs to a socket for packets, because libcuda connects
-to no other. connect(2) reports another type with EPROTOTYPE before the daemon notices anything, so a probe for
-packets tells the two apart, and a daemon of pympsd with its own servers has no connection to log.
+The kinds of daemon differ by the type of the socket ``control``. A daemon with pympsd's servers has a stream
+socket. A daemon with the driver's own server, be it pympsd or NVIDIA's, has a socket for packets, because libcuda
+connects to no other. connect(2) reports another type with EPROTOTYPE before the daemon notices anything, so a probe
+for packets distinguishes the two, and a daemon of pympsd with its own servers has no connection to log.
 
-A program is routed to pympsd in the first case only: in the second the driver connects it, at the driver's speed. The
+A program is routed to pympsd in the first case only: in the second the driver connects the program itself. The
 import hook of Python programs asks at the first import of CUDA, and pympsd-run before it starts a native program.
 
 Imports almost nothing, because both are on the way to every program.

@@ -31,7 +31,7 @@ class MessageChannel(SendQueue):
         self._is_packets = self._plain.type is socket.SOCK_SEQPACKET
         self._reader = FrameReader(fds_allowed=fds_allowed)
         self._handled_bytes = 0
-        """Of the frames that the caller has received and works on."""
+        """The bytes of the frames that the caller has received and is still working on."""
 
     async def receive(self, continues: bool = False) -> Frame | None:
         """Return the next frame, or None at the end.

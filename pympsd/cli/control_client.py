@@ -1,4 +1,4 @@
-"""Give the daemon commands and print its answers: the lines of standard input, or one command from the arguments.
+"""Send commands to the daemon and print its answers: the lines of standard input, or one command from the arguments.
 
 Imports almost nothing: scripts and health probes run this in loops (docs/performance.md).
 """
@@ -23,8 +23,8 @@ SILENT = 2
 NO_OUTPUT = 74
 """Not all of the output could be written (EX_IOERR of sysexits.h): 1 would mean that there is no daemon."""
 REAP_SECONDS = 0.1
-"""Seconds to wait for PID 1 to reap a daemon that has ended: some look for that every few seconds only, or never. ps
-shows the rest of the daemon under another name during that time (daemonize.py)."""
+"""Seconds to wait for PID 1 to reap a daemon that has ended: some reap only every few seconds, or never. Until then
+ps shows the daemon's process under another name (daemonize.py)."""
 MAX_LINE = 1 << 17
 """Longer lines are cut here; the daemon's own limit is lower."""
 LINE_SHOWN = 200
@@ -32,7 +32,7 @@ LINE_SHOWN = 200
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
 """The most lines, and bytes of lines, that are sent before the first of them is answered."""
 OTHER_KIND = "Protocol wrong type for socket"
-"""The daemon's socket is one for packets: it runs the driver's server, or is the vendor's own."""
+"""The daemon's socket is for packets: the daemon manages the driver's server, or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it accepted the connection, then sent nothing for %g s\n"
 OWNER_WARNING = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
 UNPROVEN_WARNING = (
@@ -46,7 +46,7 @@ NOT_SENT = (
     b"--trust-daemon sends it\n"
 )
 MAX_FOREIGN_ANSWER_BYTES = 16 << 20
-"""The longest answer that is read of a daemon that is not trusted."""
+"""The maximum of bytes that is read of an answer of a daemon that is not trusted."""
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
@@ -66,7 +66,7 @@ def give_commands(
     if_protocol: bytes = b"",
     sendable: int = QUERIES,
 ) -> int:
-    """Give the command of ``words``, or without words the lines of standard input; return the exit status.
+    """Send the command of ``words``, or without words the lines of standard input; return the exit status.
 
     ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the
     protocol of a daemon that the words are for; another one is given standard input. ``sendable``: QUERIES, LINES or

@@ -40,7 +40,7 @@ _SIGNALS: Final = (
 def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | None:
     """Run a command and print why its clients were refused; return its exit status, or end by its signal.
 
-    None if it was not run: within such a run, or where no daemon of pympsd leads the driver's server. Raise OSError
+    None if it was not run: within such a run, or where no daemon of pympsd manages the driver's server. Raise OSError
     if it cannot be executed.
     """
     if RUN in environment or not _leads_drivers_server():
@@ -54,7 +54,7 @@ def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | 
 
 
 def _leads_drivers_server() -> bool:
-    """Return whether pympsd leads the driver's own server here: it has its own socket next to the driver's."""
+    """Return whether pympsd manages the driver's own server here: it has its own socket next to the driver's."""
     daemon = control_client.Daemon()
     try:
         path, problem = daemon.reach(control_client.TIMEOUT)

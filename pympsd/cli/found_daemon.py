@@ -33,7 +33,7 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
         if reason == OTHER_KIND:
             contacted_path = control_client.own_socket()
             is_vendor = daemon.connect(contacted_path, timeout)
-            kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
+            kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which manages the driver's server", ""
         elif not reason and daemon.has_ended():
             reason = "it has ended; the next one takes over its servers"
         if reason:
@@ -74,7 +74,7 @@ def look_for_daemon() -> tuple[str, str]:
     elif not kind:
         text = "no daemon (nothing in this network namespace listens there)"
     elif kind == STREAM or os.path.realpath(os.fsdecode(control_client.own_socket())) in types:
-        text = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which leads the driver's server"
+        text = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which manages the driver's server"
         is_marked = os.path.lexists(os.path.join(os.path.dirname(path), files.NAMED_SERVERS))
         protocol = "3" if is_marked else "2"
     else:

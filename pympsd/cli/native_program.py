@@ -1,14 +1,14 @@
 """Examine a native program before it runs: whether it uses CUDA, and whether it can be routed.
 
 A program reaches pympsd if the dynamic loader finds pympsd's libraries where the program asks for libcuda, libcudart
-and the others by name. It does not in these cases, each of which `examine` recognises in the ELF file (`elf`):
+and the others by name. It does not in the following cases, which `examine` recognises in the ELF file (`elf`):
 
-- a CUDA runtime is inside the program. It asks the driver for tables of undocumented functions, which pympsd does not
-  answer (docs/native.md);
+- a CUDA runtime is inside the program. It requests tables of undocumented functions from the driver, which pympsd
+  does not have (docs/native.md);
 - the program is for another machine;
 - the loader ignores LD_LIBRARY_PATH: for a static program, and where the program's execution is privileged (ld.so(8),
   secure-execution mode);
-- the loader has another place first: a path in DT_NEEDED, or DT_RPATH without DT_RUNPATH.
+- the loader looks elsewhere first: at a path in DT_NEEDED, or in DT_RPATH without DT_RUNPATH.
 
 If a program opens one of these libraries itself, by dlopen(3), its use of CUDA is not known in advance.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CUDA = ("libcuda.so", "libcudart.so", "libnvidia-ml.so", "libnvrtc.so", "libnvJitLink.so")
-"""The beginnings of the names of libraries that pympsd has for native programs."""
+"""The beginnings of the names of the libraries that pympsd provides for native programs."""
 
 
 class Examined:
@@ -81,9 +81,9 @@ def _examine(program: ElfFile, path: str, libraries: str) -> Examined:
 
 def _loader_ignores_path(program: ElfFile, path: str) -> str:
     if program.is_static:
-        return "it is linked static, so the dynamic loader gives it no library"
+        return "it is statically linked, so the dynamic loader does not load libraries for it"
     if privilege := _privilege(path):
-        return f"it {privilege}, so the dynamic loader ignores LD_LIBRARY_PATH; run a copy that has not"
+        return f"it {privilege}, so the dynamic loader ignores LD_LIBRARY_PATH; run a copy without them"
     return ""
 
 

@@ -7,14 +7,14 @@ have them too:
   (`pympsd_client.routing`). The import hook decides there, when CUDA is imported.
 - LD_LIBRARY_PATH, which is set here, puts the folder of pympsd's libcuda, libcudart, libnvidia-ml, libnvrtc and
   libnvJitLink before all others (docs/native.md). The decision is made here, before the program starts, because the
-  dynamic loader makes none.
+  dynamic loader makes no such decision.
 
-That folder is not set where programs reach the driver: where the daemon leads the driver's own server (backend
+That folder is not set where programs reach the driver: where the daemon manages the driver's own server (backend
 vendor), and where there is a driver and no daemon, so that the program runs natively. A program that names a pipe
 directory or requires MPS gets the folder in the second case too, because pympsd's library then refuses it with the
 reason.
 
-The loader does not look at LD_LIBRARY_PATH for every program, and a program with NVIDIA's runtime inside cannot be
+The loader ignores LD_LIBRARY_PATH for some programs, and a program with NVIDIA's runtime inside cannot be
 served (docs/native.md explains why). Both would end in an error far from its cause, or on the wrong device, so the
 ELF file is read before it is executed. An obstacle is an error for a program that is known to use CUDA. For any other
 program, which may start one that does, PYMPSD_EXPLAIN=1 reports the obstacle.
@@ -131,7 +131,7 @@ def _reason_not_to_route(environment: "Mapping[str, str]") -> str:
     """Return why the program reaches the driver; empty: its libraries are pympsd's."""
     listener = find_listener(environment)
     if listener == DRIVER:
-        return "the daemon leads the driver's own server, to which the driver connects"
+        return "the daemon manages the driver's own server, to which the driver connects"
     requested = environment.get("PYMPSD_REQUIRE_MPS") == "1" or environment.get("PYMPSD_BACKEND") == "emulated"
     if listener == NOBODY and not requested and not environment.get("CUDA_MPS_PIPE_DIRECTORY"):
         return "there is a driver and no daemon" if os.path.exists(_DRIVER_DEVICE) else ""

@@ -62,7 +62,7 @@ def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any]
     if _taken == variables:
         return
     if _taken:
-        had, requested = _shown(_taken), _shown(variables)
+        had, requested = _render(_taken), _render(variables)
         raise BadShare(
             f"this process has {had} already, and cannot get {requested}: a share is for the life of a process, so "
             "give each its own (Ray: max_calls=1)"
@@ -80,7 +80,7 @@ def daemon_devices() -> tuple[Device, ...]:
     return RunningDaemon().devices()
 
 
-def _shown(variables: Mapping[str, str]) -> str:
+def _render(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in variables.items())
 
 

@@ -32,7 +32,7 @@ class CannotAsk(DaemonError):
     """
 
     printed = ""
-    """What the daemon printed nevertheless, if it refused a command."""
+    """The text that the daemon printed although it refused the command."""
 
 
 class Silent(CannotAsk):

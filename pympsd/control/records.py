@@ -100,7 +100,7 @@ class Client:
     pid_namespace: Count
     """The inode of its PID namespace, as ``ls -l /proc/PID/ns/pid`` shows it."""
     namespace: str | None
-    """The namespace of its server that it came to, in protocol 3."""
+    """The namespace of its server that it connected to, in protocol 3."""
     active_thread_percentage: float | dict[int, float] | None
     """The percentage in force for it, by the daemon's ordinal if those of its devices differ; on the driver's own
     server what the daemon has set.

@@ -27,14 +27,14 @@ CONTROL_LINES: Final = {
     "daemon_defect": same("The control daemon hit an internal error and continues: {reason}"),
     "connection_accepted": same("Accepting connection..."),
     "connection_refused": same("Refusing a connection: {reason}"),
-    "connection_closed": same("Closing a connection of user {uid}: {reason}"),
+    "connection_closed": same("Closing a connection from user {uid}: {reason}"),
     "connection_type_unreadable": same("Unable to read new connection type information"),
     "credentials_invalid": same("User did not send valid credentials"),
     "ui_connected": same("NEW UI"),
     "ui_closed": same("UI closed"),
     "command": same("Cmd:{line}"),
     "answer": same("{text}"),
-    "user_lines_dropped": same("Dropped {count} log lines caused by user {uid}: too many at the same time"),
+    "user_lines_dropped": same("Dropped {count} log lines caused by user {uid}: too many in a short time"),
     "client_server_exists": same("NEW CLIENT {pid} from user {uid}: Server already exists"),
     "client_pending": same("NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"),
     "operator_refused": Line(
@@ -126,12 +126,14 @@ CONTROL_LINES: Final = {
     ),
     "server_overdue": same("Server {server} does not respond; killing it"),
     "driver_unknown": Line(
-        "The MPS server {server} of driver {version} does not use the protocol of driver 580: {reason}",
+        "MPS server {server} of driver {version} does not use the protocol of driver 580: {reason}",
         None,
     ),
-    "backend_changes": Line("Switching to another backend because this driver's MPS server is unknown", None),
+    "backend_changes": Line(
+        "Switching to another backend because the protocol of this driver's MPS server is unknown", None
+    ),
     "server_misbehaved": same("Protocol violation by server {server}: {reason}"),
-    "quit_resumed": Line("An operator asked the previous daemon to quit; continuing to quit", None),
+    "quit_resumed": Line("An operator asked the previous daemon to quit; this daemon will quit instead", None),
     "quit_timeout": same("quit command issued with timeout of {seconds}"),
 }
 
@@ -273,12 +275,12 @@ SERVER_LINES: Final = {
     "termination_by_reset": Line(
         "Resetting device {device} because a kernel of process {pid} is still running and cannot be stopped", None
     ),
-    "termination_overdue": same("Client termination of process {pid} did not end within {seconds:.0f} s."),
+    "termination_overdue": same("Client termination of process {pid} did not finish within {seconds:.0f} s."),
     "executor_not_started": Line("{reason}", None),
     "trace_without_device": same("Trace omits device {device}: {reason}"),
     "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),
     "executor_killed": Line("{reason}", None),
-    "records_dropped": same("Dropped {count} log lines: too many at the same time"),
+    "records_dropped": same("Dropped {count} log lines: too many in a short time"),
     "lines_lost": same("Could not write {count} log lines: {reason}"),
     "fifo_line": same("{text}"),
     # Of the driver's own server, when this catalogue has no event for it.

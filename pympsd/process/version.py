@@ -15,7 +15,7 @@ CLIENT_CONTEXTS = {580: 48, 590: 60}
 """By branch: the contexts of clients that a device takes on Volta and newer (CUDA's documents, "When to Use MPS")."""
 
 VENDOR_DRIVER = 580
-"""The branch of the driver whose own server pympsd can lead."""
+"""The branch of the driver whose own server pympsd can manage."""
 STATIC_SINCE = 590
 """The branch of the driver since which protocol 2 has static SM partitions."""
 

@@ -73,7 +73,7 @@ def note_line(dispatcher: Dispatcher, pid: int, text: str) -> None:
 
 
 def is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
-    """Whether a process is a server of the driver's that this daemon leads."""
+    """Whether a process is a server of the driver's that this daemon manages."""
     servers = dispatcher.servers.values()
     if any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers):
         return True

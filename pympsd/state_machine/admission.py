@@ -249,7 +249,7 @@ def _make_room(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def _is_waited_for(daemon: Daemon, server: Server) -> bool:
-    """Whether a client or command waits for a server's end, or for that of its clients."""
+    """Return whether a client or command waits for a server or its clients to end."""
     return server.phase is Phase.LEAVING or (daemon.is_full and bool(_without_server(daemon)))
 
 
@@ -324,9 +324,10 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
 
 
 def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Force a server to end that did not report that its clients have ended. None of them lives, so no work is lost.
+    """Force a server to end that has not reported its clients' ends. None of them lives, so no work is lost.
 
-    Do nothing if it has reported that since, if nobody waits for the server any more, or if it is being forced.
+    Do nothing if it has reported them in the meantime, if nobody waits for the server any more, or if it is being
+    forced.
     """
     server.silence_timed = False
     if server.is_abandoned and _is_waited_for(daemon, server) and not server.forced:

@@ -20,7 +20,7 @@ REASON: Final = "this process is being debugged, and the other MPS clients have 
 def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Make a client under a debugger wait for the clients that are admitted or queued now, not for later ones."""
     peer = event.process.peer
-    others = _present(daemon, peer.uid if daemon.options.together else None)
+    others = _list_clients(daemon, peer.uid if daemon.options.together else None)
     daemon.queue.debugged[event.client] = Debugged(event.client, peer.pid, peer.uid, others)
     if others:
         yield Log("debugged_pending", {"pid": peer.pid, "uid": peer.uid, "count": len(others)})
@@ -31,7 +31,7 @@ def release(daemon: Daemon) -> Iterator[Instruction]:
     # Without MPS it would use the driver, which is being released.
     if not daemon.queue.debugged or daemon.drains.releasing is not None:
         return
-    present = _present(daemon)
+    present = _list_clients(daemon)
     for debugged in tuple(daemon.queue.debugged.values()):
         debugged.others &= present
         if not debugged.others:
@@ -47,7 +47,7 @@ def server_returned(daemon: Daemon, server: Server) -> None:
             debugged.others |= set(server.clients)
 
 
-def _present(daemon: Daemon, uid: int | None = None) -> set[int]:
+def _list_clients(daemon: Daemon, uid: int | None = None) -> set[int]:
     """Return the clients that are admitted or queued: all, or one user's."""
     servers = [server for server in daemon.servers.values() if uid in (None, server.uid)]
     admitted = {client for server in servers for client in server.clients}

@@ -15,13 +15,13 @@ Rules that hold for every event:
 
 - The dispatcher saves the state before it carries out the first instruction: what an operator or a client
   receives survives the daemon that sent it.
-- Events about servers and clients that are gone are normal: they were on their way when the end was reported. The
+- Events about servers and clients that are gone are normal: they were in transit when the end was reported. The
   handlers in `OF_SERVERS` are not called without their server. An impossible move of a server's phase raises
   IllegalMove, and the server that caused it is killed.
 - Instructions are carried out in their order, without waiting in between. What takes time comes back as an event.
-- After each handler, whatever it was: drains continue, timers of entries that left the queue are cancelled, clients
-  under a debugger whose others have left are released, refusals and starts are counted, log lines get the server's
-  name (protocol 3), and answers of parts are combined to those of compound commands.
+- After each handler, drains continue, timers of entries that left the queue are cancelled, clients under a debugger
+  are released if no other client is left, refusals and starts are counted, log lines get the server's name (protocol
+  3), and the answers of parts are combined into those of compound commands.
 
 Example: a client of user 500 connects, and no server is running. ClientConnected gives a Log line and SpawnServer;
 the dispatcher forks, and ServerSpawned gives a START timer. The server reports that it is active (StatusPushed):
@@ -76,7 +76,7 @@ Decision = Iterator[Instruction] | None
 """What follows from an event; None: nothing but the change of the state."""
 
 ENDS = (events.ServerExited, events.ServerNotTakenOver)
-"""Events after which a server is known no more."""
+"""Events after which a server is no longer known."""
 
 
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[Instruction]:
@@ -114,7 +114,7 @@ def combine_answers(commands: CompoundCommands, decided: Iterable[Instruction]) 
 
 
 def _name_servers(daemon: Daemon, gone: Server | None, decided: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Add its server's name to each line that has a server's PID; ``gone``: the server that is known no more."""
+    """Add its server's name to each line that has a server's PID; ``gone``: the server that this event removed."""
     for instruction in decided:
         if isinstance(instruction, Log) and "server" in instruction.fields and "place" not in instruction.fields:
             server = daemon.server_by_pid(int(instruction.fields["server"])) or gone
@@ -317,7 +317,7 @@ HANDLERS: Final[dict[type, Callable[[Daemon, Any], Decision]]] = {
     events.TimerEnded: _timer_ended,
     events.StopSignal: lambda daemon, _: shutdown.stop_by_signal(daemon),
 }
-"""The handlers of all other events but operators' lines."""
+"""The handlers of all other events, except operators' lines."""
 TIMED_OUT_OF_SERVERS: Final[dict[TimerKind, Callable[[Daemon, Server], Decision]]] = {
     TimerKind.START: admission.start_timed_out,
     TimerKind.LEAVE: admission.leave_timed_out,

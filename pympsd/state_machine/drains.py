@@ -38,7 +38,7 @@ does: no handler has to know of drains.
   ``--replace``, continues them; a time limit begins again, a termination under way is repeated. Servers that have not
   returned yet may have clients, so nothing is decided before. A daemon that quits leaves no drain behind.
 - *Quit.* A quit refuses the held clients as it does all that wait. Drains continue during it, and end clients.
-- *Operators.* One whose connection breaks gets no answer; the drain continues, and the same command joins it.
+- *Operators.* An operator whose connection breaks gets no answer; the drain continues, and the same command joins it.
 
 Invariants: an operator is answered once, when no clients remain (status 0), when the drain has failed or is undrained
 (status 1: what is left is in the answer); each client's end is reported once; a drain has one termination at a time;
@@ -74,7 +74,7 @@ from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.results import Result
 
 MAX_LISTED: Final = 16
-"""Of the clients that are left, in an answer in words; JSON has all."""
+"""The maximum of remaining clients that an answer in words lists; JSON has all."""
 _UNSEEN: Final = (
     "its PID is not visible here, and it is not the only such client of its server: end its process where it runs"
 )
@@ -92,10 +92,11 @@ def begin(
     releases: bool = False,
     clients: Iterable[int] = (),
 ) -> Iterator[Instruction]:
-    """Drain a target, or change the options of its drain; the waiter is answered when nothing, or too much, is left.
+    """Drain a target, or change the options of its drain.
 
-    ``at``: seconds since 1970. ``clients``: the ids of the target's clients, if the target is a client process. The
-    other arguments are those of `Drain`.
+    The waiter is answered when no clients remain, or when the drain has failed. ``at``: seconds since 1970.
+    ``clients``: the ids of the target's clients, if the target is a client process. The other arguments are those of
+    `Drain`.
     """
     drain = daemon.drains.by_target.get(target)
     if drain is None:

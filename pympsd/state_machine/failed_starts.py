@@ -6,7 +6,7 @@ processes; with a limit of one, a short disturbance refuses programs that could 
 
 The idea: failures are counted by the name of the server. `PAUSES` are the seconds before the second, third and fourth
 try; after the fourth failure the clients that wait are refused, and if it was a server that ended *with* its clients,
-new clients are refused for `REFUSED_FOR` seconds too, because they connect again without their users.
+new clients are refused for `REFUSED_FOR` seconds too, because programs connect again by themselves.
 
 ::
 
@@ -48,7 +48,7 @@ class Death:
     """How a server's process ended, and the last line it wrote to its standard error.
 
     ``status`` is the exit status, negative for a signal as in subprocess; None if the process was not this daemon's
-    child, so nobody has its status.
+    child, so its status is unknown.
     """
 
     status: int | None
@@ -89,7 +89,7 @@ def end_trial(daemon: Daemon, server: Server) -> None:
 
 
 def has_served(daemon: Daemon, server: Server) -> None:
-    """Count a server as working: earlier failures are void.
+    """Count a server as working, and forget its earlier failures.
 
     Called when a client has made a context or left in order. From then on no server unknown to pympsd makes the
     daemon change its backend (`shutdown.server_unknown`).
@@ -101,7 +101,7 @@ def has_served(daemon: Daemon, server: Server) -> None:
 def handle_death_unserved(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
     """Pause before the next try, or give up, after a server ended soon after it was ready, with unserved clients.
 
-    Its clients got an error when it died, and usually connect again without their users' doing. Therefore the fourth
+    Its clients got an error when it died, and usually connect again by themselves. Therefore the fourth
     such death also refuses new clients, for REFUSED_FOR seconds.
     """
     if server.verified or not server.clients or server.phase not in (Phase.ACTIVE, Phase.FAULT):
@@ -129,7 +129,7 @@ def refusal_of(daemon: Daemon, server: str) -> str:
 
 
 def is_pausing(daemon: Daemon, server: str) -> bool:
-    """Whether the pause before the next process of a server, by name, lasts."""
+    """Return whether a server, by name, is in the pause before its next start."""
     failed = daemon.failed_starts.get(server)
     return failed is not None and failed.pausing_after != 0
 
@@ -179,7 +179,7 @@ def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") ->
 
 
 def _take_count(daemon: Daemon, server: Server) -> int:
-    """Take a server's failures out; return their number, this one included."""
+    """Remove a server's failures; return their number, including this one."""
     before = daemon.failed_starts.pop(server.name, None)
     return 1 if before is None else before.count + 1
 

@@ -17,6 +17,7 @@ process is another matter (`status` combines both)::
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from pympsd.errors import InputError
 from pympsd.state_machine import queueing, registration, shares
@@ -28,7 +29,15 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.limit_table import PERCENTAGE, PRIORITY, Limits
+from pympsd.vocabulary.limit_table import (
+    LIMITS,
+    PERCENTAGE,
+    PINNED_MEMORY,
+    PRIORITY,
+    SM_PARTITION,
+    TOTAL_MEMORY,
+    Limits,
+)
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, user_of_server
 from pympsd.vocabulary.results import Result
@@ -166,7 +175,8 @@ def set_server(
     if changed != named_server.maximum:
         named_server.maximum = changed
         daemon.named_servers.changes += 1
-        text = _render(changed, named_server.ordinals(len(daemon.devices)))
+        ordinals = named_server.ordinals(len(daemon.devices))
+        text = _render(changed, ordinals) + _render_others(changed, ordinals)
         yield Log("server_maximum_set", {"name": name, "limits": text})
     if contains_partitions not in (None, named_server.contains_partitions):
         named_server.contains_partitions = bool(contains_partitions)
@@ -325,6 +335,10 @@ def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
         raise NotPossible("--allowed-devices names each device once, and at least one.")
 
 
+_WORDED: Final = (PERCENTAGE, PINNED_MEMORY, TOTAL_MEMORY, PRIORITY, SM_PARTITION)
+"""The limits that have words of their own in log lines."""
+
+
 def _render(limits: Limits, ordinals: tuple[int, ...]) -> str:
     memory = _by_device(limits.pinned_memory, ordinals) or "unlimited"
     return f"{PERCENTAGE.text(limits, ordinals)} %, memory {memory}"
@@ -334,7 +348,14 @@ def _render_all(limits: Limits, ordinals: tuple[int, ...]) -> str:
     total = _by_device(limits.total_memory, ordinals)
     together = f" each, {total} together" if total else ""
     partition = f", SM partition {limits.sm_partition}" if limits.sm_partition else ""
-    return f"{_render(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
+    words = f"{_render(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
+    return words + _render_others(limits, ordinals)
+
+
+def _render_others(limits: Limits, ordinals: tuple[int, ...]) -> str:
+    """Return the limits that have no words of their own in log lines, each by the name of its option."""
+    stated = (row for row in LIMITS if row not in _WORDED and row.of(limits) is not None)
+    return "".join(f", {row.name} {row.text(limits, ordinals)}" for row in stated)
 
 
 def _by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:

@@ -86,21 +86,21 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
 
 
 def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, chosen: dict[int, ChosenPartition]) -> None:
-    """Change what a client has named to the partition that its namespace is bound to, if it is bound to one."""
+    """Replace the partitions that a client named by that to which its namespace is bound, if it is bound to one."""
     bound = named_server.namespace(namespace).limits.sm_partition
     if not bound:
         return
-    its = {partition.device: partition for partition in named_server.partitions if partition.name == bound}
+    partitions = {partition.device: partition for partition in named_server.partitions if partition.name == bound}
     where = f"namespace '{namespace or DEFAULT}' of server '{named_server.name}'"
-    came = f"came to {where}, which is bound to SM partition '{bound}'"
+    origin = f"connected to {where}, which is bound to SM partition '{bound}'"
     for device in named_server.ordinals(len(daemon.devices)):
-        if device not in its:
-            who = f"device {daemon.devices[device].uuid}" if its else "the server"
-            chosen[device] = ChosenPartition(problem=f"{came}; {who} has none of that name")
+        if device not in partitions:
+            who = f"device {daemon.devices[device].uuid}" if partitions else "the server"
+            chosen[device] = ChosenPartition(problem=f"{origin}; {who} has none of that name")
         elif device in chosen and chosen[device].name != bound:
-            chosen[device] = ChosenPartition(problem=f"{came}, and named another one")
+            chosen[device] = ChosenPartition(problem=f"{origin}, but named another one")
         else:
-            chosen[device] = ChosenPartition(bound, its[device].chunks)
+            chosen[device] = ChosenPartition(bound, partitions[device].chunks)
 
 
 def _read_entry(daemon: Daemon, named_server: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:

@@ -242,9 +242,11 @@ def _choose_remainder(
         raise NotPossible(f"The chunks of device {visible_index} leave no SMs over.")
     if remainder not in free_of(daemon, device):
         count = len(multiprocessors(properties, [remainder]))
-        owner, its = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
+        owner, partition = next(item for item in partitions_on(daemon, device) if remainder in item[1].chunks)
         of = "" if owner == server_name else f" of server '{owner}'"
-        raise NotPossible(f"The remaining {count} SMs of device {visible_index} are in partition '{its.name}'{of}.")
+        raise NotPossible(
+            f"The remaining {count} SMs of device {visible_index} are in partition '{partition.name}'{of}."
+        )
     return (remainder,)
 
 

@@ -52,7 +52,7 @@ LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
 MAX_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
-"""The most seconds by which the clock may have been set back since a client connected."""
+"""The maximum of seconds by which the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
@@ -76,7 +76,7 @@ class PendingServer:
     """Set at the end of its session."""
 
     async def watch(self, dispatcher: Dispatcher) -> None:
-        """Wait for its end and clean up after it."""
+        """Wait for the server's process to end, and clean up after it."""
         await self.process.watch()
         # Init may have reaped it: its process group ID may be in use again.
         kill_session(self.session.pid, self.session.uid, self.started)
@@ -90,7 +90,7 @@ class PendingServer:
             self.session.handoffs.close()
 
     async def serve(self, dispatcher: Dispatcher, fd: int) -> None:
-        """Handle what comes over its link until that ends; kill it if it stays then."""
+        """Handle the messages on its link until the link closes; then kill the server if it does not exit."""
         self._serving = trio.Event()
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
         allowance = dispatcher.buffers.link(self.session.uid)
@@ -121,7 +121,7 @@ class PendingServer:
             channel.close()
 
     async def _with_sender(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
-        """Run ``_take_over`` and a sender at the same time: the link may be full of what the previous daemon sent."""
+        """Run ``_take_over`` and a sender at the same time: the link may be full of earlier messages."""
         is_taken_over, failure = False, None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(channel.run_sender)
@@ -139,13 +139,13 @@ class PendingServer:
         return is_taken_over
 
     async def _take_over(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
-        """Take over the server with the clients that it reports, or dismiss it; raise RemoteError if it lies."""
+        """Take over the server with the clients that it reports, or dismiss it; RemoteError for a false report."""
         if not self.obstacle:
             token = int.from_bytes(os.urandom(7), "big")
             channel.send(link.ReportRequest(Versions(), token))
             hello, reports = await _receive_report(dispatcher, session, channel, token)
             if agree(Versions(), hello.versions) is None:
-                self.obstacle = f"it speaks versions {hello.versions.oldest} to {hello.versions.newest}"
+                self.obstacle = f"it has protocol versions {hello.versions.oldest} to {hello.versions.newest}"
         if self.obstacle:
             channel.send(link.ServerDismissed(self.obstacle))
             self.resolved.set()
@@ -213,17 +213,17 @@ async def wait_for_reports(pending: Iterable[PendingServer]) -> None:
 
 
 def _other_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | None:
-    saved_keys = device_keys(dispatcher.state.devices)
-    is_known = bool(saved_keys and saved.devices)
-    return OtherDevices(saved.devices, saved_keys) if is_known and saved.devices != saved_keys else None
+    present = device_keys(dispatcher.state.devices)
+    is_known = bool(present and saved.devices)
+    return OtherDevices(saved.devices, present) if is_known and saved.devices != present else None
 
 
 def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
-    """Return why this daemon cannot take over the servers of the previous one, or nothing."""
+    """Return why this daemon cannot take over the servers of the previous one; empty: it can."""
     if saved.backend != dispatcher.settings.backend:
         return f"the backend of this daemon is {dispatcher.settings.backend}, not {saved.backend}"
     is_other = _other_devices(dispatcher, saved) is not None and saved.backend != "vendor"
-    return "the devices of this daemon are others" if is_other else ""
+    return "this daemon has other devices" if is_other else ""
 
 
 def _find_server(
@@ -291,7 +291,7 @@ def _process_of_client(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> Cli
 async def _receive_report(
     dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel, token: int
 ) -> tuple[link.ServerReturn, list[object]]:
-    """Receive a server's report, the one with the token; of what it sent before only its log lines count.
+    """Receive a server's report, the one with the token. Of earlier messages only log lines are handled.
 
     Raise RemoteError, or Ended.
     """
@@ -347,5 +347,5 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
 
 
 def _origin_of(dispatcher: Dispatcher, pid: int) -> Origin | None:
-    """Return the origin of a client that is taken over, as far as protocol 3 needs it and it can be seen."""
+    """Return the origin of a client that is taken over; None in protocol 2, or if it cannot be read."""
     return dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None

@@ -23,10 +23,11 @@ else loops over the rows:
 
 A limit by device is a dictionary by the daemon's device index. The percentage also has the key ALL_DEVICES, for every
 device without an entry of its own: it can be set before the devices are known. A limit of memory for all devices
-becomes an entry for each, as no entry means no limit.
+becomes an entry for each, because no entry means no limit.
 
 Invariants: neither a rule nor the environment ever raises a limit above the namespace's, and nothing raises one above
-a maximum. The environment replaces one thing only, the namespace's client priority, and not beyond that of a rule.
+a maximum. The environment replaces one limit only, the namespace's client priority, but never with a higher priority
+than a rule's.
 
 To add a limit: a field of `Limits`, a row of LIMITS, and its enforcement. The server has the client's limits, already
 combined, in pympsd_server/state_machine/client_limits.py, and its executor gets a Quota.
@@ -68,12 +69,12 @@ class Limits:
     """
 
     thread_percentage: dict[int, ThreadPercentage] | None = None
-    """Of each client, by device index or ALL_DEVICES."""
+    """The percentage of each client, by device index or ALL_DEVICES."""
     pinned_memory: dict[int, PinnedMemory] | None = None
-    """Of each client, by device index; a device that is absent has no limit."""
+    """The memory that each client may hold, by device index; a device that is absent has no limit."""
     client_priority: ClientPriority | None = None
     total_memory: dict[int, PinnedMemory] | None = None
-    """Of all clients together, by device index; a device that is absent has no limit."""
+    """The memory that all clients together may hold, by device index; a device that is absent has no limit."""
     sm_partition: str | None = None
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 
@@ -176,7 +177,7 @@ def _combine_by_device(own: Any, environment: Any, bounds: Sequence[Any]) -> Any
 
 
 def _combine_priority(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
-    """Return the client's own level, else the default, but none above that of a bound (1 is below normal)."""
+    """Return the client's level, else the namespace's, but no higher priority than a bound's (1: below normal)."""
     levels = (environment or own, *bounds)
     return max((level for level in levels if level is not None), default=None)
 
@@ -219,7 +220,7 @@ class LimitRow:
         return self.name.replace("-", "_")
 
     def of(self, limits: Limits) -> Any:
-        """Return what limits state of it, or None."""
+        """Return the limit's value in ``limits``, or None."""
         return getattr(limits, self.field)
 
     def entries(self, limits: Limits, indices: Sequence[int]) -> list[Any]:
@@ -260,7 +261,7 @@ class LimitRow:
         )
 
     def with_change(self, before: Any, change: Mapping[int, Any], indices: Iterable[int]) -> dict[int, Any]:
-        """Return its entries by device after a change, by device index or ALL_DEVICES; an entry of None lifts one.
+        """Return its entries by device after a change, by device index or ALL_DEVICES; an entry of None removes one.
 
         ``indices``: those of all devices.
         """
@@ -349,6 +350,6 @@ LIMITS: Final = (
 PINNED_MEMORY, PERCENTAGE, PRIORITY, TOTAL_MEMORY, SM_PARTITION = LIMITS
 BY_DEVICE: Final = tuple(row for row in LIMITS if row.is_by_device)
 VENDORS: Final = tuple(row for row in LIMITS if not row.is_own)
-# Lists and files have these two, which only pympsd has, by name.
+# Lists and files have the rows of these two in the order of their names.
 WITH_MAXIMUM: Final = tuple(sorted((row for row in LIMITS if row.has_maximum), key=lambda row: row.name))
 OWN: Final = tuple(sorted((row for row in LIMITS if row.is_own), key=lambda row: row.name))

@@ -132,7 +132,7 @@ class OpenContext:
     partition: int | None = None
     """The SMs of a green context, exactly."""
     percentages: str = ""
-    """What that environment has in place of a number: percentages by device, ``0=50,1=25``."""
+    """The environment's percentages by device, if it has these in place of a number: ``0=50,1=25``."""
 
 
 @message(10)

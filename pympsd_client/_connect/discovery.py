@@ -39,7 +39,7 @@ class NoDaemon:
 
     reason: str
     drivers: bool = False
-    """A daemon leads the driver's own server, to which only the native driver connects."""
+    """A daemon manages the driver's own server, to which only the native driver connects."""
     limited: bool = False
     """The pipe directory is, or may be, that of a server or a namespace: a program that names it needs its limits."""
 

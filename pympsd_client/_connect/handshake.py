@@ -85,7 +85,7 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
     except OSError as error:
         connection.close()
         if error.errno == errno.EPROTOTYPE:
-            return NoDaemon(f"the MPS control daemon at {path} leads the driver's own server", drivers=True)
+            return NoDaemon(f"the MPS control daemon at {path} manages the driver's own server", drivers=True)
         directory = os.path.dirname(path)
         if error.errno in _NOT_THERE and (wrong := misspelt(directory)):
             return NoDaemon(f"no MPS control socket at {path}: {wrong}", limited=True)

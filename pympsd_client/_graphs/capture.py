@@ -84,7 +84,7 @@ class Capture:
     added: dict[Node, None] = field(factory=dict, init=False)
     """The nodes that were captured and must lead back to the origin."""
     arrays: dict[StreamKey, tuple[Elements, Elements]] = field(factory=dict, init=False)
-    """What cuStreamGetCaptureInfo points to."""
+    """The arrays to which cuStreamGetCaptureInfo returns pointers."""
 
     @property
     def status(self) -> int:

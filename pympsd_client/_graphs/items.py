@@ -81,7 +81,7 @@ class Items:
     """Whether they are the body of a conditional node, which has nothing that this process does."""
     items: list[GraphItem] = field(factory=list, init=False)
     host_work: list[Callable[[int], None] | HostCopy] = field(factory=list, init=False)
-    """What this process does, by number."""
+    """The host functions and copies that this process runs; items name them by index."""
     recorded: list[int] = field(factory=list, init=False)
     """The events that are recorded."""
 

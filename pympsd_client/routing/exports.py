@@ -1,12 +1,12 @@
-"""The functions that libcuda.so.1 exports, found by name in the rows that serve cuda.bindings, too.
+"""The functions that libcuda.so.1 exports, found by name in the rows that also serve cuda.bindings.
 
 An exported name may end with a version ("_v2"), which has its own parameters, and with "_ptds" or "_ptsz" in programs
 that are compiled for per-thread default streams. `resolve` finds the row with the right parameters:
 
 - Functions of CUDA 2, whose sizes and device pointers have 32 bits, do not have a row: they fail with NOT_SUPPORTED.
 - A few functions of CUDA 10 to 12 differ in more than a missing parameter: `_OLD`.
-- With "_ptsz", NULL means the calling thread's default stream, which the format takes care of. With "_ptds",
-  functions without a stream parameter wait for that stream.
+- With "_ptsz", NULL means the calling thread's default stream: the format has another code for that parameter.
+  With "_ptds", functions without a stream parameter wait for that stream.
 """
 
 import ctypes

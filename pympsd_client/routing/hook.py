@@ -10,16 +10,16 @@ other finders for the module's spec, and puts a loader around the loader in it::
                                 -> pointers.replace(name, __pyx_capi__)
 
 The capsules in ``__pyx_capi__`` are what other Cython modules import, each when it is imported itself. So the hook
-has to be there before the first of them: `install` refuses to be late, because pointers that were taken before stay
-as they were, and a program that reaches two drivers gets wrong results.
+has to be installed before the first of them is imported. Otherwise `install` raises an error, because pointers that
+were copied before stay as they were, and a program that uses two drivers gets wrong results.
 
 The invariants:
 
 - A Python that never uses CUDA pays for a few imports of the standard library, and for nothing of the client.
-- Where the daemon leads the driver's own server nothing is replaced: programs reach that one through the driver.
-- After the import the module and its spec show their own loader, so that nobody notices the hook.
-- At the end of the process the connection is closed after the program's own exit functions, and then no call enters
-  the interpreter any more, because destructors of C++ objects still make some.
+- Where the daemon manages the driver's own server, nothing is replaced, because the driver connects programs to it.
+- After the import the module and its spec have their own loader again, so that the hook is invisible.
+- At the end of the process the connection is closed after the program's own exit functions have run. After that no
+  call enters the interpreter, although destructors of C++ objects still make calls.
 """
 
 import atexit
@@ -46,8 +46,8 @@ _USERS: Final = ("cuda.bindings.driver", "cuda.bindings.runtime", "cuda.core")
 def install() -> None:
     """Install the import hook in this process; without effect if it is there already.
 
-    pympsd-run calls it at the start of every Python that it starts. A program that cannot be started so calls it
-    itself, as its first statement::
+    pympsd-run calls it at the start of every Python that it starts. A program that cannot be started that way
+    calls it itself, as its first statement::
 
         from pympsd_client.routing.hook import install
         install()
@@ -79,7 +79,7 @@ def register_end() -> None:
 
 
 def _end() -> None:
-    """Close the connection, then keep calls out of the interpreter: destructors still make some."""
+    """Close the connection, then keep the calls of destructors out of the interpreter."""
     client = sys.modules.get("pympsd_client._objects.process")
     entry_points = sys.modules.get("pympsd_client.native._entry_points")
     try:

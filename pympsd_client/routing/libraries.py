@@ -9,11 +9,11 @@ library's C code (native/src/libcuda/gate.c) finds the interpreter of the proces
     here    attach: table[0] = entry_point("pympsd_client.routing.exports", "cuInit", ...)
     C       the first call of cuInit -> exports.resolve("cuInit", "(unsigned int)") -> a Python function
 
-So each version of a library supplies the names and C types of its functions, and `RESOLVERS` names the module that
+Each version of a library supplies the names and C types of its functions; `RESOLVERS` names the module that
 resolves them. Python programs get the same entry points in place of the function pointers of cuda.bindings' runtime
 (`pointers`). Functions that pympsd does not have fail in the same way.
 
-Python programs go through libcuda.so.1 too, because cuda.bindings asks the dynamic loader for it by its name.
+Python programs use this libcuda.so.1 too, because cuda.bindings loads it by its name.
 
 The invariants:
 

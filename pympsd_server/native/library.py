@@ -61,9 +61,9 @@ def load(module: str, signatures: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> 
 
 
 def _check_sizes(loaded: Any) -> None:
-    ours = (*map(ctypes.sizeof, SHARED_STATES.values()), AREA_BYTES)
-    its = (c_uint64 * len(ours))()
-    loaded.native_sizes(its)
-    if tuple(its) != ours:
-        sizes = f"structures of {list(its)} bytes instead of {list(ours)}"
-        raise NoLibrary(f"it is of another build, {sizes}: install again")
+    expected = (*map(ctypes.sizeof, SHARED_STATES.values()), AREA_BYTES)
+    sizes = (c_uint64 * len(expected))()
+    loaded.native_sizes(sizes)
+    if tuple(sizes) != expected:
+        difference = f"structures of {list(sizes)} bytes instead of {list(expected)}"
+        raise NoLibrary(f"it is of another build, {difference}: install again")

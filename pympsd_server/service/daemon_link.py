@@ -138,7 +138,7 @@ class DaemonLink:
             self._push(link.ReturningClient(*identity, contexts, client.mps_namespace, partitions, *limits))
 
     def taken_over(self) -> None:
-        """Report to the daemon that took the link over what it has not asked for."""
+        """Report the use of devices to the daemon that took over the link: it has not asked for that."""
         for report in self._use.values():
             self._push(report)
 

@@ -20,7 +20,7 @@ PUBLIC: Final = ("/dev/shm", "/tmp", "/var/tmp")
 STAYS: Final = frozenset({"control", "control_lock", "control_privileged"})
 """What an orderly end leaves in the pipe directory (recorded)."""
 VENDOR_STAYS: Final = STAYS | {"pympsd.control"}
-"""The same of a daemon that leads the driver's server."""
+"""The same of a daemon that manages the driver's server."""
 
 GOING_SECONDS: Final = 15.0
 """What is on its way out, and what another test has there for a moment, has so long to go."""

@@ -126,7 +126,7 @@ def test_privileged_programs_are_recognised(
 
 def test_a_static_program_gets_no_library(folder: Path, build: Callable[..., Path]) -> None:
     program = examine(str(build(PLAIN, "-static")), str(folder / "ours"))
-    assert (program.uses_cuda, "linked static" in program.obstacle) == (False, True)
+    assert (program.uses_cuda, "statically linked" in program.obstacle) == (False, True)
 
 
 def test_a_program_of_another_machine_is_recognised(folder: Path, build: Callable[..., Path]) -> None:
@@ -223,7 +223,7 @@ def test_the_library_path_reaches_children_and_is_explained(
         daemon.bind(str(tmp_path / "control"))
         daemon.listen()
         explained, path = run()
-    assert "its CUDA libraries are not replaced: the daemon leads the driver's own server" in explained
+    assert "its CUDA libraries are not replaced: the daemon manages the driver's own server" in explained
     assert path == f"{folder}/others:/x\n"
 
 

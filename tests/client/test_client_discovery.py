@@ -63,7 +63,7 @@ def test_a_program_that_requires_mps_asks_no_driver() -> None:
 def test_a_daemon_of_the_drivers_server_is_for_the_native_driver(
     required: str, native_driver: bool, way: Way
 ) -> None:
-    why = NoDaemon("it leads the driver's own server", drivers=True)
+    why = NoDaemon("it manages the driver's own server", drivers=True)
     assert without_daemon({"PYMPSD_REQUIRE_MPS": required}, why, lambda: native_driver) is way
 
 
@@ -71,7 +71,7 @@ def test_a_refusal_says_what_is_lacking() -> None:
     assert refusal(NoDaemon("no daemon")) == "no daemon, and PYMPSD_REQUIRE_MPS=1 asks for one"
     limited = refusal(NoDaemon("no daemon", limited=True))
     assert limited == "no daemon; without MPS this program would have no limits (PYMPSD_REQUIRE_MPS=0 lets it run so)"
-    assert "libcuda does not load" in refusal(NoDaemon("it leads the driver's own server", drivers=True))
+    assert "libcuda does not load" in refusal(NoDaemon("it manages the driver's own server", drivers=True))
 
 
 SWITCHES = ("PYMPSD_REQUIRE_MPS", "PYMPSD_LENIENT_LIMITS")

@@ -96,7 +96,7 @@ def test_a_daemon_of_the_drivers_server_leads_to_the_native_driver(
 def test_without_a_driver_it_says_that_one_is_needed(drivers_daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_module, "native_driver", lambda: False)
     assert cuda.cuInit(0) == (cuda.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,)
-    assert last_error().startswith(f"the MPS control daemon at {drivers_daemon} leads the driver's own server")
+    assert last_error().startswith(f"the MPS control daemon at {drivers_daemon} manages the driver's own server")
     assert "this machine's driver is not usable" in last_error()
 
 

@@ -462,7 +462,7 @@ def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
         listener.listen()
         why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert why == NoDaemon(
-        f"the MPS control daemon at {tmp_path}/control leads the driver's own server", drivers=True
+        f"the MPS control daemon at {tmp_path}/control manages the driver's own server", drivers=True
     )
 
 

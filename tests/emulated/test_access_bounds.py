@@ -232,3 +232,52 @@ def test_nothing_outside_is_touched(monkeypatch: pytest.MonkeyPatch, case: Case)
 @given(case=cases())
 def test_nothing_outside_is_touched_by_many_kernels(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     check(monkeypatch, case)
+
+
+FORMS = {
+    "load": ("ld{w}.u32 %v, [%a];", 4),
+    "store": ("st{w}.u32 [%a], %v;", 4),
+    "guarded load": ("@%g ld{w}.u64 %d, [%a];", 8),
+    "guarded store": ("@%g st{w}.u16 [%a], %h;", 2),
+    "pair": ("ld{w}.v2.u32 {{%v, %u}}, [%a];", 8),
+    "four": ("st{w}.v4.u32 [%a], {{%v, %u, %v, %u}};", 16),
+    "volatile load": ("ld.volatile{w}.u32 %v, [%a];", 4),
+    "second of a span": ("ld{w}.u32 %v, [%a+-4]; st{w}.u32 [%a], %v;", 4),
+    "atomic": ("atom{w}.add.u32 %v, [%a], %u;", 4),
+    "reduction": ("red{w}.max.u64 [%a], %d;", 8),
+    "swap": ("atom{w}.cas.b32 %v, [%a], %u, %v;", 4),
+}
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("is_misaligned", [False, True])
+def test_every_form_names_the_thread_that_faults(
+    monkeypatch: pytest.MonkeyPatch, space: str, is_misaligned: bool
+) -> None:
+    """Thread 37 of block 1 leaves the memory, or is one byte off; both tiers use the same words."""
+    generic, _, name = space.rpartition(" ")
+    for form, (text, nbytes) in FORMS.items():
+        if name == "local" and form in ("atomic", "reduction", "swap"):
+            continue
+        base = {"global": "ld.param.u64 %a, [p];", "shared": "mov.u64 %a, s;", "local": "mov.u64 %a, l;"}[name]
+        base += f"cvta.{name}.u64 %a, %a;" if generic and name != "global" else ""
+        wrong = 17 if is_misaligned else SIZE
+        ptx = f"""{HEADER}.visible .entry k(.param .u64 p)
+{{ .reg .b64 %a, %o, %d; .reg .b32 %v, %u, %i, %b; .reg .b16 %h; .reg .pred %p, %q, %g;
+.local .align 16 .b8 l[{SIZE}]; .shared .align 16 .b8 s[{SIZE}];
+mov.u32 %i, %tid.x; mov.u32 %b, %ctaid.x; setp.eq.u32 %q, %b, 1; mov.u64 %d, 5;
+setp.eq.and.u32 %p, %i, 37, %q; selp.b64 %o, {wrong}, 16, %p; setp.ge.u32 %g, %i, 3; mov.u32 %v, %i; mov.u32 %u, %i;
+mov.u16 %h, 7; {base} add.s64 %a, %a, %o; {text.format(w="" if generic else "." + name)} ret; }}"""
+        texts = []
+        for tier in TIER_NAMES:
+            use_tier(monkeypatch, tier)
+            device = Device(1 << 16)
+            address = device.put(np.zeros(SIZE, "u1"))
+            with pytest.raises(MisalignedAddress if is_misaligned else IllegalAddress) as caught:
+                device.launch(device.load(ptx), "k", 2, 64, address)
+            at = wrong + (address if name == "global" else 0)
+            at -= 4 if is_misaligned and "[%a+-4]" in text else 0
+            assert f"{at:#x}, {nbytes} bytes" in caught.value.message, (form, tier)
+            assert (caught.value.block, caught.value.thread) == ((1, 0, 0), (37, 0, 0)), (form, tier)
+            texts.append(str(caught.value))
+        assert texts[0] == texts[1], form

@@ -83,7 +83,7 @@ def launcher(directory: Path) -> Path:
 
 @pytest.fixture
 def start_driver_daemon(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> Callable[..., DaemonProcess]:
-    """Start daemons that lead the fake server, with more settings."""
+    """Start daemons that manage the fake server, with more settings."""
 
     def start(**settings: str) -> DaemonProcess:
         running = make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher), **settings)

@@ -1,4 +1,4 @@
-"""Anything that anybody may say at the sockets of a daemon that leads the driver's server: no harm, no leak."""
+"""Anything that anybody may say at the sockets of a daemon that manages the driver's server: no harm, no leak."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="servers of several us
 
 @pytest.fixture
 def daemon(start_driver_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
-    """A daemon that leads the fake server."""
+    """A daemon that manages the fake server."""
     return start_driver_daemon()
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="servers of several us
 
 @pytest.fixture
 def daemon(start_driver_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
-    """A daemon that leads the fake server."""
+    """A daemon that manages the fake server."""
     return start_driver_daemon()
 
 

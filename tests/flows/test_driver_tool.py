@@ -215,7 +215,7 @@ def test_help_names_our_daemon(make_daemon: Callable[..., DaemonProcess], direct
 
 @as_root
 def test_help_names_our_daemon_that_leads_their_server(ours: DaemonProcess, directory: Path) -> None:
-    assert found(ours) == f"daemon at {directory}/pipe/control: pympsd, which leads the driver's server"
+    assert found(ours) == f"daemon at {directory}/pipe/control: pympsd, which manages the driver's server"
 
 
 @as_root
@@ -230,7 +230,7 @@ def test_our_tool_is_strict_with_our_daemon_that_leads_their_server(ours: Daemon
 
 @pytest.fixture
 def ours(start_driver_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
-    """Our daemon, which leads the fake server."""
+    """Our daemon, which manages the fake server."""
     return start_driver_daemon()
 
 

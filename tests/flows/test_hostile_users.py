@@ -82,7 +82,7 @@ def test_a_thousand_connections_cost_no_more_than_is_documented(
     before, opened = resident(daemon.pid, "VmRSS"), descriptors(daemon.pid)
 
     def closed() -> list[str]:
-        return [line for line in daemon.log() if f"Closing a connection of user {HOSTILE}: " in line]
+        return [line for line in daemon.log() if f"Closing a connection from user {HOSTILE}: " in line]
 
     with hostile(daemon, kind):
         if kind in ("half_frames", "unread"):

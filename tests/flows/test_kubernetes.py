@@ -1,4 +1,4 @@
-"""The steps by which Kubernetes' device plugin and DRA driver lead MPS, on a node whose GPU is emulated.
+"""The steps by which Kubernetes' device plugin and DRA driver manage MPS, on a node whose GPU is emulated.
 
 The device plugin runs the tools by the vendor's names with an environment of the two directories alone (its
 cmd/mps-control-daemon/mps/daemon.go); the DRA driver by a shell script (its templates/mps-control-daemon.tmpl.yaml).

@@ -1,6 +1,6 @@
 """The sequences of protocol3.toml, replayed on daemons with two emulated H200, and of the driver's fake server.
 
-Under scripts/test-gpu the daemons have the GPUs of the machine, and lead the driver's own server.
+Under scripts/test-gpu the daemons have the GPUs of the machine, and manage the driver's own server.
 """
 
 from __future__ import annotations

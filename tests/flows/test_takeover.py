@@ -371,7 +371,7 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     daemon.kill()
     quitting.communicate(timeout=SECONDS)
     again(daemon)
-    assert "An operator asked the previous daemon to quit; continuing to quit" in daemon.log()
+    assert "An operator asked the previous daemon to quit; this daemon will quit instead" in daemon.log()
     assert daemon.servers() == [server]
     assert client.do("add") == RIGHT
     assert make_client().do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -501,7 +501,7 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
     daemon.kill()
     daemon.settings["PYMPSD_EMULATED_DEVICES"] = "2xA100"
     again(daemon)
-    reason = "the devices of this daemon are others"
+    reason = "this daemon has other devices"
     line = f"Not taking over server {server} ({reason}); it will exit with its last client"
     wait_until(lambda: line in daemon.log(), "its return in vain")
     assert daemon.servers() == []

@@ -85,7 +85,7 @@ def test_without_the_option_the_answer_is_702_and_no_other_client_notices(node: 
     assert neighbour.do("add") == RIGHT
     assert children_of(server) == executors
     log = daemon.log("server.log")
-    assert f"Client termination of process {client.pid} did not end within 10 s." in log
+    assert f"Client termination of process {client.pid} did not finish within 10 s." in log
     assert "Client termination succeeded." not in log
 
 
@@ -117,7 +117,7 @@ def test_with_it_the_device_is_reset_as_by_a_fatal_fault(node: Node, make: Calla
     assert d.do("add") == RIGHT
     log = daemon.log("server.log")
     story = [
-        f"Client termination of process {a.pid} did not end within 10 s.",
+        f"Client termination of process {a.pid} did not finish within 10 s.",
         f"Resetting device 0 because a kernel of process {a.pid} is still running and cannot be stopped",
         "Volta MPS: Server is handling a fatal GPU error.",
         "Volta MPS: The following devices",

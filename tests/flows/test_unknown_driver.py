@@ -15,7 +15,7 @@ from fake_mps.programs import DriverClient
 from processes import DaemonProcess, alive, wait_until
 
 REFUSED = "init CUDA_ERROR_MPS_CONNECTION_FAILED"
-UNKNOWN = r"The MPS server \d+ of driver of unknown version does not use the protocol of driver 580"
+UNKNOWN = r"MPS server \d+ of driver of unknown version does not use the protocol of driver 580"
 CHANGED = "The backend is cuda: the driver finds 1 device, and its MPS server does not use a known protocol"
 SOURCE = Path(__file__).parents[1] / "support" / "fake_mps" / "fake_libcuda.c"
 

@@ -1,7 +1,7 @@
 """Fuzzes at length (scripts/fuzz).
 
 By default: 5,000 sessions of the daemon's state machine, 2,000 with a running daemon, 2,000 of a client with a
-running server, 250,000 records to a running executor, 2,000 with a daemon that leads the driver's (fake) server,
+running server, 250,000 records to a running executor, 2,000 with a daemon that manages the driver's (fake) server,
 and 2,000 of our tool with a daemon that lies.
 """
 

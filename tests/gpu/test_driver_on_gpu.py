@@ -36,7 +36,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 @pytest.fixture
 def make_led(make_daemon: MakeDaemon, directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Make daemons that lead the driver's server; nothing of theirs outlives the test."""
+    """Make daemons that manage the driver's server; nothing of theirs outlives the test."""
     made: list[DaemonProcess] = []
 
     def make(*options: str, **more: str) -> DaemonProcess:

@@ -93,7 +93,7 @@ def test_lines_were_recorded() -> None:
         ("Client {PID: 7, Context ID: 0} connected", Recognised("client_connected", {"pid": 7, "context": 0})),
         ("Client {PID: 7, Context ID: 2} connected", Recognised("context_connected", {"pid": 7, "context": 2})),
         (
-            "Client termination of process 7 did not end within 30 s.",
+            "Client termination of process 7 did not finish within 30 s.",
             Recognised("termination_overdue", {"pid": 7, "seconds": 30.0}),
         ),
         ("Invalid CUDA_VISIBLE_DEVICES.", Recognised("client_devices_invalid", {"pid": 5})),

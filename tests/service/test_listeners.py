@@ -259,7 +259,7 @@ async def test_a_user_cannot_fill_the_log(daemon: RunningDaemon, monkeypatch: py
     now += 2
     await (await daemon.operator()).ask(b"get_server_list")
     assert daemon.sentences()[16:18] == [
-        "Dropped 96 log lines caused by user 10001: too many at the same time",
+        "Dropped 96 log lines caused by user 10001: too many in a short time",
         "Accepting connection...",
     ]
 

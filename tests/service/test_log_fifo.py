@@ -75,7 +75,7 @@ async def test_a_line_in_pieces_is_one_line(daemon: RunningDaemon, fifo: int) ->
 async def test_a_flood_is_cut_and_counted(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, b"x\n" * (LINES_PER_SECOND + 50))
     lines = await _lines(daemon, LINES_PER_SECOND + 1)
-    assert lines[-1] == "Dropped 50 log lines: too many at the same time"
+    assert lines[-1] == "Dropped 50 log lines: too many in a short time"
     assert await daemon.still_answers()
 
 
@@ -182,7 +182,7 @@ async def test_servers_do_not_share_the_limit_of_others(daemon: RunningDaemon, f
     os.write(fifo, b"x\n" * (LINES_PER_SECOND + 1) + _record(b"Exiting") * (LINES_PER_SECOND + 1))
     lines = await _lines(daemon, 2 * LINES_PER_SECOND + 2)
     assert lines.count("Exiting") == LINES_PER_SECOND + 1
-    assert lines.count("Dropped 1 log lines: too many at the same time") == 1
+    assert lines.count("Dropped 1 log lines: too many in a short time") == 1
 
 
 @bounded
@@ -191,7 +191,7 @@ async def test_a_servers_flood_is_cut_and_counted(
 ) -> None:
     monkeypatch.setattr("pympsd.service.log_fifo.RECORDS_PER_SECOND", 10)
     os.write(fifo, _record(b"Exiting") * 15)
-    assert await _lines(daemon, 11) == ["Exiting"] * 10 + ["Dropped 5 log lines: too many at the same time"]
+    assert await _lines(daemon, 11) == ["Exiting"] * 10 + ["Dropped 5 log lines: too many in a short time"]
     assert _stamps(daemon)[-1].endswith(" Server   430")
     os.write(fifo, _record(b"Exiting"))
     assert (await _lines(daemon, 12))[-1] == "Exiting"

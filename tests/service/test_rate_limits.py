@@ -91,7 +91,7 @@ async def test_clients_in_a_loop_cannot_fill_the_log(
     clock.now += 2
     await connect_client(daemon, hello)
     dropped, accepted, *rest = daemon.sentences()[len(lines) :]
-    assert dropped == f"Dropped {5 * ALLOWED} log lines caused by user {USER}: too many at the same time"
+    assert dropped == f"Dropped {5 * ALLOWED} log lines caused by user {USER}: too many in a short time"
     assert accepted == "Accepting connection..."
     assert [text.startswith(beginning) for text in rest] == [True] * logged
 
@@ -172,7 +172,7 @@ async def test_a_server_cannot_fill_the_logs_with_contexts(
     await caller.send(messages.encode(link.ContextReported(5, 1000, 1, 0)))
     await trio.testing.wait_all_tasks_blocked()
     assert sum(text.startswith("NEW CLIENT") for text in daemon.sentences()) == ALLOWED + 1
-    assert log.read_text().endswith(f"] Dropped {2 * ALLOWED} log lines: too many at the same time\n")
+    assert log.read_text().endswith(f"] Dropped {2 * ALLOWED} log lines: too many in a short time\n")
     (server,) = daemon.dispatcher.state.servers.values()
     assert list(server.clients[5].contexts) == [1000]
 
@@ -190,7 +190,7 @@ async def test_long_lines_of_a_server_count_as_several_and_dropped_ones_are_logg
     caller.sock.close()
     await trio.testing.wait_all_tasks_blocked()
     last = log.read_text().splitlines()[-1]
-    assert last.endswith(f"] Dropped {ALLOWED - ALLOWED // 5} log lines: too many at the same time")
+    assert last.endswith(f"] Dropped {ALLOWED - ALLOWED // 5} log lines: too many in a short time")
 
 
 @bounded

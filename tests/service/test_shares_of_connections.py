@@ -56,7 +56,7 @@ def share(daemon: RunningDaemon) -> Iterator[int]:
 
 def closed(uid: int, reason: str) -> str:
     """Return the line of a connection that is closed."""
-    return f"Closing a connection of user {uid}: {reason}"
+    return f"Closing a connection from user {uid}: {reason}"
 
 
 async def send(caller: Caller, data: bytes) -> None:

@@ -175,7 +175,7 @@ def quits(story: Story, *lines: str) -> PersistentState:
 def test_an_operators_quit_goes_on(story: Story) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(quits(story, "quit")))
-    assert heir.take_log()[-1] == "An operator asked the previous daemon to quit; continuing to quit"
+    assert heir.take_log()[-1] == "An operator asked the previous daemon to quit; this daemon will quit instead"
     assert [type(one).__name__ for one in heir.connects(2, B)] == ["RefuseClient"]
     assert ShutDownServer(SERVER, forced=False) in returns(heir, "ACTIVE", CLIENT)
     # It persists for the daemon after that, too.

@@ -1,4 +1,5 @@
-"""Packets of the vendor's wire, right, spoilt and random, at a daemon that leads the driver's server, at our tool."""
+"""Packets of the vendor's wire, valid, damaged and random, to a daemon that manages the driver's server, and to our
+tool."""
 
 from __future__ import annotations
 

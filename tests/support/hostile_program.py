@@ -50,7 +50,7 @@ OF_DRIVER: dict[str, Callable[[], list[bytes]]] = {
     "unread": lambda: [*TOOL, *200 * encode_line(b"x" * 60_000)],
     "garbage": lambda: [_garbage()],
 }
-"""The same at a socket for packets, of a daemon that leads the driver's server; each a packet."""
+"""The same at a socket for packets, of a daemon that manages the driver's server; each a packet."""
 COMMANDS = {
     "servers": ("server create {name}",),
     "namespaces": ("server create {server}", "namespace create {name} --server={server}"),

@@ -183,8 +183,8 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
     if why == "versions":
         await server_end.report(ME, CLIENT, versions=Versions(oldest=8, newest=9))
     reasons = {
-        "devices": "the devices of this daemon are others",
-        "versions": "it speaks versions 8 to 9",
+        "devices": "this daemon has other devices",
+        "versions": "it has protocol versions 8 to 9",
         "backend": "the backend of this daemon is auto, not cuda",
     }
     assert await server_end.message() == link.ServerDismissed(reasons[why])

@@ -1,8 +1,8 @@
-"""The split of a command line into words: the only one, when the line arrives.
+"""Parse a command line: split it into words and find its command, once, when the line arrives.
 
-Before a line can be carried out the daemon may have to find something out, which takes time: reports of servers that
-report only when asked, the process that a line asks about, the cgroups that exist. The state machine waits for
-nothing, so the I/O layer must find this out first. It parses the line once and keeps the result:
+Before a line can be carried out the daemon may need facts that take time to get: reports of servers that report only
+when asked, the process that a line asks about, the cgroups that exist. The state machine waits for
+nothing, so the I/O layer must get them first. It parses the line once and keeps the result:
 
     bytes --parse--> ParsedLine --+--> the dispatcher asks servers, reads the process or the cgroups
                                   +--> OperatorLine --> the state machine finds the command by its name and runs it
@@ -15,7 +15,8 @@ as one word.
 
 What must never happen:
 
-- that a cut line is carried out: a line that is too long keeps its first words, for the answer, but is not a command;
+- that a truncated line is carried out: a line that is too long keeps its first words, for the answer, but is not a
+  command;
 - that bytes are lost or changed between the operator's line and the message that quotes it;
 - that the words are read here and again later with another result: arguments are read when the command runs, and here
   only the PIDs of the servers to ask.

@@ -63,23 +63,23 @@ class Command:
     asks_servers: bool = False
     """True if the answer depends on the servers' state: those that report only on request are asked first."""
     asks_process: bool = False
-    """True if its caller has the properties that rules examine of the process whose PID is its first argument."""
+    """True if the first argument is the PID of a process, and `Caller` needs what rules examine of that process."""
     asks_origins: bool = False
-    """True if a line of it that names a cgroup depends on those of clients' processes."""
+    """True if a line that names a cgroup depends on the cgroups of clients' processes."""
     has_strict_words: bool = False
-    """In protocol 2 too, its words are read as those of protocol 3: it is not a command of the driver's daemon."""
+    """True if protocol 2 reads its words as protocol 3 does, because the driver's daemon does not have it."""
     owner_only: bool = False
-    """It is refused to other users than root and the one who started the daemon."""
+    """True if only root and the user who started the daemon may give it."""
     takes_file: bool = False
     """True if its handler gets the text of the file that the line names, as ``text``."""
     refuses_unknown: bool = False
-    """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
+    """True if extra words are an error in protocol 2, where they are usually ignored, because it cannot be undone."""
     failure: str = ""
-    """The line that such a refusal prints, for programs that look for one."""
+    """The line that is printed when extra words refuse the command, for programs that look for it."""
     in_protocol_3: str = ""
-    """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
+    """The equivalent in protocol 3, with ``{0}``, ``{1}`` for the words. Such a command is in protocol 2 only."""
     driver: int = min(CUDA_VERSIONS)
-    """The branch of the driver since which protocol 2 has it."""
+    """The first branch of the driver in which protocol 2 has it."""
     view: View = restrict_view
     """Returns the part of the state that a query answers from."""
     protocols: tuple[int, ...] = field()
@@ -115,7 +115,7 @@ class Command:
         return is_query(self.name)
 
     def is_in(self, protocol: int, driver: int) -> bool:
-        """Return whether a daemon of a protocol has the command, and behaves as a driver of this branch."""
+        """Return whether a daemon of this protocol, which behaves as this branch of the driver, has the command."""
         return protocol in self.protocols and (protocol != 2 or driver >= self.driver)
 
     @property

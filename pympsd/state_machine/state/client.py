@@ -33,7 +33,7 @@ class ClientProcess:
     since: float = 0.0
     """When it connected, in seconds since 1970; 0: only an earlier daemon knew."""
     origin: Origin | None = None
-    """What rules and limits of cgroups depend on; None: nothing of this daemon needed it."""
+    """The properties that rules and limits of cgroups examine; None: this daemon did not need them."""
     kernel_limits: CgroupLimits = field(factory=dict)
     """Limits that the kernel has for its cgroup and those above."""
 

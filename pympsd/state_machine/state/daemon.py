@@ -152,11 +152,11 @@ class Quit:
 
 @define
 class Usage:
-    """What users may have of the daemon, and have."""
+    """The shares of the daemon's resources that users may have, and how much they use."""
 
     shares: Shares = field(factory=Shares)
     taken: dict[str, Counter[int]] = field(factory=lambda: defaultdict(Counter))
-    """What each user has of what exists in the I/O layer only, by the name of the resource."""
+    """How much each user has of the resources that only the I/O layer counts, by resource name."""
     refusals: Counter[tuple[int, str]] = field(factory=Counter)
     """How often a user was refused more of a resource, by its name."""
 

@@ -21,7 +21,7 @@ MAX_NAMESPACES: Final = 256
 
 
 class Source(StrEnum):
-    """What made a server."""
+    """The origin of a server."""
 
     COMMAND = "command"
     CONFIG = "config"

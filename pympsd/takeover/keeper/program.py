@@ -1,9 +1,9 @@
 """The keeper: a small process that holds copies of its daemon's sockets, and gives them to the next daemon.
 
 If the daemon is killed its sockets stay open here: connections wait in the backlog, packets in the socket, and no
-peer sees an end of file. The daemon requests over a link what is to be held (``packets.py``); a link that ends
-without END means that the daemon was killed. The next daemon connects to ``pympsd.keeper`` in the pipe
-directory, is sent every entry in the order in which they were held, and its connection is the link from then on.
+peer sees an end of file. The daemon sends its requests over a link (``packets.py``): hold this descriptor, drop that
+one. A link that ends without END means that the daemon was killed. The next daemon connects to ``pympsd.keeper`` in
+the pipe directory and receives every entry in the order of the requests. Its connection is the link from then on.
 
 It is run by path, isolated and without site (``-I -S``), and imports only what is built in:
 
@@ -62,7 +62,7 @@ class Keeper:
         self._inode = _inode(self._path)
 
     def run(self) -> None:
-        """Serve daemon after daemon; return when one has quit, or none is to be expected any more."""
+        """Serve daemon after daemon; return when one has quit, or no other is expected."""
         _signal.signal(_signal.SIGTERM, self._on_sigterm)
         while self._serve() and self._await_daemon():
             pass
@@ -88,9 +88,9 @@ class Keeper:
         return True
 
     def _await_daemon(self) -> bool:
-        """Wait for the next daemon and return True; return False if none is to be expected any more.
+        """Wait for the next daemon and return True; return False if none is expected.
 
-        That is so when the time is over and no server is left, or if no daemon can find this keeper.
+        None is expected when the time is over and no server is left, or if no daemon can find this keeper.
         """
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
@@ -113,7 +113,7 @@ class Keeper:
                 if not has_servers:
                     return False
                 self._end_idle_servers()
-                self._drop_what_waits_for_a_daemon(poll, watched)
+                self._drop_client_sockets(poll, watched)
             remaining = give_up - time.monotonic()
             if remaining <= 0:
                 if not has_servers or not (is_reachable or self._can_ask_servers()):
@@ -135,17 +135,17 @@ class Keeper:
         return True
 
     def _end_idle_servers(self) -> None:
-        """Ask the servers to end with their last clients, which the driver's, if it has clients, refuses."""
+        """Ask the servers to end with their last clients; the driver's server refuses if it has clients."""
         if not any(name.startswith(CLIENT_PREFIX) for name in self._held):
             for name, (note, fd) in self._held.items():
                 if name.startswith(SERVER_PREFIX) and note:
                     _ask(fd, note)
 
     def _can_ask_servers(self) -> bool:
-        """Return whether servers will end with their last clients, because they are asked to."""
+        """Return whether each server can be asked to end with its last client."""
         return all(note for name, (note, _) in self._held.items() if name.startswith(SERVER_PREFIX))
 
-    def _drop_what_waits_for_a_daemon(self, poll: select.poll, watched: dict[int, str]) -> None:
+    def _drop_client_sockets(self, poll: select.poll, watched: dict[int, str]) -> None:
         """Close the listening sockets and the connections that no daemon will serve: clients then see an end."""
         for fd, name in list(watched.items()):
             if not name.startswith((SERVER_PREFIX, CLIENT_PREFIX)):

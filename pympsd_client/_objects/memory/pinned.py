@@ -167,7 +167,7 @@ class Pinned:
         """How often the regions changed: a finalizer may free some while this thread orders them."""
         self._changing: Final = RLock()
         self._mapped: Final[dict[int, RegisteredPages]] = {}
-        """What kernels reach of registered memory, by the address that was registered."""
+        """The pages of registered memory that kernels can access, by the registered address."""
         self._private: list[tuple[RegisteredPages, list[tuple[int, int]]]] = []
         """Where it is private during a fork."""
 

@@ -132,7 +132,7 @@ class Arena:
     chunks: dict[int, int]
     """Their ends by their starts."""
     free: Ranges
-    """What every stream may have."""
+    """Memory that every stream may use."""
     freed: dict[FreePoint, Ranges]
     """Memory that was freed in a stream, oldest first, which only that stream may use yet."""
     source: Chunks

@@ -86,7 +86,7 @@ class Block(PoolAllocation):
 
 @frozen
 class PoolKind:
-    """What memory a pool has: the values of its attributes, and whether it is managed or host memory."""
+    """The kind of memory in a pool: the values of its attributes, and whether it is managed or host memory."""
 
     allocation_type: int
     location: Location

@@ -22,12 +22,12 @@
  *     restored afterwards. No exception leaves a call: it becomes a result.
  *   - After `pass_on` every call goes to the original function, unchanged, as if it had never been replaced: the
  *     program runs natively. A trampoline therefore changes no register and no stack until that is decided.
- *   - After the interpreter's end no call enters Python, though destructors of C++ objects still call: functions that free
- *     succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
+ *   - After the interpreter's end no call enters Python, although destructors of C++ objects still call. Functions that
+ *     free succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
  *   - A thread that Python did not start keeps one thread state from its first call until it ends. With a new state for
  *     each call its current context would be lost each time.
- *   - A function's first call imports modules, under locks that a fork in another thread copies, and nobody unlocks. In
- *     such a child no call enters Python: all fail with NOT_INITIALIZED, as nearly all do in a child anyway.
+ *   - A function's first call imports modules, under locks. A fork in another thread copies the locks, and nobody unlocks
+ *     the copies. In such a child no call enters Python: all fail with NOT_INITIALIZED, as nearly all do in a child anyway.
  *   - Slots and names are never freed, because programs keep the addresses. */
 
 #include "python.h"

@@ -1,4 +1,4 @@
-/* The exported functions of a shared library for native programs: a jump through a table each.
+/* The exported functions of a shared library for native programs: each is a jump through a table.
  *
  * A program is linked with functions by their names, or asks dlsym for them. The function behind a name is found only
  * when the program calls it: then `resolve_stub` fills the table. From then on a call costs one jump.
@@ -22,7 +22,7 @@
 
 #include <stdint.h>
 
-/* Return the address of the function behind a stub; called by a stub whose entry of `stub_table` is as at first. */
+/* Return the address of the function behind a stub; a stub calls it while its entry is still resolve_body. */
 HIDDEN KEPT void *resolve_stub(uint64_t number);
 
 #define OWN(name, version, parameters)

@@ -38,10 +38,11 @@ def ready() -> None:
     stack = this_thread.stack
     if stack and (stack[-1].active or not stack[-1].primary):
         return
-    _use(_chosen())
+    _use(_current_device())
 
 
-def _chosen() -> int:
+def _current_device() -> int:
+    """Return the device of cudaSetDevice, or the first valid one."""
     return _valid[0] if _this_thread.device is None else _this_thread.device
 
 
@@ -75,7 +76,7 @@ def _retain(device: int) -> None:
 def current() -> int:
     """Return the device of the current context, or the one that this thread has chosen (0 at first)."""
     process.initialize(0)
-    return this_thread.stack[-1].device.number if this_thread.stack else _chosen()
+    return this_thread.stack[-1].device.number if this_thread.stack else _current_device()
 
 
 def set_current(device: int) -> None:

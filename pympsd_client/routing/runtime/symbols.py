@@ -165,7 +165,7 @@ def kernel_at(host: int) -> int:
         _hosts[library, name] = host
         return kernel
     except CudaError as error:
-        raise _explained(error, entry.wrapper) from None
+        raise _explain(error, entry.wrapper) from None
 
 
 def host_of(handle: int) -> int:
@@ -217,7 +217,7 @@ def variable_at(host: int) -> tuple[int, int]:
         get = api.cuLibraryGetManaged if entry.kind == _MANAGED else api.cuLibraryGetGlobal
         address, size = get(_library(entry.wrapper), entry.name.decode())
     except CudaError as error:
-        raise _explained(error, entry.wrapper) from None
+        raise _explain(error, entry.wrapper) from None
     if entry.kind == _MANAGED:
         _managed[int(address)] = entry.host
     return int(address), int(size)
@@ -299,7 +299,7 @@ def unload(wrapper: int) -> None:
         api.cuLibraryUnload(library)
 
 
-def _explained(error: CudaError, wrapper: int) -> CudaError:
+def _explain(error: CudaError, wrapper: int) -> CudaError:
     """Return the error of a fat binary that cannot be used, with what to do about it.
 
     It is reported once even without PYMPSD_EXPLAIN, because programs print its name at best.

@@ -27,7 +27,7 @@ class UtilizationSamples:
     """The sample periods of a device, one after the other."""
 
     percentage: int = field(default=0, init=False)
-    """Of the last complete period; 0 to 100."""
+    """The percentage of the last complete period: 0 to 100."""
     _began: tuple[int, int] | None = field(default=None, init=False)
     """The time and the counter at the beginning of this period."""
 

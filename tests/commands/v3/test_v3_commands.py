@@ -15,6 +15,7 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
+from pympsd.state_machine import named_servers
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -34,7 +35,7 @@ from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
-from pympsd.vocabulary.limit_table import Limits, percentages
+from pympsd.vocabulary.limit_table import LIMITS, PINNED_MEMORY, LimitRow, Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
@@ -450,6 +451,24 @@ def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Dae
         "before": "50.00 %, memory unlimited, priority 0",
         "limits": "50.00 %, memory 1=4G, priority 0",
     }
+
+
+@pytest.mark.parametrize("row", LIMITS, ids=lambda row: row.name)
+def test_a_change_of_any_limit_can_be_seen_in_the_log(daemon: Daemon, row: LimitRow) -> None:
+    value = {"<limit>": "2G", "<percentage>": "25", "0|1": "1", "<name>|none": "half"}[row.form]
+    line = f"namespace set hi --server=a --{row.name}={value}".encode()
+    done = _handle(daemon, OperatorLine(1, 0, parse(line, 3)))
+    (logged,) = [log for log in done if isinstance(log, do.Log) and log.event == "namespace_set"]
+    assert logged.fields["before"] != logged.fields["limits"]
+
+
+def test_a_limit_without_words_of_its_own_is_logged_by_its_name(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named_servers, "LIMITS", (*LIMITS, evolve(PINNED_MEMORY, name="max-contexts")))
+    done = _handle(daemon, OperatorLine(1, 0, parse(b"namespace set hi --server=a --pinned-memory-limit=4G", 3)))
+    (logged,) = [log for log in done if isinstance(log, do.Log) and log.event == "namespace_set"]
+    assert logged.fields["limits"] == "50.00 %, memory 0=4G, 1=4G, priority 0, max-contexts 4G"
 
 
 def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daemon) -> None:

@@ -1,4 +1,4 @@
-"""A daemon that leads the driver's server, and its clients; without a GPU both are the fakes."""
+"""A daemon that manages the driver's server, and its clients; without a GPU both are the fakes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def driver_program(name: str) -> str | None:
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Return the settings of a daemon that leads the driver's server; skip the test if there is none."""
+    """Return the settings of a daemon that manages the driver's server; skip the test if there is none."""
     if not on_real_gpu():
         return {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": str(install(folder))}
     server = os.environ.get("PYMPSD_VENDOR_SERVER") or driver_program(SERVER)

@@ -1,7 +1,7 @@
 /* libcuda.so.1: the functions of the driver API by their names, versions and addresses.
  *
  * Every documented function exists under every name that it has had (functions.h), because programs look all of them up
- * when they start. What stands behind them is Python (gate.c); cuGetProcAddress and cuGetExportTable, which a program
+ * when they start. They are implemented in Python (gate.c); cuGetProcAddress and cuGetExportTable, which a program
  * calls before it starts to use a device, are C. */
 
 #define _GNU_SOURCE
@@ -97,7 +97,7 @@ int cuGetProcAddress(const char *name, void **function, int version, uint64_t fl
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* Return whether an address is in NVRTC or nvJitLink, which request tables, too, but work without them. */
+/* Return whether an address is in NVRTC or nvJitLink, which also request tables, but work without them. */
 static int is_of_compiler(const void *code) {
     Dl_info library;
     if (!dladdr(code, &library))

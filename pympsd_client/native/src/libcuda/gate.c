@@ -14,14 +14,15 @@
  *
  * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
  * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
- * this itself. While a thread attaches, it may hold the GIL for long, and locks of modules, too. A child that is forked
- * meanwhile has no Python.
+ * this itself. While a thread attaches, it may hold the GIL and import locks for a long time. A child that is
+ * forked during that time has no Python.
  *
  * Exit. The handler is registered when Python has started, by the program's first call, as NVIDIA's library does in
- * cuInit: exit handlers that the program registers later can still use CUDA. Earlier ones, and destructors of older
- * objects, get CUDA_ERROR_DEINITIALIZED (recorded on an H200), but may free. The handler makes Python call the functions
- * registered with `atexit`, the last of which closes the connection. The interpreter is not finalized, because threads may
- * be running in it. In a Python program all this is done when Python ends.
+ * cuInit: exit handlers that the program registers later can still use CUDA. In handlers that were registered before, and
+ * in destructors of older objects, calls fail with CUDA_ERROR_DEINITIALIZED (recorded on an H200), except those that free.
+ * The handler makes Python call the functions registered with `atexit`, the last of which closes the connection. The
+ * interpreter is not finalized, because threads may be running in it. In a Python program all this is done when Python
+ * ends.
  *
  * Signals. Python is started without handlers: SIGINT ends the program, unless it handles that itself. */
 

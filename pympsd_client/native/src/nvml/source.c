@@ -127,7 +127,7 @@ struct machine *read_daemons_machine(char path[4096], struct stat *status, int *
     *absent = NO_FILE;
     if (!find_file(directory, path)) {
         snprintf(reason, REASON_BYTES,
-                 "the daemon at %.400s has no file %s there: it leads the driver's server, is of an earlier version, or this "
+                 "the daemon at %.400s has no file %s there: it manages the driver's server, is of an earlier version, or this "
                  "is the directory of a namespace alone",
                  directory, file_name);
         return NULL;

@@ -174,7 +174,7 @@ class Window:
         return self._file < 0
 
     def close(self) -> None:
-        """Release everything. What has a part of the mapping keeps it."""
+        """Release everything. Arrays that refer to a part of the mapping keep it alive."""
         with self._lock:
             self._placed, self._table = {}, None
             self.views = {}

@@ -92,7 +92,7 @@ class ContextQueue:
     memory_used: Callable[[], int] = int
     """Returns the bytes that its client holds on the device."""
     ready: list[Runnable] = field(factory=list)
-    """What could run now, blocked or not; the policy adds and removes."""
+    """The work that could run now, blocked or not; the policy adds and removes it."""
     floor: int = 0
     """The time used by the stream that ran last, when it began."""
 

@@ -25,9 +25,9 @@ batch, and keeps it; blocks that no thread would run are given to others between
     worker 0 (this thread)   slot 0 ──▶ slot 2 ──▶ slot 0        in turn, as above
     worker 1 (the pool's)    slot 1 ──▶ slot 3 ──▶ slot 1
 
-Warps that spin for long may wait for a worker whose thread the system does not run just now. One thread then runs
-all blocks until there is progress: a warp that waits for itself is found there, and bails. Of several faults the one
-of the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
+Warps that spin for a long time may wait for a worker whose thread the system has not scheduled. One thread then runs
+all blocks until there is progress; a warp that waits for itself is detected there, and bails. Of several faults the
+one in the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
 
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
 two calls, only this thread. What a check has found about allocations is forgotten when these change; the arrays that
@@ -262,9 +262,9 @@ class CompiledBatch:
             if self._reach and self._reach[-1][0] is starts:
                 return
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
-            found = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
-            self._reach = [*([] if at_rest else self._reach), (starts, ends, found)]
-            runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(found))
+            memory = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
+            self._reach = [*([] if at_rest else self._reach), (starts, ends, memory)]
+            runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
 
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
         """Begin all blocks with the memory that another batch has left, and return their frames, to be filled.

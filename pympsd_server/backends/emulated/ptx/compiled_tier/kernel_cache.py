@@ -141,8 +141,8 @@ def _open_folder(*, creates: bool) -> Iterator[int]:
         status = os.fstat(folder)
         if not _is_own(status):
             mode = stat.S_IMODE(status.st_mode)
-            found = f"belongs to user {status.st_uid} and has mode {mode:o}"
-            raise _Unusable(f"{path} {found}; it has to belong to user {os.geteuid()} and have mode 700")
+            reason = f"belongs to user {status.st_uid} and has mode {mode:o}"
+            raise _Unusable(f"{path} {reason}; it has to belong to user {os.geteuid()} and have mode 700")
         yield folder
     finally:
         os.close(folder)

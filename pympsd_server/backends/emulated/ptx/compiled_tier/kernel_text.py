@@ -8,7 +8,7 @@ scalar if all lanes have the same (analysis.py). A mask states which lanes run. 
 added to the masks of the blocks they go to, and the *lowest* block that has lanes runs next, as in the NumPy tier:
 
     block 2 (loop)      block 5 (after it)          block 2 runs again and again, until its last lane has come to
-    mask 0b10001111     mask 0b01110000             block 5; then all eight run on together
+    mask 0b10001111     mask 0b01110000             block 5; then all eight continue together
 
 A kernel leaves its function at *stops* only. A stop saves in the warp's *frame* what is needed there and returns why:
 
@@ -400,8 +400,8 @@ class KernelText(MemoryText):
         if not pending:
             return
         mask, alive = self.current(), self.load("i32", "%alive")
-        named = self._named_lanes(segment.meeting.mask, mask)
-        absent = self.op("and", "i32", self.op("and", "i32", named, alive), self.op("xor", "i32", mask, "-1"))
+        members = self._named_lanes(segment.meeting.mask, mask)
+        absent = self.op("and", "i32", self.op("and", "i32", members, alive), self.op("xor", "i32", mask, "-1"))
         ready, wait = self.label("ready"), self.label("wait")
         self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
         self.place(wait)

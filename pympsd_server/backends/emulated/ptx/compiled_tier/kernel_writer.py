@@ -90,7 +90,7 @@ class _Escapes:
     probe: KernelText
     has_halves: bool
     _needed: dict[int, bool] = field(factory=dict)
-    """What was found out, by the id() of operations."""
+    """The results of earlier calls, by the id() of operations."""
     _forced: dict[int, bool] = field(factory=dict)
     _kept: set[int] = field(factory=set)
 

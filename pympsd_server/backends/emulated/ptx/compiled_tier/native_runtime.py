@@ -18,7 +18,7 @@ from pympsd_server.native.library import NoLibrary, load
 
 
 class StopReason(IntEnum):
-    """What a kernel's function returns when a warp stops."""
+    """The result of a kernel's function: why a warp stopped."""
 
     DONE = 0
     BARRIER = 1
@@ -43,7 +43,7 @@ class WarpState(IntEnum):
 
 
 class Outcome(IntEnum):
-    """What `kernels_run` returns."""
+    """The result of `kernels_run`."""
 
     FINISHED = 0
     TIME = 1

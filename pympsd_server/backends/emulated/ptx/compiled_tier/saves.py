@@ -59,7 +59,7 @@ def find_entries(plan: WarpPlan) -> list[int]:
 def find_saved(plan: WarpPlan, carry: Register) -> list[tuple[frozenset[int], frozenset[int]]]:
     """Return for each segment the registers whose values the frame has, at its beginning and at its end."""
     segments, targets = plan.segments, [_ways_from(plan, number) for number in range(len(plan.segments))]
-    written = [_written(segment, carry) for segment in segments]
+    written = [_list_written(segment, carry) for segment in segments]
     before = [set(segment.live_in) for segment in segments]  # the way over the frame has loaded those
     before[0] = set()
     for segment in segments:
@@ -94,7 +94,7 @@ def _behind_turn(plan: WarpPlan, number: int, saved: set[int]) -> set[int]:
     return set(segment.live_in) if segment.turn and comes_by_frame(plan, number) else saved
 
 
-def _written(segment: CodeSegment, carry: Register) -> set[int]:
+def _list_written(segment: CodeSegment, carry: Register) -> set[int]:
     operations = [*segment.operations, *([] if segment.terminator is None else [segment.terminator])]
     return {r.number for operation in operations for r in registers_written(operation, carry)}
 

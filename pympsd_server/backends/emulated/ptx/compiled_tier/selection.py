@@ -3,11 +3,12 @@
 A kernel that was compiled in an earlier run is loaded at its first launch (kernel_cache.py), which takes
 milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=auto). When they have taken 20 ms, a
 thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
-waits for LLVM, and kernels that are short and few are not compiled. A batch that has begun continues as machine code
-from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a kernel.
+waits for LLVM, and short kernels that are launched rarely are not compiled. A batch that has begun continues as
+machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a
+kernel.
 
-What cannot be compiled stays in the NumPy tier as a whole, and so does a batch whose context reaches the memory of
-peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
+A kernel that cannot be compiled stays in the NumPy tier, and so does a batch whose context has access to the memory
+of peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
 error, which the daemon logs, and on that of the program.
 """
 
@@ -47,16 +48,16 @@ from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.native.library import NoLibrary
 
 _MORE_BLOCKS: Final = 8
-"""Beginning a batch costs as much as running a thousand short warps; few of its blocks are in progress at a time."""
-
+"""The factor by which a compiled kernel's batches are larger: beginning one costs as much as running a thousand short
+warps, and few of its blocks are in progress at a time."""
 
 _SECONDS_BEFORE_COMPILING: Final = 0.02
-"""The time that a kernel has run in the NumPy tier before it is compiled: most kernels never need that long."""
+"""The time that a kernel runs in the NumPy tier before it is compiled; most kernels never need that long."""
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
 _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
 _notified: Final[WeakSet[Facilities]] = WeakSet()
-"""The contexts whose program has been told so."""
+"""The contexts whose program has been notified of that."""
 _one_at_a_time: Final = threading.Lock()
 
 

@@ -47,12 +47,12 @@ _ROUNDS: Final = 4
 
 @define
 class Sequences:
-    """What is known of a kernel's varying registers."""
+    """The varying registers of a kernel that grow by a constant from lane to lane."""
 
     strides: dict[int, int | None] = field(factory=dict)
-    """By how much they seem to grow from lane to lane; None or missing: by no constant."""
+    """The constant by which each seems to grow; None or missing: there is none."""
     certain: set[int] = field(factory=set)
-    """Those that certainly do, if their flags hold."""
+    """The registers that certainly grow by it, if their flags hold."""
     flagged: set[int] = field(factory=set)
     """Those of the certain ones that have a flag."""
 
@@ -67,31 +67,33 @@ def extended_input(operation: Operation, plan: WarpPlan) -> tuple[Argument, str]
 
 def find_sequences(code: Code, plan: WarpPlan, *, linear: bool) -> Sequences:
     """Return the sequences of a kernel. `linear`: a block's threads are one row."""
-    found = Sequences(_find_strides(plan, linear=linear))
-    found.certain = {n for n in plan.varying if found.strides.get(n)} - plan.segments[0].live_in
+    sequences = Sequences(_find_strides(plan, linear=linear))
+    sequences.certain = {n for n in plan.varying if sequences.strides.get(n)} - plan.segments[0].live_in
     definitions = [
         (operation, {r.number for r in registers_written(operation, code.carry)}, segment.escapes, plan.blend[at])
         for at, segment in enumerate(plan.segments)
         for operation in [*segment.operations, *([segment.terminator] if segment.terminator else [])]
     ]
     before = -1
-    while before != len(found.certain):
-        before = len(found.certain)
+    while before != len(sequences.certain):
+        before = len(sequences.certain)
         for operation, results, escapes, kept in definitions:
             is_partial = escapes or operation.guard is not None or results & kept
-            if results & found.certain and (is_partial or not _is_certain(operation, code, plan, found, linear)):
-                found.certain -= results
+            if results & sequences.certain and (
+                is_partial or not _is_certain(operation, code, plan, sequences, linear)
+            ):
+                sequences.certain -= results
     before = -1
-    while before != len(found.flagged):
-        before = len(found.flagged)
+    while before != len(sequences.flagged):
+        before = len(sequences.flagged)
         for operation, results, _, _ in definitions:
             inputs = {x.number for x in operation.inputs if isinstance(x, Register)}
-            if results & found.certain and (inputs & found.flagged or extended_input(operation, plan)):
-                found.flagged |= results
-    return found
+            if results & sequences.certain and (inputs & sequences.flagged or extended_input(operation, plan)):
+                sequences.flagged |= results
+    return sequences
 
 
-def _is_certain(operation: Operation, code: Code, plan: WarpPlan, found: Sequences, linear: bool) -> bool:
+def _is_certain(operation: Operation, code: Code, plan: WarpPlan, sequences: Sequences, linear: bool) -> bool:
     """Return whether the result of an operation is a sequence if its inputs are."""
     others = {modifier for modifier in operation.modifiers if modifier not in operation.types}
     is_known = operation.name in _CERTAIN and operation.types and _INTEGERS.issuperset(operation.types)
@@ -102,13 +104,13 @@ def _is_certain(operation: Operation, code: Code, plan: WarpPlan, found: Sequenc
     limit = 1 << 31 if is_wide else 32 if operation.name == "shl" else None
     for argument, nbytes in zip(operation.operands, (result, source, source, result), strict=False):
         if isinstance(argument, Register) and argument.number in plan.varying:
-            if argument.number not in found.certain or _nbytes(code.register_types[argument.number]) != nbytes:
+            if argument.number not in sequences.certain or _nbytes(code.register_types[argument.number]) != nbytes:
                 return False
         elif isinstance(argument, Immediate) and limit is not None and not 0 <= argument.value < limit:
             return False
-    strides = [_stride_of(x, plan, found.strides, linear=linear) for x in operation.inputs]
+    strides = [_stride_of(x, plan, sequences.strides, linear=linear) for x in operation.inputs]
     target = operation.operands[0]
-    return isinstance(target, Register) and _stride(operation, strides) == found.strides[target.number]
+    return isinstance(target, Register) and _stride(operation, strides) == sequences.strides[target.number]
 
 
 def _nbytes(type_name: str) -> int:
@@ -145,14 +147,14 @@ def _stride(operation: Operation, strides: list[int | None]) -> int | None:
         return strides[0] << min(inputs[1].value, 63)
     if None in strides or name not in ("add", "sub", "or", "mul", "mad"):
         return None
-    known = [s or 0 for s in strides]
+    addends = [s or 0 for s in strides]
     if name in ("add", "or"):
-        return known[0] + known[1]
+        return addends[0] + addends[1]
     if name == "sub":
-        return known[0] - known[1]
+        return addends[0] - addends[1]
     factors = [x.value if isinstance(x, Immediate) else None for x in inputs[:2]]
-    total = known[2] if name == "mad" else 0
-    for stride, factor in ((known[0], factors[1]), (known[1], factors[0])):
+    total = addends[2] if name == "mad" else 0
+    for stride, factor in ((addends[0], factors[1]), (addends[1], factors[0])):
         if stride and factor is None:
             return None
         total += stride * (factor or 0)

@@ -65,9 +65,9 @@ def find_turns(blocks: Sequence[Block], operations: Sequence[list[Operation]], c
         if _is_barrier(blocks[number]):
             after = _State(taken=0)
         for successor in set(blocks[number].successors) - {EXIT}:
-            known = states[successor]
-            joined = _State(known.accesses | after.accesses, known.taken & after.taken)
-            if joined != known:
+            state = states[successor]
+            joined = _State(state.accesses | after.accesses, state.taken & after.taken)
+            if joined != state:
                 states[successor] = joined
                 work.append(successor)
     kinds = Counter(turns.values())
