@@ -188,7 +188,7 @@ def test_too_few_or_too_many_parameters_are_counted(module: Any, parameters: Any
 def test_parameters_come_one_way_only(module: Any) -> None:
     parameters, extra, _held = _as_extra(0)
     assert _launch(_function(module, b"store"), ((1, 2), (ctypes.c_void_p, ctypes.c_uint)), extra) == INVALID_VALUE
-    assert "give one" in last_error()
+    assert "pass one" in last_error()
     assert parameters == 0
 
 
