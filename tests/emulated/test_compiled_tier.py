@@ -14,6 +14,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import writ
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 from tests.emulated.test_corpus import check_recorded
 
@@ -44,6 +45,12 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_same_as_recorded(name: str) -> None:
+    check_recorded(name)
+
+
+@pytest.mark.parametrize("name", ["divergence", "shuffle_divergent"])
+def test_lanes_are_pending_at_lower_blocks_while_others_escape(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    use_tier(monkeypatch, "escaping")
     check_recorded(name)
 
 

@@ -63,17 +63,13 @@ IN_NUMPY = (
     *("wmma_products", "wrapped_copies"),
 )
 """What the names of kernels begin with that may stay in the NumPy tier as a whole: see its `Refused`."""
-NOT_ESCAPING = ("shuffle_divergent",)
-"""With forced escapes it ended in a deadlock after the NumPy tier took a block over; the cause is not known."""
 LARGE = ("bitonic", "carry_orders", "divide128", "local_array", "math_")
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_same_as_recorded(monkeypatch: pytest.MonkeyPatch, tier: str, name: str) -> None:
     """Every output agrees with the GPU's, by the rule that the corpus gives for it; what it refuses is refused."""
-    if tier == "escaping" and name in NOT_ESCAPING:
-        use_tier(monkeypatch, "compiled")
-    elif name.startswith(LARGE):
+    if name.startswith(LARGE):
         use_tier(monkeypatch, tier, max_escapes=1)
     if not is_recorded(name) and name not in failures():
         with contextlib.suppress(IllegalInstruction):

@@ -266,23 +266,31 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
     segments = plan.segments
     pending, reached, work = [0] * len(segments), 1, {0: None}
 
-    def choose_among(candidates: int, parked: int = 0) -> None:
+    def note(segment: int, others: int) -> bool:
+        """Note where other lanes may be pending while a segment runs; return whether that is new."""
         nonlocal reached
+        if reached >> segment & 1 and not others & ~pending[segment]:
+            return False
+        reached |= 1 << segment
+        pending[segment] |= others
+        work[segment] = None
+        return True
+
+    def choose_among(candidates: int, parked: int = 0) -> None:
         while candidates:
             lowest = candidates & -candidates
             candidates ^= lowest
-            chosen, rest = lowest.bit_length() - 1, candidates | parked
-            if not reached & lowest or rest & ~pending[chosen]:
-                reached |= lowest
-                pending[chosen] |= rest
-                work[chosen] = None
-            elif not parked:  # all others were, or will be, candidates when it ends
+            is_new = note(lowest.bit_length() - 1, candidates | parked)
+            if not is_new and not parked:  # all others were, or will be, candidates when it ends
                 return
 
     while work:
         at, _ = work.popitem()
-        for targets in _ways(segments[at], plan):
-            choose_among(pending[at] | sum(1 << target for target in targets))
+        if segments[at].escapes:  # its lanes continue behind it, even if others are pending at lower segments
+            note(at + 1, pending[at])
+        else:
+            for targets in _ways(segments[at], plan):
+                choose_among(pending[at] | sum(1 << target for target in targets))
         if segments[at].meeting is not None:  # lanes that must wait for others stay behind
             own = 1 << at
             choose_among(pending[at] & ~own, own)
