@@ -234,6 +234,34 @@ def test_nothing_outside_is_touched_by_many_kernels(monkeypatch: pytest.MonkeyPa
     check(monkeypatch, case)
 
 
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("bits", [8, 16, 32])
+@pytest.mark.parametrize("is_uniform", [False, True])
+def test_all_of_several_accesses_off_a_base_are_inside(
+    monkeypatch: pytest.MonkeyPatch, space: str, bits: int, is_uniform: bool
+) -> None:
+    """The first or the last access of the first or the last thread is at the edge, or one element beyond it."""
+    width = bits // 8
+    for is_store in (False, True):
+        some = tuple(Access(is_store, bits, 1, offset * width, "", None) for offset in (1, 0, 3))
+        case = Case(space, 32, 0, width, is_uniform, 63, some)
+        touched = [at for _, at, _ in case.touched()]
+        for start in (-min(touched), SIZE - width - max(touched)):
+            check(monkeypatch, evolve(case, start=start))
+            check(monkeypatch, evolve(case, start=start + (width if start > 0 else -width)))
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("is_uniform", [False, True])
+def test_each_of_several_accesses_off_a_base_is_aligned(
+    monkeypatch: pytest.MonkeyPatch, space: str, is_uniform: bool
+) -> None:
+    """Where the base is aligned the second access is not, and the other way round."""
+    some = tuple(Access(False, 32, 1, offset, "", None) for offset in (0, 6))
+    for start in (16, 18, 20):
+        check(monkeypatch, Case(space, 32, start, 4, is_uniform, 63, some))
+
+
 FORMS = {
     "load": ("ld{w}.u32 %v, [%a];", 4),
     "store": ("st{w}.u32 [%a], %v;", 4),
