@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -9,11 +10,16 @@ import numpy as np
 import pytest
 from processes import SECONDS
 
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, switch_tier
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
+from pympsd_server.backends.emulated.scheduling import kernel_run
+from tests.backends.contract.port_user import PortUser
 from tests.emulated.harness import HEADER, Device, Never, pack
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
@@ -107,3 +113,26 @@ def test_a_single_batch_that_loops_for_ever_becomes_machine_code(monkeypatch: py
     device.space.write(address, (1).to_bytes(4, "little"))
     assert batch.step(SECONDS, Never())
     assert device.get(address, np.zeros(2, "u4")).tolist() == [1, 7]
+
+
+def test_the_scheduler_asks_in_its_short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    has_switched = threading.Event()
+
+    def switch(*arguments: Any) -> Batch | CompiledBatch:
+        batch = switch_tier(*arguments)
+        if isinstance(batch, CompiledBatch):
+            has_switched.set()
+        return batch
+
+    monkeypatch.setattr(kernel_run, "switch_tier", switch)
+    device = EmulatedDevice(describe("H200")[0], 0)
+    waits, other = PortUser.on(device, client=1), PortUser.on(device, client=1)
+    word = other.words()
+    waits.launch("until", word, 1, block=(64, 1, 1))
+    try:
+        assert has_switched.wait(SECONDS)
+    finally:
+        other.put(word, 1)
+        assert waits.synchronize() == Result.SUCCESS
+        device.close()

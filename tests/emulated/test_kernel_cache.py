@@ -77,6 +77,7 @@ def files() -> set[Path]:
 
 PROGRAM = """
 import resource, sys
+sys.path += sys.argv[2:]  # behind the installed packages, which have the parts in C
 from tests.emulated import test_kernel_cache as own
 what = sys.argv[1]
 if what == "full":
@@ -95,10 +96,10 @@ for ptx, expected in ((own.text(), 4950), (own.text(1), 4951), (own.HEADER + own
 
 def start(what: str, directory: Path) -> subprocess.Popen[str]:
     """Start a process that compiles three kernels."""
-    path = os.pathsep.join((ROOT, f"{ROOT}/tests/support"))
+    command = [sys.executable, "-c", PROGRAM, what, ROOT, f"{ROOT}/tests/support"]
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, what], cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={"PYTHONPATH": path, "PYMPSD_TIER": "compiled", "PYMPSD_KERNEL_CACHE": str(directory)},
+        command, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={"PYMPSD_TIER": "compiled", "PYMPSD_KERNEL_CACHE": str(directory)},
     )  # fmt: skip
 
 

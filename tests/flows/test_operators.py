@@ -181,7 +181,8 @@ def test_server_environment_is_by_allow_list(make_daemon) -> None:  # type: igno
     daemon.start()
     daemon.say(f"start_server -uid {NOBODY}\n")
     names = {entry.partition(b"=")[0] for entry in Path(f"/proc/{ready(daemon)}/environ").read_bytes().split(b"\0")}
-    assert names == {b"", b"CUDA_MPS_PIPE_DIRECTORY", b"CUDA_MPS_LOG_DIRECTORY", b"PATH"}
+    directories = {b"CUDA_MPS_PIPE_DIRECTORY", b"CUDA_MPS_LOG_DIRECTORY"}
+    assert names == {b"", b"PATH", b"PYMPSD_KERNEL_CACHE", *directories}
 
 
 def test_groups_of_a_server_started_by_command(daemon: DaemonProcess) -> None:

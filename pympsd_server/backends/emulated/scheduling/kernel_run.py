@@ -52,6 +52,8 @@ class _Resident:
     batch: Batch | CompiledBatch
     resident_blocks: ResidentBlocks
     first_block: int
+    ask_at: float = 0.0
+    """The time from which it is asked again whether it could continue as machine code."""
 
 
 @define(eq=False, slots=False)
@@ -173,11 +175,13 @@ class KernelRun(WorkItem):
 
     def _run_slice(self, resident: _Resident, seconds: float) -> bool:
         """Run a batch for some seconds, compiled as soon as it can be; return whether it is finished."""
-        deadline = time.perf_counter() + seconds
-        sm_of_block = resident.resident_blocks.sm_of_block
-        while not resident.batch.step(min(seconds, _SWITCH_SECONDS), self.owner.cancel):
-            seconds = deadline - time.perf_counter()
-            if seconds <= 0:
+        now = time.perf_counter()
+        deadline, sm_of_block = now + seconds, resident.resident_blocks.sm_of_block
+        while not resident.batch.step(min(deadline - now, _SWITCH_SECONDS), self.owner.cancel):
+            batch, now = resident.batch, time.perf_counter()
+            if isinstance(batch, Batch) and (batch.is_at_exit or now >= resident.ask_at):
+                resident.batch = switch_tier(batch, self._loaded, self._setup, resident.first_block, sm_of_block)
+                resident.ask_at = now + _SWITCH_SECONDS
+            if now >= deadline:
                 return False
-            resident.batch = switch_tier(resident.batch, self._loaded, self._setup, resident.first_block, sm_of_block)
         return True

@@ -104,6 +104,8 @@ class Batch:
         self.steps = 0
         self.may_leave: Callable[[Batch], bool] | None = None
         """Whether another tier can take the batch over; asked after each block that has run, a step ends there."""
+        self.is_at_exit = False
+        """Whether the last step ended because another tier can take the batch over."""
 
     @property
     def finished(self) -> bool:
@@ -132,7 +134,8 @@ class Batch:
                     if fault.position < len(ids):
                         fault.block, fault.thread = self._state.place_of(int(ids[fault.position]))
                     raise
-                if time.perf_counter() >= deadline or (self.may_leave is not None and self.may_leave(self)):
+                self.is_at_exit = self.may_leave is not None and self.may_leave(self)
+                if self.is_at_exit or time.perf_counter() >= deadline:
                     break
         self.kernel.translation.numpy_seconds += time.perf_counter() - began
         return self.finished
