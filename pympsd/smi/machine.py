@@ -33,6 +33,8 @@ class Process:
     kind: str
     used: int
     """Bytes of device memory."""
+    utilization: int = 0
+    """Percent of the last second in which kernels ran; servers have it, for all of their clients."""
 
     @property
     def name(self) -> str:
@@ -129,9 +131,10 @@ def _processes(servers: Iterable[Registered], properties: DeviceProperties) -> t
             for pid, used in server.clients:
                 used_by_pid[pid] += used
             # Memory of exited clients is the server's.
-            processes.append(Process(server.pid, "C", used_by_pid.pop(GONE, 0)))
+            processes.append(Process(server.pid, "C", used_by_pid.pop(GONE, 0), server.utilization))
             processes += [Process(pid, "M+C", used) for pid, used in sorted(used_by_pid.items())]
         else:
             # Before Volta all clients' memory is the server's (MPS documents, 2.3.1.1).
-            processes.append(Process(server.pid, "C", sum(used for _, used in server.clients)))
+            used = sum(used for _, used in server.clients)
+            processes.append(Process(server.pid, "C", used, server.utilization))
     return tuple(processes)

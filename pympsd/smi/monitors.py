@@ -1,7 +1,7 @@
 """``dmon``, ``pmon`` and ``topo``: what nvidia-smi prints a line for each of, at an interval.
 
 An emulated GPU has its utilization, and memory that processes hold; every other column is a dash, as nvidia-smi
-prints what a GPU lacks. How much of the utilization is a process's is not known.
+prints what a GPU lacks. Of processes servers have utilization, that of all of their clients, while it is not 0.
 """
 
 import time
@@ -125,7 +125,8 @@ def _process_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
     for device in devices:
         for process in in_order(device.processes):
             name = process.name.rpartition("/")[2][:15]
-            cells = _cells(monitor, {"fb": process.used // MIB})
+            busy = {"sm": process.utilization, "mem": 0} if process.utilization else {}
+            cells = _cells(monitor, {"fb": process.used // MIB, **busy})
             yield f"{device.index:>5}{process.pid:>11}{process.kind:>7}{cells}    {name}"
         if not device.processes:
             yield f"{device.index:>5}{'-':>11}{'-':>7}{_cells(monitor, {})}    -"

@@ -147,12 +147,12 @@ def test_monitors(node: Node) -> None:
         assert [line.split() for line in lines[2:]] == [
             [str(n), "37" if n == 1 else "0", "0", *"----", "516" if n == 1 else "0", "-", "-"] for n in range(4)
         ]
-        rows = [line.split() for line in printed(node, "pmon", "-s", "m", "-c", "1", "-i", "0,1").splitlines()]
-        assert rows[0][1:] == ["gpu", "pid", "type", "fb", "ccpm", "command"]
-        assert rows[2] == ["0", *"-----"]
-        assert [row[:5] for row in rows[3:]] == [
-            ["1", str(os.getpid()), "C", "0", "-"],
-            ["1", str(os.getpid()), "M+C", "516", "-"],
+        rows = [line.split() for line in printed(node, "pmon", "-s", "um", "-c", "1", "-i", "0,1").splitlines()]
+        assert rows[0][1:] == ["gpu", "pid", "type", "sm", "mem", "enc", "dec", "jpg", "ofa", "fb", "ccpm", "command"]
+        assert rows[2] == ["0", *"-" * 11]
+        assert [row[:11] for row in rows[3:]] == [
+            ["1", str(os.getpid()), "C", "37", "0", *"----", "0", "-"],
+            ["1", str(os.getpid()), "M+C", *"------", "516", "-"],
         ]
     finally:
         own.end()
