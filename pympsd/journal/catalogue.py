@@ -22,7 +22,7 @@ CONTROL_LINES: Final = {
     "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
     "shares_set": Line("Share of each user: {shares}", None),
     "default_socket_set": Line("default_socket is {state} for clients in the daemon's own pipe directory", None),
-    "rules_set": Line("{count} rules now limit new clients", None),
+    "rules_set": Line("Set {count} rule(s) for the limits of new clients", None),
     "lines_lost": same("Could not write {count} log lines: {reason}"),
     "daemon_defect": same("The control daemon hit an internal error and continues: {reason}"),
     "connection_accepted": same("Accepting connection..."),
