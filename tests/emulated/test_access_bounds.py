@@ -214,7 +214,7 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
         if fault is not None:
             check_fault(case, fault, middle if case.space.endswith("global") else 0)
         memories.append(memory)
-    if not bad:
+    if not bad and case.threads <= 32:  # two warps are at different rounds, and may write the same bytes
         np.testing.assert_array_equal(*memories)
 
 

@@ -265,7 +265,9 @@ class Replay:
             wait_until(lambda: not self._listed(client.pid), f"the end of client {name}")
         else:
             find = ["server", "get", name, "pid"] if self.protocol == 3 else ["get_server_list"]
-            os.kill(int(self.daemon.run(find).stdout), signal.SIGKILL)
+            pid = self.daemon.run(find).stdout
+            os.kill(int(pid), signal.SIGKILL)
+            wait_until(lambda: self.daemon.run(find).stdout != pid, f"the end of {kind} {name}")
 
     def _listed(self, pid: int) -> bool:
         if self.protocol == 3:
