@@ -15,6 +15,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_ba
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.harness import HEADER, Device, Never, pack, three
+from tests.emulated.test_compiled_tier import LOCKS
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
 
@@ -117,13 +118,6 @@ def test_blocks_on_several_threads_wait_for_each_other(monkeypatch: pytest.Monke
     address = device.put(np.zeros(2, "u4"))
     run(begin(device, GRID_SYNC, blocks, 64, address))
     assert device.get(address, np.zeros(2, "u4")).tolist() == [20 * blocks, 0]
-
-
-LOCKS = """.visible .entry k(.param .u64 p)
-{ .reg .b32 %v, %old; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
-AGAIN: atom.global.cas.b32 %old, [%a], 0, 1; setp.ne.u32 %q, %old, 0; @%q bra AGAIN;
-ld.volatile.global.u32 %v, [%a+4]; add.u32 %v, %v, 1; st.volatile.global.u32 [%a+4], %v;
-membar.gl; atom.global.exch.b32 %old, [%a], 0; ret; }"""
 
 
 def test_lanes_that_spin_for_a_lock_of_a_lane_of_their_warp_end() -> None:

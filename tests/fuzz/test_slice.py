@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from fuzz_daemon import fuzz_daemon
 from fuzz_driver import fuzz_driver_daemon, fuzz_tool
 from fuzz_session import fuzz_session
 from fuzz_stream import fuzz_stream
-from processes import DaemonProcess, adopt_orphans
+from processes import DaemonProcess, daemon_of_session
 
 SEED = 20130805
 
@@ -23,17 +22,8 @@ SEED = 20130805
 @pytest.fixture
 def daemon() -> Iterator[DaemonProcess]:
     """A running daemon."""
-    adopt_orphans()
-    directory = Path(tempfile.mkdtemp(prefix="pympsd-fuzz-"))
-    directory.chmod(0o755)
-    for name in ("pipe", "log"):
-        (directory / name).mkdir()
-    running = DaemonProcess(directory)
-    assert running.start().returncode == 0
-    yield running
-    running.stop()
-    adopt_orphans(False)
-    shutil.rmtree(directory)
+    with daemon_of_session(adopts=True) as running:
+        yield running
 
 
 def test_sessions_with_a_running_daemon(daemon: DaemonProcess) -> None:

@@ -377,8 +377,8 @@ class ClientProcess:
 
 
 @contextlib.contextmanager
-def daemon_of_session() -> Iterator[DaemonProcess]:
-    """Give a daemon in a directory of its own that lasts for many tests, whose programs are not adopted."""
+def daemon_of_session(*, adopts: bool = False) -> Iterator[DaemonProcess]:
+    """Give a daemon in a directory of its own that lasts for many tests; its programs are adopted if `adopts`."""
     adopt_orphans()
     directory = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
     directory.chmod(0o755)
@@ -386,9 +386,12 @@ def daemon_of_session() -> Iterator[DaemonProcess]:
         (directory / name).mkdir()
     running = DaemonProcess(directory)
     assert running.start().returncode == 0
-    adopt_orphans(False)  # what the programs leave is not this process's
+    if not adopts:
+        adopt_orphans(False)  # what the programs leave is not this process's
     yield running
     running.stop()
+    if adopts:
+        adopt_orphans(False)
     shutil.rmtree(directory)
 
 
