@@ -1,6 +1,8 @@
 """Dask workers that have a share of a GPU: a plug-in for ``Client.register_plugin``.
 
->>> client.register_plugin(GpuShare())   # workers were started with --resources "GPU=0.25"
+An example::
+
+    client.register_plugin(GpuShare())   # workers were started with --resources "GPU=0.25"
 
 A worker that is killed gives its share back; the one that its nanny starts in its place gets one again.
 """

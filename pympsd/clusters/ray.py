@@ -1,8 +1,10 @@
 """Ray tasks and actors that have a share of a GPU: a decorator.
 
->>> @ray.remote(num_gpus=0.25, max_calls=1)
-... @gpu_share
-... def train(): ...
+An example::
+
+    @ray.remote(num_gpus=0.25, max_calls=1)
+    @gpu_share
+    def train(): ...
 
 Ray chooses the device; the share of it is a percentage of its SMs and of its memory. A share is for the life of a
 process: tasks need ``max_calls=1``, unless all tasks of a worker have the same one. An actor has its own process.
