@@ -24,7 +24,13 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def gpu_share(function: T) -> T:
-    """Decorate a function that becomes a task, or a class that becomes an actor: it gets its share first."""
+    """Make a Ray task or actor take its share of a GPU before anything else runs in it.
+
+    Args:
+        function: The function of a task, or the class of an actor; write ``@gpu_share`` below ``@ray.remote``.
+
+    The task or actor raises `BadShare` if its worker cannot have the share.
+    """
     if isinstance(function, type):
         started: T = _with_share_at_start(function)
         return started
@@ -38,7 +44,12 @@ def gpu_share(function: T) -> T:
 
 
 def take_share() -> None:
-    """Give this worker process the share that its task or actor has been assigned; raise BadShare."""
+    """Give this worker process the share that Ray has assigned to its task or actor.
+
+    Raises:
+        BadShare: No GPU is assigned, the daemon does not have it, or the process has another share already.
+        CannotAsk: No daemon runs on this machine.
+    """
     context: Any = ray.get_runtime_context()
     requested = float(context.get_assigned_resources().get("GPU", 0))
     if not requested:
