@@ -145,7 +145,7 @@ class Command:
         return f"{self.syntax.usage} [{JSON_OPTION}]" if has_json else self.syntax.usage
 
     def translate(self, words: Sequence[str]) -> Answer:
-        """Return the refusal of a command of protocol 2 by a daemon that speaks protocol 3; it names the command to use.
+        """Return the refusal of a command of protocol 2 by a daemon of protocol 3, with the command to use.
 
         Args:
             words: The arguments that were given, which the suggestion contains.
