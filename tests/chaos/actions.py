@@ -85,8 +85,8 @@ async def terminate(testbed: Testbed, life: Life, number: int) -> None:
     server = testbed.server()
     if server is None or server.uid != life.uid:
         return
-    facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
-    with testbed.incident(Kind.CLIENT_TERMINATE, number, **facts) as incident:
+    details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
+    with testbed.incident(Kind.CLIENT_TERMINATE, number, **details) as incident:
         said = await say(testbed, f"terminate_client {server.pid} {life.pid}")
     incident.note = said.strip()
 

@@ -48,12 +48,12 @@ def leaks(
     before: Before,
     directory: Path,
     uids: Collection[int],
-    patience: float = GOING_SECONDS,
+    seconds: float = GOING_SECONDS,
     stays: frozenset[str] = STAYS,
 ) -> list[str]:
     """Return what is left that was not there before and does not go, each in words."""
     gc.collect()
-    give_up = time.monotonic() + patience
+    give_up = time.monotonic() + seconds
     while (found := _left(before, directory, uids, stays)) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
     return found

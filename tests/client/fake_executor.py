@@ -27,7 +27,7 @@ from pympsd_client._objects.context import Context
 SHARED_BYTES = 1 << 20
 OPCODES = {name: operation.opcode for name, operation in records.BY_NAME.items()}
 
-FACTS = DeviceProperties(
+PROPERTIES = DeviceProperties(
     name="NVIDIA Fake",
     uuid="GPU-00112233-4455-6677-8899-aabbccddeeff",
     pci="0000:1A.06.00",
@@ -88,14 +88,14 @@ class FakeExecutor:
 
     def context(self) -> Context:
         """Return an open context of this executor."""
-        device = Device(self.ordinal, self.ordinal, FACTS)
+        device = Device(self.ordinal, self.ordinal, PROPERTIES)
         context = Context(device, 0, primary=False)
         context.open(self)
         return context
 
     # --- the Connection a context opens through
 
-    devices = (Device(0, 0, FACTS), Device(1, 1, FACTS))
+    devices = (Device(0, 0, PROPERTIES), Device(1, 1, PROPERTIES))
     driver_version = 13000
     provisions = True
     per_context = False

@@ -199,7 +199,7 @@ def test_a_context_that_another_thread_destroyed(launches: Launches, context: An
 
 
 @pytest.mark.parametrize("end", [cuda.cuDevicePrimaryCtxRelease, cuda.cuDevicePrimaryCtxReset])
-def test_a_primary_context_that_was_opened_anew(launches: Launches, devices: PrivateExecutors, end: Any) -> None:
+def test_a_primary_context_that_was_opened_again(launches: Launches, devices: PrivateExecutors, end: Any) -> None:
     ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(0))))
     call = launches.familiar(*Counter().on(0))
     ok(end(0))

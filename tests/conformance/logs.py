@@ -91,7 +91,7 @@ def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
     """Take server.log apart by client; a line that names none goes on with the one before."""
     voices: dict[str, list[Entry]] = defaultdict(list)
     voice = "server"
-    log = _asked_once(log)
+    log = _without_repeated_queries(log)
     for entry in log:
         if found := CLIENTS.search(entry.text):
             voice = found[1] or found[2]
@@ -104,7 +104,7 @@ def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
 VOICES: Final = {"control.log": control_voices, "server.log": server_voices}
 
 
-def _asked_once(log: list[Entry]) -> list[Entry]:
+def _without_repeated_queries(log: list[Entry]) -> list[Entry]:
     """Leave out a refusal to shut down that follows another: the vendor's daemon asks as often as it polls."""
     refusal = list(REFUSAL)
     kept: list[Entry] = []

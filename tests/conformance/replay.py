@@ -149,9 +149,9 @@ class Replay:
         elif verb == "run":
             done = self.daemon(0).run([], f"{self.known.translated(rest)}\n")
             assert done.returncode == 0
-            self._settled(rest)
+            self._wait_until_settled(rest)
         elif verb == "ask":
-            assert self._asked(f"{rest}\n").returncode == 0
+            assert self._ask(f"{rest}\n").returncode == 0
         elif verb == "client":
             pid, _, words = rest.partition(" ")
             assert "CUDA_SUCCESS" in self._do(int(pid), words, {})
@@ -213,7 +213,7 @@ class Replay:
         while step.get("until") and self._ran_otherwise(_instead(step), done) and time.monotonic() < give_up:
             self.repeated.append(stdin.strip())
             done = daemon.run(step["arguments"], stdin, step["uid"])
-        self._settled(stdin, at)
+        self._wait_until_settled(stdin, at)
         return lambda decided: self._ran_otherwise(decided, done)
 
     def _ran_otherwise(self, step: dict[str, Any], done: subprocess.CompletedProcess[str]) -> str:
@@ -237,7 +237,7 @@ class Replay:
             wrong += self._compared.differences("stderr", step.get("stderr", []), complaints)
         return "\n".join(wrong)
 
-    def _asked(self, stdin: str) -> subprocess.CompletedProcess[str]:
+    def _ask(self, stdin: str) -> subprocess.CompletedProcess[str]:
         """Give a command that the recording shows in the log only."""
         self.commands.setdefault(0, []).extend(stdin.splitlines())
         return self.daemon(0).run([], stdin)
@@ -255,7 +255,7 @@ class Replay:
         wrong = "" if process.poll() is None else "it ended, and did not wait"
         return lambda _: wrong
 
-    def _settled(self, stdin: str, at: int = 0) -> None:
+    def _wait_until_settled(self, stdin: str, at: int = 0) -> None:
         """Wait for what a command begins: the vendor's daemon answers no one meanwhile."""
         daemon = self.daemon(at)
         if stdin.startswith("start_server"):

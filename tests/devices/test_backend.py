@@ -98,7 +98,7 @@ def test_a_machine_is_described_with_a_branch_of_the_driver(tmp_path: Path) -> N
         ("vendor", UNUSABLE, "", r"no nvidia-cuda-mps-server is in PATH"),
     ],
 )
-def test_what_is_asked_for_and_not_there_is_an_error(backend: str, probed: Probed, server: str, said: str) -> None:
+def test_what_is_requested_and_not_there_is_an_error(backend: str, probed: Probed, server: str, said: str) -> None:
     with pytest.raises(NoDriver, match=said):
         machine(backend, probed, server)
 
@@ -119,7 +119,7 @@ def test_a_described_machine_is_emulated_whatever_is_installed() -> None:
     assert (found.backend, len(found.devices)) == ("emulated", 2)
 
 
-def test_a_backend_that_is_asked_for_wins_over_a_described_machine() -> None:
+def test_a_backend_that_is_set_wins_over_a_described_machine() -> None:
     assert machine("vendor", FOUND, SERVER, PYMPSD_EMULATED_DEVICES="2xH100").backend == "vendor"
 
 

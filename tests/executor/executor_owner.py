@@ -85,8 +85,8 @@ class ExecutorOwner:
         """Send it its device; return its first message."""
         build = changes.get("build", current_build())
         backend = changes.get("backend", "emulated")
-        facts = device or describe("H200")[0]
-        self.send(ExecutorSetup(build, changes.get("ordinal", 0), GENERATION, backend, facts))
+        properties = device or describe("H200")[0]
+        self.send(ExecutorSetup(build, changes.get("ordinal", 0), GENERATION, backend, properties))
         return self.receive()[0]
 
     def ready(self, device: DeviceProperties | None = None) -> ExecutorOwner:

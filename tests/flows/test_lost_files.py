@@ -94,7 +94,7 @@ def test_a_state_file_that_is_gone_comes_back(
     assert client.do("add") == RIGHT
 
 
-def test_a_daemon_that_is_stopped_is_not_asked_to_hand_over(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_daemon_that_is_stopped_gets_no_request_to_hand_over(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     daemon.hear_out()
     before = daemon.say("ps")

@@ -129,7 +129,7 @@ def invisible(daemon_inside: DaemonProcess) -> Iterator[list[ClientProcess]]:
 
 
 @pytest.mark.long
-def test_clients_that_the_daemon_cannot_see_are_distinguished_by_serial(
+def test_clients_that_the_daemon_cannot_see_are_distinguished_by_id(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess]
 ) -> None:
     out_here, sibling = (client.connect() for client in invisible)

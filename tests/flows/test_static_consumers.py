@@ -126,7 +126,7 @@ def test_a_model_server_has_partitions_for_its_replicas(control: DaemonProcess) 
         client.process.communicate()
 
 
-def test_a_daemon_without_static_partitioning_is_told_apart(control: DaemonProcess) -> None:
+def test_a_daemon_without_static_partitioning_is_recognized(control: DaemonProcess) -> None:
     assert control.start("-d").returncode == 0
     assert not static_partitioning_enabled(control.directory / "pipe")
 

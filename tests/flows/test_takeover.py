@@ -94,7 +94,7 @@ def links_of(pid: int) -> list[str]:
     return found
 
 
-def test_a_server_that_is_asked_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
+def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
     client = daemon.client().connect()
     (server,) = daemon.servers()
     daemon.kill()
@@ -139,7 +139,7 @@ def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     late = make_client().connect()
     daemon.hear_out()
     new = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]} - shown
-    assert [int(serial) > max(map(int, shown)) for serial in new] == [True]
+    assert [int(id_) > max(map(int, shown)) for id_ in new] == [True]
     # Newcomers get the limits that were set: 30 % of 132 SMs, in whole groups of 2.
     assert late.do("sm") == "38"
     assert late.do("mem").split()[1] == "2048"
@@ -720,17 +720,17 @@ def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Mak
     active = make_client().connect()
     waiting: list[socket.socket] = []
 
-    def asked() -> int:
+    def request_count() -> int:
         return sum(line.startswith("NEW CLIENT ") for line in daemon.log())
 
     try:
         for _ in range(8):
-            before = asked()
+            before = request_count()
             waiting += [_connected(daemon) for _ in range(40)]
             for each in waiting:
                 each.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "load", 0, {}, False)))
             some = before + source.randint(0, len(waiting))
-            wait_until(lambda some=some: asked() >= some, "some of the requests")
+            wait_until(lambda some=some: request_count() >= some, "some of the requests")
             daemon.kill()
             again(daemon)
             while waiting:

@@ -77,7 +77,7 @@ class Bench:
         return int(result), "" if result == Result.SUCCESS else self.at_work.context.status.reason
 
 
-def facts_of(backend: str) -> DeviceProperties:
+def properties_of(backend: str) -> DeviceProperties:
     """Return what a device of a backend is."""
     if backend == "emulated":
         return evolve(describe("H200")[0], memory_bytes=DEVICE_BYTES)
@@ -91,7 +91,7 @@ def main(fd: int, backends: list[str]) -> None:
     """Open the devices, say so, and answer until the socket ends."""
     connection = Connection(fd)
     benches = [
-        Bench(open_device(ExecutorSetup("", ordinal, 1, backend, facts_of(backend))))
+        Bench(open_device(ExecutorSetup("", ordinal, 1, backend, properties_of(backend))))
         for ordinal, backend in enumerate(backends)
     ]
     connection.send(("done", None))

@@ -60,9 +60,9 @@ def test_the_daemons_percentage_holds_and_can_be_changed_for_later_clients(
 
 def test_a_context_with_multiprocessors_of_its_own(start: Start) -> None:
     client = start()
-    for asked in (16, 40):
-        assert client.do(f"ctxaff 0 {asked}") == f"CUDA_SUCCESS {asked}"
-        assert len(places(client)) == asked
+    for requested in (16, 40):
+        assert client.do(f"ctxaff 0 {requested}") == f"CUDA_SUCCESS {requested}"
+        assert len(places(client)) == requested
 
 
 def test_a_memory_limit_is_seen_and_kept_to(daemon: DaemonProcess, start: Start) -> None:

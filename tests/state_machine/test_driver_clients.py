@@ -102,7 +102,7 @@ def test_a_further_connection_is_admitted_though_the_turn_is_closed(busy: Story)
     assert [entry.client for entry in busy.daemon.queue] == [2, 3]
 
 
-def test_a_further_connection_is_admitted_with_a_turn_patience_of_0() -> None:
+def test_a_further_connection_is_admitted_with_an_overtaking_limit_of_0() -> None:
     story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
@@ -135,7 +135,7 @@ def test_a_further_connection_during_a_fault(busy: Story) -> None:
     assert admitted(joins(busy, 2, FIRST)) == [(2, 1)]
 
 
-def test_a_process_that_has_left_is_a_newcomer(busy: Story) -> None:
+def test_a_process_that_has_left_is_a_new_client(busy: Story) -> None:
     joins(busy, 2, SECOND, B)
     turn_ends(busy)
     joins(busy, 3, 103)
@@ -152,7 +152,7 @@ def test_processes_that_are_not_visible_are_distinguished(busy: Story) -> None:
     assert list(busy.daemon.servers[1].clients) == [1, 2, 3]
 
 
-def test_a_process_of_which_nothing_is_known_is_always_a_newcomer(busy: Story) -> None:
+def test_an_unknown_process_is_always_a_new_client(busy: Story) -> None:
     joins(busy, 2, SECOND, B)
     for client in (3, 4):
         joins(busy, client, 0, process=0)

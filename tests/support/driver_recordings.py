@@ -72,7 +72,7 @@ class Recording:
         """Return the conversations of servers."""
         return [one for one in self.conversations.values() if one.role == "server"]
 
-    def asked(self, line: str) -> ToolSession:
+    def session_of(self, line: str) -> ToolSession:
         """Return the session that gave this line alone."""
         (found,) = (tool for tool in self.tools if tool.lines == [line.encode()])
         return found

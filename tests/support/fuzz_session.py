@@ -155,8 +155,8 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     control = str(daemon.directory / "pipe" / "control")
     (server,) = daemon.servers()
     executors = children_of(server)
-    (serial,) = (line for line in daemon.say(f"get_client_list {server}").split())
-    assert serial == str(good.pid)
+    (pid,) = (line for line in daemon.say(f"get_client_list {server}").split())
+    assert pid == str(good.pid)
     before, said, answered, checks = _descriptors(server), 0, 0, 0
     for number in range(sessions):
         source = random.Random(f"{seed}/session/{number}")
@@ -169,7 +169,7 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     wait_until(lambda: _descriptors(server) <= before, "the server's descriptors back to before")
     assert daemon.servers() == [server]
     assert children_of(server) == executors
-    wait_until(lambda: daemon.say(f"get_client_list {server}").split() == [serial], "the bad client's end")
+    wait_until(lambda: daemon.say(f"get_client_list {server}").split() == [pid], "the bad client's end")
     log = (daemon.directory / "log" / "server.log").read_bytes()
     assert b"internal error" not in log
     assert b"Traceback" not in log

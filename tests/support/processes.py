@@ -276,11 +276,11 @@ class DaemonProcess:
 def _await_executors() -> None:
     """Wait until those that were adopted have ended: no server waits for the executors of one that was killed."""
     give_up = time.monotonic() + EXECUTORS_SECONDS
-    while any(alive(pid) and _is_awaited(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
+    while any(alive(pid) and _ends_soon(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
 
 
-def _is_awaited(pid: int) -> bool:
+def _ends_soon(pid: int) -> bool:
     """Whether it is an executor; on a GPU also a server, which leads its session, and may be another daemon's."""
     with contextlib.suppress(OSError):
         return _command_of(pid) == "pympsd-server" and (on_gpu() or os.getsid(pid) != pid)

@@ -232,9 +232,9 @@ def test_a_fault_and_the_recovery(daemon: MinimalDaemon, launcher: Path, start: 
         str(pids[0]),
         str(pids[1]),
     ]
-    with DriverClient.start(daemon.directory) as newcomer:
-        assert daemon.serve(newcomer, "init") == "init CUDA_ERROR_MPS_SERVER_NOT_READY"
-        refused = f"{{PID: {newcomer.pid}, Context ID: 0}}"
+    with DriverClient.start(daemon.directory) as new_client:
+        assert daemon.serve(new_client, "init") == "init CUDA_ERROR_MPS_SERVER_NOT_READY"
+        refused = f"{{PID: {new_client.pid}, Context ID: 0}}"
     assert daemon.log()[-2:] == [
         f"Server teardown in progress. Refusing to accept new client {refused}",
         f"Failed to accept client {refused} with status 807",

@@ -377,8 +377,8 @@ class FakeDriver:
 
     @_call
     def cuEventQuery(self, event: int) -> None:
-        asked = self.events[int(event)]
-        if asked.passed < asked.recorded:
+        queried = self.events[int(event)]
+        if queried.passed < queried.recorded:
             raise Refused(NOT_READY)
 
     @_call
@@ -387,9 +387,9 @@ class FakeDriver:
 
     @_call
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
-        awaited = self.events[int(event)]
-        number = awaited.recorded
-        self._put(stream, lambda: None, lambda: awaited.passed >= number)
+        target = self.events[int(event)]
+        number = target.recorded
+        self._put(stream, lambda: None, lambda: target.passed >= number)
 
     # --- work
 
@@ -481,20 +481,20 @@ class FakeDriver:
 class Recorder:
     """A completion that records its outcomes, in order."""
 
-    outcomes: list[Status] = field(factory=list)
+    statuses: list[Status] = field(factory=list)
     _called: Condition = field(factory=Condition, init=False)
 
     def __call__(self, status: Status) -> None:
         """Record an outcome."""
         with self._called:
-            self.outcomes.append(status)
+            self.statuses.append(status)
             self._called.notify_all()
 
     def wait(self, count: int = 1) -> list[Status]:
         """Return the outcomes as soon as there are ``count``."""
         with self._called:
-            assert self._called.wait_for(lambda: len(self.outcomes) >= count, SECONDS), f"only {self.outcomes}"
-            return list(self.outcomes)
+            assert self._called.wait_for(lambda: len(self.statuses) >= count, SECONDS), f"only {self.statuses}"
+            return list(self.statuses)
 
 
 @define(eq=False)

@@ -313,15 +313,15 @@ def _ask(clients: Clients, context: Connection, request: dict[str, Any]) -> dict
     """Answer what a context asks of its device."""
     if context.error:
         return {"result": context.error}
-    asked = request["ask"]
-    if asked == "sms":
+    question = request["ask"]
+    if question == "sms":
         return {"result": "CUDA_SUCCESS", "value": devices.multiprocessors(context.percentage)}
-    if asked == "alloc":
+    if question == "alloc":
         return {"result": _allocate(clients, context, request["bytes"])}
-    if asked == "step":
+    if question == "step":
         context.value = (context.value * STEP_FACTOR + STEP_TERM + request["number"]) % STEP_MODULUS
         return {"result": "CUDA_SUCCESS", "value": context.value}
-    if asked == "fault":
+    if question == "fault":
         clients.fail(context)
         return {"result": context.error}
     return {"result": "CUDA_SUCCESS"}  # sync, launch

@@ -27,7 +27,7 @@ class TheirDaemon:
         self.lines: list[str] = []
         self.hello = HELLO
         self.sessions = 0
-        self.patience = SECONDS
+        self.timeout = SECONDS
         """Seconds in which a tool must read or say something."""
         self.raw: list[bytes] | None = None
         """Said after the role, whatever the tool says; then it closes."""
@@ -76,7 +76,7 @@ def their_daemon(pipe_directory: Path, printed: Printed) -> Iterator[TheirDaemon
                 except OSError:
                     return  # shut down
                 with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    connection.settimeout(daemon.patience)
+                    connection.settimeout(daemon.timeout)
                     try:
                         daemon.serve(connection)
                     except (AssertionError, TimeoutError, struct.error) as error:
