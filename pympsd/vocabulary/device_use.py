@@ -1,6 +1,6 @@
 """What a server reports of a device: the memory that its clients hold there, its kernels, and its utilization.
 
-One record goes the whole way, so that a new figure needs no change in between:
+The same record travels all the way, so a new figure needs no change in between:
 
     executors -> the server's record of them -> MemoryReported -> the daemon's `Server.use` -> NVML, metrics, lists
 

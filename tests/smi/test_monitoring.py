@@ -223,6 +223,6 @@ def test_a_daemon_of_another_user_gets_no_request(node: Node) -> None:
     try:
         done = shown(daemon.environment, "-L", PYMPSD_EMULATED_DEVICES="H100")
         assert done.stdout.count("H100") == 1
-        assert "is run by user 1000, neither root nor you: it is not asked" in done.stderr
+        assert "is run by user 1000, neither root nor you: ignoring it" in done.stderr
     finally:
         node.close()
