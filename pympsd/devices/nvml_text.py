@@ -1,7 +1,7 @@
 """The description of a machine's devices that libnvidia-ml.so.1 reads: what they are, and which processes use them.
 
-A native program has no Python, so the format is one that C reads easily: a line for each property, with its name before
-its values. Properties before the first ``device`` are the machine's; ``process`` lines follow their device. An example::
+A native program has no Python, so the format is one that C reads easily: a line for each property, with its name
+before its values. Lines before the first ``device`` are about the machine; ``process`` lines follow their device::
 
     pympsd-nvml 1
     backend emulated

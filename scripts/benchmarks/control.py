@@ -26,7 +26,7 @@ DRAINED = 48
 PARTITIONS = 13
 """They take, with those that are made before the time is measured, the 15 chunks of an H200."""
 PIPELINED = 500
-"""Commands sent at once in the long session, so that it measures the daemon and not the round trips."""
+"""Commands sent together in the long session, so that it measures the daemon and not the round trips."""
 
 
 def measure(report: Report) -> None:

@@ -88,7 +88,7 @@ def crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[st
 def _descriptors_of(pid: int) -> list[str]:
     """Return what each descriptor of a process refers to, without inode numbers."""
     targets = []
-    with suppress(OSError):  # the process, or the descriptor, may have ended meanwhile
+    with suppress(OSError):  # the process, or the descriptor, may have ended
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 targets.append(os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")[0])

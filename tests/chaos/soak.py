@@ -67,7 +67,7 @@ class Soak:
         while True:
             self.testbed.listen()
             self.testbed.reap()
-            # What a client met may be explained by what another one says a moment later. All that was said until then
+            # Another client may explain a moment later what this one met. All that was reported until then
             # is heard first: this process, too, may have had no time for long.
             due = now() - SLACK
             await trio.sleep(LISTEN_SECONDS)

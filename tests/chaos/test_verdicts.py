@@ -1,4 +1,4 @@
-"""The table of allowed outcomes, and the judge."""
+"""The table of allowed results, and the judge."""
 
 from __future__ import annotations
 

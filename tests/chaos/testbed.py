@@ -325,7 +325,7 @@ def _command_of(pid: int) -> str:
 
 
 def machine(containment: Containment) -> str:
-    """Return the description of a machine of which faults reach so far."""
+    """Return the description of a machine whose faults reach that far."""
     before_volta = containment is Containment.SERVER
     return MACHINE.format(
         containment=Containment.DEVICE if before_volta else containment,

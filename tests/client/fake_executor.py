@@ -57,7 +57,7 @@ class FakeExecutor:
     context_id: int = 1
     ordinal: int = 0
     ring: bool = False
-    """Records come by a ring, whose reader says that it sleeps, so that a bell follows each record."""
+    """Records come by a ring, whose reader reports that it sleeps, so that a bell follows each record."""
     on_end: Callable[[str], CudaError] = lost
     layout: ModuleLayout = field(factory=lambda: ModuleLayout((), ()))
     """What loading a module answers."""
@@ -103,11 +103,11 @@ class FakeExecutor:
     def open_context(
         self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
-        """Open at once."""
+        """Open immediately."""
         return Opened(self.context_id, 1, self.transport, affinity or 132, 1 << 30, (0, -5))
 
     def close_context(self, device: Device, context_id: int) -> None:
-        """Close at once."""
+        """Close immediately."""
 
     def check(self) -> None:
         """It is always there."""

@@ -1,4 +1,4 @@
-"""Kernels that run in clusters, with more of them than the device holds at once."""
+"""Kernels that run in clusters, with more of them than the device holds at the same time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_many_clusters(context: Any, threads: int) -> None:
 
 
 def test_a_grid_of_parts_of_clusters_is_refused(context: Any) -> None:
-    ok(_launch(6, 32, 0))  # the device refuses it: the next call that waits says so
+    ok(_launch(6, 32, 0))  # the device refuses it: the next call that waits reports it
     assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
 
 

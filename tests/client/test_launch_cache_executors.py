@@ -148,7 +148,7 @@ def test_culaunchkernel_can_be_pickled() -> None:
     assert copy.deepcopy(launch) == launch
 
 
-# --- what invalidates plans: later launches take the slow path, which says what is wrong
+# --- what invalidates plans: later launches take the slow path, which reports what is wrong
 
 
 def test_a_stream_that_was_destroyed(launches: Launches, counter: Counter, stream: Any) -> None:

@@ -1,4 +1,4 @@
-"""Plays the steps of a recorded session against live daemons, servers and clients, and says where we differ."""
+"""Plays the steps of a recorded session against live daemons, servers and clients, and reports where we differ."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Replay:
             said = f"Server {server} exited"
             wait_until(lambda: any(line.startswith(said) for line in self.daemon(0).log()), said)
         elif verb == "reap":
-            # Its server is gone, or it was no client: its end is not logged.
+            # Its server is gone, or it was not a client: its end is not logged.
             self.clients.pop(int(rest)).end()
         elif verb == "gone":
             self._await_count("Client process", int(rest))
@@ -183,7 +183,7 @@ class Replay:
             self.commands[0] = []
 
     def _hung_up(self) -> bool:
-        """Whether the daemon has said that all operators have gone, but for those that still wait."""
+        """Whether the daemon has reported that all operators have gone, but for those that still wait."""
         daemon = self.daemon(0)
         return self._counted(daemon, "NEW UI") - self._counted(daemon, "UI closed") <= len(self.background)
 
@@ -230,7 +230,7 @@ class Replay:
         # Ours tells root, too, whose daemon it is.
         complaints = [line for line in done.stderr.splitlines() if not line.endswith(", neither root nor you")]
         if complaints[:1] == [NOT_FOUND]:
-            # Ours says in one line more which socket it was, and what is wrong with it.
+            # Ours reports in one line more which socket it was, and what is wrong with it.
             complaints = complaints[:1] + complaints[2:]
         # Where the vendor says nothing on standard error, ours may say in one line what was refused.
         if step.get("stderr") or len(complaints) > 1:
@@ -256,7 +256,7 @@ class Replay:
         return lambda _: wrong
 
     def _wait_until_settled(self, stdin: str, at: int = 0) -> None:
-        """Wait for what a command begins: the vendor's daemon answers no one meanwhile."""
+        """Wait for what a command begins: the vendor's daemon answers no one."""
         daemon = self.daemon(at)
         if stdin.startswith("start_server"):
             wait_until(lambda: self._counted(daemon, "Starting new server") == self._counted(daemon, "NEW SERVER"))

@@ -212,7 +212,7 @@ def test_machines_in_short_form_share_a_folder(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return folders that stand for / with its run, tmp and etc, where a stranger has taken a name in tmp."""
+    """Return folders that stand for / with its run, tmp and etc, where another user has taken a name in tmp."""
     with tempfile.TemporaryDirectory(prefix="pympsd-test-") as path:
         root = Path(path)
         root.chmod(0o755)

@@ -189,7 +189,7 @@ class ExecutorOwner:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def close(self) -> None:
-        """End the link, which must end the executor; kill it if it does not, and say so."""
+        """End the link, which must end the executor; kill it if it does not, and report it."""
         for client in self._clients:
             client.close()
         self.link.close()

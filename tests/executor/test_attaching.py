@@ -119,7 +119,7 @@ def test_detached_contexts_free_their_memory_and_their_id(executor: ExecutorOwne
     assert client.memory_info()[0] == before - (1 << 30)
     assert isinstance(executor.detach(2), ExecutorDone)
     assert client.memory_info()[0] > before  # the context's own cost came back too
-    # What was on its way meanwhile, and what never was one.
+    # What was on its way, and what never was one.
     assert client.call("ALLOCATE", 512, context=2).result == Result.ERROR_CONTEXT_IS_DESTROYED
     assert client.call("ALLOCATE", 512, context=3).result == Result.ERROR_INVALID_CONTEXT
     assert executor.detach(2).code == Result.ERROR_INVALID_CONTEXT

@@ -1,4 +1,4 @@
-"""How errors travel: at once, deferred to the next waiting call, or sticky."""
+"""How errors travel: immediately, deferred to the next waiting call, or sticky."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SECONDS = 30.0
 
 
 def mapped_pieces(executor: ExecutorOwner) -> int:
-    """How many pieces the executor has mapped at their own addresses, beside the clients' address spaces."""
+    """How many pieces the executor has mapped at their own addresses, next to the clients' address spaces."""
     lines = Path(f"/proc/{executor.process.pid}/maps").read_text().splitlines()
     starts = [int(line.partition("-")[0], 16) for line in lines if "memfd:pympsd-pinned" in line]
     return sum(mapped_window_of(0) <= start < window_of(1) for start in starts)

@@ -300,7 +300,7 @@ def test_c12_a_pipe_directory_that_is_a_bind_mount(make_daemon: MakeDaemon) -> N
 
 
 def test_c12_a_pipe_directory_on_dev_shm(make_daemon: MakeDaemon) -> None:
-    # Tests beside this one look there for what has the product's name.
+    # Tests next to this one look there for what has the product's name.
     path = Path(f"/dev/shm/test-pipe-{os.getpid()}")
     path.mkdir(mode=0o755)
     try:

@@ -92,7 +92,7 @@ def test_devices_can_be_listed_without_a_server(make_daemon: MakeDaemon, ready: 
 
 
 def refusal(node: Node) -> list[str]:
-    """Check that a client gets no server; return what server.log says from the failure on."""
+    """Check that a client gets no server; return what server.log reports from the failure on."""
     daemon = node.daemon("a")
     client = node.client(daemon)
     assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"

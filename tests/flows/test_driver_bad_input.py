@@ -72,7 +72,7 @@ def _nothing_leaks_in_the_daemon(daemon: DaemonProcess) -> Iterator[None]:
     yield
 
     def is_as_before() -> bool:
-        # Both at once: a server that is being started has no PID yet, and is in no list.
+        # Both at the same time: a server that is being started has no PID yet, and is in no list.
         return _has_no_servers(daemon) and len(descriptors(daemon)) <= len(before)
 
     try:
@@ -94,7 +94,7 @@ def _has_no_servers(daemon: DaemonProcess) -> bool:
 
 
 def serves(daemon: DaemonProcess, uid: int = USER, delay: float = 0.0) -> None:
-    """A program and an operator are served at once, or after a delay that is known (seconds)."""
+    """A program and an operator are served immediately, or after a delay that is known (seconds)."""
     began = time.monotonic()
     with DriverClient.start(daemon.directory / "pipe", uid=uid) as client:
         client.connect()
@@ -212,7 +212,7 @@ def test_descriptors_that_are_sent_along_are_closed(daemon: DaemonProcess, name:
             for line in (b"get_server_list", b"foo"):
                 here.say(struct.pack("<q", len(line) + 2), line + b"\n\0", fds=[write] * count)
             wait_until(has_logged(daemon, "Cmd:foo"))
-            assert len(descriptors(daemon)) <= before + 1, "they are closed at once, not at the end of the session"
+            assert len(descriptors(daemon)) <= before + 1, "they are closed before the session ends"
             here.say(bytes(8), fds=[write] * count)
             assert here.answers() == [b'Unknown command "foo"']
         os.close(write)
@@ -268,7 +268,7 @@ def test_a_length_that_is_none(daemon: DaemonProcess, length: bytes) -> None:
 def test_a_length_of_too_many_bytes(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may close at once
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may close immediately
             here.say(struct.pack("<q", 17) + b"junk", b"get_server_list\n\0", bytes(8))
         heard = here.hear()
         assert heard in (b"", struct.pack("<ii", 1, 0))
@@ -368,7 +368,7 @@ def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProces
 
 @pytest.mark.usefixtures("_many_descriptors")
 def test_a_thousand_clients_who_take_no_connection_cost_nobody_anything(daemon: DaemonProcess) -> None:
-    """Nor does one that is stopped or busy, in whatever container: its server hears of it when it goes on."""
+    """Nor does one that is stopped or busy, in whatever container: its server hears of it when it continues."""
     with DriverClient.start(control(daemon).parent, uid=0) as client, ExitStack() as stack:
         client.connect()
         silent = []

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="servers of several us
 
 @define
 class TwoUsers:
-    """A daemon in which each user has a server: the servers of one misbehave, and a client of the other goes on."""
+    """A daemon in which each user has a server: the servers of one misbehave, and a client of the other continues."""
 
     daemon: DaemonProcess
     launcher: Path
@@ -204,7 +204,7 @@ def test_a_command_for_a_server_that_is_not_ready_is_answered(users: TwoUsers, l
 def test_a_server_that_crashes_after_its_role(users: TwoUsers) -> None:
     client = users.asking(crash="after_role")
     wait_until(has_logged(users.daemon, r"Server \d+ exited with status -9"))
-    # After the fourth such server newcomers would be refused for some seconds.
+    # After the fourth such server new clients would be refused for some seconds.
     users.misbehave()
     # If it was not handed over before the end was seen, another server has it.
     assert client.answer() in (f"init {LOST}", f"init {SUCCESS}")
@@ -237,7 +237,7 @@ def test_a_server_that_crashes_on_a_command(users: TwoUsers, command: int) -> No
 @pytest.mark.long(but=["13"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None:
-    """Its clients go on, operators are answered, and it can be ended by force."""
+    """Its clients continue, operators are answered, and it can be ended by force."""
     client, server = users.connected(hang=f"on_command:{command}")
     began = time.monotonic()
     if command == 13:

@@ -129,7 +129,7 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
     os.kill(victim, signal.SIGSTOP)
     began = time.monotonic()
     with daemon.begin(f"terminate_client {server} {client.pid}") as operator:
-        # Others are answered meanwhile.
+        # Others are answered.
         assert daemon.say("get_server_list") == f"{server}\n"
         assert str(client.pid) in daemon.say("ps").split()
         said, complaint = operator.communicate(timeout=SECONDS)

@@ -185,7 +185,7 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     wedge(before[0], server)
     # The first word after that it still takes: this one, or just then the question whether it is well.
     late[0].begin("ctx 0")
-    # What it has at hand goes on.
+    # What it has at hand continues.
     assert a.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert a.do("endless") == READY
     a.begin("sync")

@@ -84,7 +84,7 @@ def test_percentages_at_all_levels(make_daemon: Callable[..., DaemonProcess], st
     assert sees(**{PERCENTAGE: "33.3"}) == "42", "the client's lowers it"
     assert sees(**{PERCENTAGE: "90"}) == "104", "and cannot raise it"
     for text in ("0", "-5", "101", "x"):
-        assert sees(**{PERCENTAGE: text}) == "104", "what is no percentage is no limit"
+        assert sees(**{PERCENTAGE: text}) == "104", "what is not a percentage is not a limit"
     client = start(daemon, **{PERCENTAGE: "66.7", EACH: "1"})
     assert client.do("init") == "CUDA_SUCCESS"
     assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "88")
@@ -403,7 +403,7 @@ def test_one_process_may_hold_all_60_and_a_freed_slot_is_usable_at_once(daemon: 
     in_server_log(daemon, REACHED.format(60), 3)
     for _ in range(3):
         assert client.do("dtor") == "CUDA_SUCCESS"
-        assert other.do("newctx 0") == "CUDA_SUCCESS", "at once"
+        assert other.do("newctx 0") == "CUDA_SUCCESS", "immediately"
         assert client.do("newctx 0") == FULL
         assert other.do("dtor") == "CUDA_SUCCESS"
         assert client.do("newctx 0") == "CUDA_SUCCESS"

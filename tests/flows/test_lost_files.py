@@ -39,9 +39,9 @@ def test_a_daemon_leaves_its_successors_files_alone(
 ) -> None:
     pipe = daemon.directory / "pipe"
     make_client().connect()  # whose server's end the first daemon would note in the state file
-    daemon.hear_out()  # at each event it makes the state file anew, in a directory that is being removed too
+    daemon.hear_out()  # at each event it makes the state file again, in a directory that is being removed too
     if removed == "the directory":
-        pipe.rename(pipe.with_name("removed"))  # at once: it writes what NVML reports every second
+        pipe.rename(pipe.with_name("removed"))  # immediately: it writes what NVML reports every second
         pipe.mkdir()
     else:
         (pipe / files.LOCK).unlink()

@@ -148,7 +148,7 @@ def sockets_of(pid: int) -> list[str]:
     named = {fields[6]: fields[7].rpartition("/")[2] for fields in lines if len(fields) == 8}
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed
             if inode := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
                 found.append(named.get(inode[1], ""))
     return sorted(found)

@@ -94,7 +94,7 @@ def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonP
         "them ('server delete <name>'), or ask an administrator for a larger share (--user-share servers=7, or "
         "servers in [shares] of the configuration file).\n"
     )
-    assert join(GREEDY).connect().do("add") == RIGHT, "one's own server is no part of the share"
+    assert join(GREEDY).connect().do("add") == RIGHT, "one's own server is not a part of the share"
     check_others_are_served(daemon, join)
     assert row(daemon, GREEDY, "servers") == [6, 6, 1]
     assert row(daemon, GREEDY, "processes") == [20, 12, 0]

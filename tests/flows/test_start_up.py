@@ -30,7 +30,7 @@ FILES = {
 
 
 def not_found(daemon: DaemonProcess, why: str) -> str:
-    """What the tool says where it reaches no daemon: the recorded line, and one that says why."""
+    """What the tool reports where it reaches no daemon: the recorded line, and one that reports why."""
     control = f"{daemon.environment['CUDA_MPS_PIPE_DIRECTORY']}/control"
     remedy = "check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d"
     return f"Cannot find MPS control daemon process\n{control}: {why}; {remedy}\n"

@@ -83,7 +83,7 @@ def create_partition(daemon: DaemonProcess, chunks: int) -> str:
 
 
 def remove_partition(daemon: DaemonProcess, partition: str) -> str:
-    """Remove a partition, and return the answer; the list tells whether it is gone."""
+    """Remove a partition, and return the answer; the list reports whether it is gone."""
     uuid, _, name = partition.partition("/")
     return daemon.say(f"sm_partition rm {uuid} {name}\n")
 

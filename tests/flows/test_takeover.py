@@ -1,6 +1,6 @@
-"""The daemon is killed, or replaced, under running servers and clients: they go on, and the next takes them in.
+"""The daemon is killed, or replaced, under running servers and clients: they continue, and the next takes them in.
 
-The keeper holds the sockets meanwhile; it is killed, too, alone and with the daemon.
+The keeper holds the sockets; it is killed, too, alone and with the daemon.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def server_of(daemon: DaemonProcess) -> int:
 
 
 def is_queued(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
-    """Whether control.log says that a client waits, of that many daemons."""
+    """Whether control.log reports that a client waits, of that many daemons."""
     said = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
     return len(said) >= times
 
@@ -89,7 +89,7 @@ def links_of(pid: int) -> list[str]:
     """Return what a process has open."""
     found = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed
             found.append(os.readlink(path))
     return found
 
@@ -134,7 +134,7 @@ def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     assert other.do("add") == RIGHT
     again_with_its_server(daemon)
     assert daemon.say(f"{lists}\n{settings}") == before
-    # Ids go on above those that were.
+    # Ids continue above those that were.
     shown = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]}
     late = make_client().connect()
     daemon.hear_out()

@@ -39,7 +39,7 @@ class Users:
         return client
 
     def waiting(self, uid: int, after: str) -> ClientProcess:
-        """Start a client and return when the log says that it waits after those users."""
+        """Start a client and return when the log reports that it waits after those users."""
         client = self.client(uid)
         client.begin("init")
         line = f"Client {client.pid} of user {uid} is waiting for its turn, behind {after}"
@@ -54,7 +54,7 @@ class Users:
         return server
 
     def becomes_closed(self, server: int, waiting: int) -> None:
-        """Return when a server takes no newcomers, for a user's sake."""
+        """Return when a server takes no new clients, for a user's sake."""
         line = f"s; server {server} no longer accepts new clients from user "
         wait_until(
             lambda: any(line in said and said.startswith(f"User {waiting} has waited") for said in self.daemon.log()),
@@ -126,7 +126,7 @@ def test_a_new_client_of_the_active_user_waits_after_the_overtaking_limit(start:
     waiting = users.waiting(NOBODY, after="user 0")
     users.becomes_closed(server, waiting=NOBODY)
     new_client = users.waiting(0, after=f"user {NOBODY}")
-    # Admitted clients go on, and make more contexts.
+    # Admitted clients continue, and make more contexts.
     assert first.do("add") == RIGHT
     assert first.do("newctx 0") == "CUDA_SUCCESS"
     first.end()
@@ -173,7 +173,7 @@ def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
     behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
     assert users.daemon.servers() == [server]
     first.end()
-    # The request is granted in its turn; its server has no clients, so the turn passes on at once.
+    # The request is granted in its turn; its server has no clients, so the turn passes on immediately.
     assert behind.result() == "CUDA_SUCCESS"
     started = [line.rpartition(" ")[2] for line in users.daemon.log() if line.startswith("Starting new server")]
     assert started == ["0", str(OTHER), str(NOBODY)]

@@ -148,7 +148,7 @@ def test_a_client_within_its_soft_limit_gets_the_memory_of_one_beyond(
         cgroups.move(owner.pid, "owner")
         for client in (guest, owner):
             client.connect()
-        # Other tests use the GPU meanwhile: there is some room for them, and too little for the owner.
+        # Other tests use the GPU: there is some room for them, and too little for the owner.
         while int(guest.do("mem").split()[0]) > 12 << 10:
             assert guest.do(f"alloc {2 << 30}").split()[0] == "CUDA_SUCCESS"
         assert owner.do(f"alloc {24 << 30}").split()[0] == "CUDA_SUCCESS", owner.do("error")

@@ -16,7 +16,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 
 def rows(daemon: DaemonProcess) -> list[list[str]]:
-    """Return what device_query says of the daemon's devices."""
+    """Return what device_query reports of the daemon's devices."""
     title, _, *lines = daemon.say("device_query --csv").splitlines()
     assert title == "Default"
     return [line.split(",") for line in lines]

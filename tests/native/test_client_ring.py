@@ -157,7 +157,7 @@ def test_polling_notices_an_answer(rig: Rig) -> None:
 
 
 def test_polling_after_an_answer_polls_for_the_next(rig: Rig) -> None:
-    rig.words[SPIN_COUNT // 8] = 500_000  # some milliseconds, beside which nothing else counts
+    rig.words[SPIN_COUNT // 8] = 500_000  # some milliseconds, next to which nothing else counts
     ring = Ring(rig.client_memory, SHARED_BYTES)
     rig.worker.send(b"x" * 24)
     began = time.thread_time()  # independent of other work on the processor

@@ -183,7 +183,7 @@ def test_static_and_dynamic_shared_memory_count_together(rig: Rig) -> None:
     assert rig.run(good, bad) == [DeclinedRecord(bad, 0)]
     rows[0].dynamic_bytes = 0
     again = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, 1, 0)
-    assert rig.run(again) == [DeclinedRecord(again, 0)], "a change by Python counts at once"
+    assert rig.run(again) == [DeclinedRecord(again, 0)], "a change by Python counts immediately"
 
 
 def test_a_launch_of_an_unloaded_module_goes_to_python(rig: Rig) -> None:

@@ -35,7 +35,7 @@ SLOT = ExecutorSlot(0)
 
 @define
 class FakeExecutor:
-    """Answers at once and records attachments. Also stands for the table of executors."""
+    """Answers immediately and records attachments. Also stands for the table of executors."""
 
     generation: int = 1
     slot: ExecutorSlot = SLOT
@@ -220,7 +220,7 @@ async def test_a_client_cannot_raise_its_multiprocessors(executor: FakeExecutor,
             assert answer.code == Result.ERROR_UNSUPPORTED_EXEC_AFFINITY
         assert (await exchange(channel, OpenContext(3, 0, 0, percentage, 103))).multiprocessors == 104
     assert [attach.quota.multiprocessors for attach in executor.attached] == [104, 104]
-    assert [attach.context for attach in executor.attached] == [1, 2], "refused contexts take no serial"
+    assert [attach.context for attach in executor.attached] == [1, 2], "refused contexts take no id"
 
 
 async def test_without_per_context_partitioning_a_contexts_percentage_is_ignored(executor: FakeExecutor) -> None:

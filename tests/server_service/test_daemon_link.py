@@ -1,4 +1,4 @@
-"""The server's side of its link while nobody reads: it stays, and says in the end what became of the roster."""
+"""The server's side of its link while nobody reads: it stays, and reports at the end what became of the clients."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _lines(blast: Blast) -> list[str]:
 
 
 def test_the_fault_of_a_context_in_a_partition_stays_there() -> None:
-    # Two clients in p, one in q, one in q and with a whole device beside it.
+    # Two clients in p, one in q, one in q and with a whole device next to it.
     client_table = ClientTable()
     for number, places in enumerate([[(0, "p")], [(0, "p")], [(0, "q")], [(0, "q"), (1, "")]]):
         client = client_table.add_client(number + 1, 100 + number, 0, {})

@@ -1,4 +1,4 @@
-"""The roster: clients, contexts and their numbers."""
+"""The client table: clients, contexts and their numbers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The pool of connections: never oversubscribed; a refused context takes no number; slots are freed at once."""
+"""The pool of connections: never oversubscribed; a refused context takes no number; slots are freed immediately."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_pool_has_60_slots_and_16_before_volta(machine: str, size: int) -> Non
 
 
 def test_the_61st_context_is_refused_and_takes_no_number() -> None:
-    """Recorded, of 48 with driver 580: the 49th is refused, and the next context that fits has the serial 49."""
+    """Recorded, of 48 with driver 580: the 49th is refused, and the next context that fits has the id 49."""
     client_table = ClientTable.of(DEVICES)
     one, other = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
     contexts = [client_table.open_context(one, 0, 1) for _ in range(60)]
@@ -88,7 +88,7 @@ class Clients(RuleBasedStateMachine):
         super().__init__()
         self.client_table = ClientTable.of(DEVICES)
         self.slots: dict[int, tuple[int, int]] = {}
-        """The device and the slots of each open context, by serial."""
+        """The device and the slots of each open context, by id."""
         self.ids: list[int] = []
         self.arrivals = 0
 

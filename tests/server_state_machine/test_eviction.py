@@ -22,7 +22,7 @@ def client(client_table: ClientTable, client_id: int, groups: tuple[str, ...], p
 
 
 def chosen(client_table: ClientTable, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
-    """Return the victims' serials, groups and excesses."""
+    """Return the victims' ids, groups and excesses."""
     endable = [client_id for client_id in client_table.clients if client_id != CALLER]
     victims = choose(client_table.clients.values(), 0, used, endable, short)
     return None if victims is None else [(one.client.id, one.group, one.excess) for one in victims]

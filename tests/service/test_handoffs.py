@@ -48,7 +48,7 @@ def test_out_of_descriptors_an_offer_leaves_none_open(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("is_silent", [False, True])
 async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_silent: bool) -> None:
-    """In its link the end would outlive the client, and the server would go on counting it."""
+    """In its link the end would outlive the client, and the server would continue counting it."""
     link: Any = Mock()
     dispatcher: Any = Mock()
     dispatcher.keeper.is_silent = is_silent
@@ -87,7 +87,7 @@ async def test_a_client_that_takes_nothing_is_in_nobodys_way() -> None:
 
 @pytest.mark.parametrize("has_it", [False, True])
 async def test_a_server_that_an_earlier_daemon_gave_a_client_is_not_given_it_again(has_it: bool) -> None:
-    """That daemon was killed before it could say so to the keeper."""
+    """That daemon was killed before it could report it to the keeper."""
     link: Any = Mock()
     new_client = NewClient(1, is_ready=True)
     new_client.offer.is_inherited = True

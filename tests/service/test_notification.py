@@ -1,4 +1,4 @@
-"""What a daemon tells the service manager that started it: readiness, watchdog, reload, stop."""
+"""What a daemon reports to the service manager that started it: readiness, watchdog, reload, stop."""
 
 from __future__ import annotations
 

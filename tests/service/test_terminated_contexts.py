@@ -1,4 +1,4 @@
-"""The driver's server is asked once to terminate a context, whatever happens meanwhile."""
+"""The driver's server is asked once to terminate a context, whatever happens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PID = 7
 
 @define
 class Link:
-    """A link to a server whose answers the test gives: its contexts at once, the others later."""
+    """A link to a server whose answers the test gives: its contexts immediately, the others later."""
 
     contexts: list[int]
     requests: list[Callable[[int], None]] = field(factory=list)
@@ -56,7 +56,7 @@ def test_it_is_noted_before_the_servers_request() -> None:
     assert (operators.answers, len(operators.link.requests)) == ([Result.ERROR_INVALID_CONTEXT], 1)
     operators.link.contexts.append(3)
     operators.link.requests[0](0)
-    assert operators.noted[-1] == {1, 2, 3}, "the one that came meanwhile may have been terminated"
+    assert operators.noted[-1] == {1, 2, 3}, "the one that came may have been terminated"
 
 
 def test_after_a_failure_there_is_no_further_request() -> None:

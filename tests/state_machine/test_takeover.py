@@ -190,7 +190,7 @@ def test_its_time_begins_again(story: Story, lines: tuple[str, ...], seconds: fl
     assert SetTimer(force, seconds) in heir.feed(events.PredecessorDied(quits(story, *lines)))
     returns(heir, "ACTIVE", CLIENT)
     assert ShutDownServer(SERVER, forced=True) in heir.feed(events.TimerEnded(force))
-    # Force that has been used is used again at once.
+    # Force that has been used is used again immediately.
     remembered = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
     assert SetTimer(force, 0.0) in Story(Daemon(DaemonOptions(0), DEVICES)).feed(events.PredecessorDied(remembered))
 
@@ -261,7 +261,7 @@ def queued(story: Story) -> PersistentState:
 
 
 def waits(story: Story, client: int, uid: int, connection: int) -> list[Instruction]:
-    """Let a client connect; its connection has a serial."""
+    """Let a client connect; its connection has an id."""
     peer = Peer(client + 100, uid, uid, (uid,))
     return story.feed(events.ClientConnected(client, ClientProcess(peer, "waits", 7), connection=connection))
 

@@ -1,4 +1,4 @@
-"""Turns between users, event by event: order of arrival, how long newcomers may overtake, and the log lines."""
+"""Turns between users, event by event: order of arrival, how long new clients may overtake, and the log lines."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ A, B, C = 500, 600, 700
 
 
 def admitted(instructions: list[Instruction]) -> list[int]:
-    """Return the serials of the clients that are admitted."""
+    """Return the ids of the clients that are admitted."""
     return [one.client for one in instructions if isinstance(one, AdmitClient)]
 
 
 def turn_timers(story: Story) -> list[Timer]:
-    """Return the timers of queue entries set so far."""
+    """Return the timers of queue entries set until now."""
     return [timer for timer, _ in story.watches if timer.kind is TimerKind.TURN]
 
 

@@ -1,4 +1,4 @@
-"""Users together, event by event: each has a server at once, up to the most; none waits for another's."""
+"""Users together, event by event: each has a server immediately, up to the most; none waits for another's."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_user_beyond_the_most_waits_until_a_server_has_no_clients(full: Story)
         "Client 103 of user 700 is waiting for its turn, behind one of 2 users",
         "Client 104 of user 800 is waiting for its turn, behind one of 2 users",
     ]
-    assert full.connects(5, A) == [AdmitClient(5, 1, 847, 0)], "served users go on"
+    assert full.connects(5, A) == [AdmitClient(5, 1, 847, 0)], "served users continue"
     assert full.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]
     assert full.feed(events.ServerExited(2, 0)) == [spawn(3, 3, C)], "in order of arrival"
     assert not [timer for timer, _ in full.watches if timer.kind is TimerKind.TURN]

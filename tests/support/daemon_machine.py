@@ -2,7 +2,7 @@
 
 The machine plays the I/O layer: it records the instructions, and draws only events that are possible then. It keeps
 its own account of when each client came and when it could no longer be overtaken, and at the end lets time pass: each
-waiting client is answered, however many newcomers of the active user connect.
+waiting client is answered, however many new clients of the active user connect.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.parsed_line import ParsedLine
 
 Waiter = tuple[str, int]
-"""("client", its serial) or ("request", the uid of a start request)."""
+"""("client", its id) or ("request", the uid of a start request)."""
 UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 NUMBER = st.integers(0, 3)
@@ -99,7 +99,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.watched: set[int] = set()
         """The clients whose ends the I/O layer would see: all it has to watch, but a pidfd may be lacking."""
         self.joining: dict[int, int] = {}
-        """Further connections of admitted clients, which are admitted at once, with the server that they must get."""
+        """Further connections of admitted clients, which must get the server of the client."""
         self.ended: set[int] = set()
         """The clients whose processes have ended, as the state machine knows."""
         self.spawning: dict[int, int] = {}
@@ -128,7 +128,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.exits = 0
         self.quit_begun = False
         self.quit_asked = False
-        """An operator began the quit: it goes on under the next daemon."""
+        """An operator began the quit: it continues under the next daemon."""
         self.phases: dict[int, Phase] = {}
 
     daemon_uid = 0
@@ -138,7 +138,7 @@ class DaemonMachine(RuleBasedStateMachine):
     most_servers = 1
     turn_policy = staticmethod(order())
     steps_for_each = 10
-    """What has to happen at most, for each client so far, until all that wait are served."""
+    """What has to happen at most, for each client until now, until all that wait are served."""
 
     @property
     def together(self) -> bool:
@@ -262,7 +262,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def _came_last(self, ticket: int) -> Waiter:
         last = max(self.came.values())
         came = [waiter for waiter, moment in self.came.items() if moment == last]
-        # Only a daemon that starts takes several at once: the start requests of the previous one.
+        # Only a daemon that starts takes several at the same time: the start requests of the previous one.
         (uid,) = {entry.uid for entry in self.daemon.queue if entry.ticket == ticket}
         return next(waiter for waiter in came if len(came) == 1 or waiter == ("request", uid))
 
@@ -299,7 +299,7 @@ class DaemonMachine(RuleBasedStateMachine):
         came = {waiter: self.came[waiter] for waiter in self._waiters() if self._user_of(waiter) in waiting}
         first = min(came.values())
         users = {self._user_of(waiter) for waiter, moment in came.items() if moment == first}
-        # Only the start requests of a previous daemon come at once: they are in the queue in their old order.
+        # Only the start requests of a previous daemon come together: they are in the queue in their old order.
         return next(entry.uid for entry in self.daemon.queue if entry.uid in users)
 
     def _others_wait(self, server: int) -> bool:
@@ -427,7 +427,7 @@ class DaemonMachine(RuleBasedStateMachine):
         return parse(line, 2).command == "quit"
 
     def _give(self, line: bytes, uid: int) -> None:
-        """Let an operator give a line; it is answered at once, unless its command takes some time."""
+        """Let an operator give a line; it is answered immediately, unless its command takes some time."""
         self.session += 1
         parsed = parse(line, 2)
         known = parsed.command if parsed.is_whole and uid in (0, self.daemon_uid) else ""
@@ -458,7 +458,7 @@ class DaemonMachine(RuleBasedStateMachine):
         assert session is None or self.replies[session] == 1
 
     def running_server(self, pid: int) -> int:
-        """Return the serial of the running server with a PID."""
+        """Return the id of the running server with a PID."""
         return next(server for server, running in self.running.items() if running == pid)
 
     def _a_server_pid(self, data: st.DataObject) -> int:
@@ -642,7 +642,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.quitters.clear()
         self.shut_down |= self.shutting_down & set(self.running)
         self.shutting_down, self.ever_forced = set(), set()
-        # If no server is left, serials begin anew.
+        # If no server is left, ids begin again.
         for marked in (self.verified, self.killed, self.shut_down):
             marked &= set(self.running)
         # Without servers there is nothing left that it waits for.
@@ -997,7 +997,7 @@ class DaemonMachine(RuleBasedStateMachine):
     # --- the end
 
     def teardown(self) -> None:
-        """Let time pass until every waiting client is answered, while newcomers of the active user connect.
+        """Let time pass until every waiting client is answered, while new clients of the active user connect.
 
         If users are together there are none: with enough of them a user beyond the most would wait for ever.
         """

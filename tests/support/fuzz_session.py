@@ -1,6 +1,6 @@
-"""Invalid session messages thrown at a live server, while another client computes: it goes on, and leaks nothing.
+"""Invalid session messages thrown at a live server, while another client computes: it continues, and leaks nothing.
 
-The bad client has a session as any other: what it says there is cut, spoilt, not for the server, or not its own.
+The bad client has a session as any other: what it reports there is cut, spoilt, not for the server, or not its own.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def _received(
 
 
 def _said(source: random.Random) -> tuple[bytes, int]:
-    """One thing to say, with that many descriptors beside it."""
+    """One thing to say, with that many descriptors next to it."""
     request, number = source.randrange(1 << 16), source.choice((*_NUMBERS[:10], source.getrandbits(63)))
     match source.randrange(12):
         case 0 | 1:
-            # What others have: their serials are small numbers, and easy to guess.
+            # What others have: their ids are small numbers, and easy to guess.
             data = messages.encode(CloseContext(request, source.randrange(64)))
         case 2:
             data = messages.encode(CloseContext(request, number))

@@ -62,7 +62,7 @@ class Found:
     faulted: int
     """Contexts that faulted; all of them the bad client's."""
     checks: int
-    """Results of others that were right meanwhile."""
+    """Results of others that were right."""
     results: Counter[int]
     """Answers by result."""
     kib_before: int
@@ -384,7 +384,7 @@ class StreamFuzz:
         self.executor.send(DropClient(1 << 40, 1))
         while not isinstance(message := self.executor.receive()[0], ExecutorDone):
             assert isinstance(message, ContextFaulted), message
-            assert message.context == 1, "another client's context was poisoned"
+            assert message.context == 1, "another client's context was faulted"
             self.faulted += 1
         assert self.executor.alive, "the executor has ended"
 

@@ -224,7 +224,7 @@ class NamedMachine(RuleBasedStateMachine):
 
     @rule(servers=FILES, prune=st.booleans(), force=st.booleans())
     def apply(self, servers: dict[str, dict[str, str]], prune: bool, force: bool) -> None:
-        """Apply a file: applied again at once, it changes nothing but what could not be changed then."""
+        """Apply a file: applied again immediately, it changes nothing but what could not be changed then."""
         if self.multiuser:
             servers.pop("uid_500", None)  # no other server than root's is possible
         text = self._written(servers)

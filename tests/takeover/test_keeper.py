@@ -326,7 +326,7 @@ def test_a_next_daemon_that_dies_halfway_costs_nothing(daemons: Daemons) -> None
             data, (fd, *_), _, _ = socket.recv_fds(halfway, packets.PACKET_BYTES, 1)
             assert packets.decode(data) == (packets.HOLD, "server 1", b"")
             wait_until(lambda: _state(keeper) == "S" and not _open(halfway), "a link that takes no more")
-            # It dies with packets unread; what it said itself counts, even if the keeper sees both at once.
+            # It dies with packets unread; what it reported itself counts, even if the keeper sees both together.
             suspend(keeper)
             socket.send_fds(halfway, [packets.encode(packets.HOLD, "client 1", b"new")], [fd])
             os.close(fd)

@@ -1,4 +1,4 @@
-"""What an earlier daemon left with its keeper: the next one goes on with it, or has it dropped."""
+"""What an earlier daemon left with its keeper: the next one continues with it, or has it dropped."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def test_an_operator_is_answered_by_the_next_daemon_and_dropped_from_the_k
     async with next_daemon(daemon, earlier) as left:
         await go_on(daemon, left)
         assert await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
-        # What it was answered, and was not, only this daemon knows: the next one could not go on with it.
+        # What it was answered, and was not, only this daemon knows: the next one could not continue with it.
         assert earlier.left() == {}
 
 
@@ -263,7 +263,7 @@ async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
         await client.send(messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, environment)))
         while not daemon.dispatcher.state.queue:
             await trio.lowlevel.checkpoint()
-        # Without its hello, which is out of the socket, no later daemon could go on with it.
+        # Without its hello, which is out of the socket, no later daemon could continue with it.
         assert earlier.left() == {}
 
 

@@ -62,7 +62,7 @@ async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) 
     (client,) = server.clients.values()
     assert (client.id, client.pid, client.process.command, list(client.contexts)) == (5, 4105, "train", [3])
     assert daemon.pending[0].resolved.is_set()
-    # New serials are above all earlier ones.
+    # New ids are above all earlier ones.
     assert daemon.dispatcher.ids.take() > 1 << 40
     # From now on it is a server like any other.
     await server_end.send(messages.encode(link.ClientGone(5)))

@@ -1,4 +1,4 @@
-"""``scripts/bench vendor``: pympsd with the driver's own server beside the vendor's daemon, in one run on one GPU.
+"""``scripts/bench vendor``: pympsd with the driver's own server next to the vendor's daemon, in one run on one GPU.
 
 Both daemons run at the same time, in private directories; what is measured of one is measured of the other next,
 with the same unmodified programs. PYMPSD_VENDOR_SERVER names the server where it is not in PATH. Exit status 1 when

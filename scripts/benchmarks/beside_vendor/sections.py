@@ -94,7 +94,7 @@ def joins(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
 
 
 def arrivals(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
-    """Measure the time until all of many that come at once have a context."""
+    """Measure the time until all of many that come at the same time have a context."""
     count = 4 if run.rehearsal else ARRIVALS
     taken: dict[str, list[float]] = {daemon.name: [] for daemon in daemons}
     for _, daemon in in_turn(daemons, 1 if run.rehearsal else _CROWDS):
@@ -228,7 +228,7 @@ def _processes_of(daemon: Daemon, others: set[int]) -> list[int]:
 
 
 def _switches(pids: Sequence[int]) -> int:
-    """Return how often processes have gone to sleep so far, all threads together: each time they had woken up."""
+    """Return how often processes have gone to sleep until now, all threads together: each time they had woken up."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():

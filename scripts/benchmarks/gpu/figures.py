@@ -14,7 +14,7 @@ from gpu.clients import Failure
 
 @define
 class Figures:
-    """Raw figures: nested dicts of numbers under section, way and more keys. ``facts``: the machine, the worker."""
+    """Raw figures: nested dicts of numbers by section, way and more keys. ``conditions``: the machine, the worker."""
 
     sections: list[str]
     conditions: dict[str, Any] = field(factory=dict)

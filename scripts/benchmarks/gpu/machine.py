@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def conditions(commit: str | None) -> dict[str, Any]:
-    """Return the facts; None for those that cannot be determined."""
+    """Return the conditions of a measurement; None for those that cannot be determined."""
     name, driver = _gpu()
     git = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return {

@@ -1,7 +1,7 @@
 """``scripts/bench gpu``: everything in one run, then one table of ratios; it changes no setting of the GPU.
 
-pympsd beside native processes that share the GPU by time slicing, beside the vendor's MPS where
-nvidia-cuda-mps-control is installed (in directories of its own), and beside one context with a thread for each
+pympsd next to native processes that share the GPU by time slicing, next to the vendor's MPS where
+nvidia-cuda-mps-control is installed (in directories of its own), and next to one context with a thread for each
 client. The raw figures are kept as JSON. Exit status 1 when a target is missed, a figure could not be measured, or
 the workers measured are not the native ones.
 """
@@ -95,7 +95,7 @@ def _measure(run: Run, given: argparse.Namespace) -> None:
             ways.VENDOR: lambda: ways.vendor(baseline),
             ways.ONE_CONTEXT: lambda: ways.one_context(baseline),
         }
-        for name in SECTIONS_OF:  # pympsd first: end a run of the wrong worker at once
+        for name in SECTIONS_OF:  # pympsd first: end a run of the wrong worker immediately
             if name in given.ways and (baseline or name not in NEED_BASELINE):
                 _measure_way(run, name, starts[name])
 

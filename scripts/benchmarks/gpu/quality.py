@@ -1,4 +1,4 @@
-"""Quality of service: a small kernel's latency beside a neighbour that fills the GPU."""
+"""Quality of service: a small kernel's latency next to a neighbour that fills the GPU."""
 
 from __future__ import annotations
 

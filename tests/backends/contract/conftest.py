@@ -40,7 +40,7 @@ def _open(backend: str, model: str) -> Device:
         from pympsd_server.backends.cuda.objects.device import CudaDevice
 
         assert isinstance(opened, CudaDevice)
-        # Other processes may use the GPU meanwhile: the memory they allocate and free must not count.
+        # Other processes may use the GPU: the memory they allocate and free must not count.
         opened.budget = DeviceBudget(DEVICE_BYTES)
     return opened
 
@@ -55,7 +55,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 @pytest.fixture
 def properties(request: pytest.FixtureRequest, device: Device) -> DeviceProperties:
-    """The facts of the device."""
+    """The properties of the device."""
     return next(iter(_PROPERTIES[request.node.callspec.params["device"]].values()))
 
 

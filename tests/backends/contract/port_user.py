@@ -197,7 +197,7 @@ def fill(destination: int, value: int, element_bytes: int, count: int) -> Fill:
 
 @define
 class Notified:
-    """A completion that records its outcome."""
+    """A completion that records its result."""
 
     _flag: Flag = field(factory=Flag)
     _statuses: list[Status] = field(factory=list)
@@ -214,7 +214,7 @@ class Notified:
 
     @property
     def reason(self) -> str:
-        """The reason in its outcome."""
+        """The reason in its result."""
         return self._statuses[0].reason
 
     @property

@@ -57,7 +57,7 @@ def device(driver: FakeDriver) -> Iterator[CudaDevice]:
 
 @pytest.fixture
 def faults() -> list[Status]:
-    """The errors that poisoned the contexts of ``make_context``."""
+    """The errors that faulted the contexts of ``make_context``."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Completions, the thread that sees markers passed, and the janitor; without a driver."""
+"""Completions, the thread that sees markers passed, and the cleanup thread; without a driver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAULT = Status(Result.ERROR_LAUNCH_FAILED, "a fault")
 
 @define(eq=False)
 class FakeMarker:
-    """A marker that is passed when the test sets it; querying it fails with ``error``, as on a poisoned device."""
+    """A marker that is passed when the test sets it; querying it fails with ``error``, as on a faulted device."""
 
     is_passed: bool = False
     was_queried: Flag = field(factory=Flag)
@@ -70,7 +70,7 @@ def watcher(poisonings: Notes) -> Iterator[MarkerWatcher]:
 
 @pytest.fixture
 def cleanup() -> Iterator[CleanupThread]:
-    """A janitor."""
+    """A cleanup thread."""
     opened = CleanupThread()
     yield opened
     opened.close()

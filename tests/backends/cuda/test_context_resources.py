@@ -147,7 +147,7 @@ def test_a_client_of_one_context_frees_at_once(driver: FakeDriver, make_context:
     address = context.allocate(4 * MIB)
     driver.calls.clear()
     context.free(address, freed)
-    assert freed.statuses == [Status()], "at once"
+    assert freed.statuses == [Status()], "immediately"
     assert driver.calls.keys() <= {"cuStreamSynchronize", "cuMemUnmap", "cuMemRelease", "cuStreamQuery"}
 
 

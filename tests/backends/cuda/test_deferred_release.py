@@ -1,4 +1,4 @@
-"""What departed clients leave on a device is bounded while it is never idle, and released when it is."""
+"""What exited clients leave on a device is bounded while it is never idle, and released when it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver errors that poison the device: no call succeeds after them, and all completions are called."""
+"""The driver errors that fault the device: no call succeeds after them, and all completions are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake driver behaves as the tests beside it assume."""
+"""The fake driver behaves as the tests next to it assume."""
 
 from __future__ import annotations
 

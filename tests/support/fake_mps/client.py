@@ -120,7 +120,7 @@ class Program:
         try:
             look()
         except OSError:
-            return "NO_DAEMON"  # the real one would go on without MPS
+            return "NO_DAEMON"  # the real one would continue without MPS
         self.first = self._converse()
         return SUCCESS
 

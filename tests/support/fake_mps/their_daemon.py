@@ -16,11 +16,11 @@ from .programs import SECONDS
 END = struct.pack("<ii", 1, 0)
 PACKET_BYTES = 1 << 18
 Printed = Callable[[str], list[bytes] | None]
-"""The lines printed for a line; None: it closes at once."""
+"""The lines printed for a line; None: it closes immediately."""
 
 
 class TheirDaemon:
-    """Its lines so far, and how it goes wrong: the hello, and packets said instead of answers."""
+    """Its lines until now, and how it goes wrong: the hello, and packets said instead of answers."""
 
     def __init__(self, printed: Printed) -> None:
         self.printed = printed
