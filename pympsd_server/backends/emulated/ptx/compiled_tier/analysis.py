@@ -45,7 +45,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
 SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
 _VARYING_SPECIALS = ("%tid", "%laneid", "%lanemask")
-_ALWAYS_VARYING = frozenset({"atom", "shfl"})
+_ALWAYS_VARYING = frozenset({"atom", "shfl", "mma", "wmma", "ldmatrix", "movmatrix"})
 _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"})
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"})
 _OPERATIONS_PER_FUEL = 16

@@ -27,6 +27,8 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Op
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _GATHERED_BITS = (32, 64)
+FRAGMENT_BYTES = 8192
+"""The size of the area in which matrices of a warp are passed on."""
 
 
 @define
@@ -54,6 +56,7 @@ class MemoryText(Lanes):
     index: int = field(default=0, init=False)
     """The index of the operation in its segment."""
     site_count: int = field(default=0, init=False)
+    needs_fragments: bool = field(default=False, init=False)
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
     """The groups whose check was written in this segment, by their id()."""
 
