@@ -34,7 +34,7 @@ from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary import files
-from pympsd.vocabulary.device_use import combine_utilization
+from pympsd.vocabulary.device_properties import combine_utilization
 
 MODE: Final = 0o644
 

@@ -48,9 +48,9 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.identities import server_of_user
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.partitions import VARIABLE
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown

@@ -11,8 +11,7 @@ from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceProperties, DeviceUse
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin

@@ -13,7 +13,7 @@ from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import WaitingUser
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.identities import server_of_user
 
 
 def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:

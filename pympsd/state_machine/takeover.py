@@ -29,10 +29,9 @@ from pympsd.takeover.state.records import (
     in_memory,
     limits_of_cgroups,
 )
-from pympsd.vocabulary.identities import Ids
+from pympsd.vocabulary.identities import DEFAULT, Ids, server_of_user
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.results import ServerStatus
 
 TAKEOVER_TIMEOUT: Final = 10.0

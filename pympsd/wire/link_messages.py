@@ -8,8 +8,7 @@ default, which stands for what an older sender does not send, and an older recei
 
 from attrs import field, frozen
 
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceProperties, DeviceUse
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition

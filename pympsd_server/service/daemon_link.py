@@ -12,7 +12,7 @@ from attrs import asdict, define, evolve, field, frozen
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceUse
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link

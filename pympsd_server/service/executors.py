@@ -49,8 +49,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import RemoteError
 from pympsd.process.spawn import open_process
 from pympsd.process.version import build_id
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import combine_utilization
+from pympsd.vocabulary.device_properties import DeviceProperties, combine_utilization
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd_server.service.cgroup_memory import CgroupMemory

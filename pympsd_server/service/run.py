@@ -25,7 +25,7 @@ from pympsd.errors import RemoteError
 from pympsd.journal.setup import link_logger
 from pympsd.process.title import show_as
 from pympsd.process.version import CUDA_VERSIONS
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceUse
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link

@@ -9,7 +9,7 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
-from pympsd.journal.dialects import Dialect
+from pympsd.journal.line_format import Dialect
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer

@@ -36,8 +36,7 @@ from pympsd.commands.grammar.syntax import Refused
 from pympsd.commands.operator_line import answer_line, decide_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
-from pympsd.journal.dialects import Dialect
-from pympsd.journal.line_format import LogEntry, render
+from pympsd.journal.line_format import Dialect, LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle

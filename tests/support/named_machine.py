@@ -25,10 +25,9 @@ from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
-from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.identities import DEFAULT, Peer
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.limits import ClientPriority
-from pympsd.vocabulary.namespaces import DEFAULT
 
 SERVERS = st.sampled_from(["a", "b", "uid_500"])
 NAMESPACES = st.sampled_from(["default", "hi", "lo"])

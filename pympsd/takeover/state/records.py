@@ -22,7 +22,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.identities import NO_USER, name_problem
 from pympsd.vocabulary.limit_table import BY_DEVICE, NO_LIMITS, Limits, in_bytes
 from pympsd.vocabulary.limits import (
     ALL_DEVICES,
@@ -32,7 +32,6 @@ from pympsd.vocabulary.limits import (
     PinnedMemory,
     ThreadPercentage,
 )
-from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.partitions import SmPartition, is_partition_name
 from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
