@@ -35,7 +35,7 @@ from pympsd_client._arguments.errors import CudaError, lost, not_supported
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
-from pympsd_client._connect.conversation import Conversation, Ended
+from pympsd_client._connect.handshake import Conversation, Ended
 
 VARIABLE: Final = "CUDA_FORCE_API_VERSION"
 OLDEST: Final = 4000
