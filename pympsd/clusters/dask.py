@@ -29,7 +29,10 @@ class GpuShare(WorkerPlugin):
         self.resource = resource
 
     def setup(self, worker: Worker) -> None:
-        """Take the share; a worker without the resource has none."""
+        """Take the share; a worker without the resource has none.
+
+        Raise BadShare if the worker has no nanny, or no device has enough left.
+        """
         requested = float(worker.state.total_resources.get(self.resource, 0))
         if not requested:
             return

@@ -163,7 +163,7 @@ class Transport:
         """Send a record and return; wait only while the executor takes nothing.
 
         The answer, if there is one, comes later: see `expect`. A record of a stream that is captured is not sent
-        (`interception`). ``urgent``: other work waits for this record, so it is exempt from backpressure and from
+        (`Interceptor`). ``urgent``: other work waits for this record, so it is exempt from backpressure and from
         capture.
 
         Raise CudaError if the executor is gone, or a capture refuses the record.

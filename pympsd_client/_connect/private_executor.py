@@ -38,7 +38,7 @@ from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.driver_library import load_driver
-from pympsd_client._connect.handshake import Conversation, Ended
+from pympsd_client._connect.session import Conversation, Ended
 
 GENERATION: Final = 1
 _CLIENT: Final = 1

@@ -4,7 +4,7 @@
 Checks in each of them would be forgotten in some.
 
 **The idea.** All work passes through one place, `transport.post`. While any stream captures, an interceptor sees
-each record there (`interception`) and decides by the table of operations:
+each record there (`Interceptor`) and decides by the table of operations:
 
     record of a capturing stream         -> taken: a node is added, nothing is sent
     record that would break a capture    -> refused with a CUDA error; the capture is invalid from now on

@@ -1,4 +1,7 @@
-"""Memory: allocations, copies, host and managed memory, pools, virtual memory, IPC; arrays, textures, tensor maps."""
+"""Memory: allocations, copies, host and managed memory, pools, virtual memory, IPC; and arrays.
+
+Arrays come with textures, surfaces and tensor maps, through which kernels read them.
+"""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""CUDA arrays, texture and surface objects (CUDA runtime API): the runtime's descriptions as the driver's, and back."""
+"""CUDA arrays, texture and surface objects (CUDA runtime API), whose descriptions become the driver's, and back."""
 
 import struct
 from ctypes import memmove, string_at

@@ -44,7 +44,7 @@ from pympsd_server.backends.cuda.reclaim.deferred_release import (
     ClientMappings,
     DeferredRelease,
 )
-from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
+from pympsd_server.backends.cuda.submission.completions import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
 from pympsd_server.backends.device_interface import Timeline

@@ -16,7 +16,7 @@ from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import Staging
 from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.reclaim.deferred_release import DeferredRelease
-from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
+from pympsd_server.backends.cuda.submission.completions import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
 
