@@ -40,12 +40,12 @@ from pympsd.journal.line_format import Dialect, LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.instructions import Timer, TimerKind
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import MOVES, Phase
 from pympsd.state_machine.state.turns import Turns, fewest_turns, order
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
