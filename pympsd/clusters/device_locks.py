@@ -19,14 +19,23 @@ THOUSANDTHS: Final = 1000
 
 
 def folder() -> str:
-    """Return the folder of the lock files. Each user has one: processes of other users are not counted."""
+    """Return the folder of the lock files.
+
+    Each user has a folder, so the shares of other users' processes are not counted.
+    """
     return os.path.join(tempfile.gettempdir(), f"pympsd-shares-{os.geteuid()}")
 
 
 def lock_part(devices: Sequence[Device], part: float, where: str = "") -> Device:
-    """Lock a part of the first device with enough left, until this process has ended; return the device.
+    """Lock a part of the first device that has enough left, until this process ends; return the device.
 
-    ``part``: above 0, at most 1. Raise BadShare if no device has enough left.
+    Args:
+        devices: The devices, in the order in which they are tried.
+        part: The part of a device, 0.001 to 1.
+        where: The folder of the lock files; empty: `folder`.
+
+    Raises:
+        BadShare: No device has enough left, the part is not allowed, or other users can write to the folder.
     """
     count = round(part * THOUSANDTHS)
     if not 0 < count <= THOUSANDTHS:
