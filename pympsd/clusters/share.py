@@ -27,19 +27,32 @@ MEMORY: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 
 class BadShare(InputError):
-    """An impossible share; the message explains why, and what is allowed."""
+    """Raised for a share that does not exist or cannot be given.
+
+    The message explains why, and what is allowed.
+    """
 
 
 @frozen
 class Share:
-    """A part of one device, or several whole ones. ``devices``: their UUIDs; ``memory_bytes``: of each."""
+    """A part of one device, or several whole devices.
+
+    ``devices`` has their UUIDs, ``fraction`` is the part (1.0 for whole devices), ``memory_bytes`` the memory of
+    each.
+    """
 
     devices: tuple[str, ...]
     fraction: float
     memory_bytes: int = 0
 
     def variables(self) -> dict[str, str]:
-        """Return the variables of a client with this share: of several or whole devices no limits are set."""
+        """Return the environment variables of a client that has this share.
+
+        Whole devices have no limits, only CUDA_VISIBLE_DEVICES.
+
+        >>> Share(("GPU-1",), 0.25, 8 << 30).variables()["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+        'GPU-1=2048M'
+        """
         variables = {VISIBLE: ",".join(self.devices)}
         if self.fraction < 1:
             (device,) = self.devices
@@ -50,7 +63,15 @@ class Share:
 
 
 def share_of(devices: Sequence[Device], requested: float) -> Share:
-    """Return a share of devices: a fraction of the one there is, or as many whole ones as are requested."""
+    """Return a share of devices.
+
+    Args:
+        devices: The devices that were assigned.
+        requested: 0.01 up to 1 of the only device, or the number of devices, for all of them.
+
+    Raises:
+        BadShare: The number fits neither.
+    """
     count = len(devices)
     if 0.01 <= requested < 1 and count == 1:
         return Share((devices[0].uuid,), requested, devices[0].memory_bytes)
@@ -64,7 +85,16 @@ _taken: dict[str, str] = {}
 
 
 def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any] = sys.modules) -> None:
-    """Set this process's variables; raise BadShare if it has another share, or has begun to use a GPU without one."""
+    """Give this process a share, by setting its variables; taking the same share again has no effect.
+
+    Args:
+        share: The share.
+        environment: Where the variables are set.
+        modules: The loaded modules, among which one may use a GPU already.
+
+    Raises:
+        BadShare: The process has another share, or has begun to use a GPU without one.
+    """
     variables = share.variables()
     if _taken == variables:
         return
@@ -83,7 +113,11 @@ def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any]
 
 
 def daemon_devices() -> tuple[Device, ...]:
-    """Return the devices of this machine's daemon; CannotAsk without one."""
+    """Return the devices of this machine's daemon.
+
+    Raises:
+        CannotAsk: No daemon runs, or it does not answer.
+    """
     return RunningDaemon().devices()
 
 
@@ -107,14 +141,23 @@ THOUSANDTHS: Final = 1000
 
 
 def folder() -> str:
-    """Return the folder of the lock files. Each user has one: processes of other users are not counted."""
+    """Return the folder of the lock files.
+
+    Each user has a folder, so the shares of other users' processes are not counted.
+    """
     return os.path.join(tempfile.gettempdir(), f"pympsd-shares-{os.geteuid()}")
 
 
 def lock_part(devices: Sequence[Device], part: float, where: str = "") -> Device:
-    """Lock a part of the first device with enough left, until this process has ended; return the device.
+    """Lock a part of the first device that has enough left, until this process ends; return the device.
 
-    ``part``: above 0, at most 1. Raise BadShare if no device has enough left.
+    Args:
+        devices: The devices, in the order in which they are tried.
+        part: The part of a device, 0.001 to 1.
+        where: The folder of the lock files; empty: `folder`.
+
+    Raises:
+        BadShare: No device has enough left, the part is not allowed, or other users can write to the folder.
     """
     count = round(part * THOUSANDTHS)
     if not 0 < count <= THOUSANDTHS:

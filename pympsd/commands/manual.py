@@ -22,28 +22,31 @@ from pympsd.vocabulary.variables import VARIABLES, Reader, plain
 
 
 def overview() -> str:
-    """Return the modules of protocol 3 and their verbs."""
+    """Return the answer to ``help`` in protocol 3: a line for each module, with its verbs."""
     rows = (f"{name:<16}{', '.join(sorted(verbs))}" for name in first_words(3) if (verbs := verbs_of(name, 3)))
     return "\n".join(("usage: MODULE VERB [ARGUMENT ...]; MODULE help and MODULE VERB help explain more", "", *rows))
 
 
 def module_help(module: str) -> str:
-    """Return the help of every verb of a module."""
+    """Return the help of a module of protocol 3: that of each of its verbs."""
     return "\n".join(command_help(command) for _, command in sorted(verbs_of(module, 3).items()))
 
 
 def command_help(command: Command) -> str:
-    """Return the usage of a command and what it does."""
+    """Return the help of a command: its usage, and below it what the command does, indented."""
     return f"{command.usage}\n{indent(summary(command), '    ')}"
 
 
 def summary(command: Command) -> str:
-    """Return what a command does: its docstring."""
+    """Return what a command does, which is the docstring of its handler."""
     return cleandoc(command.handler.__doc__ or "")
 
 
 def help_of(words: Sequence[str]) -> str:
-    """Return the help of the command or module that words begin with; an empty text for another word."""
+    """Return the help of the command or module that a line begins with, with a line end.
+
+    An empty text if the words name neither.
+    """
     command = find_command(words)
     if command is not None:
         return f"{command_help(command)}\n"
@@ -51,14 +54,17 @@ def help_of(words: Sequence[str]) -> str:
 
 
 def list_commands(protocol: int) -> str:
-    """Return a line for each command of a protocol: its usage, with the placeholders of modules in capitals."""
+    """Return the usages of all commands of a protocol, sorted, one on each line.
+
+    The placeholders of protocol 3 are in capitals: ``<name>`` becomes NAME.
+    """
     commands = [command for command in COMMANDS.values() if protocol in command.protocols]
     usages = (re.sub("<([^>]*)>", lambda match: match[1].upper(), command.usage) for command in commands)
     return "".join(f"{usage}\n" for usage in sorted(usages))
 
 
 def all_help(protocol: int) -> str:
-    """Return the help of all commands of a protocol."""
+    """Return the help of all commands of a protocol, sorted by their names."""
     commands = sorted((command.name, command) for command in COMMANDS.values() if protocol in command.protocols)
     return "".join(f"{command_help(command)}\n" for _, command in commands)
 

@@ -44,7 +44,16 @@ Answer = tuple[str, int]
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out the arguments; return the exit status."""
+    """Run ``pympsd-smi`` with these arguments and return its exit status.
+
+    The output goes to standard output, or to the file that ``-f`` names; refusals and failures go to standard error.
+    With ``-l``, ``dmon`` or ``pmon`` it runs until the count of ``-c`` is reached, or until SIGINT.
+
+    Returns:
+        0, or a status of nvidia-smi's manual page: 2 to 4 and 255 for requests that are refused, 6 if a device does
+        not exist, 9 if the machine cannot be read. Under pympsd's own name 2 for an unknown option. 74 if the output
+        could not be written, 130 after SIGINT.
+    """
     name = "pympsd-smi"
     if arguments and arguments[0].startswith("--argv0="):
         name = os.path.basename(arguments[0].partition("=")[2])

@@ -136,7 +136,20 @@ _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
 
 
 def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
-    """Return a row for each device; raise Refused for a field that nvidia-smi does not have."""
+    """Return the answer to ``--query-gpu``: a header, and a line for each device.
+
+    Args:
+        machine: The machine, for the field ``count``.
+        devices: The devices to list.
+        fields: Names of fields, separated by commas; aliases are accepted.
+        form: Modifiers of ``--format``: ``noheader`` leaves the header out, ``nounits`` the units of values.
+
+    Returns:
+        Lines of comma-separated values. Memory is in MiB; a value that an emulated device lacks is ``[N/A]``.
+
+    Raises:
+        Refused: nvidia-smi does not have one of the fields.
+    """
     readers: dict[str, Callable[[Device], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
     names = _names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
     rows = ([readers[name](device) if name in readers else None for name in names] for device in devices)
@@ -144,7 +157,10 @@ def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: f
 
 
 def of_processes(devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
-    """Return a row for each process, servers before their clients; raise Refused for an unknown field."""
+    """Return the answer to ``--query-compute-apps``: a header, and a line for each process on each device.
+
+    A server comes before its clients. Arguments and errors are those of `of_devices`.
+    """
     names = _names(fields, PROCESS_FIELDS, PROCESS_ALIASES)
     rows = (
         [_OF_PROCESSES[name](device, process) if name in _OF_PROCESSES else None for name in names]
@@ -155,7 +171,12 @@ def of_processes(devices: Sequence[Device], fields: str, form: frozenset[str]) -
 
 
 def fields_help(fields: Mapping[str, str], aliases: Mapping[str, str]) -> str:
-    """Return the list of --help-query-gpu or --help-query-compute-apps."""
+    """Return what ``--help-query-gpu`` or ``--help-query-compute-apps`` prints: a line for each field.
+
+    Args:
+        fields: The fields, each with its unit.
+        aliases: Other names of fields, each with the field's name.
+    """
     lines = ["List of valid properties to query:", ""]
     for name in fields:
         others = [f' or "{alias}"' for alias, field in aliases.items() if field == name]

@@ -25,7 +25,10 @@ _BUS_ID: Final = re.compile(
 
 @frozen
 class CgroupFiles:
-    """The texts of a cgroup's files; empty if it has none that can be read."""
+    """The contents of a cgroup's files ``dmem.max`` and ``dmem.min``.
+
+    ``path`` is the cgroup's, below /sys/fs/cgroup. A content is empty if the file does not exist or cannot be read.
+    """
 
     path: str
     max: str
