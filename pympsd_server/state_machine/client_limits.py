@@ -12,7 +12,7 @@ context's, the execution affinity.
 
 from collections.abc import Mapping, Sequence
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
@@ -42,7 +42,7 @@ from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.sm_rounding import multiprocessors as rounded_multiprocessors
 from pympsd.vocabulary.sm_rounding import rounding
 from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
-from pympsd.wire.link_messages import AdmitClient
+from pympsd.wire.link_messages import AdmitClient, AdmittedLimits
 from pympsd.wire.messages import OpenContext
 from pympsd_server.state_machine.client_table import Client
 from pympsd_server.state_machine.connections import connection_slots
@@ -134,16 +134,8 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
     own = admitted.own
     if own is None:
         own = evolve(of_server, client_priority=ClientPriority(admitted.priority))
-    return ClientLimits(
-        own,
-        admitted.bounds,
-        admitted.devices,
-        admitted.mps_namespace,
-        admitted.partitions,
-        admitted.groups,
-        admitted.audited,
-        admitted.static,
-    )
+    stated = {part.name: getattr(admitted, part.name) for part in fields(AdmittedLimits)}
+    return ClientLimits(**{**stated, "own": own}, namespace=admitted.mps_namespace)
 
 
 def combine_with_environment(

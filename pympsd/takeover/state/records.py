@@ -116,31 +116,49 @@ class PersistentDrain:
     is_over: bool = False
 
 
-@frozen
-class PersistentState:
-    """A daemon's state. A default is None if no command has set it: then the next daemon's own applies."""
+@frozen(kw_only=True)
+class PersistentDefaults:
+    """The defaults of new servers. Each is None if no command has set it: then the next daemon's own applies."""
 
-    generation: int = 0
-    """Counts the daemons whose servers were handed on; the ids of each lie above those of the earlier ones."""
     thread_percentage: float | None = None
     client_priority: int | None = None
     memory_limits: dict[int, int] | None = None
+
+
+@frozen(kw_only=True)
+class PersistentQueue:
+    """Who waits, if the next daemon keeps the queue."""
+
     wishes: tuple[int, ...] = ()
     """The users with a queued start request (the name is the state file's key)."""
     queue_order: tuple[int, ...] = ()
     """The queue: the id of each client's connection, or 0 for the next of the start requests."""
-    servers: tuple[PersistentServer, ...] = ()
-    quit: PersistentQuit | None = None
-    protocol: int = 2
-    named_servers: tuple[PersistentNamedServer, ...] = ()
+
+
+@frozen(kw_only=True)
+class PersistentProcessLimits:
+    """As ProcessLimits: limits by rule and by cgroup."""
+
     rules: tuple[Rule, ...] | None = None
-    default_socket: bool = True
     cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
     """Hard limits, bytes by device ordinal."""
     cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
     passing_cgroups: dict[str, bool] = field(factory=dict)
     accounts_cgroups: bool = True
     audits_memory: bool = False
+
+
+@frozen(kw_only=True)
+class PersistentState(PersistentDefaults, PersistentQueue, PersistentProcessLimits):
+    """A daemon's state. In the file the fields of its parts stand next to its own, by name."""
+
+    generation: int = 0
+    """Counts the daemons whose servers were handed on; the ids of each lie above those of the earlier ones."""
+    servers: tuple[PersistentServer, ...] = ()
+    quit: PersistentQuit | None = None
+    protocol: int = 2
+    named_servers: tuple[PersistentNamedServer, ...] = ()
+    default_socket: bool = True
     configuration: PersistentConfiguration | None = None
     shares: dict[str, int] = field(factory=dict)
     """Each user's shares, by resource, of the configuration file."""
