@@ -69,7 +69,7 @@ class ClientIdentity:
     """The time when the client connected, in seconds since 1970."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class AdmittedLimits:
     """The fields of `ClientLimits`, as they are, except for its namespace; ``own``: None in protocol 2."""
 
@@ -82,7 +82,7 @@ class AdmittedLimits:
     static: bool = False
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class LimitsOfOlderServers:
     """What servers of pympsd before 27 November 2026, which do not read `AdmittedLimits`, enforce."""
 

@@ -116,7 +116,7 @@ class PersistentDrain:
     is_over: bool = False
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class PersistentDefaults:
     """The defaults of new servers. Each is None if no command has set it: then the next daemon's own applies."""
 
@@ -125,7 +125,7 @@ class PersistentDefaults:
     memory_limits: dict[int, int] | None = None
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class PersistentQueue:
     """Who waits, if the next daemon keeps the queue."""
 
@@ -135,7 +135,7 @@ class PersistentQueue:
     """The queue: the id of each client's connection, or 0 for the next of the start requests."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, slots=False)
 class PersistentProcessLimits:
     """As ProcessLimits: limits by rule and by cgroup."""
 
