@@ -34,6 +34,16 @@ MATCHES = (
     "setp.lt.u32 %t, %a, %b; @%t bra SKIP; and.b32 %d, %c, 1; activemask.b32 %m; "
     "match.any.sync.b32 %d, %d, %m; SKIP: bar.warp.sync -1;",
 )
+TO_HALF = (
+    *(f"cvt.rn.f16.{t}32 %h, %a; mov.b32 %d, {{%h, %h}};" for t in "us"),
+    *(f"cvt.rn.f16.{t}64 %h, %x; mov.b32 %d, {{%h, %h}};" for t in "us"),
+    *(
+        f"shr.{t}32 %m, %a, {by}; cvt.rn.f16.{t}32 %h, %m; mov.b32 %d, {{%h, %h}};"
+        for t in "us" for by in (13, 15, 16, 20)
+    ),
+    *(f"mov.b32 {{%g, _}}, %a; cvt.rn.f16.{t} %h, %g; mov.b32 %d, {{%h, %h}};" for t in ("u16", "s16")),
+    "cvt.rn.sat.f16.s32 %h, %a; mov.b32 %d, {%h, %h};",
+)
 KERNEL = """.visible .entry k(.param .u64 p, .param .u64 q)
 {{ .reg .b32 %a, %b, %c, %d, %i, %m; .reg .b64 %x, %y, %w, %p, %q, %o; .reg .b16 %h, %g; .reg .pred %t;
 mov.u32 %i, %tid.x; ld.param.u64 %p, [p]; ld.param.u64 %q, [q]; mul.wide.u32 %o, %i, 16; add.s64 %p, %p, %o;
@@ -80,3 +90,7 @@ def test_bit_fields_and_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("threads", [COUNT, COUNT - 20])
 def test_matches_of_whole_and_partial_warps(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     check(monkeypatch, MATCHES, threads)
+
+
+def test_conversions_of_integers_to_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(monkeypatch, TO_HALF)
