@@ -39,7 +39,8 @@ TO_HALF = (
     *(f"cvt.rn.f16.{t}64 %h, %x; mov.b32 %d, {{%h, %h}};" for t in "us"),
     *(
         f"shr.{t}32 %m, %a, {by}; cvt.rn.f16.{t}32 %h, %m; mov.b32 %d, {{%h, %h}};"
-        for t in "us" for by in (13, 15, 16, 20)
+        for t in "us"
+        for by in (13, 15, 16, 20)
     ),
     *(f"mov.b32 {{%g, _}}, %a; cvt.rn.f16.{t} %h, %g; mov.b32 %d, {{%h, %h}};" for t in ("u16", "s16")),
     "cvt.rn.sat.f16.s32 %h, %a; mov.b32 %d, {%h, %h};",
