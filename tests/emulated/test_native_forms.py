@@ -31,8 +31,10 @@ MATCHES = (
     "match.all.sync.b32 %d|%t, 7, -1; @!%t mov.b32 %d, 5;",
     "match.all.sync.b32 %d|%t, %a, -1; @!%t mov.b32 %d, 5;",
     "shr.u32 %m, %i, 5; and.b32 %d, %m, %i; match.all.sync.b32 %d|%t, %d, -1; @!%t mov.b32 %d, 5;",
-    "setp.lt.u32 %t, %a, %b; @%t bra SKIP; and.b32 %d, %c, 1; activemask.b32 %m; "
-    "match.any.sync.b32 %d, %d, %m; SKIP: bar.warp.sync -1;",
+    (
+        "setp.lt.u32 %t, %a, %b; @%t bra SKIP; and.b32 %d, %c, 1; activemask.b32 %m; "
+        "match.any.sync.b32 %d, %d, %m; SKIP: bar.warp.sync -1;"
+    ),
 )
 TO_HALF = (
     *(f"cvt.rn.f16.{t}32 %h, %a; mov.b32 %d, {{%h, %h}};" for t in "us"),
