@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.channel.sealed_file import make_sealed
+from pympsd.channel.mapping import make_sealed
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES, Segment, Table
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
