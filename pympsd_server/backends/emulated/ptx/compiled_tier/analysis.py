@@ -36,6 +36,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Operation,
     Register,
     Special,
+    Symbol,
     has_result,
     items_of,
     registers_read,
@@ -189,9 +190,12 @@ def is_varying_special(name: str, *, rows: bool) -> bool:
 
 def differs_by_lane(operation: Operation) -> bool:
     """Return whether the same address means different memory for each lane, or the access is guarded."""
-    is_param = space_of(operation) == "param"
-    local = space_of(operation) in ("generic", "local")
-    return operation.name in ("ld", "ldu") and not is_param and (local or operation.guard is not None)
+    if operation.name not in ("ld", "ldu"):
+        return False
+    memory = operation.operands[1]
+    if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
+        return False
+    return space_of(operation) in ("generic", "local") or operation.guard is not None
 
 
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:

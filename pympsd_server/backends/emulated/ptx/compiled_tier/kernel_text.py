@@ -89,6 +89,7 @@ _LOADED: Final = (
     *(("sites", "ptr", "sites"), ("addresses", "ptr", "addresses"), ("delta", "i64", "delta")),
     *(("shared32", "i32", "shared_bytes"), ("warps", "i32", "warps"), ("given", "i64", "fuel")),
     *(
+        ("param_size", "i64", "parameter_bytes"),
         ("dynamic", "i64", "dynamic_offset"),
         ("local_frame", "i64", "local_frame"),
         ("local_size", "i64", "local_bytes"),
@@ -568,6 +569,7 @@ class KernelText(MemoryText):
             self.line(f"%{name} = load {kind}, ptr {self.field('%ctx', offset_of(where))}")
         self.line("%shared = ptrtoint ptr %shared_p to i64")
         self.line("%local = ptrtoint ptr %local_p to i64")
+        self.line("%param = ptrtoint ptr %params to i64")
         self.line("%shared_size = zext i32 %shared32 to i64")
         self.line("%alone = icmp eq i32 %warps, 1")
         self.store("i64", "%given", "%fuel")
