@@ -44,6 +44,15 @@ typedef struct {
     uint64_t generation;
 } ReachableMemory;
 
+// Where the bytes of a fragment's registers are in memory, in the order of the registers: pieces of `chunk` bytes, each
+// at a line, which are `stride` elements apart, and a place in it.
+typedef struct {
+    uint32_t space, size, register_bytes, chunk, count, lines, places; // size: of an element
+    struct {
+        uint32_t line, place;
+    } at[];
+} Pieces;
+
 typedef struct Worker Worker;
 typedef struct Batch Batch;
 typedef int32_t (*Kernel)(Worker *, uint8_t *frame);
