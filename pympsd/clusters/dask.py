@@ -13,8 +13,7 @@ from typing import Final
 
 from distributed import Worker, WorkerPlugin
 
-from pympsd.clusters.device_locks import lock_part
-from pympsd.clusters.share import BadShare, daemon_devices, share_of, take
+from pympsd.clusters.share import BadShare, daemon_devices, lock_part, share_of, take
 
 RESOURCE: Final = "GPU"
 

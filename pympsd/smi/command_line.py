@@ -15,7 +15,6 @@ from pympsd.devices.state_folder import unusable_directory
 from pympsd.errors import BAD_USAGE
 from pympsd.process.version import DRIVER, VERSION, cuda_version, driver_version
 from pympsd.smi import changes, monitors, queries, report, source, summary
-from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Machine, NoSuchDevice
 from pympsd.smi.options import (
     NOT_SUPPORTED,
@@ -27,6 +26,7 @@ from pympsd.smi.options import (
     parse,
     usage,
 )
+from pympsd.smi.queries import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 
 NO_MACHINE = 9
 NOT_FOUND = 6

@@ -13,8 +13,7 @@ from pympsd.devices.machine import COMPUTE_MODES, describe, with_driver
 from pympsd.devices.registrations import GONE, Registered, list_registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import combine_utilization
+from pympsd.vocabulary.device_properties import DeviceProperties, combine_utilization
 from pympsd.vocabulary.untrusted import printable
 
 MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}

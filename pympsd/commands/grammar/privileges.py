@@ -15,10 +15,9 @@ from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
 from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
-from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.identities import DEFAULT, NO_USER, server_of_user
 from pympsd.vocabulary.limit_table import PERCENTAGE
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin
 
 _OWNERS: Final = "Control deamon settings can only be modified by the user who started it or by the root user."

@@ -182,6 +182,8 @@ class KernelRun(WorkItem):
         if self._run_slice(resident, seconds):
             self._residents.popleft()
             self.owner.placement.release(resident.resident_blocks)
+            if isinstance(resident.batch, CompiledBatch):
+                resident.batch.keep()
             self._unfinished_slices = self.owner.placement.unfinished_slices = 0
         else:
             self._residents.rotate(-1)
