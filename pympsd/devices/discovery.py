@@ -25,12 +25,19 @@ from pympsd.vocabulary.settings import Settings
 
 
 class NoDriver(StartError, ValueError):
-    """The driver is required, and missing or not working; the message explains why."""
+    """Raised when the backend needs the driver, and the driver is missing or does not work.
+
+    The message explains why, and what to set instead.
+    """
 
 
 @frozen
 class Probed:
-    """The driver's answer: its devices, or why there are none."""
+    """The result of asking the driver for its devices.
+
+    Exactly one of the three is set: the devices, the reason why there are none (then ``auto`` selects ``emulated``),
+    or the reason why the driver does not work (which is an error).
+    """
 
     devices: tuple[DeviceProperties, ...] = ()
     absent: str = ""

@@ -18,7 +18,10 @@ from attrs import field, frozen
 
 @frozen
 class Profile:
-    """One kind of device, without the identity (UUID, PCI id) that a machine gives it."""
+    """One kind of device, without the identity (UUID, PCI address) that a machine gives it.
+
+    ``attributes`` has the values of CUdevice_attribute by the names without their prefix.
+    """
 
     name: str
     compute_capability: tuple[int, int]

@@ -40,6 +40,8 @@ from pympsd.state_machine.instructions import (
     Log,
     RefuseClient,
     SpawnServer,
+    Timer,
+    TimerKind,
 )
 from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, grant, in_force, limits_by_rule
 from pympsd.state_machine.shutdown import QUITTING, SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
@@ -47,10 +49,9 @@ from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.identities import server_of_user
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.partitions import VARIABLE
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown

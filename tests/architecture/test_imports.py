@@ -19,7 +19,6 @@ PURE = (
     "pympsd.state_machine",
     "pympsd.takeover.state",
     "pympsd.journal.catalogue",
-    "pympsd.journal.dialects",
     "pympsd.journal.line_format",
     "pympsd.journal.recognition",
     "pympsd_server.state_machine",

@@ -18,7 +18,7 @@ from pympsd.errors import RemoteError
 from pympsd.wire import frames, messages
 from pympsd.wire.link_messages import AdmitClient, ShutDown
 
-ADMIT = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "b"})
+ADMIT = AdmitClient(1, 2, 3, "c", 0, 4, 0, {"A": "b"})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._graphs.capture import captures
 from tests.client.conftest import ok
 from tests.client.test_client_streams import Kernels

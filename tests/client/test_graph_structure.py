@@ -14,8 +14,8 @@ from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import Capture
 from pympsd_client._graphs.dot import text_of
+from pympsd_client._graphs.executable_functions import Refusal, Verdict, pairs
 from pympsd_client._graphs.graph import Edge, Graph, Node
-from pympsd_client._graphs.update import Refusal, Verdict, pairs
 from pympsd_client._graphs.work import ChildWork, EmptyWork, RecordWork, WaitWork
 
 Edges = list[tuple[int, int]]

@@ -7,8 +7,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.devices.dmem import CgroupFiles, limits_in
 from pympsd.devices.machine import describe
+from pympsd.service.files.cgroups import CgroupFiles, limits_in
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import MAX_MEMORY, CgroupLimit, PinnedMemory
 

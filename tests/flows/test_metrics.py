@@ -30,11 +30,10 @@ from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue, QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.vocabulary.device_use import DeviceUse
-from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.device_properties import DeviceUse
+from pympsd.vocabulary.identities import DEFAULT, Peer
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, LimitsInForce, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.shares import Shares
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana/pympsd.json"

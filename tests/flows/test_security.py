@@ -239,7 +239,7 @@ def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: Cli
         link.ContextReported(1, 1, 1, 0),
         link.ServerReturn(Versions(), server, "ACTIVE", False, 0),
         link.ServerSetup(OWNER, "", "emulated", (), 100.0, 0, {}),
-        link.AdmitClient(1, owner.pid, OWNER, OWNER, "", 0, {}),
+        link.AdmitClient(1, owner.pid, OWNER, "", 0, OWNER, 0, {}),
         link.ShutDown(True),
         link.TerminateClient(1, owner.pid),
     )

@@ -50,6 +50,13 @@ def test_a_program_computes_and_is_a_client_of_the_daemon(
     assert running.returncode == 0
 
 
+def test_the_output_of_kernels_comes_after_what_the_program_printed_before(
+    compile_program: Compile, run: Callable[..., Ran]
+) -> None:
+    ran = run(compile_program("prints"))
+    assert (ran.stdout, ran.returncode) == ("before\ndevice\nafter\n", 0), ran.stderr
+
+
 def test_names_of_all_versions_wrong_arguments_and_twenty_threads(
     compile_program: Compile, run: Callable[..., Ran]
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd_server.service.cgroup_memory import CgroupMemory
+from pympsd_server.service.memory_accounts import CgroupMemory
 
 MIB = 1 << 20
 

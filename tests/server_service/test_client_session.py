@@ -129,7 +129,7 @@ async def session(
         hold=_holds_nobody,
     )
     ours, theirs = socket.socketpair()
-    admitted = AdmitClient(7, 100, 0, 0, "test", priority, environment)
+    admitted = AdmitClient(7, 100, 0, "test", 0, 0, priority, environment)
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ClientSession.of(containment, admitted, (theirs.detach(),)).run)

@@ -29,7 +29,7 @@ async def ends(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     server, daemon = DaemonLink(MessageChannel(ours, fds_allowed=2)), MessageChannel(theirs)
     nursery.start_soon(server.run_sender)
     for client in (5, 6):
-        server.client_admitted(link.AdmitClient(client, 4000 + client, 500, 500, "train", 0, {}, 99))
+        server.client_admitted(link.AdmitClient(client, 4000 + client, 500, "train", 99, 500, 0, {}))
     server.context_opened(5, 1, 1, 0)
     yield server, daemon
     daemon.close()

@@ -12,9 +12,9 @@ from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
 from pympsd.wire.link_messages import TerminateClient
+from pympsd_server.service.eviction import TERMINATION_SECONDS, terminate_client
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
-from pympsd_server.service.termination import TERMINATION_SECONDS, terminate_client
 from pympsd_server.state_machine.client_table import Context
 
 

@@ -12,12 +12,13 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import ClientLimits, Limits, percentage_on, percentages
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.sm_rounding import multiprocessors
-from pympsd_server.state_machine.client_limits import combine_with_environment, memory_on
-from pympsd_server.state_machine.quotas import (
+from pympsd_server.state_machine.client_limits import (
     AffinityRefused,
     affine_multiprocessors,
+    combine_with_environment,
     context_multiprocessors,
     context_percentage,
+    memory_on,
     process_multiprocessors,
 )
 

@@ -13,8 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from pympsd.service.sessions.driver.handoffs import Handoffs
-from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.handoffs import Handoffs, Offer
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.wire.driver.server_commands import NEW_CLIENT
 

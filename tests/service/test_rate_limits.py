@@ -11,14 +11,14 @@ from attrs import define, evolve
 from time_limit import bounded
 
 from pympsd.journal.catalogue import RENAMED_SERVER_EVENTS, SERVER_LINES
-from pympsd.journal.dialects import Dialect
+from pympsd.journal.line_format import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
 from pympsd.service.processes.peers import credentials
 from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
-from pympsd.takeover.processes import KnownProcess
+from pympsd.takeover.servers import KnownProcess
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import Factory, define, field
 
-from pympsd.service.sessions.driver.terminations import DriverTerminations
+from pympsd.service.sessions.driver.watched_clients import DriverTerminations
 from pympsd.vocabulary.results import Result
 from pympsd.wire.driver import server_commands as commands
 

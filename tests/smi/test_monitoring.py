@@ -15,8 +15,8 @@ from processes import SECONDS
 
 from pympsd.devices.registrations import register
 from pympsd.devices.state_folder import StateFolder
-from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_FIELDS
 from pympsd.smi.options import UNSUPPORTED, UNSUPPORTED_COMMANDS
+from pympsd.smi.queries import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_FIELDS
 from tests.smi.test_smi import BUS, UUIDS, printed
 
 CSV = "--format=csv,noheader"

@@ -9,14 +9,13 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
-from pympsd.journal.dialects import Dialect
+from pympsd.journal.line_format import Dialect
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
+from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer, Timer, TimerKind
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 
 WATCHES = (TimerKind.START, TimerKind.LEAVE, TimerKind.SILENCE, TimerKind.TURN, TimerKind.FAILURE_EXPIRY)

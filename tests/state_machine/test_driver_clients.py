@@ -16,13 +16,14 @@ from pympsd.state_machine.instructions import (
     Reply,
     ShutDownServer,
     SpawnServer,
+    Timer,
+    TimerKind,
 )
 from pympsd.state_machine.state.client import ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.state.turns import Turns
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 

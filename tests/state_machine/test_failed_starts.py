@@ -6,10 +6,17 @@ import pytest
 
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import Instruction, RefuseClient, Reply, SetTimer, SpawnServer
+from pympsd.state_machine.instructions import (
+    Instruction,
+    RefuseClient,
+    Reply,
+    SetTimer,
+    SpawnServer,
+    Timer,
+    TimerKind,
+)
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 from tests.state_machine.conftest import Story
 

@@ -18,11 +18,12 @@ from pympsd.state_machine.instructions import (
     SetTimer,
     ShutDownServer,
     SpawnServer,
+    Timer,
+    TimerKind,
     Working,
 )
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.server import MOVES, STATUS, Phase
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.phases import IllegalMove
 

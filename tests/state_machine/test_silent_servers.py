@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import Exit, KillServer, ShutDownServer, SpawnServer, WatchClient
+from pympsd.state_machine.instructions import (
+    Exit,
+    KillServer,
+    ShutDownServer,
+    SpawnServer,
+    Timer,
+    TimerKind,
+    WatchClient,
+)
 from pympsd.state_machine.shutdown import FORCED_TIMEOUT, LEAVE_TIMEOUT, SILENCE_TIMEOUT
 from pympsd.state_machine.state.client import Client, ClientProcess
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import PersistentServer, PersistentState
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import Story

@@ -15,6 +15,8 @@ from pympsd.state_machine.instructions import (
     SetTimer,
     ShutDownServer,
     SpawnServer,
+    Timer,
+    TimerKind,
     UpdateServerLimits,
     WatchClient,
     Working,
@@ -23,7 +25,6 @@ from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.takeover import TAKEOVER_TIMEOUT, first_id
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import (
     InitialDefaults,
     PersistentConfiguration,

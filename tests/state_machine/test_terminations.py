@@ -6,8 +6,7 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import Instruction, Reply, SetTimer, TerminateClient
-from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.instructions import Instruction, Reply, SetTimer, TerminateClient, Timer, TimerKind
 from tests.state_machine.conftest import Story
 
 

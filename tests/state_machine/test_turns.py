@@ -18,13 +18,14 @@ from pympsd.state_machine.instructions import (
     Reply,
     ShutDownServer,
     SpawnServer,
+    Timer,
+    TimerKind,
     Working,
 )
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.state.turns import Turns, WaitingUser, fewest_turns, order
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 

@@ -16,12 +16,13 @@ from pympsd.state_machine.instructions import (
     Reply,
     ShutDownServer,
     SpawnServer,
+    Timer,
+    TimerKind,
 )
 from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.turns import Turns
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story

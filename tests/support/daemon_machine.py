@@ -36,17 +36,16 @@ from pympsd.commands.grammar.syntax import Refused
 from pympsd.commands.operator_line import answer_line, decide_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
-from pympsd.journal.dialects import Dialect
-from pympsd.journal.line_format import LogEntry, render
+from pympsd.journal.line_format import Dialect, LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.instructions import Timer, TimerKind
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import MOVES, Phase
 from pympsd.state_machine.state.turns import Turns, fewest_turns, order
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer

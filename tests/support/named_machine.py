@@ -18,17 +18,16 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.instructions import Timer, TimerKind
 from pympsd.state_machine.partitions import partitions_on
 from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import Phase
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
-from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.identities import DEFAULT, Peer
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.limits import ClientPriority
-from pympsd.vocabulary.namespaces import DEFAULT
 
 SERVERS = st.sampled_from(["a", "b", "uid_500"])
 NAMESPACES = st.sampled_from(["default", "hi", "lo"])

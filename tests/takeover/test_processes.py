@@ -16,7 +16,7 @@ from attrs import frozen
 from processes import alive, wait_until
 
 from pympsd.service.processes.status import process_end, start_time_of
-from pympsd.takeover.processes import kill_session
+from pympsd.takeover.servers import kill_session
 
 LEADER = """
 import os, signal, sys

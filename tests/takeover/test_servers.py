@@ -18,7 +18,7 @@ from time_limit import bounded
 
 from pympsd.state_machine.state.server import Phase
 from pympsd.takeover import servers
-from pympsd.takeover.processes import KnownProcess
+from pympsd.takeover.servers import KnownProcess
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages

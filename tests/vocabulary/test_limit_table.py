@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
 import msgspec
 import pytest
 from attrs import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary import limit_table
 from pympsd.vocabulary.limit_table import (
     LIMITS,
     PERCENTAGE,
@@ -51,10 +48,6 @@ def by_device(**entries: float) -> dict[int, ThreadPercentage]:
 def test_every_limit_has_a_row_and_a_field() -> None:
     assert {row.field for row in LIMITS} == {each.name for each in fields(Limits)}
     assert len({row.name for row in LIMITS}) == len(LIMITS)
-
-
-def test_the_examples_of_the_module() -> None:
-    assert doctest.testmod(limit_table).failed == 0
 
 
 def test_each_device_has_the_least_that_a_place_states_of_it() -> None:

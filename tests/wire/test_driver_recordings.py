@@ -32,7 +32,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.vocabulary.device_properties import DeviceProperties, uuid_text
 from pympsd.vocabulary.identities import Peer
-from pympsd.wire.driver import handshake, tool_lines
+from pympsd.wire.driver import handshake
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.server_commands import Question, Reader
 
@@ -201,18 +201,18 @@ def test_the_tools_packets(name: str) -> None:
         lines = [packet[:-2] for packet in mine[1::2]]
         ended = len(mine) % 2
         assert mine == [
-            *(packet for line in lines for packet in tool_lines.encode_line(line)),
-            *tool_lines.encode_line(None) * ended,
+            *(packet for line in lines for packet in handshake.encode_line(line)),
+            *handshake.encode_line(None) * ended,
         ]
-        assert [tool_lines.length_of(packet) for packet in mine[::2]] == [len(line) + 2 for line in lines] + [
+        assert [handshake.length_of(packet) for packet in mine[::2]] == [len(line) + 2 for line in lines] + [
             0
         ] * ended
         theirs = [packet.data for packet in conversation.packets if packet.from_daemon and packet.data]
         for packet in theirs:
-            if packet != tool_lines.END_OF_ANSWERS:
-                assert tool_lines.encode_printed(tool_lines.decode_printed(packet).decode()) == packet
+            if packet != handshake.END_OF_ANSWERS:
+                assert handshake.encode_printed(handshake.decode_printed(packet).decode()) == packet
         # The end comes once, and last; a daemon that ends closes without it.
-        assert tool_lines.END_OF_ANSWERS not in theirs[:-1]
+        assert handshake.END_OF_ANSWERS not in theirs[:-1]
 
 
 # --- what was printed follows from what the server said
@@ -593,8 +593,8 @@ def test_any_first_packets_are_read_or_refused(packet: bytes) -> None:
     for read_packet in (
         handshake.role_of,
         handshake.shared_memory_of,
-        tool_lines.length_of,
-        tool_lines.decode_printed,
+        handshake.length_of,
+        handshake.decode_printed,
     ):
         try:
             read_packet(packet)
@@ -620,8 +620,8 @@ def test_any_defaults_mean_what_they_were_made_of(percentage: float, limits: dic
 
 @given(st.binary(max_size=300))
 def test_any_line_comes_back(line: bytes) -> None:
-    length, packet = tool_lines.encode_line(line)
-    assert tool_lines.length_of(length) == len(packet)
+    length, packet = handshake.encode_line(line)
+    assert handshake.length_of(length) == len(packet)
     assert packet == line + b"\n\0"
 
 

@@ -10,7 +10,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
+from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.submission.completions import PendingCompletions
 from pympsd_server.backends.cuda.submission.stream_markers import MarkerWatcher
 from pympsd_server.backends.interface import BackendError, Status
