@@ -512,7 +512,7 @@ class KernelText(MemoryText):
         self.write_end(segment)
 
     def _begin_frame(self) -> None:
-        """Lay out the beginning of a frame: its header, pending lanes, and the bank."""
+        """Lay out the beginning of a frame."""
         self._bank_start = -(-(FRAME_HEADER + 4 * len(self.segments)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
         self.frame_bytes = self._bank_start + size_of_bank(self.code, self.bank)
         lives = set().union(*(segment.live_in for segment in self.segments))
@@ -542,10 +542,7 @@ class KernelText(MemoryText):
         ]
         # Lanes are alive but in no segment: this cannot happen.
         tail += [
-            "lost:",
-            "  call void @llvm.trap()",
-            "  unreachable",
-            "fault:",
+            *("lost:", "  call void @llvm.trap()", "  unreachable", "fault:"),
             f"  ret i32 {StopReason.FAULT.value}",
             "}",
         ]
@@ -595,14 +592,7 @@ class KernelText(MemoryText):
             else:
                 self.line(f"%tid{axis} = load {self.vector.of('i32')}, ptr {places}, align 4")
         if not self.whole_warps:
-            self._write_lanes_here()
+            self.write_lanes_here()
         self.store(mask, self._saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
         cases = " ".join(f"i32 {index}, label %enter{index}" for index in range(1, len(self.stops)))
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")
-
-    def _write_lanes_here(self) -> None:
-        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
-        extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
-        threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
-        before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
-        self.line(f"%lanes_here = sub i32 {threads}, {before}")

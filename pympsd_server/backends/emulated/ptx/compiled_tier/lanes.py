@@ -360,3 +360,10 @@ class Lanes(Text):
         if name in ("clock", "clock_hi", "globaltimer_lo", "globaltimer_hi"):
             return self.cast("trunc", now, "i64", "i32"), False, 32
         return now, False, 64
+
+    def write_lanes_here(self) -> None:
+        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
+        extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
+        threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
+        before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
+        self.line(f"%lanes_here = sub i32 {threads}, {before}")
