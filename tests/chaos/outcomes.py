@@ -255,7 +255,7 @@ def _roles_in_fault(
 
 
 def _has_one_error(history: History, incident: Incident, life: Life, step: Step) -> bool:
-    """Whether a server's last message, which has one error for all contexts of a process, may have that of a fault."""
+    """Whether a server's last message, with one error for all contexts of a process, may have that of a fault."""
     devices = life.on_devices(incident.began - SLACK, step.ended)
     return history.containment is Containment.SERVER and incident.device in devices
 
