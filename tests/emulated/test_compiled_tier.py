@@ -207,7 +207,7 @@ MET: bar.sync 0; red.global.add.u32 [%a+4], 1; ret; }"""
 
 @pytest.mark.usefixtures("_no_block_goes_to_numpy")
 def test_threads_that_wait_for_a_block_with_much_work_stay_in_the_compiled_tier() -> None:
-    """The other lanes of their warps wait at a barrier meanwhile, as in a synchronisation of the grid."""
+    """The other lanes of their warps wait at a barrier, as in a synchronisation of the grid."""
     device = Device(1 << 20)
     address = device.put(np.zeros(2, "u4"))
     assert begin(device, GRID_SYNC, 300, 64, address).step(60, Never())
@@ -435,3 +435,39 @@ def test_sequences_of_addresses_may_wrap(
                 else:
                     answers.append(device.get(address, data).tolist())
             assert answers[0] == answers[1], (shift, less)
+
+
+TWO_WARPS = """.visible .entry k(.param .u64 p, .param .u32 v)
+{ .reg .b32 %i, %v, %s; .reg .b64 %a, %o; .shared .b32 s[64]; ld.param.u64 %a, [p]; ld.param.u32 %v, [v];
+mov.u32 %i, %tid.x; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s;
+red.shared.add.u32 [%s], %v; bar.sync 0; ld.shared.u32 %v, [%s]; st.global.u32 [%a], %v; ret; }"""
+
+
+def test_a_kept_batch_runs_the_next_launch_of_its_shape_from_the_beginning() -> None:
+    device = Device(1 << 20)
+    module, batch_of = device.load(HEADER + TWO_WARPS), {}
+    for value, block in ((7, 64), (9, 64), (11, 32), (13, 64)):
+        address = device.put(np.zeros(64, "u4"))  # the allocations change between launches
+        (batch,) = batches(module, "k", (1, 1, 1), (block, 1, 1), (address, value))
+        assert isinstance(batch, CompiledBatch)
+        assert not batch.finished
+        assert batch.step(10, Never())
+        assert device.get(address, np.zeros(64, "u4")).tolist() == [value] * block + [0] * (64 - block)
+        assert batch_of.setdefault(block, batch) is batch
+        batch.keep()
+        device.space.free(address)
+
+
+def test_a_kept_batch_faults_where_memory_is_freed() -> None:
+    device = Device(1 << 20)
+    module = device.load(HEADER + TWO_WARPS)
+    address = device.put(np.zeros(64, "u4"))
+    for _ in range(2):
+        (batch,) = batches(module, "k", (1, 1, 1), (64, 1, 1), (address, 1))
+        assert isinstance(batch, CompiledBatch)
+        assert batch.step(10, Never())
+        batch.keep()
+    device.space.free(address)
+    (batch,) = batches(module, "k", (1, 1, 1), (64, 1, 1), (address, 1))
+    with pytest.raises(DeviceFault, match="outside of the allocations"):
+        batch.step(10, Never())

@@ -14,6 +14,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.math.integers import PERMUTE_MODES
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _INTEGERS: Final = ("u16", "s16", "u32", "s32", "u64", "s64")
@@ -169,18 +170,26 @@ def _not(text: MemoryText, operation: Operation) -> None:
 @writes("shl shr")
 def _shift(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
-    bits = BITS[type_name]
-    kind, word = shape.of(f"i{bits}"), shape.of("i32")
     value, amount = text.use(operation.operands[1], type_name, shape), text.use(operation.operands[2], "u32", shape)
+    name = "shl" if operation.name == "shl" else _right_shift(type_name)
+    text.assign(operation.operands[0], _shifted(text, shape, name, BITS[type_name], value, amount), type_name, shape)
+
+
+def _right_shift(type_name: str) -> str:
+    return "ashr" if is_signed(type_name) else "lshr"
+
+
+def _shifted(text: MemoryText, shape: Shape, name: str, bits: int, value: str, amount: str) -> str:
+    """Return a value shifted by any number of bits, an i32."""
+    kind, word = shape.of(f"i{bits}"), shape.of("i32")
     by = call_integer(text, "umin", shape, 32, amount, shape.constant("i32", bits - 1))
     if bits != 32:
         by = text.cast("zext" if bits > 32 else "trunc", by, word, kind)
-    arithmetic = operation.name == "shr" and is_signed(type_name)
-    result = text.op("shl" if operation.name == "shl" else "ashr" if arithmetic else "lshr", kind, value, by)
-    if not arithmetic:
-        far = text.op("icmp uge", word, amount, shape.constant("i32", bits))
-        result = text.choose(shape, far, kind, shape.constant(f"i{bits}", 0), result)
-    text.assign(operation.operands[0], result, type_name, shape)
+    result = text.op(name, kind, value, by)
+    if name == "ashr":
+        return result
+    far = text.op("icmp uge", word, amount, shape.constant("i32", bits))
+    return text.choose(shape, far, kind, shape.constant(f"i{bits}", 0), result)
 
 
 def _pair(text: MemoryText, shape: Shape, high: str, low: str) -> str:
@@ -251,64 +260,72 @@ def _count_bits(text: MemoryText, operation: Operation) -> None:
     return text.assign(operation.operands[0], count, "u32", shape)
 
 
+def _field(text: MemoryText, operation: Operation, shape: Shape) -> list[str]:
+    """Return the position and the length of a bit field, each at most 255; see `integers._field_operand`."""
+    word, most = shape.of("i32"), shape.constant("i32", 255)
+    numbers = [text.use(v, "u32", shape) for v in operation.inputs[-2:]]
+    if BITS[operation.type] == 64:
+        return [call_integer(text, "umin", shape, 32, number, most) for number in numbers]
+    return [text.op("and", word, number, most) for number in numbers]
+
+
 @writes("bfi")
 def _insert_field(text: MemoryText, operation: Operation) -> None:
-    shape, bits = text.shape_of(operation.operands[0]), BITS[operation.type]
-    if bits != 32:
-        raise text.refuse()
-    wide, word = shape.of("i64"), shape.of("i32")
-    source, target, position, length = (text.use(v, "u32", shape) for v in operation.inputs)
-    fields = []
-    for number in (position, length):
-        low = text.op("and", word, number, shape.constant("i32", 255))
-        fields.append(
-            text.cast("zext", call_integer(text, "umin", shape, 32, low, shape.constant("i32", 32)), word, wide)
-        )
-    one = shape.constant("i64", 1)
-    ones = text.op("sub", wide, text.op("shl", wide, one, fields[1]), one)
-    mask = text.op("shl", wide, ones, fields[0])
-    moved = text.op("shl", wide, text.cast("zext", source, word, wide), fields[0])
-    kept = text.op(
-        "and", wide, text.cast("zext", target, word, wide), text.op("xor", wide, mask, shape.constant("i64", -1))
-    )
-    result = text.op("or", wide, kept, text.op("and", wide, moved, mask))
-    text.assign(operation.operands[0], text.cast("trunc", result, wide, word), operation.type, shape)
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    bits = BITS[type_name]
+    kind, ones = shape.of(f"i{bits}"), shape.constant(f"i{bits}", -1)
+    source, target = (text.use(v, type_name, shape) for v in operation.inputs[:2])
+    position, length = _field(text, operation, shape)
+    field = text.op("xor", kind, _shifted(text, shape, "shl", bits, ones, length), ones)
+    mask = _shifted(text, shape, "shl", bits, field, position)
+    moved = text.op("and", kind, _shifted(text, shape, "shl", bits, source, position), mask)
+    kept = text.op("and", kind, target, text.op("xor", kind, mask, ones))
+    text.assign(operation.operands[0], text.op("or", kind, kept, moved), type_name, shape)
 
 
 @writes("bfe")
 def _extract_field(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
-    position, length = operation.operands[2:]
-    if BITS[type_name] != 32 or not (isinstance(position, Immediate) and isinstance(length, Immediate)):
-        raise text.refuse()
-    at, count = position.value & 255, length.value & 255
-    if not count or at + count > 32:
-        raise text.refuse()
-    word, value = shape.of("i32"), text.use(operation.operands[1], "u32", shape)
-    value = text.op("shl", word, value, shape.constant("i32", 32 - at - count))
-    shift = "ashr" if is_signed(type_name) else "lshr"
-    text.assign(
-        operation.operands[0], text.op(shift, word, value, shape.constant("i32", 32 - count)), type_name, shape
-    )
+    bits, name = BITS[type_name], _right_shift(type_name)
+    word, whole = shape.of("i32"), shape.constant("i32", bits)
+    position, length = _field(text, operation, shape)
+    above = text.op("sub", word, whole, call_integer(text, "umin", shape, 32, length, whole))
+    value = _shifted(text, shape, name, bits, text.use(operation.operands[1], type_name, shape), position)
+    value = _shifted(text, shape, "shl", bits, value, above)
+    text.assign(operation.operands[0], _shifted(text, shape, name, bits, value, above), type_name, shape)
 
 
 @writes("prmt")
 def _permute(text: MemoryText, operation: Operation) -> None:
-    selector = operation.operands[3]
-    if operation.modifiers or not isinstance(selector, Immediate):
-        raise text.refuse()
+    """Each nibble of the selector picks a byte; with its highest bit, copies of the byte's sign."""
     shape = text.shape_of(operation.operands[0])
     word, wide = shape.of("i32"), shape.of("i64")
     pair = _pair(text, shape, *(text.use(operation.operands[k], "u32", shape) for k in (2, 1)))
-    result = shape.constant("i32", 0)
+    selector, result = _selector(text, operation, shape), shape.constant("i32", 0)
     for k in range(4):
-        chosen = selector.value >> 4 * k & 15
-        byte = text.op("lshr", wide, pair, shape.constant("i64", 8 * (chosen & 7)))
-        byte = text.cast("trunc", byte, wide, word)
+        nibble = text.op("lshr", word, selector, shape.constant("i32", 4 * k))
+        by = text.op("shl", word, text.op("and", word, nibble, shape.constant("i32", 7)), shape.constant("i32", 3))
+        byte = text.cast("trunc", text.op("lshr", wide, pair, text.cast("zext", by, word, wide)), wide, word)
         byte = text.op("shl", word, byte, shape.constant("i32", 24))
-        if chosen & 8:
-            byte = text.op("ashr", word, byte, shape.constant("i32", 31))
-            byte = text.op("shl", word, byte, shape.constant("i32", 24))
+        signs = text.op("ashr", word, byte, shape.constant("i32", 31))
+        takes_sign = text.op("and", word, nibble, shape.constant("i32", 8))
+        takes_sign = text.op("icmp ne", word, takes_sign, shape.constant("i32", 0))
+        byte = text.choose(shape, takes_sign, word, signs, byte)
+        byte = text.op("and", word, byte, shape.constant("i32", 255 << 24))
         byte = text.op("lshr", word, byte, shape.constant("i32", 24 - 8 * k))
         result = text.op("or", word, result, byte)
     text.assign(operation.operands[0], result, "u32", shape)
+
+
+def _selector(text: MemoryText, operation: Operation, shape: Shape) -> str:
+    """Return the selector of prmt, that of a mode such as .f4e by the two lowest bits of the operand."""
+    word, value = shape.of("i32"), text.use(operation.operands[3], "u32", shape)
+    if not operation.modifiers:
+        return value
+    row = text.op("and", word, value, shape.constant("i32", 3))
+    selectors = PERMUTE_MODES[operation.modifiers[0]]
+    result = shape.constant("i32", selectors[-1])
+    for number, selector in enumerate(selectors[:-1]):
+        is_row = text.op("icmp eq", word, row, shape.constant("i32", number))
+        result = text.choose(shape, is_row, word, shape.constant("i32", selector), result)
+    return result
