@@ -210,7 +210,7 @@ class KernelText(MemoryText):
                 self.restore_sequence(number, self.slot(number), here)
         if stop.result is not None:
             self.store(self.mask_type, mask, "%cur")
-            self.at, self.operation = stop.segment, None
+            self.at, self.operation = stop.segment, stop.result
             self._set_reduction(stop.result)
         self.jump(f"run{stop.segment}")
 
