@@ -1,4 +1,14 @@
-"""The limits of a client's contexts: active thread percentage, client priority, pinned memory."""
+"""The values of limits, as daemon and servers use them: percentages, priorities, and amounts of memory.
+
+A value cannot be invalid: constructing it, or parsing a text, raises `BadLimit` for what is not allowed.
+
+- `ThreadPercentage`, `ClientPriority` and `PinnedMemory` are limits of one client.
+- `CgroupLimit` and `MemoryGroup` are limits on the memory that several clients hold together.
+- `Quota` has the limits of one context, as its executor applies them.
+- `LimitsInForce` has what applies to a client after all of these were combined, for lists and metrics.
+
+Which limits exist, and how those of several places are combined, is in `pympsd.vocabulary.limit_table`.
+"""
 
 from __future__ import annotations
 
