@@ -273,7 +273,7 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
     assert isinstance(begin_batch(module, "k", setup, first, np.zeros(8192 - first, np.int64)), CompiledBatch)
 
 
-def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
+def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:
     """Return what a kernel makes of data in each tier; the shape is its blocks and the threads of each."""
     results = []
     for tier in ("compiled", "numpy"):
@@ -406,3 +406,50 @@ def test_sequences_of_addresses_may_wrap(
                 else:
                     answers.append(device.get(address, data).tolist())
             assert answers[0] == answers[1], (shift, less)
+
+
+OF_BITS = """prmt.b32 %r, %a, %b, %c; prmt.b32.f4e %r, %a, %b, %c; prmt.b32.b4e %r, %a, %b, %c
+prmt.b32.rc8 %r, %a, %b, %c; prmt.b32.ecl %r, %a, %b, %c; prmt.b32.ecr %r, %a, %b, %c; prmt.b32.rc16 %r, %a, %b, %c; prmt.b32 %r, %a, %b, 0x9F34
+bfe.u32 %r, %a, %b, %c; bfe.s32 %r, %a, %b, %c; bfe.s32 %r, %a, 7, 30; bfe.u32 %r, %a, 31, 0; bfe.s32 %r, %a, 3, %c
+bfe.u64 %w, %x, %b, %c; bfe.s64 %w, %x, %b, %c; bfe.s64 %w, %x, 40, 9; bfi.b64 %w, %x, %y, %b, %c
+bfi.b32 %r, %a, %b, %c, %b; bfi.b32 %r, %a, %b, 4, 40; bfi.b64 %w, %x, %y, 60, 9"""
+
+
+def test_operations_on_bits_are_compiled_in_all_their_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fields at and beyond the ends of the operands, and scalars as operands; none of them escapes."""
+    operations = [line.strip() for line in OF_BITS.replace("\n", ";").split(";")]
+    loads = "ld.global.b32 %a, [%p]; ld.global.b32 %b, [%p+4]; ld.global.b32 %c, [%p+8]; mov.b64 %x, {%a, %c};"
+    body = "".join(
+        f"{operation}; add.u64 %h, %h, %w; cvt.u64.u32 %y, %r; mad.lo.u64 %h, %h, 31, %y;" for operation in operations
+    )
+    ptx = f""".visible .entry k(.param .u64 p)
+{{ .reg .b32 %a, %b, %c, %r, %i; .reg .b64 %p, %q, %x, %y, %w, %h; ld.param.u64 %p, [p]; mov.u32 %i, %tid.x;
+mov.u32 %r, 0; mov.u64 %y, 0; mov.u64 %w, 0; mov.u64 %h, 0; {loads} {body} mov.u64 %q, %h;
+mul.wide.u32 %y, %i, 24; add.s64 %p, %p, %y; {loads} {body} xor.b64 %h, %h, %q; st.global.u64 [%p+16], %h; ret; }}"""
+    random = np.random.default_rng(3)
+    values = random.integers(0, 2**32, (192, 6), "u4")
+    small = random.integers(0, 70, values.shape, "u4")
+    values[:, 1:3] = np.where(random.random((192, 2)) < 0.8, small[:, 1:3], values[:, 1:3])
+    np.testing.assert_array_equal(*_results(monkeypatch, ptx, values, (2, 96)))
+    kernel = Device(1 << 20).load(HEADER + ptx).program.kernels["k"].translation
+    assert not write_text(kernel.code, kernel.offsets, 0, (96, 1, 1), has_halves=True).escapes
+
+
+SMALL = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %v, %n, %s; .reg .b64 %a, %o; .reg .pred %q, %even; .shared .b32 s[8]; ld.param.u64 %a, [p];
+mov.u32 %i, %tid.x; mov.u32 %s, %tid.y; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %s, %n, %i; mov.u32 %s, s;
+mad.lo.u32 %s, %i, 4, %s; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; add.u32 %v, %i, 3; mov.u32 %n, 0;
+AGAIN: and.b32 %o32, %v, 1; setp.eq.u32 %even, %o32, 0; @%even shr.u32 %v, %v, 1; @!%even mad.lo.u32 %v, %v, 3, 1;
+add.u32 %n, %n, 1; setp.ne.u32 %q, %v, 1; @%q bra AGAIN; setp.gt.u32 %q, %n, 7; fns.b32 %v, 0xFF, %n, 1;
+@%q add.u32 %n, %n, %v; st.shared.u32 [%s], %n; bar.sync 0; ld.shared.u32 %v, [s]; add.u32 %n, %n, %v;
+st.global.u32 [%a], %n; ret; }""".replace("%n, %s;", "%n, %s, %o32;", 1)
+
+
+@pytest.mark.parametrize("block", [1, 5, 8, (2, 4)])
+def test_blocks_of_few_threads_have_short_vectors(monkeypatch: pytest.MonkeyPatch, block: Any) -> None:
+    results = _results(monkeypatch, SMALL, np.zeros(8, "u4"), (3, block))
+    np.testing.assert_array_equal(*results)
+    assert results[0][0] > 0
+    kernel = Device(1 << 20).load(HEADER + SMALL).program.kernels["k"].translation
+    text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True)
+    assert (text.width, len(text.escapes)) == (8, 1)

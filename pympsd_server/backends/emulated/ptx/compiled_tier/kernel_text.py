@@ -17,8 +17,8 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
   a loop that may wait for other threads, SPIN if lanes of the warp wait elsewhere meanwhile.
 - TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
-- ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
-  for all warps that wait there together (batch.py).
+- ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
+  runs on the registers in the frames, for all warps that wait there together (batch.py).
 - BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
   lanes stop at the beginnings of blocks, as the groups of its threads do.
 - DONE, FAULT and TRAP end the warp.
@@ -42,6 +42,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier import (
     data_forms,
     float_forms,
     integer_forms,
+    texture_forms,
     warp_forms,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
@@ -49,7 +50,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     is_left_whole,
 )
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
@@ -79,7 +80,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     registers_in,
 )
 
-FORMS: Final = (data_forms, float_forms, integer_forms, warp_forms)
+FORMS: Final = (data_forms, float_forms, integer_forms, texture_forms, warp_forms)
 """The modules whose forms are in the table."""
 FUNCTION: Final = "kernel"
 _SCRATCHES: Final = 4
@@ -489,6 +490,8 @@ class KernelText(MemoryText):
             self._take_turn(segment.turn, self.current())
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self._here()
+            if segment.attempts:
+                self._attempt(segment.operations[0])
             self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
             if segment.escapes:
                 behind = self.number_of(Stop(self.at + 1, stop.pending))
@@ -504,6 +507,14 @@ class KernelText(MemoryText):
             write(self, operation)
             self.write_first(operation, write)
         self.write_end(segment)
+
+    def _attempt(self, operation: Operation) -> None:
+        """Write an operation, and its way to the next segment unless it has to escape."""
+        self.escape = self.label("escape")
+        write_attempt(self, operation)
+        self.store(self.mask_type, self.current(), f"%m{self.at + 1}")
+        self.jump(f"segment{self.at + 1}")
+        self.place(self.escape)
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
@@ -549,6 +560,7 @@ class KernelText(MemoryText):
         self.line("%fuel = alloca i64")
         for number in range(_SCRATCHES):
             self.line(f"%scratch{number} = alloca [{self.width * 8} x i8], align 64")
+        self.line(f"%access = alloca [{texture_forms.ACCESS_BYTES} x i8], align 64")
         for k in range(len(self.segments)):
             self.line(f"%m{k} = alloca {mask}")
             self.store(mask, "0", f"%m{k}")

@@ -190,7 +190,10 @@ WARP_STATE: Final = np.dtype(
 )
 refresh_function: Final = _REFRESH
 """Makes a C function of a Python function."""
-FUNCTIONS: Final = ("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock")
+FUNCTIONS: Final = (
+    *("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock"),
+    *("kernels_sample", "kernels_surface"),
+)
 """The functions that generated code calls."""
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "kernels_run": (c_int, (ctypes.POINTER(SharedState), c_uint64)),
