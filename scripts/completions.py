@@ -20,8 +20,8 @@ from pympsd.commands.grammar.syntax import JSON_OPTION
 from pympsd.commands.manual import OPTIONS, TOOLS
 from pympsd.devices.machine import COMPUTE_MODES
 from pympsd.smi import monitors
-from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.options import PLAIN, SHORT, VALUED
+from pympsd.smi.queries import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.report import DISPLAYS
 from pympsd.top.table import SORTS
 

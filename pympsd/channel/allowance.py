@@ -47,7 +47,10 @@ UNREAD_SECONDS: Final = 30.0
 
 @define
 class BufferBudget:
-    """The bytes that this process keeps for its peers, by user."""
+    """The memory that this process uses for what its peers have sent or not yet read, in bytes, by user.
+
+    An `Allowance` counts one connection in it; a connection that would exceed its user's share is cut off.
+    """
 
     problem: Callable[[int, int], str]
     """Called with (uid, count): returns why a user may not have ``count`` more bytes, or an empty string."""
@@ -55,17 +58,17 @@ class BufferBudget:
     """The bytes that are kept for each user; users without any are not in it."""
 
     def change(self, uid: int, count: int) -> None:
-        """Count bytes that are kept for a user from now on, or (negative) no longer."""
+        """Add to the bytes that are kept for a user; ``count`` is negative for bytes that are released."""
         self.held[uid] += count
         if not self.held[uid]:
             del self.held[uid]
 
     def allowance(self, uid: int) -> Allowance:
-        """Return the allowance of a new connection of a user."""
+        """Return the allowance of a new connection of a user, with both time limits."""
         return Allowance(self, uid, FRAME_SECONDS, UNREAD_SECONDS)
 
     def link(self, uid: int) -> Allowance:
-        """Return the allowance of the link to a user's server."""
+        """Return the allowance of the link to a user's server: its bytes are counted, and nothing is limited."""
         allowance = Allowance(self, uid)
         allowance.lift()
         return allowance
@@ -73,7 +76,10 @@ class BufferBudget:
 
 @define
 class Allowance:
-    """The cost of one connection. Without a budget: a trusted peer, for whom nothing is limited or counted."""
+    """The bytes and the time that one connection may take.
+
+    Without a budget the peer is trusted: nothing is counted or limited.
+    """
 
     budget: BufferBudget | None = None
     uid: int = 0
@@ -89,27 +95,39 @@ class Allowance:
     """The bytes that the budget holds for this connection."""
 
     def lift(self) -> None:
-        """Count the bytes from now on, but limit neither them nor the time: the peer is a server."""
+        """Limit neither bytes nor time from now on, but keep counting: the peer has turned out to be a server."""
         self._is_limited = False
         self.frame_seconds = self.unread_seconds = math.inf
 
     def has_room(self, count: int) -> bool:
-        """Return whether the budget has space for ``count`` more bytes."""
+        """Return whether the user may have ``count`` more bytes now. Nothing is counted."""
         return self.budget is None or not self.budget.problem(self.uid, count)
 
     def count_received(self, count: int) -> None:
-        """State how many received bytes are kept now; raise LimitExceeded if they are too many."""
+        """Set the number of received bytes that are kept for the peer.
+
+        Raises:
+            LimitExceeded: The number grew, and the user may not have that many.
+        """
         grows, self._received = count > self._received, count
         self._report_change(is_limited=grows)
 
     def count_queued(self, count: int) -> None:
-        """State how many bytes are queued for the peer now; raise LimitExceeded if they are too many."""
+        """Set the number of bytes that are queued for the peer.
+
+        Raises:
+            LimitExceeded: The number grew, and the user may not have that many.
+        """
         grows, self._queued = count > self._queued, count
         self._report_change(is_limited=grows)
 
     @contextmanager
     def keeping(self, count: int) -> Iterator[None]:
-        """Count further bytes during a block; raise LimitExceeded if they are too many."""
+        """Count further bytes as long as the block runs.
+
+        Raises:
+            LimitExceeded: The user may not have that many.
+        """
         self._kept += count
         try:
             self._report_change()
@@ -119,7 +137,7 @@ class Allowance:
             self._report_change(is_limited=False)
 
     def close(self) -> None:
-        """Give everything back; what is counted later has no effect."""
+        """Release everything that was counted. Later counts have no effect."""
         self._received = self._queued = self._kept = 0
         self._report_change()
         self.budget = None

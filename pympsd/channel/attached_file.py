@@ -77,10 +77,10 @@ def with_full_path(words: Sequence[str]) -> list[str]:
 def with_hash_of_file(words: Sequence[str]) -> list[str]:
     """Return words whose option --expect has the SHA-256 of a file in place of its path, which has a slash.
 
-    >>> with_hash_of_file(["--expect", "./mps.toml", "--json"])
-    ['--expect=94ffb5...', '--json']
+    ``["--expect", "./mps.toml", "--json"]`` becomes ``["--expect=94ffb5...", "--json"]``.
 
-    Raise LookupError if the file cannot be read.
+    Raises:
+        LookupError: The file cannot be read.
     """
     from hashlib import sha256
 

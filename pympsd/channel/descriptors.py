@@ -30,7 +30,13 @@ def descriptors_in(controls: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...
 
 
 def whole(fds: tuple[int, ...], flags: int) -> tuple[tuple[int, ...], bool]:
-    """Return the descriptors of one recvmsg and False; none and True if some did not fit in the buffer."""
+    """Return the descriptors of one recvmsg, and whether some were lost.
+
+    Args:
+        fds: The descriptors that it received.
+        flags: Its flags. With MSG_CTRUNC the kernel has dropped descriptors for lack of space; then those that came
+            are closed, and none is returned.
+    """
     if not flags & socket.MSG_CTRUNC:
         return fds, False
     close_all(fds)
@@ -55,7 +61,11 @@ def explain(error: OSError) -> str:
 
 
 def require_room(count: int) -> None:
-    """Raise OSError unless this process can open ``count`` more descriptors now."""
+    """Check that this process can open ``count`` more descriptors now, by opening them.
+
+    Raises:
+        OSError: It cannot (EMFILE, ENFILE).
+    """
     opened: list[int] = []
     try:
         opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

@@ -22,7 +22,15 @@ CONTINUED: Final = b"\xff" * 8
 
 
 class MessageChannel(SendQueue):
-    """Receives and sends frames; owns the socket and every descriptor given to ``send`` or not yet claimed."""
+    """Receives and sends frames and messages over a stream or packet socket.
+
+    It owns the socket, the descriptors given to ``send``, and those that were received and not yet claimed.
+
+    Args:
+        sock: The connected socket.
+        fds_allowed: How many descriptors a frame may bring; with 0 the kernel closes those that a peer sends.
+        allowance: What the peer may cost this process; None: it is trusted.
+    """
 
     def __init__(
         self, sock: trio.socket.SocketType, fds_allowed: int = 0, allowance: Allowance | None = None
@@ -99,12 +107,22 @@ class MessageChannel(SendQueue):
             raise
 
     async def receive_message(self) -> tuple[Any, tuple[int, ...]] | None:
-        """Return the next message with its descriptors, or None at the end."""
+        """Return the next message with its descriptors, or None at the end of the connection.
+
+        Raises:
+            RemoteError: The message is malformed.
+            LimitExceeded: The peer has used up its allowance.
+        """
         frame = await self.receive()
         return None if frame is None else (messages.decode(frame), frame.fds)
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Queue a whole frame; the channel closes ``fds`` when they are sent or it is closed."""
+        """Queue a whole frame. It never waits, and nothing is raised if the peer has gone.
+
+        Args:
+            data: The frame.
+            fds: Descriptors to send with it; the channel closes them when they are sent or it is closed.
+        """
         if not self._is_packets:
             super().send_raw(data, fds)
             return
@@ -136,7 +154,12 @@ class MessageChannel(SendQueue):
         return True
 
     def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
-        """Queue a message; the channel closes ``fds`` when they are sent or the channel is closed."""
+        """Queue a message. It never waits, and nothing is raised if the peer has gone.
+
+        Args:
+            message: One of `pympsd.wire`'s messages.
+            fds: Descriptors to send with it; the channel closes them when they are sent or it is closed.
+        """
         self.send_raw(messages.encode(message, len(fds)), fds)
 
     def close(self) -> None:

@@ -14,7 +14,10 @@ from pympsd.errors import LimitExceeded
 
 
 class PacketChannel(SendQueue):
-    """Receives and sends whole packets; descriptors that a peer sends are refused by the kernel."""
+    """Receives and sends whole packets over a SOCK_SEQPACKET socket.
+
+    It owns the socket. Descriptors that a peer sends are not received: the kernel closes them.
+    """
 
     async def receive(self, limit: int, continues: bool = False) -> bytes:
         """Return the next packet, cut to ``limit`` bytes; empty at the end.
@@ -40,11 +43,14 @@ class PacketChannel(SendQueue):
         return packet
 
     async def peek(self, limit: int) -> bytes:
-        """Return the next packet, cut to ``limit`` bytes, and leave it there; empty at the end."""
+        """Return the next packet without taking it, cut to ``limit`` bytes; empty at the end of the connection."""
         return (await self._next(limit, 0, socket.MSG_PEEK))[0]
 
     async def receive_with_credentials(self, limit: int) -> tuple[bytes, tuple[int, int, int] | None]:
-        """Return the next packet and its sender's PID, uid and gid; None if the socket does not pass credentials."""
+        """Return the next packet, cut to ``limit`` bytes, and the PID, uid and gid of its sender.
+
+        The sender is None unless the socket has SO_PASSCRED.
+        """
         # Without a buffer for descriptors the kernel closes those that a peer sends.
         data, controls = await self._next(limit, socket.CMSG_SPACE(UCRED.size))
         for level, kind, payload in controls:
@@ -72,7 +78,11 @@ class PacketChannel(SendQueue):
                 return b"", []
 
     async def wait_until_taken(self) -> None:
-        """Wait until the peer has taken every packet that was sent to it from its socket; raise OSError."""
+        """Wait until the peer has taken every packet that was sent to it.
+
+        Raises:
+            OSError: The socket cannot be asked.
+        """
         with select.epoll() as watched:
             # Unless a socket is full, the kernel reports each packet taken from it to edge-triggered waits only.
             watched.register(self._plain, select.EPOLLOUT | select.EPOLLET)
@@ -82,9 +92,13 @@ class PacketChannel(SendQueue):
                 watched.poll(0)
 
     def has_unaccepted(self) -> bool:
-        """Return whether a packet that was sent lies in the peer's socket; raise OSError."""
+        """Return whether the peer's socket still has a packet that was sent to it.
+
+        Raises:
+            OSError: The socket cannot be asked.
+        """
         return any(fcntl.ioctl(self._plain, termios.TIOCOUTQ, bytes(4)))
 
     def shut_down(self) -> None:
-        """End the connection both ways; the descriptor stays open until ``close``."""
+        """End the connection in both directions. The descriptor stays open until ``close``."""
         self._cut_off()

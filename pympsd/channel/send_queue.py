@@ -43,7 +43,12 @@ class SendQueue:
         """The limit that the peer has exceeded; nothing more is received from it."""
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Queue a whole frame, or a packet; the queue closes ``fds`` when they are sent or it is closed."""
+        """Queue a whole frame, or a packet. It never waits; after the peer has been cut off it has no effect.
+
+        Args:
+            data: The bytes.
+            fds: Descriptors to send with them; the queue closes them when they are sent or it is closed.
+        """
         if self.overflowed:
             close_all(fds)
             return
@@ -98,7 +103,7 @@ class SendQueue:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def finish(self) -> None:
-        """Let the sender end when the queue is sent."""
+        """Let `run_sender` return when everything that is queued has been sent."""
         self._finishing = True
         self._work.set()
 
@@ -144,7 +149,7 @@ class SendQueue:
             rest = rest[await self._socket.send(rest) :]
 
     def close(self) -> None:
-        """Close the socket and every descriptor that was not sent."""
+        """Close the socket, drop what is queued, and close the descriptors that were not sent."""
         self._plain.detach()
         self._socket.close()
         for _, fds in self._queue:

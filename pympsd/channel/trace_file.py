@@ -43,14 +43,22 @@ class TraceFile:
 
     @classmethod
     def make(cls, path: str) -> TraceFile:
-        """Make a file; OSError if it exists, or cannot be made."""
+        """Create a trace file and open it.
+
+        Raises:
+            OSError: It exists already, or cannot be created.
+        """
         trace = cls(os.open(path, _FLAGS | os.O_EXCL, 0o644))
         trace._write(BEGIN)
         return trace
 
     @classmethod
     def open(cls, path: str) -> TraceFile:
-        """Make a file, or append to an empty one or a trace that is there; OSError. No link is followed."""
+        """Open a trace file for appending; create it if it does not exist.
+
+        Raises:
+            OSError: The path is that of another file, of a link or of a directory, or it cannot be opened.
+        """
         try:
             # O_NONBLOCK: opening a FIFO or a device must not wait.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -74,11 +82,21 @@ class TraceFile:
         return cls(fd)
 
     def duplicate(self) -> int:
-        """Return another descriptor of the file, for another process; OSError if no descriptor is left."""
+        """Return another descriptor of the file, for another process, which closes it.
+
+        Raises:
+            OSError: No descriptor is left (EMFILE, ENFILE).
+        """
         return os.dup(self._fd)
 
     def name(self, process: int, name: str, thread: int | None = None) -> None:
-        """Name a process, or a thread of it; the first name counts."""
+        """Name a process, or one of its threads, as the timeline shows it. A second name for it has no effect.
+
+        Args:
+            process: Its PID.
+            name: The name.
+            thread: The thread's number; None: the process itself.
+        """
         if (process, thread) in self._named:
             return
         self._named.add((process, thread))
@@ -122,18 +140,18 @@ class TraceFile:
         self.close()
 
     def is_at(self, path: str) -> bool:
-        """Whether the path still names the file, which may have been removed or moved since."""
+        """Return whether a path still leads to this file, which may have been removed or moved."""
         with self._lock, suppress(OSError):
             return self._fd < 0 or os.path.samestat(os.stat(path), os.fstat(self._fd))
         return False
 
     def end(self) -> None:
-        """Complete the JSON, when no other process writes any more, and close the file."""
+        """Complete the JSON and close the file. Call it when no other process writes to the file any more."""
         self._write(b'{"ph":"M","name":"trace_end","pid":0}\n]\n')
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor; a second time it does nothing."""
+        """Close the descriptor without completing the JSON. No effect a second time."""
         with self._lock:
             fd, self._fd = self._fd, -1
         if fd >= 0:

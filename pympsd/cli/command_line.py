@@ -69,7 +69,7 @@ def main(arguments: "Sequence[str]") -> int:
         )
     words = ["config", "apply", options.apply] if options.apply else options.words
     if "--help" in words[1:]:
-        from pympsd.commands.help import help_of
+        from pympsd.commands.manual import help_of
 
         if text := help_of(words):
             return control_client.print_text(text)

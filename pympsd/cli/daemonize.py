@@ -30,13 +30,12 @@ from pympsd.devices.driver_probe import ask_driver, find_vendor_server
 from pympsd.devices.state_folder import unusable_directory, with_machine_file
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.errors import InputError, PympsdError, StartError
-from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
+from pympsd.journal.line_format import Dialect
 from pympsd.journal.setup import Journal
 from pympsd.process.title import show_as
 from pympsd.process.version import STATIC_SINCE
-from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
-from pympsd.service.files.symbolic_links import check_links
+from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory, Unusable, check_links
 from pympsd.service.metrics import end, listen
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
@@ -156,8 +155,8 @@ def _read_settings(options: Options, protocol: int) -> Settings:
             "each; choose one of them"
         )
     settings = with_shares(settings, options.user_shares, protocol)
-    if options.turn_patience is not None:
-        settings = evolve(settings, turn_patience=options.turn_patience)
+    if options.overtaking_seconds is not None:
+        settings = evolve(settings, overtaking_seconds=options.overtaking_seconds)
     return settings
 
 
@@ -358,9 +357,9 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
 
     pending = [writer]
 
-    def notify(outcome: bytes) -> None:
+    def notify(status: bytes) -> None:
         while pending:
-            os.write(writer, outcome)
+            os.write(writer, status)
             os.close(pending.pop())
 
     def ready() -> None:

@@ -16,8 +16,16 @@ from pympsd.errors import BAD_USAGE, DaemonError, RemoteError
 from pympsd.vocabulary import files
 from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
 from pympsd.vocabulary.untrusted import escape_controls
-from pympsd.wire.driver.handshake import CREDENTIALS, HELLO, Role, encode_role
-from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, decode_printed, encode_line
+from pympsd.wire.driver.handshake import (
+    CREDENTIALS,
+    END_OF_ANSWERS,
+    HELLO,
+    LINE_BYTES,
+    Role,
+    decode_printed,
+    encode_line,
+    encode_role,
+)
 
 Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
 _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}

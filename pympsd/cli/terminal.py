@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from pympsd.commands.grammar.registry import COMMANDS, find_command, first_words, verbs_of
-from pympsd.commands.help import help_of, list_commands
+from pympsd.commands.manual import help_of, list_commands
 from pympsd.vocabulary.mistyped import find_similar
 
 PROMPT = "> "

@@ -1,6 +1,8 @@
 """Dask workers that have a share of a GPU: a plug-in for ``Client.register_plugin``.
 
->>> client.register_plugin(GpuShare())   # workers were started with --resources "GPU=0.25"
+An example::
+
+    client.register_plugin(GpuShare())   # workers were started with --resources "GPU=0.25"
 
 A worker that is killed gives its share back; the one that its nanny starts in its place gets one again.
 """
@@ -11,8 +13,7 @@ from typing import Final
 
 from distributed import Worker, WorkerPlugin
 
-from pympsd.clusters.device_locks import lock_part
-from pympsd.clusters.share import BadShare, daemon_devices, share_of, take
+from pympsd.clusters.share import BadShare, daemon_devices, lock_part, share_of, take
 
 RESOURCE: Final = "GPU"
 
@@ -30,7 +31,12 @@ class GpuShare(WorkerPlugin):
         self.resource = resource
 
     def setup(self, worker: Worker) -> None:
-        """Take the share; a worker without the resource has none."""
+        """Give this worker its share. A worker that was started without the resource gets none.
+
+        Raises:
+            BadShare: The worker is a thread of another process, or no device has enough left.
+            CannotAsk: No daemon runs on the worker's machine.
+        """
         requested = float(worker.state.total_resources.get(self.resource, 0))
         if not requested:
             return

@@ -1,8 +1,10 @@
 """Ray tasks and actors that have a share of a GPU: a decorator.
 
->>> @ray.remote(num_gpus=0.25, max_calls=1)
-... @gpu_share
-... def train(): ...
+An example::
+
+    @ray.remote(num_gpus=0.25, max_calls=1)
+    @gpu_share
+    def train(): ...
 
 Ray chooses the device; the share of it is a percentage of its SMs and of its memory. A share is for the life of a
 process: tasks need ``max_calls=1``, unless all tasks of a worker have the same one. An actor has its own process.
@@ -22,7 +24,13 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def gpu_share(function: T) -> T:
-    """Decorate a function that becomes a task, or a class that becomes an actor: it gets its share first."""
+    """Make a Ray task or actor take its share of a GPU before anything else runs in it.
+
+    Args:
+        function: The function of a task, or the class of an actor; write ``@gpu_share`` below ``@ray.remote``.
+
+    The task or actor raises `BadShare` if its worker cannot have the share.
+    """
     if isinstance(function, type):
         started: T = _with_share_at_start(function)
         return started
@@ -36,7 +44,12 @@ def gpu_share(function: T) -> T:
 
 
 def take_share() -> None:
-    """Give this worker process the share that its task or actor has been assigned; raise BadShare."""
+    """Give this worker process the share that Ray has assigned to its task or actor.
+
+    Raises:
+        BadShare: No GPU is assigned, the daemon does not have it, or the process has another share already.
+        CannotAsk: No daemon runs on this machine.
+    """
     context: Any = ray.get_runtime_context()
     requested = float(context.get_assigned_resources().get("GPU", 0))
     if not requested:

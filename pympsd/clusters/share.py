@@ -1,10 +1,17 @@
 """A share of a GPU: the part of it that a process may use, as environment variables of an MPS client.
 
 The share is the process's own, so a process that dies gives it back: the server frees what it had.
+
+`lock_part` chooses the device that a process gets a part of, by locks on files, which end with the process.
 """
 
+import errno
+import fcntl
 import os
+import stat
+import struct
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,19 +27,32 @@ MEMORY: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 
 class BadShare(InputError):
-    """An impossible share; the message explains why, and what is allowed."""
+    """Raised for a share that does not exist or cannot be given.
+
+    The message explains why, and what is allowed.
+    """
 
 
 @frozen
 class Share:
-    """A part of one device, or several whole ones. ``devices``: their UUIDs; ``memory_bytes``: of each."""
+    """A part of one device, or several whole devices.
+
+    ``devices`` has their UUIDs, ``fraction`` is the part (1.0 for whole devices), ``memory_bytes`` the memory of
+    each.
+    """
 
     devices: tuple[str, ...]
     fraction: float
     memory_bytes: int = 0
 
     def variables(self) -> dict[str, str]:
-        """Return the variables of a client with this share: of several or whole devices no limits are set."""
+        """Return the environment variables of a client that has this share.
+
+        Whole devices have no limits, only CUDA_VISIBLE_DEVICES.
+
+        >>> Share(("GPU-1",), 0.25, 8 << 30).variables()["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+        'GPU-1=2048M'
+        """
         variables = {VISIBLE: ",".join(self.devices)}
         if self.fraction < 1:
             (device,) = self.devices
@@ -43,7 +63,15 @@ class Share:
 
 
 def share_of(devices: Sequence[Device], requested: float) -> Share:
-    """Return a share of devices: a fraction of the one there is, or as many whole ones as are requested."""
+    """Return a share of devices.
+
+    Args:
+        devices: The devices that were assigned.
+        requested: 0.01 up to 1 of the only device, or the number of devices, for all of them.
+
+    Raises:
+        BadShare: The number fits neither.
+    """
     count = len(devices)
     if 0.01 <= requested < 1 and count == 1:
         return Share((devices[0].uuid,), requested, devices[0].memory_bytes)
@@ -57,7 +85,16 @@ _taken: dict[str, str] = {}
 
 
 def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any] = sys.modules) -> None:
-    """Set this process's variables; raise BadShare if it has another share, or has begun to use a GPU without one."""
+    """Give this process a share, by setting its variables; taking the same share again has no effect.
+
+    Args:
+        share: The share.
+        environment: Where the variables are set.
+        modules: The loaded modules, among which one may use a GPU already.
+
+    Raises:
+        BadShare: The process has another share, or has begun to use a GPU without one.
+    """
     variables = share.variables()
     if _taken == variables:
         return
@@ -76,7 +113,11 @@ def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any]
 
 
 def daemon_devices() -> tuple[Device, ...]:
-    """Return the devices of this machine's daemon; CannotAsk without one."""
+    """Return the devices of this machine's daemon.
+
+    Raises:
+        CannotAsk: No daemon runs, or it does not answer.
+    """
     return RunningDaemon().devices()
 
 
@@ -91,3 +132,57 @@ def _that_runs(modules: Mapping[str, Any]) -> str:
         return "pympsd_client"
     torch = modules.get("torch")
     return "torch" if torch is not None and torch.cuda.is_initialized() else ""
+
+
+_FLOCK: Final = "@hhqqi4x"
+"""struct flock of 64-bit Linux (fcntl(2)): type, whence, start, length, PID."""
+THOUSANDTHS: Final = 1000
+"""The bytes of a device's file; a process locks one for each thousandth of the device that it has."""
+
+
+def folder() -> str:
+    """Return the folder of the lock files.
+
+    Each user has a folder, so the shares of other users' processes are not counted.
+    """
+    return os.path.join(tempfile.gettempdir(), f"pympsd-shares-{os.geteuid()}")
+
+
+def lock_part(devices: Sequence[Device], part: float, where: str = "") -> Device:
+    """Lock a part of the first device that has enough left, until this process ends; return the device.
+
+    Args:
+        devices: The devices, in the order in which they are tried.
+        part: The part of a device, 0.001 to 1.
+        where: The folder of the lock files; empty: `folder`.
+
+    Raises:
+        BadShare: No device has enough left, the part is not allowed, or other users can write to the folder.
+    """
+    count = round(part * THOUSANDTHS)
+    if not 0 < count <= THOUSANDTHS:
+        raise BadShare(f"a share of {part:g}: it is 0.01 to 1 of a GPU")
+    where = where or folder()
+    os.makedirs(where, mode=0o700, exist_ok=True)
+    entry = os.lstat(where)
+    if not stat.S_ISDIR(entry.st_mode) or entry.st_uid != os.geteuid() or entry.st_mode & 0o022:
+        raise BadShare(f"{where} has to be a folder that only this user can write to: remove it, or set TMPDIR")
+    for device in devices:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(os.path.join(where, device.uuid), flags, 0o600)
+        if any(_is_locked(file, start, count) for start in range(THOUSANDTHS - count + 1)):
+            return device  # the descriptor stays open: closing it would end the lock
+        os.close(file)
+    raise BadShare(f"none of {len(devices)} GPUs has {part:g} left; fewer workers, or smaller shares, fit")
+
+
+def _is_locked(file: int, start: int, count: int) -> bool:
+    # Of the open file (F_OFD_SETLK), not of the process: that would have none left when it closes the file once.
+    lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        return False
+    return True

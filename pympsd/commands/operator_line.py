@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.commands import help
+from pympsd.commands import manual
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision, first_words, verbs_of
 from pympsd.commands.grammar.strict import did_you_mean
@@ -54,7 +54,7 @@ def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | 
     words, protocol = line.words, daemon.options.protocol
     name = words[0] if words else ""
     if line.is_whole and protocol == 3 and name in ("", *HELP):
-        return data(help.overview())
+        return data(manual.overview())
     if line.is_whole and verbs_of(name, protocol):
         return _of_module(daemon, caller, line, file)
     command = COMMANDS.get(name) if line.is_whole else None
@@ -70,7 +70,7 @@ def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | N
     module, *rest = line.words
     verbs = verbs_of(module, daemon.options.protocol)
     if rest and rest[0] in HELP:
-        return data(help.module_help(module))
+        return data(manual.module_help(module))
     if not line.command:
         allowed = f"Verbs: {', '.join(sorted(verbs))}."
         hint = did_you_mean(rest[0], verbs) if rest else ""
@@ -78,7 +78,7 @@ def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | N
         return Decision(refusal(diagnostic=f"{problem} {hint}{allowed}"))
     command = COMMANDS[line.command]
     if rest[1:] == ["help"] or "--help" in rest:
-        return data(help.command_help(command))
+        return data(manual.command_help(command))
     return command.run(daemon, caller, rest[1:], file)
 
 

@@ -34,9 +34,9 @@ from pympsd.configuration.cgroups import count as count_cgroups
 from pympsd.configuration.plan import Features, FileContext, PartitionPlan, Plan, ServerPlan
 from pympsd.configuration.rules import count
 from pympsd.state_machine.state.named_server import NamedServer, Source
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import LIMITS, Limits
 from pympsd.vocabulary.limits import CgroupLimits
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import RESOURCES, Shares

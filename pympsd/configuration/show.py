@@ -7,9 +7,9 @@ from pympsd.configuration.plan import Features, FileContext
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import render_conditions
 from pympsd.state_machine.state.named_server import NamedServer, Source
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, LimitRow, Limits
 from pympsd.vocabulary.limits import CgroupLimits
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import TABLE

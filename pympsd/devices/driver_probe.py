@@ -27,7 +27,10 @@ _PLACE: Final = ("backends", "cuda", "driver", "probe.py")
 
 
 def ask_driver() -> Probed:
-    """Return the driver's answer; any failure of the child means that the driver is unusable."""
+    """Ask the driver for its devices, in a child process, and return its answer.
+
+    Every failure of the child, also a crash or 60 s without an answer, is returned as an unusable driver.
+    """
     server = find_spec("pympsd_server")
     if server is None or server.origin is None:
         return Probed(unusable="the package pympsd_server, which asks it, is not installed here")
@@ -36,7 +39,15 @@ def ask_driver() -> Probed:
 
 
 def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
-    """Run a command that prints its result as probe.py does."""
+    """Run a command that prints a `Probed` as JSON, as probe.py does, and return what it printed.
+
+    Args:
+        command: The program and its arguments.
+        seconds: The time that it may take.
+
+    Returns:
+        What it printed, or a `Probed` whose ``unusable`` states why there is no answer. Nothing is raised.
+    """
     try:
         environment = without_own_libraries(os.environ)  # this process may be a child of pympsd-run's program
         done = subprocess.run(
@@ -54,7 +65,10 @@ def run_probe(command: list[str], seconds: float = SECONDS) -> Probed:
 
 
 def driver_version() -> str:
-    """Return the version of the loaded driver, as its kernel module reports it; or ``of unknown version``."""
+    """Return the version of the loaded driver, such as ``580.65.06``, as its kernel module reports it.
+
+    ``of unknown version`` if /proc/driver/nvidia/version does not exist or has another form.
+    """
     try:
         words = Path("/proc/driver/nvidia/version").read_text().partition("Module")[2].split()
     except OSError:

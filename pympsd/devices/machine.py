@@ -65,11 +65,24 @@ _KEYS: Final = frozenset(
 
 
 class BadMachine(InputError, ValueError):
-    """An invalid machine description; the message explains what is allowed."""
+    """Raised for an invalid description of a machine, or for a state of it that cannot be read.
+
+    The message explains what is allowed, and what to do.
+    """
 
 
 def describe(text: str) -> tuple[DeviceProperties, ...]:
-    """Return the devices of a machine: ``text`` is the short form, or the path of a TOML file."""
+    """Return the devices of a machine.
+
+    Args:
+        text: The short form, or the path of a TOML file.
+
+    Raises:
+        BadMachine: The description is invalid, or the file cannot be read.
+
+    >>> [(device.name, device.multiprocessors) for device in describe("H200,2xL40S")]
+    [('NVIDIA H200', 132), ('NVIDIA L40S', 142), ('NVIDIA L40S', 142)]
+    """
     if is_file(text):
         try:
             return from_toml(_read(text))
@@ -79,12 +92,26 @@ def describe(text: str) -> tuple[DeviceProperties, ...]:
 
 
 def is_file(text: str) -> bool:
-    """Return whether a description names a file, rather than being the short form."""
+    """Return whether a description is the path of a file, and not the short form.
+
+    >>> is_file("machine.toml"), is_file("/etc/machine"), is_file("2xH200")
+    (True, True, False)
+    """
     return "/" in text or text.endswith(".toml")
 
 
 def from_toml(text: str) -> tuple[DeviceProperties, ...]:
-    """Return the devices a TOML text describes."""
+    """Return the devices that a TOML text describes.
+
+    Args:
+        text: The content of a machine file, in the form that the module's docstring shows.
+
+    Raises:
+        BadMachine: The text is not TOML, or a key or value is invalid.
+
+    >>> from_toml('[[device]]\\nprofile = "H200"\\nmemory_mib = 1024')[0].memory_bytes
+    1073741824
+    """
     try:
         machine = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib raises other ValueErrors too: for a date, a long number
@@ -292,5 +319,10 @@ def _positive(table: dict[str, Any], key: str, default: int) -> int:
 
 
 def with_attributes(device: DeviceProperties, **attributes: int) -> DeviceProperties:
-    """Return the device with some attributes changed."""
+    """Return a device with some of its attributes changed; the argument itself stays as it is.
+
+    Args:
+        device: The device.
+        attributes: New values by the names of CUdevice_attribute without their prefix, such as ``COMPUTE_MODE=2``.
+    """
     return evolve(device, attributes={**device.attributes, **attributes})

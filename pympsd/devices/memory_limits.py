@@ -27,7 +27,10 @@ _WHOLE: Final = re.compile("0*([0-9]{0,20})")
 
 @frozen
 class BadEntry:
-    """An invalid entry, and why it is invalid."""
+    """An entry of a variable that is invalid, and the reason.
+
+    ``variable`` is the name of the variable that has the entry.
+    """
 
     entry: str
     """Cut if it is very long."""
@@ -36,17 +39,28 @@ class BadEntry:
 
 
 def variable_of(environment: Mapping[str, str]) -> str:
-    """Return the variable of MEMORY_LIMITS that counts in an environment: the first one that is not empty."""
+    """Return the name of the variable that limits memory in an environment: the first non-empty one of MEMORY_LIMITS.
+
+    If all are empty it is the first of them, for messages.
+    """
     return next((name for name in MEMORY_LIMITS if environment.get(name)), MEMORY_LIMITS[0])
 
 
 def text_of(environment: Mapping[str, str]) -> str:
-    """Return the limits of an environment, empty if it has none."""
+    """Return the memory limits that an environment has, such as ``0=1G,1=512MB``; empty if it has none."""
     return environment.get(variable_of(environment), "")
 
 
 def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
-    """Return the bytes that OF_CONTAINER leaves each device of a client's, 0 for no limit, and an invalid text."""
+    """Return the limit that NVIDIA_GPU_MEMORY_LIMIT sets for each device of a client.
+
+    Returns:
+        The bytes, 0 for no limit, and the entry as invalid if it is not a whole number of MiB below 2**64. An invalid
+        entry sets no limit.
+
+    >>> of_container({"NVIDIA_GPU_MEMORY_LIMIT": "2048"})
+    (2147483648, [])
+    """
     text = environment.get(OF_CONTAINER, "")
     match = _WHOLE.fullmatch(text)
     mebibytes = int(match[1] or "0") if match else MAX_OF_CONTAINER + 1
@@ -110,6 +124,12 @@ def _read_by_device(
 
 
 def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -> str:
-    """Return the message that a word names no device, with the devices that there are."""
+    """Return the message for a word that names no device, with the devices that could have been named.
+
+    Args:
+        devices: The devices of ``owner``.
+        word: The word; it may also be a prefix that several UUIDs have.
+        owner: Whose devices they are, as the message names it.
+    """
     devices_text = list_devices(devices)
     return f"{word} is not a device of {owner}, or begins several UUIDs; its devices are {devices_text}"

@@ -59,25 +59,39 @@ _FIGURES: Final = frozenset(
         *("grace_superchip", "grace_cpu_pair", "topology", "platform", "minor_number", "fabric"),
     }
 )
-"""What a profile reports and an emulated device does not have."""
+"""The keys of a profile for figures that an emulated device does not have."""
 _ACTIONS: Final = ("failure", "nvlink_error", "dynamic_metrics", "processes")
-"""What a profile does: not to be ignored."""
+"""The keys of a profile for behaviour, which is refused rather than ignored."""
 
 
 class BadProfile(BadMachine):
-    """A profile that describes no machine of pympsd, or a machine that no profile describes."""
+    """Raised for a profile that does not describe a machine of pympsd, or for a machine that no profile can describe.
+
+    The message names the key, and what is allowed.
+    """
 
 
 @frozen
 class ReadProfile:
-    """A machine file's text, and the keys of the profile that it does not have."""
+    """The result of `read_profile`: the text of a machine file, and the keys of the profile that have no place in it.
+
+    ``omitted`` has figures that an emulated device lacks, such as ``power`` and ``clocks``.
+    """
 
     toml: str
     omitted: tuple[str, ...] = field(factory=tuple)
 
 
 def export_profile(devices: Sequence[DeviceProperties]) -> dict[str, Any]:
-    """Return the profile of a machine, to be written as JSON; raise BadProfile if no profile describes it."""
+    """Return a machine as a profile of nvml-mock, to be written as JSON.
+
+    Args:
+        devices: The machine's devices, with the compute modes that the profile is to have.
+
+    Raises:
+        BadProfile: The devices differ in compute capability, multiprocessors or compute mode, for which a profile has
+            only one value.
+    """
     first = devices[0]
     for device in devices:
         if (device.compute_capability, device.multiprocessors) != (first.compute_capability, first.multiprocessors):
@@ -238,7 +252,7 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
 
 def _check_keys(mapping: Mapping[str, Any], allowed_keys: frozenset[str] | set[str], what: str) -> None:
     if unknown := [str(name) for name in mapping if name not in allowed_keys]:
-        raise BadProfile(f"{what}: pympsd does not know {', '.join(sorted(unknown))}")
+        raise BadProfile(f"{what}: pympsd has no meaning for {', '.join(sorted(unknown))}")
 
 
 def _quote(text: str) -> str:

@@ -1,7 +1,7 @@
 """The description of a machine's devices that libnvidia-ml.so.1 reads: what they are, and which processes use them.
 
-A native program has no Python, so the format is one that C reads easily: a line for each fact, with its name before
-its values. Facts before the first ``device`` are the machine's; ``process`` lines follow their device. An example::
+A native program has no Python, so the format is one that C reads easily: a line for each property, with its name
+before its values. Lines before the first ``device`` are about the machine; ``process`` lines follow their device::
 
     pympsd-nvml 1
     backend emulated
@@ -22,7 +22,7 @@ its values. Facts before the first ``device`` are the machine's; ``process`` lin
     process 4712 M 67108864
     end
 
-A reader ignores facts that it does not know, so new ones may be added; a change of what is there needs another number
+A reader ignores lines with unknown names, so new ones may be added. A change of an existing line needs another number
 in the first line. `pympsd_client/native/src/nvml/machine.c` is the reader.
 """
 
@@ -42,7 +42,10 @@ _MAX_NAME: Final = 95
 
 @frozen
 class DeviceProcess:
-    """A process on a device: a server, or a client of one."""
+    """A process on a device, as `nvml_text` describes it: a server, or a client of one.
+
+    ``pid`` is as the daemon sees it.
+    """
 
     pid: int
     is_client: bool
@@ -67,9 +70,15 @@ def nvml_text(
     modes: ModesFile | None = None,
     utilization: Sequence[int | None] = (),
 ) -> str:
-    """Return the description of devices and of the processes on each, in the same order; none: nobody uses them.
+    """Return the text that libnvidia-ml.so.1 reads, in the format of this module's docstring.
 
-    ``utilization``: the percentage of each device, None if it is not known; default: idle emulated devices.
+    Args:
+        backend: ``emulated``, ``cuda`` or ``vendor``.
+        devices: The devices, in the order of NVML's indices.
+        processes: The processes on each device, in the same order; empty: nobody uses them.
+        modes: The file of compute modes whose later changes count; None: the modes of ``devices`` do.
+        utilization: The percentage of each device, None where it is not known. Empty: emulated devices are idle, and
+            that of others is not known.
     """
     of_devices = processes or [()] * len(devices)
     percentages = utilization or [0 if backend == "emulated" else None] * len(devices)

@@ -29,7 +29,11 @@ _USE: Final = ".use"
 
 
 class InUse(DeviceError):
-    """A device that a server needs exclusively has another server, whose PID is ``pid``."""
+    """Raised when a server needs a device for itself and another server has it.
+
+    Args:
+        pid: The other server's process.
+    """
 
     def __init__(self, pid: int) -> None:
         super().__init__(f"process {pid} uses it")
@@ -38,7 +42,10 @@ class InUse(DeviceError):
 
 @frozen
 class Registered:
-    """A server on a device, with (PID, bytes) of its clients there."""
+    """A server on a device, as its files report it.
+
+    ``clients`` has a (PID, bytes) pair for each client; the PID is GONE for memory that exited clients still hold.
+    """
 
     pid: int
     clients: tuple[tuple[int, int], ...]
@@ -48,16 +55,23 @@ class Registered:
 
 @define
 class Registration:
-    """This process's registration on one device."""
+    """This process's registration on one device, from `register` until ``end``.
+
+    The lock on its file ends with the process, so a server that is killed does not stay registered.
+    """
 
     _folder: int
     _stem: str
     _lock: int
 
     def report(self, clients: Iterable[tuple[int, int]], utilization: int = 0) -> None:
-        """Write what clients hold, (PID, bytes) of each, and the utilization in percent.
+        """Write how much memory the clients hold, and how busy the device was.
 
-        If that fails, the last figures stay.
+        If the file cannot be written, the last figures stay in it and nothing is raised.
+
+        Args:
+            clients: The PID of each client, and the bytes that it holds.
+            utilization: The percentage of the last second in which kernels ran.
         """
         rows = *clients, *([(_UTILIZATION, utilization)] if utilization else [])
         text = "".join(f"{pid} {count}\n" for pid, count in rows)
@@ -65,7 +79,7 @@ class Registration:
             replace(self._folder, self._stem + _USE, text.encode())
 
     def end(self) -> None:
-        """Leave the device."""
+        """Leave the device: remove the files and release the lock. The registration cannot be used afterwards."""
         for suffix in (_USE, _SERVER):
             _remove(self._folder, self._stem + suffix)
         os.close(self._lock)
@@ -73,9 +87,18 @@ class Registration:
 
 
 def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None = None) -> Registration:
-    """Register this process as a server on a device; raise InUse if it has to be ``alone`` and is not, or OSError.
+    """Register this process as a server on a device.
 
-    TimeoutError: another process kept the folder locked for ``timeout`` seconds (default: state_folder.LOCK_SECONDS).
+    Args:
+        folder: The state folder of the machine.
+        uuid: The device.
+        alone: Whether it must be the only server, as in compute mode EXCLUSIVE_PROCESS.
+        timeout: Seconds to wait for the folder's lock; None: state_folder.LOCK_SECONDS.
+
+    Raises:
+        InUse: Another server has the device, and this one must be alone.
+        TimeoutError: Another process kept the folder locked for that time.
+        OSError: The folder cannot be used.
     """
     with folder.lock(timeout) as opened:
         others = _living(opened, uuid)

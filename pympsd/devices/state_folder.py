@@ -47,7 +47,11 @@ class StateFolder:
 
     @property
     def path(self) -> str:
-        """The path of the folder, whether or not it exists."""
+        """The path of the folder, whether or not it exists.
+
+        It is next to the machine file. For a machine in short form, or one whose file is in /etc, it is in
+        `directory`.
+        """
         if not self.description:
             return os.path.join(directory(), "pympsd-devices.state")
         if self.description.startswith(CONFIGURATION):
@@ -60,7 +64,13 @@ class StateFolder:
         return os.path.join(self.path, MODES)
 
     def make(self) -> None:
-        """Create the folder for all users unless it exists; raise OSError. Changes the umask for a moment."""
+        """Create the folder, writable for all users, unless it exists.
+
+        The umask of the process is 0 for a moment, so no other thread should create files at that time.
+
+        Raises:
+            OSError: It cannot be created.
+        """
         if os.geteuid() == 0 and not os.environ.get(DIRECTORY):
             with contextlib.suppress(OSError):  # without it the other folder is taken
                 os.mkdir(SYSTEM_DIRECTORY)
@@ -74,7 +84,11 @@ class StateFolder:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[int]:
-        """Yield a descriptor of the folder; raise OSError."""
+        """Yield a descriptor of the folder, and close it after the block. Links in its place are not followed.
+
+        Raises:
+            OSError: There is no such folder, or it cannot be opened.
+        """
         folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             yield folder
@@ -93,7 +107,11 @@ class StateFolder:
             yield folder
 
     def explain(self, error: OSError) -> str:
-        """Return what is wrong with the folder, and what to do."""
+        """Return what is wrong with the folder and how to mend it, as sentences for a message.
+
+        Args:
+            error: The error that a method of this class raised.
+        """
         if isinstance(error, TimeoutError):
             return (
                 f"{self.path}: {error.strerror}. Find that process (as root: fuser -v {self.path}, or lsof "
@@ -108,7 +126,13 @@ class StateFolder:
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
-        """Return the compute modes that were set, by UUID; raise BadMachine if they cannot be read."""
+        """Return the compute modes that were set, by the devices' UUIDs; empty if none was.
+
+        A file that neither root nor the owner of the machine file has written does not count.
+
+        Raises:
+            BadMachine: The file exists, counts and cannot be read.
+        """
         try:
             with self.open() as folder:
                 return self._read_modes(folder)
@@ -132,7 +156,15 @@ class StateFolder:
         return (0, os.stat(self.description).st_uid) if self.description else (0,)
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
-        """Set compute modes by UUID; those of other devices stay. Raise OSError or BadMachine."""
+        """Set the compute modes of some devices; other devices keep theirs. The file is replaced atomically.
+
+        Args:
+            changes: The new modes by the devices' UUIDs: keys of COMPUTE_MODES.
+
+        Raises:
+            OSError: The folder cannot be written, or stayed locked (TimeoutError).
+            BadMachine: The present file cannot be read.
+        """
         self.make()
         with self.lock() as folder:
             lines = [f"{uuid} {mode}\n" for uuid, mode in {**self._read_modes(folder), **changes}.items()]
@@ -164,12 +196,20 @@ class StateFolder:
 
 
 def state_folder_of(machine: str) -> StateFolder:
-    """Return the folder of a machine as PYMPSD_EMULATED_DEVICES describes it."""
+    """Return the state folder of a machine, which need not exist yet.
+
+    Args:
+        machine: The short form, or the path of a machine file, which may be a link.
+    """
     return StateFolder(os.path.realpath(machine) if is_file(machine) else "")
 
 
 def directory() -> str:
-    """Return the folder of the state of machines that is not next to their description."""
+    """Return the directory for the state of machines whose state is not next to their file.
+
+    PYMPSD_STATE_DIRECTORY names it. Without that it is /run/pympsd if root has created it and nobody else can write
+    to it, and /tmp otherwise.
+    """
     if override := os.environ.get(DIRECTORY):
         return override
     try:
@@ -191,12 +231,22 @@ def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def resolve(machine: str) -> str:
-    """Return a description that means the same in any working directory."""
+    """Return a description that means the same in every working directory: paths become absolute.
+
+    A short form, such as ``2xH200``, is returned as it is.
+    """
     return os.path.realpath(machine) if is_file(machine) else machine
 
 
 def unusable_directory(machine: str) -> str:
-    """Return what is wrong with the directory of PYMPSD_STATE_DIRECTORY, if a machine's state belongs there."""
+    """Return a warning if PYMPSD_STATE_DIRECTORY is not a directory although the machine's state belongs there.
+
+    Args:
+        machine: The short form, or the path of a machine file.
+
+    Returns:
+        One or two sentences with the effect and the remedy; an empty string if nothing is wrong.
+    """
     folder = os.environ.get(DIRECTORY)
     if not folder or os.path.isdir(folder) or not state_folder_of(machine).path.startswith(os.path.join(folder, "")):
         return ""
@@ -205,7 +255,15 @@ def unusable_directory(machine: str) -> str:
 
 
 def with_current_modes(devices: Sequence[DeviceProperties], machine: str) -> tuple[DeviceProperties, ...]:
-    """Return a machine's devices with their current compute modes; raise BadMachine."""
+    """Return a machine's devices with the compute modes that pympsd-smi has set.
+
+    Args:
+        devices: The devices as the machine's description has them.
+        machine: That description: the short form, or the path of a file.
+
+    Raises:
+        BadMachine: The file of compute modes cannot be read.
+    """
     modes = state_folder_of(machine).modes()
     return tuple(
         with_attributes(device, COMPUTE_MODE=COMPUTE_MODES[modes[device.uuid]]) if device.uuid in modes else device
@@ -226,7 +284,15 @@ def _lock(folder: int, timeout: float) -> None:
 
 
 def read(folder: int, name: str) -> tuple[bytes, int]:
-    """Return a file's content and its owner's uid; raise OSError. Any user may have created the file."""
+    """Return the content of a file and the uid of its owner.
+
+    Any user may have created the file, so a link is not followed, a FIFO does not block, and READ_BYTES is the
+    maximum.
+
+    Raises:
+        FileNotFoundError: There is no regular file of that name.
+        OSError: It cannot be opened.
+    """
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         status = os.fstat(fd)
@@ -238,7 +304,18 @@ def read(folder: int, name: str) -> tuple[bytes, int]:
 
 
 def replace(folder: int, name: str, content: bytes) -> None:
-    """Write a file, readable for all users, atomically, in place of anything of that name; raise OSError."""
+    """Write a file atomically, readable for all users, in place of anything that has its name.
+
+    A directory of that name, which another user may have created, is moved away first.
+
+    Args:
+        folder: A descriptor of the folder.
+        name: The file's name in it.
+        content: The new content.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     new = f"{name}.{os.urandom(8).hex()}.new"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=folder)
     try:

@@ -11,15 +11,34 @@ from pympsd.vocabulary.device_properties import DeviceProperties
 
 
 class NoVisibleDevice(InputError, ValueError):
-    """No device is visible; the message explains why. The daemon's exit status is CUDA_ERROR_NO_DEVICE."""
+    """Raised when CUDA_VISIBLE_DEVICES leaves no device visible; the message names the devices that there are.
+
+    The daemon then ends with the status CUDA_ERROR_NO_DEVICE, 100.
+    """
 
 
 class DuplicateDevice(InputError, ValueError):
-    """A device is named twice. The daemon's exit status is CUDA_ERROR_INVALID_DEVICE."""
+    """Raised when CUDA_VISIBLE_DEVICES names a device twice.
+
+    The daemon then ends with the status CUDA_ERROR_INVALID_DEVICE, 101.
+    """
 
 
 def select(devices: Sequence[DeviceProperties], visible: str | None) -> tuple[int, ...]:
-    """Return the indexes of the visible devices in order; None: all of them."""
+    """Return the indices of the visible devices, in the order in which they are visible.
+
+    Args:
+        devices: All devices.
+        visible: The value of CUDA_VISIBLE_DEVICES; None: it is not set, and all devices are visible.
+
+    Raises:
+        NoVisibleDevice: No device is left.
+        DuplicateDevice: A device is named twice.
+
+    >>> from pympsd.devices.machine import describe
+    >>> select(describe("4xH200"), "2,0,none,1")
+    (2, 0)
+    """
     if visible is None:
         return tuple(range(len(devices)))
     chosen: list[int] = []
@@ -39,7 +58,18 @@ def select(devices: Sequence[DeviceProperties], visible: str | None) -> tuple[in
 def select_of(
     devices: Sequence[DeviceProperties], allowed: Sequence[int] | None, visible: str | None
 ) -> tuple[int, ...]:
-    """Return the indexes of the visible devices among the allowed ones, as which ``visible`` counts them."""
+    """Return the indices, in ``devices``, of the visible ones among those that are allowed.
+
+    ``visible`` counts the allowed devices only: 0 is the first allowed one.
+
+    Args:
+        devices: All devices.
+        allowed: The indices of those that may be used; None: all.
+        visible: The value of CUDA_VISIBLE_DEVICES, or None.
+
+    Raises:
+        NoVisibleDevice, DuplicateDevice: As `select`.
+    """
     if allowed is None:
         return select(devices, visible)
     return tuple(allowed[index] for index in select([devices[index] for index in allowed], visible))
@@ -52,12 +82,22 @@ def keep_one_generation(devices: Sequence[DeviceProperties], chosen: Sequence[in
 
 
 def list_devices(devices: Sequence[DeviceProperties]) -> str:
-    """Return the indexes and UUIDs of devices, for messages."""
+    """Return the indices and UUIDs of devices as one line for a message: ``0 (GPU-7685...), 1 (GPU-1bd8...)``."""
     return ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(devices))
 
 
 def find_device(devices: Sequence[DeviceProperties], entry: str) -> int | None:
-    """Return the index of the device that an index, a UUID or a unique prefix of one names, or None."""
+    """Return the index of the device that a word names, or None if it names none or several.
+
+    Args:
+        devices: The devices.
+        entry: An index, a UUID, or a prefix of a UUID that only one device has; a prefix includes ``GPU-``.
+
+    >>> from pympsd.devices.machine import describe
+    >>> two = describe("2xH200")
+    >>> find_device(two, "1"), find_device(two, "2"), find_device(two, two[1].uuid), find_device(two, "GPU-")
+    (1, None, 1, None)
+    """
     if entry.isdecimal():
         # By text: Python refuses to read numbers of thousands of digits.
         indexes = {str(index): index for index in range(len(devices))}

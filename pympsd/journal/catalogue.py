@@ -6,7 +6,7 @@ the documents, those of driver 580 (recorded sessions). A sentence is formatted 
 
 from typing import Final
 
-from pympsd.journal.dialects import Line, same, volta
+from pympsd.journal.line_format import Line, same, volta
 
 _CLIENT = "{{PID: {pid}, Context ID: {context}}}"
 

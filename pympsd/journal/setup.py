@@ -11,9 +11,8 @@ import structlog
 from attrs import Factory, evolve, field, frozen
 
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
-from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import LogEntry, render
+from pympsd.journal.line_format import Dialect, Line, LogEntry, render
 from pympsd.journal.log_folders import LogFolders
 from pympsd.journal.recognition import Recognised, Recogniser
 from pympsd.vocabulary.files import SERVER_LOG

@@ -45,10 +45,10 @@ from pympsd.state_machine.events import (
     ServerExited,
     TimerEnded,
 )
+from pympsd.state_machine.instructions import Timer
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.refusals import MAX_REASON, RefusedClient
-from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal

@@ -13,9 +13,9 @@ from pympsd.process.version import CUDA_VERSIONS, VERSION
 from pympsd.state_machine import drains, shares
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import combine, differing_percentages, percentage_on
 from pympsd.vocabulary.limits import LimitsInForce
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import ServerStatus
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"

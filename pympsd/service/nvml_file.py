@@ -10,7 +10,7 @@ The invariants:
 - The processes are those of this daemon that pympsd-smi shows: each server on its devices, and the clients with a
   context there. Before Volta all memory is the server's (MPS documents, 2.3.1.1).
 - The utilization is the sum of what servers reported last; a server that has ended has none. Servers measure it
-  (`pympsd_server.executor.memory.utilization`) and report a change, so nothing is timed here.
+  (`pympsd_server.executor.memory.device_memory`) and report a change, so nothing is timed here.
 - Compute modes are not in it, beyond those of the description: pympsd-smi changes them in a file of its own, which is
   named here.
 - The file of an ended daemon is removed; that of a killed one is replaced by the next. With the driver's own server
@@ -34,7 +34,7 @@ from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary import files
-from pympsd.vocabulary.device_use import combine_utilization
+from pympsd.vocabulary.device_properties import combine_utilization
 
 MODE: Final = 0o644
 

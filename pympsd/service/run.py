@@ -5,12 +5,15 @@ sockets and the log FIFO are opened or taken over, the state is restored and fro
 and once the servers of the earlier daemon have reported, the configuration file is applied and ``ready`` is called.
 Every task belongs to one nursery; the daemon ends when the dispatcher's ``done`` is set, after the last answers
 were sent.
+
+`notify` reports the daemon's state to a service manager, as sd_notify(3) describes. Without one it does nothing.
 """
 
 import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Final
@@ -32,14 +35,13 @@ from pympsd.service.listeners import Listener
 from pympsd.service.log_fifo import read_fifo
 from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
-from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
 from pympsd.service.nvml_file import NvmlFile
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.driver.conversation import VendorConversation
+from pympsd.service.sessions.operator import apply_configuration
 from pympsd.service.sessions.origins import origin_of_pid
-from pympsd.service.sessions.start import apply_configuration
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.shares import shares_text
@@ -61,6 +63,38 @@ from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.shares import Shares
 from pympsd.wire.driver.handshake import HELLO
+
+READY = "READY=1"
+STOPPING = "STOPPING=1"
+
+
+def notify(state: str) -> None:
+    """Send a state to the socket that NOTIFY_SOCKET names. A manager that does not listen is not an error."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path:
+        return
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock,
+    ):
+        sock.sendto(state.encode(), address)
+
+
+def notify_reloading() -> None:
+    """Report that the logs are opened again; READY follows."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+
+async def run_watchdog() -> None:
+    """Report that the daemon's tasks run, at half of the interval that the manager set, if there is one."""
+    interval = os.environ.get("WATCHDOG_USEC", "")
+    if not interval.isdecimal() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return
+    while True:
+        notify("WATCHDOG=1")
+        await trio.sleep(int(interval) / 2_000_000)
+
 
 HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 FINAL_ANSWER_SECONDS = 1.0
@@ -304,7 +338,9 @@ def _dispatcher(
         ),
         setup.machine.devices,
         Defaults(settings.thread_percentage, settings.client_priority, limits),
-        turns=Turns(policy=guard(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.turn_patience),
+        turns=Turns(
+            policy=guard(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.overtaking_seconds
+        ),
         process_limits=ProcessLimits(rules=setup.rules),
         usage=Usage(Shares(settings.user_shares, fd_limit())),
         configuration=Configuration(starts=setup.configuration is not None),

@@ -17,7 +17,20 @@ _RETIRED_WARNING: Final = "Warning: Exclusive_Thread was deprecated! Setting Exc
 
 
 def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[str, int]:
-    """Set the compute mode of devices; return the text to print and the exit status. Raise Refused or BadMachine."""
+    """Set the compute mode of devices, which only root may do.
+
+    Args:
+        machine: The machine, in whose folder the mode is written.
+        devices: Its devices that get the mode.
+        word: The value of ``-c``: a name in any case, such as ``exclusive_process``, or its number.
+
+    Returns:
+        The text to print and the exit status: 0, 4 without root's rights, 255 if the folder cannot be written.
+
+    Raises:
+        Refused: The word names no compute mode.
+        BadMachine: The file of compute modes cannot be read.
+    """
     warnings = [_RETIRED_WARNING] if word.upper() in _RETIRED else []
     mode = _mode(word)
     changes: dict[str, str] = {}
@@ -72,7 +85,12 @@ def set_persistence(devices: Sequence[Device], word: str) -> tuple[str, int]:
 
 
 def reset(devices: Sequence[Device]) -> tuple[str, int]:
-    """Reset devices that no process uses, which takes no work on emulated ones."""
+    """Reset devices that no process uses. Nothing has to be done to an emulated device.
+
+    Returns:
+        The text to print and the exit status: 0, 4 without root's rights, 255 if a process uses one of the devices.
+        Then none of them is reset, as with nvidia-smi.
+    """
     if os.geteuid() != 0:
         text = "".join(
             f"Unable to disable persistence mode for GPU {device.bus_id}: Insufficient Permissions\n"

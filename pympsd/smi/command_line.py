@@ -15,7 +15,6 @@ from pympsd.devices.state_folder import unusable_directory
 from pympsd.errors import BAD_USAGE
 from pympsd.process.version import DRIVER, VERSION, cuda_version, driver_version
 from pympsd.smi import changes, monitors, queries, report, source, summary
-from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Machine, NoSuchDevice
 from pympsd.smi.options import (
     NOT_SUPPORTED,
@@ -27,6 +26,7 @@ from pympsd.smi.options import (
     parse,
     usage,
 )
+from pympsd.smi.queries import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 
 NO_MACHINE = 9
 NOT_FOUND = 6
@@ -44,7 +44,16 @@ Answer = tuple[str, int]
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out the arguments; return the exit status."""
+    """Run ``pympsd-smi`` with these arguments and return its exit status.
+
+    The output goes to standard output, or to the file that ``-f`` names; refusals and failures go to standard error.
+    With ``-l``, ``dmon`` or ``pmon`` it runs until the count of ``-c`` is reached, or until SIGINT.
+
+    Returns:
+        0, or a status of nvidia-smi's manual page: 2 to 4 and 255 for requests that are refused, 6 if a device does
+        not exist, 9 if the machine cannot be read. Under pympsd's own name 2 for an unknown option. 74 if the output
+        could not be written, 130 after SIGINT.
+    """
     name = "pympsd-smi"
     if arguments and arguments[0].startswith("--argv0="):
         name = os.path.basename(arguments[0].partition("=")[2])

@@ -13,8 +13,7 @@ from pympsd.devices.machine import COMPUTE_MODES, describe, with_driver
 from pympsd.devices.registrations import GONE, Registered, list_registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.errors import InputError
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import combine_utilization
+from pympsd.vocabulary.device_properties import DeviceProperties, combine_utilization
 from pympsd.vocabulary.untrusted import printable
 
 MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}
@@ -22,12 +21,22 @@ _COMMAND_BYTES: Final = 1 << 12
 
 
 class NoSuchDevice(InputError):
-    """-i names a device that does not exist."""
+    """Raised when ``-i`` names a device that the machine does not have; the message is the given word.
+
+    pympsd-smi then prints ``No devices were found`` and ends with status 6, as nvidia-smi does.
+    """
 
 
 @frozen
 class Process:
-    """A process on a device: a server (type C), or a client of one (M+C)."""
+    """A process on a device: a server, or one of its clients.
+
+    ``pid`` is as this program's PID namespace numbers it; ``kind`` is ``C`` for a server and ``M+C`` for a client, as
+    nvidia-smi prints them under MPS.
+
+    >>> Process(pid=4711, kind="M+C", used=64 << 20).used
+    67108864
+    """
 
     pid: int
     kind: str
@@ -38,7 +47,11 @@ class Process:
 
     @property
     def name(self) -> str:
-        """The program, as it was started."""
+        """The path by which the program was started, which is the first word of its command line.
+
+        ``[Not Found]`` if the process has exited or its command line cannot be read. Unprintable characters are
+        escaped.
+        """
         try:
             with open(f"/proc/{self.pid}/cmdline", "rb") as file:
                 first = file.read(_COMMAND_BYTES).partition(b"\0")[0].decode(errors="replace")
@@ -49,7 +62,10 @@ class Process:
 
 @frozen
 class Device:
-    """One device, by its index on the machine."""
+    """One device of the machine, with its current compute mode and the processes on it.
+
+    ``index`` counts the machine's devices from 0, regardless of CUDA_VISIBLE_DEVICES, as in nvidia-smi.
+    """
 
     index: int
     properties: DeviceProperties
@@ -60,7 +76,7 @@ class Device:
 
     @property
     def bus_id(self) -> str:
-        """The device's PCI address, as DeviceProperties.bus_id has it."""
+        """The device's PCI address as nvidia-smi prints it, such as ``00000000:06:00.0``."""
         return self.properties.bus_id
 
     @property
@@ -75,18 +91,28 @@ class Device:
 
     @property
     def total(self) -> int:
-        """Bytes of memory."""
+        """The device's memory, in bytes."""
         return self.properties.memory_bytes
 
     @property
     def used(self) -> int:
-        """Bytes that processes hold."""
+        """The device memory that its processes hold, in bytes.
+
+        0 if the processes were not looked up (``Machine.of`` with ``with_processes=False``).
+        """
         return sum(process.used for process in self.processes)
 
 
 @frozen
 class Machine:
-    """A machine; ``text`` is the value of PYMPSD_EMULATED_DEVICES."""
+    """An emulated machine as it is now: its devices and the folder of its state.
+
+    ``text`` is the value of PYMPSD_EMULATED_DEVICES that describes it: the short form, or the path of a machine file.
+
+    >>> machine = Machine.of("2xH200", with_processes=False)
+    >>> [device.total >> 30 for device in machine.devices], machine.select("1")[0].index
+    ([139, 139], 1)
+    """
 
     text: str
     devices: tuple[Device, ...]
@@ -94,12 +120,20 @@ class Machine:
 
     @property
     def driver(self) -> int:
-        """The branch of the driver."""
+        """The branch of the driver that its devices report, such as 580 or 590."""
         return self.devices[0].properties.driver
 
     @classmethod
     def of(cls, text: str, with_processes: bool = True) -> Machine:
-        """Read a machine's state, by default with the processes on it; raise BadMachine."""
+        """Read the state of a machine.
+
+        Args:
+            text: The short form, such as ``2xH200``, or the path of a machine file.
+            with_processes: Look up the processes on each device too, which locks the machine's folder for a moment.
+
+        Raises:
+            BadMachine: The description is invalid, or its folder cannot be read.
+        """
         folder = state_folder_of(text)
         properties = with_current_modes(with_driver(describe(text), os.environ), text)
         devices = []
@@ -110,7 +144,14 @@ class Machine:
         return cls(text, tuple(devices), folder)
 
     def select(self, ids: str | None) -> tuple[Device, ...]:
-        """Return the devices that -i names, in the machine's order; raise NoSuchDevice."""
+        """Return the devices that ``-i`` names, in the machine's order; without ``-i`` all of them.
+
+        Args:
+            ids: Indexes, UUIDs or PCI addresses, separated by commas; None if ``-i`` was not given.
+
+        Raises:
+            NoSuchDevice: One of the words names no device.
+        """
         if ids is None:
             return self.devices
         requested = [self._find(word.strip()) for word in ids.split(",")]

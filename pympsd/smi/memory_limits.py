@@ -46,7 +46,18 @@ def _show(text: str) -> NoReturn:
 
 
 def answer(arguments: list[str], name: str) -> tuple[str, int]:
-    """Carry out the arguments after ``memory-limits``; return what is printed, and the exit status."""
+    """Run ``memory-limits`` with these arguments; return the text to print and the exit status.
+
+    The status is 0; 3 if the daemon does not answer or refuses, 4 if the caller may not set limits. With a status
+    other than 0 the text is a message.
+
+    Args:
+        arguments: The words after ``memory-limits``.
+        name: The name under which the program was started, for messages.
+
+    Raises:
+        Refused: The arguments are invalid (status 2), or ask for help (status 0).
+    """
     parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False, show=_show)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--set", action="store_true", help="set limits, which is what is done without --get")

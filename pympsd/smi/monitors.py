@@ -45,7 +45,14 @@ Legend:
 
 @frozen
 class Monitor:
-    """A command line of dmon or pmon, read."""
+    """The command line of ``dmon`` or ``pmon``, parsed.
+
+    ``ids`` is the value of ``-i`` (None: all devices), ``seconds`` the interval, ``count`` the number of reports
+    (None: without end), ``metrics`` the letters of ``-s`` and ``file`` the path of ``-f``.
+
+    >>> parse(["dmon", "-s", "m", "-c", "3"]).columns
+    [('fb', 'MB'), ('bar1', 'MB'), ('ccpm', 'MB')]
+    """
 
     command: str
     ids: str | None = None
@@ -58,12 +65,22 @@ class Monitor:
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """The columns and their units, in the order of the letters."""
+        """The columns and their units, in the order in which ``-s`` names their groups."""
         return [column for letter in self.metrics for column in _GROUPS[self.command][letter]]
 
 
 def parse(arguments: Sequence[str]) -> Monitor | None:
-    """Read ``dmon`` or ``pmon`` and its options; None: its help is asked for. Raise Refused."""
+    """Parse a command line of ``dmon`` or ``pmon``.
+
+    Args:
+        arguments: The command and its options.
+
+    Returns:
+        The parsed command line, or None if it asks for help.
+
+    Raises:
+        Refused: An option does not exist, lacks its value or has an invalid one.
+    """
     command, *rest = arguments
     values: dict[str, str] = {}
     while rest:
@@ -85,7 +102,13 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
 
 
 def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
-    """Return a report's lines, the first of which are the header if ``number`` (from 0) is due to have it."""
+    """Return the lines of one report, each with its line end.
+
+    Args:
+        monitor: The columns, and whether lines begin with the date or the time.
+        devices: The devices, with the processes on them.
+        number: The number of the report, from 0. The header is printed before every 20th.
+    """
     lines = _header(monitor) if number % _HEADER_EVERY == 0 else []
     forms = (form for letter, form in (("D", " %Y%m%d  "), ("T", " %H:%M:%S  ")) if letter in monitor.stamps)
     stamp = time.strftime("".join(forms))
@@ -98,7 +121,13 @@ def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
 
 
 def topology(arguments: Sequence[str], devices: Sequence[Device]) -> str:
-    """Return the matrix of ``topo -m``; raise Refused for its other options."""
+    """Return the matrix that ``topo -m`` prints: how each two devices are connected.
+
+    The devices of an emulated machine share one NUMA node, so each pair is ``NODE``.
+
+    Raises:
+        Refused: The arguments are not ``-m`` or ``--matrix`` alone.
+    """
     if list(arguments) not in (["-m"], ["--matrix"]):
         raise Refused("ERROR: of topo only -m is supported by emulated GPUs.\n\n", NOT_SUPPORTED)
     names = [f"GPU{device.index}" for device in devices]

@@ -23,7 +23,12 @@ _MAX_INTERVAL: Final = 1 << 31
 
 
 class Refused(InputError):
-    """A request that is refused; ``text`` is the message, with ``{program}`` for the program's name."""
+    """Raised for a request that pympsd-smi does not carry out.
+
+    Args:
+        text: The message to print, with its line ends and with ``{program}`` in place of the program's name.
+        status: The exit status. 0: the text is an answer, such as a help text, and goes to standard output.
+    """
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -32,7 +37,11 @@ class Refused(InputError):
 
 
 class UnknownOption(Refused):
-    """The option does not exist, or not in that form: ``word``. The text is nvidia-smi's."""
+    """Raised for an option that does not exist, or is not written in this way.
+
+    Under the name ``nvidia-smi`` the message is nvidia-smi's, about ``word``. Under pympsd's own name it is
+    ``own_text``, which suggests an option that is spelled like ``option``.
+    """
 
     def __init__(self, word: str, option: str) -> None:
         super().__init__(f"ERROR: Option {word} is not recognized. Please run '{{program}} -h'.\n\n", BAD_OPTION)
@@ -42,7 +51,10 @@ class UnknownOption(Refused):
 
 
 class Action(Enum):
-    """The action of a command line, by its long option."""
+    """What a command line asks for, by the option in its long form.
+
+    A command line has at most one of them; without one it asks for the summary.
+    """
 
     SUMMARY = ""
     LIST = "--list-gpus"
@@ -60,7 +72,14 @@ class Action(Enum):
 
 @frozen
 class Request:
-    """A command line, read."""
+    """A parsed command line.
+
+    ``ids`` is the value of ``-i`` (None: all devices) and ``value`` that of the action's option, such as the fields
+    of ``--query-gpu``.
+
+    >>> parse(["--query-gpu=name,memory.used", "--format=csv,noheader", "-i", "0"]).value
+    'name,memory.used'
+    """
 
     action: Action = Action.SUMMARY
     ids: str | None = None
@@ -172,7 +191,16 @@ _ALLOWED: Final = {
 
 
 def parse(arguments: Sequence[str]) -> Request:
-    """Return the request of a command line; raise Refused."""
+    """Parse a command line without the commands ``dmon``, ``pmon``, ``topo`` and ``memory-limits``.
+
+    >>> parse(["-i", "1", "-c", "EXCLUSIVE_PROCESS"]).action
+    <Action.SET_MODE: '--compute-mode'>
+
+    Raises:
+        UnknownOption: An option does not exist.
+        Refused: An option lacks its value, has an invalid one, is not supported by emulated devices, or does not go
+            with the others.
+    """
     by_option = _read(list(arguments))
     requested = [option for option in by_option if option in _ACTIONS]
     for early in _IMMEDIATE:
@@ -243,7 +271,15 @@ def _interval(values: dict[str, tuple[str, str]]) -> float | None:
 
 
 def interval(option: str, text: str) -> int:
-    """Return a number above 0, as intervals and counts are; raise Refused."""
+    """Return the number that an option for an interval or a count has.
+
+    Args:
+        option: The option as it was written, for the message.
+        text: Its value: a whole number from 1 to 2**31 - 1.
+
+    Raises:
+        Refused: The value is anything else.
+    """
     number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_INTERVAL)) else 0
     if not 0 < number < _MAX_INTERVAL:
         _refuse(f"Option {option} takes a whole number above 0, not {text!r}.", BAD_VALUE)
@@ -259,7 +295,11 @@ def _refuse(sentence: str, status: int) -> NoReturn:
 
 
 def usage(program: str) -> str:
-    """Return the help text."""
+    """Return the help text of pympsd-smi, with its line ends.
+
+    Args:
+        program: The name under which it was started.
+    """
     return f"""\
 {program}: shows the emulated GPUs of this machine and changes their compute modes. The machine is that of the daemon
 of CUDA_MPS_PIPE_DIRECTORY, if it runs, and otherwise the one that PYMPSD_EMULATED_DEVICES describes.

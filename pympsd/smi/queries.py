@@ -1,14 +1,106 @@
-"""--query-gpu and --query-compute-apps: chosen fields as CSV (recorded)."""
+"""--query-gpu and --query-compute-apps: chosen fields as CSV (recorded).
+
+The tables have the fields of nvidia-smi 580, by its own names. An emulated GPU has values for few of them; for other
+fields ``[N/A]`` is printed, as nvidia-smi does for what a GPU does not have. A name that is not in these tables is
+refused. The names are those that nvidia-smi lists with --help-query-gpu and --help-query-compute-apps; their units
+stand in the header of a CSV column.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from typing import Final
 
 from pympsd.process.version import driver_version
-from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Device, Machine, Process
 from pympsd.smi.options import BAD_VALUE, Refused
 from pympsd.smi.summary import MIB
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_TIMES: Final = ("volatile", "aggregate")
+_PLACES: Final = _words("device_memory dram register_file l1_cache l2_cache texture_memory cbu sram total")
+_ECC: Final = (
+    *(f"ecc.errors.{'.'.join(name)}" for name in product(("corrected", "uncorrected"), _TIMES, _PLACES)),
+    *(f"ecc.errors.uncorrected.{name}.sram.{kind}" for name in _TIMES for kind in ("parity", "secded")),
+    *(f"ecc.errors.uncorrected.aggregate.sram.{name}" for name in _words("thresholdExceeded l2 sm mcu pcie other")),
+)
+_REASONS: Final = _words(
+    "supported active gpu_idle applications_clocks_setting sw_power_cap hw_slowdown hw_thermal_slowdown "
+    "hw_power_brake_slowdown sw_thermal_slowdown sync_boost"
+)
+_COUNTERS: Final = _words("sw_power_cap sync_boost sw_thermal_slowdown hw_thermal_slowdown hw_power_brake_slowdown")
+_POWER: Final = _words("draw.average draw.instant limit default_limit min_limit max_limit")
+_KINDS_OF_CLOCKS: Final = ("clocks.applications", "clocks.default_applications", "clocks.max")
+_CLOCKS: Final = (
+    *(f"clocks.current.{name}" for name in ("graphics", "sm", "memory", "video")),
+    *(f"{of}.{name}" for of in _KINDS_OF_CLOCKS for name in ("graphics", "memory")),
+    "clocks.max.sm",
+)
+_UNITLESS: Final = _words("""
+timestamp driver_version count name serial uuid vgpu_driver_capability.heterogenous_multivGPU
+vgpu_device_capability.fractional_multiVgpu vgpu_device_capability.heterogeneous_timeSlice_profile
+vgpu_device_capability.heterogeneous_timeSlice_sizes vgpu_device_capability.homogeneous_placements
+vgpu_device_capability.mig_timeslice vgpu_device_capability.mig_timeslice_mode pci.bus_id pci.domain pci.bus
+pci.device pci.baseClass pci.subClass pci.device_id pci.sub_device_id pcie.link.gen.current pcie.link.gen.gpucurrent
+pcie.link.gen.max pcie.link.gen.gpumax pcie.link.gen.hostmax pcie.link.width.current pcie.link.width.max index
+display_mode display_attached display_active persistence_mode addressing_mode accounting.mode accounting.buffer_size
+driver_model.current driver_model.pending vbios_version inforom.img inforom.oem inforom.ecc inforom.pwr
+inforom.checksum_validation gpu_recovery_action gom.current gom.pending pstate compute_mode compute_cap
+encoder.stats.sessionCount encoder.stats.averageFps encoder.stats.averageLatency dramEncryption.mode.current
+dramEncryption.mode.pending ecc.mode.current ecc.mode.pending retired_pages.single_bit_ecc.count
+retired_pages.double_bit.count retired_pages.pending remapped_rows.correctable remapped_rows.uncorrectable
+remapped_rows.pending remapped_rows.failure remapped_rows.histogram.max remapped_rows.histogram.high
+remapped_rows.histogram.partial remapped_rows.histogram.low remapped_rows.histogram.none temperature.gpu
+temperature.gpu.tlimit temperature.memory power.management mig.mode.current mig.mode.pending gsp.mode.current
+gsp.mode.default c2c.mode fabric.state fabric.status fabric.cliqueId fabric.clusterUuid fabric.health.bandwidth
+fabric.health.route_recovery_in_progress fabric.health.route_unhealthy fabric.health.access_timeout_recovery
+platform.chassis_serial_number platform.slot_number platform.tray_index platform.host_id platform.peer_type
+platform.module_id platform.gpu_fabric_guid hostname
+""")
+
+DEVICE_FIELDS: Final[dict[str, str]] = {
+    **dict.fromkeys((*_UNITLESS, *_ECC, *(f"clocks_event_reasons.{name}" for name in _REASONS)), ""),
+    **{f"clocks_event_reasons_counters.{name}": "us" for name in _COUNTERS},
+    **{f"memory.{name}": "MiB" for name in ("total", "reserved", "used", "free")},
+    **{f"protected_memory.{name}": "MiB" for name in ("total", "used", "free")},
+    **{f"utilization.{name}": "%" for name in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")},
+    **dict.fromkeys(("fan.speed", "edpp_multiplier"), "%"),
+    **dict.fromkeys(("power.draw", "enforced.power.limit", "module.enforced.power.limit"), "W"),
+    **{f"{of}.{name}": "W" for of in ("power", "module.power") for name in _POWER},
+    **dict.fromkeys(_CLOCKS, "MHz"),
+}
+"""The unit of each field; empty if it has none."""
+
+DEVICE_ALIASES: Final = {
+    "gpu_uuid": "uuid",
+    "gpu_name": "name",
+    "gpu_serial": "serial",
+    "gpu_bus_id": "pci.bus_id",
+    "gpu_operation_mode.current": "gom.current",
+    "gpu_operation_mode.pending": "gom.pending",
+    "inforom.image": "inforom.img",
+    "inforom.power": "inforom.pwr",
+    "retired_pages.sbe": "retired_pages.single_bit_ecc.count",
+    "retired_pages.dbe": "retired_pages.double_bit.count",
+    **{f"clocks_throttle_reasons.{name}": f"clocks_event_reasons.{name}" for name in _REASONS},
+    **{f"clocks.{name}": f"clocks.current.{name}" for name in ("sm", "video")},
+    "clocks.gr": "clocks.current.graphics",
+    "clocks.mem": "clocks.current.memory",
+    **{f"{of}.gr": f"{of}.graphics" for of in _KINDS_OF_CLOCKS},
+    **{f"{of}.mem": f"{of}.memory" for of in _KINDS_OF_CLOCKS},
+}
+"""Other names of fields; the header has the first."""
+
+PROCESS_FIELDS: Final = {
+    **dict.fromkeys(("timestamp", "gpu_name", "gpu_bus_id", "gpu_serial", "gpu_uuid", "pid", "process_name"), ""),
+    "used_gpu_memory": "MiB",
+}
+PROCESS_ALIASES: Final = {"used_memory": "used_gpu_memory", "name": "process_name"}
+
 
 NOT_AVAILABLE: Final = "[N/A]"
 
@@ -44,7 +136,20 @@ _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
 
 
 def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
-    """Return a row for each device; raise Refused for a field that nvidia-smi does not have."""
+    """Return the answer to ``--query-gpu``: a header, and a line for each device.
+
+    Args:
+        machine: The machine, for the field ``count``.
+        devices: The devices to list.
+        fields: Names of fields, separated by commas; aliases are accepted.
+        form: Modifiers of ``--format``: ``noheader`` leaves the header out, ``nounits`` the units of values.
+
+    Returns:
+        Lines of comma-separated values. Memory is in MiB; a value that an emulated device lacks is ``[N/A]``.
+
+    Raises:
+        Refused: nvidia-smi does not have one of the fields.
+    """
     readers: dict[str, Callable[[Device], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
     names = _names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
     rows = ([readers[name](device) if name in readers else None for name in names] for device in devices)
@@ -52,7 +157,10 @@ def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: f
 
 
 def of_processes(devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
-    """Return a row for each process, servers before their clients; raise Refused for an unknown field."""
+    """Return the answer to ``--query-compute-apps``: a header, and a line for each process on each device.
+
+    A server comes before its clients. Arguments and errors are those of `of_devices`.
+    """
     names = _names(fields, PROCESS_FIELDS, PROCESS_ALIASES)
     rows = (
         [_OF_PROCESSES[name](device, process) if name in _OF_PROCESSES else None for name in names]
@@ -63,7 +171,12 @@ def of_processes(devices: Sequence[Device], fields: str, form: frozenset[str]) -
 
 
 def fields_help(fields: Mapping[str, str], aliases: Mapping[str, str]) -> str:
-    """Return the list of --help-query-gpu or --help-query-compute-apps."""
+    """Return what ``--help-query-gpu`` or ``--help-query-compute-apps`` prints: a line for each field.
+
+    Args:
+        fields: The fields, each with its unit.
+        aliases: Other names of fields, each with the field's name.
+    """
     lines = ["List of valid properties to query:", ""]
     for name in fields:
         others = [f' or "{alias}"' for alias, field in aliases.items() if field == name]

@@ -13,7 +13,16 @@ _COLUMN: Final = 55
 
 
 def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
-    """Return the report; an empty ``display`` means all of it. Raise Refused for an unknown part."""
+    """Return the report that ``-q`` prints.
+
+    Args:
+        machine: The machine, for the versions of driver and CUDA.
+        devices: The devices that the report describes.
+        display: The value of ``-d``: names of parts, separated by commas; empty for the whole report.
+
+    Raises:
+        Refused: ``-d`` names an unknown part.
+    """
     chosen = parts(display)
     displays = [part for name, part in DISPLAYS.items() if not chosen or name in chosen]
     lines = [
@@ -35,7 +44,14 @@ def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
 
 
 def parts(display: str) -> frozenset[str]:
-    """Return the parts that -d names, nothing for all of the report; raise Refused for an unknown part."""
+    """Return the names of the parts that ``-d`` selects, in upper case; an empty set for the whole report.
+
+    >>> sorted(parts("memory, PIDS"))
+    ['MEMORY', 'PIDS']
+
+    Raises:
+        Refused: One of the parts does not exist.
+    """
     requested = frozenset(word.strip().upper() for word in display.split(",")) if display else frozenset()
     if not requested <= DISPLAYS.keys():
         raise Refused("Failed to parse --display/-d flags\n", BAD_VALUE)

@@ -25,14 +25,17 @@ _PROCESS_HEADINGS: Final = (
 
 
 def listing(devices: Sequence[Device]) -> str:
-    """Return one line for each device."""
+    """Return what ``-L`` prints: a line for each device, with its index, name and UUID."""
     return "".join(
         f"GPU {device.index}: {device.properties.name} (UUID: {device.properties.uuid})\n" for device in devices
     )
 
 
 def table(devices: Sequence[Device]) -> str:
-    """Return the tables of devices and processes. N/A stands for what an emulated device lacks."""
+    """Return what pympsd-smi prints without an option: a table of the devices and one of the processes on them.
+
+    The layout is that of nvidia-smi 580. Memory is in MiB, and ``N/A`` stands for what an emulated device lacks.
+    """
     lines = [time.strftime("%a %b %e %H:%M:%S %Y       "), *_device_lines(devices), "", *_process_lines(devices)]
     return "\n".join(lines) + "\n"
 
@@ -72,7 +75,7 @@ def _process_lines(devices: Sequence[Device]) -> Iterator[str]:
 
 
 def in_order(processes: Sequence[Process]) -> list[Process]:
-    """Return processes in the order of the tables, by PID."""
+    """Return processes in the order in which tables and reports list them: by PID."""
     return sorted(processes, key=lambda process: process.pid)
 
 

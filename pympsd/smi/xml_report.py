@@ -19,7 +19,13 @@ Elements = Sequence[tuple[str, object]]
 
 
 def report(machine: Machine, devices: Sequence[Device], parts: frozenset[str]) -> str:
-    """Return the report; ``parts``: MEMORY, COMPUTE, UTILIZATION and PIDS, or nothing for all of it."""
+    """Return the report that ``-q -x`` prints: XML, as nvidia-smi writes it.
+
+    Args:
+        machine: The machine, for the versions of driver and CUDA.
+        devices: The devices that the report describes.
+        parts: Of MEMORY, COMPUTE, UTILIZATION and PIDS; empty for the whole report (see `pympsd.smi.report.parts`).
+    """
     head = (
         ("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
         ("driver_version", driver_version(machine.driver)),

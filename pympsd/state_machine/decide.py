@@ -58,6 +58,8 @@ from pympsd.state_machine.instructions import (
     Reply,
     SetTimer,
     SpawnServer,
+    Timer,
+    TimerKind,
     Working,
     reply,
 )
@@ -65,7 +67,6 @@ from pympsd.state_machine.state.client import Context
 from pympsd.state_machine.state.compound_commands import CompoundCommands
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.results import ServerStatus
 

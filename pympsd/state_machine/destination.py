@@ -15,7 +15,7 @@ from pympsd.state_machine.instructions import Instruction
 from pympsd.state_machine.registration import NO_DEVICES, add
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Source
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
+from pympsd.vocabulary.identities import DEFAULT, server_of_user
 from pympsd.vocabulary.results import Result
 
 

@@ -61,6 +61,8 @@ from pympsd.state_machine.instructions import (
     Reply,
     SetTimer,
     TerminateClient,
+    Timer,
+    TimerKind,
     Working,
     reply,
 )
@@ -69,7 +71,6 @@ from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind, Waiter
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.results import Result
 

@@ -7,12 +7,11 @@ find out itself because it does no I/O: the time, the process behind a connectio
 
 from attrs import field, frozen
 
+from pympsd.state_machine.instructions import Timer
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
-from pympsd.state_machine.timers import Timer
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceProperties, DeviceUse
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin

@@ -28,10 +28,9 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.state_machine import queueing, registration
-from pympsd.state_machine.instructions import Instruction, Log, SetTimer
+from pympsd.state_machine.instructions import Instruction, Log, SetTimer, Timer, TimerKind
 from pympsd.state_machine.state.daemon import Daemon, FailedStarts
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.state_machine.timers import Timer, TimerKind
 
 PAUSES: Final = (0.1, 0.5, 2.0)
 """Seconds before the second, third and fourth try; there is no fifth."""

@@ -29,6 +29,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.identities import DEFAULT, name_problem, server_of_user, user_of_server
 from pympsd.vocabulary.limit_table import (
     LIMITS,
     PERCENTAGE,
@@ -39,7 +40,6 @@ from pympsd.vocabulary.limit_table import (
     Limits,
 )
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, user_of_server
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.texts import CONTAINMENTS
 

@@ -16,8 +16,8 @@ from pympsd.state_machine.named_servers import (
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.identities import DEFAULT, name_problem
 from pympsd.vocabulary.limit_table import Limits
-from pympsd.vocabulary.namespaces import DEFAULT, name_problem
 from pympsd.vocabulary.results import Result
 
 

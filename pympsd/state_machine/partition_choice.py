@@ -19,7 +19,7 @@ from pympsd.devices.visible import find_device
 from pympsd.process.version import STATIC_SINCE
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.partitions import MIN_CAPABILITY, ChosenPartition, SmPartition, partition_id
 
 _CREATED: Final = re.compile("Partition (.*) created")

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 
 from pympsd.state_machine import holding
-from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, RefuseClient, SetTimer
+from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, RefuseClient, SetTimer, Timer, TimerKind
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import WaitingUser
-from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.identities import server_of_user
 
 
 def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:

@@ -16,8 +16,8 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import Limits
-from pympsd.vocabulary.namespaces import DEFAULT
 
 NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.identities import server_of_user
 from pympsd.vocabulary.partitions import chunk_count, has_remainder
 from pympsd.vocabulary.shares import (
     DESCRIPTORS,

@@ -13,11 +13,12 @@ from pympsd.state_machine.instructions import (
     RefuseClient,
     SetTimer,
     ShutDownServer,
+    Timer,
+    TimerKind,
     Working,
 )
 from pympsd.state_machine.state.daemon import Daemon, Quit
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 
 SIGNAL_TIMEOUT: Final = 2.0

@@ -11,7 +11,7 @@ from pympsd.state_machine.registration import NO_DEVICES, could_not_start
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.results import Result
 
 

@@ -12,13 +12,12 @@ from pympsd.state_machine import debuggers, drains, queueing, registration, shut
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.cgroups import note_context
 from pympsd.state_machine.events import PredecessorDied, ServerTakenOver
-from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
+from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, Timer, TimerKind, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
 from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.other_devices import move
 from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import (
@@ -29,10 +28,9 @@ from pympsd.takeover.state.records import (
     in_memory,
     limits_of_cgroups,
 )
-from pympsd.vocabulary.identities import Ids
+from pympsd.vocabulary.identities import DEFAULT, Ids, server_of_user
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.results import ServerStatus
 
 TAKEOVER_TIMEOUT: Final = 10.0

@@ -22,11 +22,19 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine.instructions import CancelTimer, Instruction, SetTimer, TerminateClient, Working, reply
+from pympsd.state_machine.instructions import (
+    CancelTimer,
+    Instruction,
+    SetTimer,
+    TerminateClient,
+    Timer,
+    TimerKind,
+    Working,
+    reply,
+)
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Termination
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.results import Result
 

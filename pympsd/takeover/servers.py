@@ -7,12 +7,18 @@ Each is a `PendingServer` until it has reported: `take_over` starts its two task
 and `serve` for its link. One of pympsd's own servers is asked for a report (`link_messages.ReportRequest`), and the
 report is checked as if an enemy had written it: the server runs as another user. The driver's server cannot report;
 its clients are those whose pidfds the keeper held, and their notes contain the previous daemon's data on them.
+
+A `KnownProcess` is such a server's, watched and killed by pidfd; `kill_session` kills the others of its session
+(setsid(2)).
 """
 
 import os
+import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -26,7 +32,7 @@ from pympsd.journal.line_format import sanitise
 from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
-from pympsd.service.processes.status import start_time_of
+from pympsd.service.processes.status import SESSION, STARTED, has_ended, process_end, start_time_of, stat
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.server import MAX_CONTEXTS, ServerSession
 from pympsd.service.sessions.waiting import LAST_SECONDS
@@ -34,19 +40,97 @@ from pympsd.state_machine import events
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.takeover import first_id
 from pympsd.takeover.keeper.entries import KeptEntries
-from pympsd.takeover.processes import KnownProcess, kill_session
 from pympsd.takeover.state.entries import ClientNote, KeptFd, id_of, link_name
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import NO_USER, Ids, Peer
-from pympsd.vocabulary.namespaces import name_problem
+from pympsd.vocabulary.identities import NO_USER, Ids, Peer, name_problem
 from pympsd.vocabulary.partitions import is_partition_name
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
 from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions, agree
+
+
+def kill_session(leader: int, uid: int, started: int) -> list[int]:
+    """Kill the remaining processes of a user in a session whose leader has ended; return their PIDs.
+
+    ``started``: the leader's start time. While a member lives no other session gets its ID; without members the ID
+    may be in use again, by a leader with another start time.
+    """
+    killed = []
+    for pid in _members(leader, uid, started):
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            # Checked again with the pidfd open: the PID may have become another process's.
+            if _is_member(pid, leader, uid) and not _is_reused(leader, started):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                killed.append(pid)
+        except OSError:
+            continue
+        finally:
+            os.close(pidfd)
+    return killed
+
+
+def _members(leader: int, uid: int, started: int) -> Iterator[int]:
+    if _is_reused(leader, started):
+        return
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != leader and _is_member(int(name), leader, uid):
+            yield int(name)
+
+
+def _is_member(pid: int, leader: int, uid: int) -> bool:
+    fields = stat(pid)
+    return len(fields) > STARTED and int(fields[SESSION]) == leader and _uid(pid) == uid
+
+
+def _is_reused(leader: int, started: int) -> bool:
+    """Return whether a later process has the PID of a session's leader."""
+    fields = stat(leader)
+    return len(fields) > STARTED and int(fields[STARTED]) != started
+
+
+def _uid(pid: int) -> int:
+    """Return a process's real uid; -1 if it is gone. (/proc/PID belongs to root if the process is not dumpable.)"""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith(b"Uid:"):
+                return int(line.split()[1])
+    return -1
+
+
+@define
+class KnownProcess:
+    """A process that is not a child of this one; owns its pidfd."""
+
+    pidfd: int
+    gone: trio.Event = field(factory=trio.Event, init=False)
+
+    def kill(self) -> None:
+        """Kill the process unless it has ended."""
+        if not self.gone.is_set():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the process has ended."""
+        return self.gone.is_set() or has_ended(self.pidfd)
+
+    async def watch(self) -> None:
+        """Wait for the end of the process, set ``gone``, and close the pidfd."""
+        try:
+            await process_end(self.pidfd)
+        finally:
+            self.gone.set()
+            os.close(self.pidfd)
+
 
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""

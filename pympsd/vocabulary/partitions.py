@@ -13,7 +13,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.namespaces import name_problem
+from pympsd.vocabulary.identities import name_problem
 
 VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
 """By which a client names its partitions."""

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from pympsd.errors import InputError
+from pympsd.vocabulary.identities import name_problem
 from pympsd.vocabulary.limits import MAX_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.partitions import NO_PARTITION
 
 V = TypeVar("V")

@@ -55,7 +55,7 @@ KERNEL_THREADS: Final = "PYMPSD_KERNEL_THREADS"
 KERNEL_CACHE: Final = "PYMPSD_KERNEL_CACHE"
 DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
-TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
+OVERTAKING_LIMIT: Final = "PYMPSD_TURN_PATIENCE"
 USERS_VARIABLE: Final = "PYMPSD_USERS"
 UNMAPPED_USERS_VARIABLE: Final = "PYMPSD_UNMAPPED_USERS"
 EXPLAIN: Final = "PYMPSD_EXPLAIN"
@@ -360,7 +360,7 @@ VARIABLES: Final = (
         default=USERS[0],
     ),
     Variable(
-        TURN_PATIENCE,
+        OVERTAKING_LIMIT,
         Reader.DAEMON,
         "seconds, as `--turn-patience`; default 30",
         _DOES_NOT_START,
@@ -429,7 +429,7 @@ VARIABLES: Final = (
     Variable(
         STRICT_BOUNDS,
         Reader.DAEMON,
-        "`1`: the emulated GPU ends every allocation at its last byte, and not, as a GPU does, at the next 512 bytes",
+        "`1`: the emulated GPU ends every allocation at its last byte, and not up to 1,023 bytes later",
         "backend `emulated`: the daemon does not start; others: reported",
         _switch,
         default="0",

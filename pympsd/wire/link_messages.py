@@ -3,13 +3,13 @@
 The fields' names are the encoding (MessagePack maps): a name stays even if the product calls the thing otherwise by
 now, because a daemon takes over servers that an earlier version started, and speaks with them as long as they run.
 So ``namespace`` is the inode of a client's PID namespace and ``mps_namespace`` its MPS namespace; a new field has a
-default, which stands for what an older sender does not send, and an older receiver ignores it.
+default, which stands for what an older sender does not send, and an older receiver ignores it. The fields of a base
+class are encoded with those of the message itself.
 """
 
 from attrs import field, frozen
 
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceProperties, DeviceUse
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
@@ -54,44 +54,54 @@ class StatusChanged:
     status: str
 
 
-@message(35)
 @frozen
-class AdmitClient:
-    """With 2 fds: the server's end of the session and a pidfd of the client (1 fd if no pidfd is available)."""
+class ClientIdentity:
+    """A client as the daemon saw it, which a server reports to the next daemon."""
 
     client: int
     pid: int
     uid: int
-    gid: int
     command: str
+    namespace: int
+    """The inode of its PID namespace."""
+    mps_namespace: str = field(default="", kw_only=True)
+    since: float = field(default=0.0, kw_only=True)
+    """The time when the client connected, in seconds since 1970."""
+
+
+@frozen(kw_only=True, slots=False)
+class AdmittedLimits:
+    """The fields of `ClientLimits`, as they are, except for its namespace; ``own``: None in protocol 2."""
+
+    own: Limits | None = None
+    bounds: tuple[Limits, ...] = ()
+    devices: tuple[int, ...] | None = None
+    partitions: dict[int, ChosenPartition] = field(factory=dict)
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    audited: bool = False
+    static: bool = False
+
+
+@frozen(kw_only=True, slots=False)
+class LimitsOfOlderServers:
+    """What servers of pympsd before 27 November 2026, which do not read `AdmittedLimits`, enforce."""
+
+    thread_percentage: float | None = None
+    """The percentage on every device; None: the server's."""
+    memory_limits: dict[int, int] | None = None
+    """Bytes by device ordinal."""
+    least_priority: int = 0
+    """The level that its environment cannot go beyond."""
+
+
+@message(35)
+@frozen
+class AdmitClient(ClientIdentity, AdmittedLimits, LimitsOfOlderServers):
+    """With 2 fds: the server's end of the session and a pidfd of the client (1 fd if no pidfd is available)."""
+
+    gid: int
     priority: int
     environment: dict[str, str]
-    namespace: int = 0
-    """The inode of its PID namespace, which a server reports to the next daemon."""
-    thread_percentage: float | None = None
-    """The percentage that servers of pympsd before 27 November 2026 enforce, on every device; None: the server's."""
-    memory_limits: dict[int, int] | None = None
-    """The same of memory, in bytes by device ordinal."""
-    devices: tuple[int, ...] | None = None
-    """The ordinals of the devices that it may see, in their order; None: all."""
-    mps_namespace: str = ""
-    """Reported to the next daemon, as ``namespace``."""
-    least_priority: int = 0
-    """The level that its environment cannot go beyond, for the same servers."""
-    partitions: dict[int, ChosenPartition] = field(factory=dict)
-    """The client's chunks on devices in static use, by index."""
-    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device ordinal."""
-    audited: bool = False
-    """True if the memory that the client takes and returns is logged."""
-    since: float = 0.0
-    """The time when the client connected, in seconds since 1970; reported to the next daemon, as ``namespace``."""
-    own: Limits | None = None
-    """See ClientLimits."""
-    bounds: tuple[Limits, ...] = ()
-    """See ClientLimits."""
-    static: bool = False
-    """See ClientLimits."""
 
 
 @message(62)
@@ -270,23 +280,15 @@ class ServerReturn:
 
 @message(53)
 @frozen
-class ReturningClient:
+class ReturningClient(ClientIdentity):
     """A client of a returning server, as the earlier daemon described it."""
 
-    client: int
-    pid: int
-    uid: int
-    command: str
-    namespace: int
     contexts: tuple[tuple[int, int, int], ...]
     """(id, number, device) of each, as in ContextReported."""
-    mps_namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions by device ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device index."""
-    since: float = 0.0
-    """The time when the client connected, in seconds since the epoch."""
     limits: LimitsInForce | None = None
     """The limits in force for it, if it was accepted."""
 

@@ -35,7 +35,6 @@ from pympsd_client._arguments import (
     memory_structs,
     resources,
     shared_handles,
-    texture_structs,
 )
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
@@ -99,7 +98,7 @@ _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_MEMCPY2D *": copy_structs.copy_2d,
     "CUDA_MEMCPY3D *": copy_structs.copy_3d,
     "CUDA_MEMCPY3D_PEER *": copy_structs.copy_3d_peer,
-    **texture_structs.READERS,
+    **array_structs.READERS,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
     "CUmemLocation *": memory_structs.location,
     "CUmemPoolProps *": memory_structs.pool_properties,
@@ -117,7 +116,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     **bindings.makers("CUdevprop", "CUdevResource", "CUstreamAttrValue", "CUtensorMap", "CUuuid"),
     "CUexecAffinityParam": resources.sm_affinity,
     **array_structs.WRAPPERS,
-    **texture_structs.WRAPPERS,
+    **array_structs.WRAPPERS,
     **graph_structs.WRAPPERS,
     **shared_handles.WRAPPERS,
     "CUdevResource *": lambda parts: [bindings.from_bytes("CUdevResource", part) for part in parts],

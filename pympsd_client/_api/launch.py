@@ -7,7 +7,7 @@ from pympsd.wire.records import MAX_CLUSTER, NO_CLUSTER
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import HINTS, name_of, not_there
 from pympsd_client._arguments.values import number
-from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects import event as events
 from pympsd_client._objects.code import launch as launches
 from pympsd_client._objects.stream import resolve

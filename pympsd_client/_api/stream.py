@@ -8,7 +8,7 @@ from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import STREAM_DEFAULTS, VALUE_BYTES, name_of
 from pympsd_client._arguments.values import InMemory
-from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects import event, host_function, stream
 from pympsd_client._objects.context import current
 from pympsd_client._objects.stream import Stream, properties, resolve

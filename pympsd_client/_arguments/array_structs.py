@@ -1,11 +1,13 @@
-"""Descriptions of CUDA arrays: those of cuda.bindings, or C's in memory, as plain values."""
+"""Descriptions of CUDA arrays and of textures: those of cuda.bindings, or C's in memory, as plain values."""
 
 import ctypes
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 from attrs import astuple, frozen
 
+from pympsd.wire.texture_object import Sampling
 from pympsd_client._arguments.bindings import makers
 from pympsd_client._arguments.values import address_of
 
@@ -55,7 +57,84 @@ def pack_3d(of: ArrayDescription) -> bytes:
     return _DESCRIPTOR_3D.pack(*astuple(of))
 
 
-WRAPPERS: Final = {
-    **makers("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR"),
-}
+ARRAY, MIPMAPPED, LINEAR, PITCHED = range(4)
+"""CUresourcetype"""
+_SIZES: Final = {"CUDA_RESOURCE_DESC": 144, "CUDA_TEXTURE_DESC": 104, "CUDA_RESOURCE_VIEW_DESC": 112}
+_RESOURCE: Final = struct.Struct("=i4xQiI3Q88xI4x")
+_TEXTURE: Final = struct.Struct("=3ii2Ii3f4I48x")
+_VIEW: Final = struct.Struct("=I4x3Q4I64x")
+
+
+@frozen
+class Resource:
+    """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the other fields are for linear memory."""
+
+    type: int
+    place: int
+    format: int
+    channels: int
+    size_or_width: int
+    """Bytes of LINEAR memory, elements in a row of PITCHED."""
+    height: int
+    pitch: int
+    flags: int
+
+
+@frozen
+class View:
+    """A CUDA_RESOURCE_VIEW_DESC."""
+
+    format: int
+    width: int
+    height: int
+    depth: int
+    first_level: int
+    last_level: int
+    first_layer: int
+    last_layer: int
+
+
+def resource(data: bytes) -> Resource:
+    """Return the values of a CUDA_RESOURCE_DESC."""
+    return Resource(*_RESOURCE.unpack(data))
+
+
+def pack_resource(values: Resource) -> bytes:
+    """Return the bytes of a CUDA_RESOURCE_DESC."""
+    of = values
+    fields = (of.type, of.place, of.format, of.channels, of.size_or_width, of.height, of.pitch, of.flags)
+    return _RESOURCE.pack(*fields)
+
+
+def sampling(data: bytes) -> tuple[Sampling, int]:
+    """Return the values of a CUDA_TEXTURE_DESC, and the maximum anisotropy."""
+    first, second, third, filter, flags, anisotropy, level_filter, *rest = _TEXTURE.unpack(data)
+    bias, least, greatest, *border = rest
+    red, green, blue, alpha = border
+    modes, colour = (first, second, third), (red, green, blue, alpha)
+    return Sampling(modes, filter, flags, level_filter, bias, least, greatest, colour), anisotropy
+
+
+def pack_sampling(values: Sampling, anisotropy: int) -> bytes:
+    """Return the bytes of a CUDA_TEXTURE_DESC."""
+    of = values
+    levels = (of.level_bias, of.least_level, of.greatest_level)
+    return _TEXTURE.pack(*of.address_modes, of.filter, of.flags, anisotropy, of.level_filter, *levels, *of.border)
+
+
+def view(data: bytes) -> View:
+    """Return the values of a CUDA_RESOURCE_VIEW_DESC."""
+    return View(*_VIEW.unpack(data))
+
+
+def _reader(name: str) -> Callable[[Any], bytes | None]:
+    def read(argument: Any) -> bytes | None:
+        return None if argument is None else ctypes.string_at(address_of(argument, name), _SIZES[name])
+
+    return read
+
+
+READERS: Final = {f"{name} *": _reader(name) for name in _SIZES}
+"""Return the bytes of a structure, None for NULL; TypeError for anything else."""
+WRAPPERS: Final = makers("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR", *_SIZES)
 """Converts an output's value to the type that cuda.bindings returns."""

@@ -9,6 +9,7 @@ Like in `transport`, Ctrl-C may come between any two steps. If something could b
 calls; the other steps may be repeated.
 """
 
+import ctypes
 import os
 import select
 import socket
@@ -61,7 +62,13 @@ class DeviceOutput:
 
 
 def write_output(descriptor: int, text: bytes) -> None:
-    """Write the text of kernels to file descriptor 1 or 2, as CUDA does; lose it if that is closed or broken."""
+    """Write the text of kernels to file descriptor 1 or 2, as CUDA does; lose it if that is closed or broken.
+
+    It comes after what the program has printed with C's printf: CUDA prints through the same buffer.
+    """
+    if descriptor == 1:
+        process = ctypes.CDLL(None)
+        process.fflush(ctypes.c_void_p.in_dll(process, "stdout"))
     remaining = memoryview(text)
     try:
         while remaining:

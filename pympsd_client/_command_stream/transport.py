@@ -29,6 +29,8 @@ last time, so either it sees the record or the sender sees it asleep.
 lost in that moment, the steps are one chain of C calls (``any(map(...))``), between which no signal handler runs. A
 wake-up that is missed nevertheless (a second Ctrl-C during the clean-up after the first) costs at most _RECHECK_S,
 because waits are bounded. Handling an answer twice is harmless.
+
+An `Interceptor` sees records before they are sent: a stream capture, which takes those of capturing streams.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ import socket
 from collections.abc import Callable
 from itertools import count
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, MAX_RECORD, OUTPUT
 from pympsd_client._arguments.errors import CudaError, lost
@@ -51,13 +53,52 @@ from pympsd_client._command_stream.answers import (
     ReceivedFds,
     report_fault,
 )
-from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.ring import Ring
 from pympsd_client._command_stream.staging import StagingMemory
 
 if TYPE_CHECKING:
     from pympsd_client.native._launches import Writer
+
+
+HostFunction = tuple[int, int, Callable[[int], None]]
+"""The address of a C function (0 for another callable), that of its data, and what calls it."""
+
+
+class Interceptor(Protocol):
+    """Takes work in place of the command stream, or refuses it; it raises CudaError."""
+
+    def takes_record(self, record: bytes) -> bool:
+        """Take a record, or leave it (False)."""
+
+    def takes_copy(self, context: Any, stream: int, make: Callable[[], Any]) -> bool:
+        """Take a copy with pageable host memory, whose bytes no record has; ``make`` returns its description."""
+
+    def takes_allocation(self, context: Any, stream: int, size: int, kind: Any) -> int:
+        """Take an allocation of a kind of pool and return its address, or leave it (0)."""
+
+    def takes_free(self, context: Any, stream: int, address: int) -> bool:
+        """Take the freeing of an address, or leave it."""
+
+    def makes_programmatic(self, context: Any, stream: int) -> None:
+        """Note that the kernel just taken may begin before the one in front of it has ended."""
+
+    def takes_external_event(self, context: Any, stream: int, event: int, is_wait: bool) -> bool:
+        """Take the recording of an event, or a wait for one, as work; or leave it."""
+
+    def takes_host_function(self, context: Any, stream: int, work: HostFunction | None) -> bool:
+        """Take a host function; None: a callback, which cannot be taken."""
+
+
+class _Intercepted:
+    """The interceptor, while there is one: any thread may set it, so it is read once and then called."""
+
+    def __init__(self) -> None:
+        self.by: Interceptor | None = None
+
+
+intercepted = _Intercepted()
+
 
 _NOW: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _CHUNK: Final = (65536,)
@@ -122,7 +163,7 @@ class Transport:
         """Send a record and return; wait only while the executor takes nothing.
 
         The answer, if there is one, comes later: see `expect`. A record of a stream that is captured is not sent
-        (`interception`). ``urgent``: other work waits for this record, so it is exempt from backpressure and from
+        (`Interceptor`). ``urgent``: other work waits for this record, so it is exempt from backpressure and from
         capture.
 
         Raise CudaError if the executor is gone, or a capture refuses the record.

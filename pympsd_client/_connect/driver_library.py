@@ -40,10 +40,12 @@ def _other_paths(environment: Mapping[str, str]) -> list[str]:
 
 
 def cached_paths(library: str) -> list[str]:
-    """Return the paths of a library in the dynamic loader's cache, by its file name.
+    """Return the paths of a library in the dynamic loader's cache (ldconfig), in its order.
 
-    >>> cached_paths("libcuda.so.1")
-    ['/usr/lib/x86_64-linux-gnu/libcuda.so.1']
+    ``libcuda.so.1`` is typically ``["/usr/lib/x86_64-linux-gnu/libcuda.so.1"]``; without a driver the list is empty.
+
+    >>> cached_paths("libnowhere.so.7")
+    []
     """
     try:
         cache = _CACHE.read_bytes()

@@ -40,7 +40,6 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import REQUIRE_MPS
 from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome, Versions
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._connect.conversation import Conversation, Ended
 from pympsd_client._connect.discovery import (
     NoDaemon,
     command_line,
@@ -50,7 +49,7 @@ from pympsd_client._connect.discovery import (
     is_traced,
     misspelt,
 )
-from pympsd_client._connect.session import Session
+from pympsd_client._connect.session import Conversation, Ended, Session
 
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning names what cuInit waits for."""

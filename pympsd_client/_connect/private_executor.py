@@ -37,8 +37,8 @@ from pympsd.wire.executor_messages import (
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
-from pympsd_client._connect.conversation import Conversation, Ended
 from pympsd_client._connect.driver_library import load_driver
+from pympsd_client._connect.session import Conversation, Ended
 
 GENERATION: Final = 1
 _CLIENT: Final = 1

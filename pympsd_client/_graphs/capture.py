@@ -4,7 +4,7 @@
 Checks in each of them would be forgotten in some.
 
 **The idea.** All work passes through one place, `transport.post`. While any stream captures, an interceptor sees
-each record there (`interception`) and decides by the table of operations:
+each record there (`Interceptor`) and decides by the table of operations:
 
     record of a capturing stream         -> taken: a node is added, nothing is sent
     record that would break a capture    -> refused with a CUDA error; the capture is invalid from now on
@@ -44,8 +44,8 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import BY_OPCODE, FLAG_QUIET, HEADER, STREAM_LEGACY, Completion, Kind, Operation, Use
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.graph_structs import Elements
-from pympsd_client._command_stream.interception import HostFunction, intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
+from pympsd_client._command_stream.transport import HostFunction, intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import parameters
 from pympsd_client._graphs import work as works

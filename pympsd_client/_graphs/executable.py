@@ -35,7 +35,7 @@ from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.host_callbacks import PendingCallback
-from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import captures

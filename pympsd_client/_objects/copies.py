@@ -13,10 +13,9 @@ from attrs import frozen
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.copy_structs import linear_copy
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
-from pympsd_client._command_stream.transport import Transport
+from pympsd_client._command_stream.transport import Transport, intercepted
 from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
 

@@ -15,9 +15,8 @@ from pympsd_client._arguments.errors import invalid_value, not_supported, result
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
-from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._command_stream.transport import Transport
+from pympsd_client._command_stream.transport import Transport, intercepted
 from pympsd_client._connect.session import Session
 from pympsd_client._objects.context import Context, this_thread
 from pympsd_client._objects.process import process

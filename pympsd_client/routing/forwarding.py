@@ -43,13 +43,17 @@ class NotInstalled(FileError):
 
 
 def find(library: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the path of an installed library by its file name, such as "libnvrtc.so.13". NotInstalled.
+    """Return the path of an installed library, such as ``/opt/cuda/lib64/libnvrtc.so.13``.
 
-    Searched in this order: LD_LIBRARY_PATH, the toolkit of CUDA_HOME or CUDA_PATH, the packages of this interpreter
-    and of an active environment (nvidia/*/lib), /usr/local/cuda*, and the dynamic loader's cache.
+    It is searched for in this order: LD_LIBRARY_PATH, the toolkit of CUDA_HOME or CUDA_PATH, the packages of this
+    interpreter and of an active environment (nvidia/*/lib), /usr/local/cuda*, and the dynamic loader's cache.
 
-    >>> find("libnvrtc.so.13", {"CUDA_HOME": "/opt/cuda"})
-    '/opt/cuda/lib64/libnvrtc.so.13'
+    Args:
+        library: Its file name, such as ``libnvrtc.so.13``.
+        environment: The variables that name places.
+
+    Raises:
+        NotInstalled: It is in none of them.
     """
     for folder in _folders(environment):
         path = os.path.join(folder, library)
@@ -103,10 +107,14 @@ def _load(library: str) -> _Installed:
 
 
 def address(library: str, name: str) -> int:
-    """Return the address of the C function behind a function of pympsd's libnvrtc or libnvJitLink. NotInstalled.
+    """Return the address of the C function behind a function of pympsd's libnvrtc or libnvJitLink.
 
-    >>> hex(address("libnvrtc.so.13", "nvrtcVersion"))
-    '0x7f4c2a0e3a60'
+    Args:
+        library: The file name of the installed library, such as ``libnvrtc.so.13``.
+        name: The function, such as ``nvrtcVersion``.
+
+    Raises:
+        NotInstalled: The library is not installed.
     """
     installed, plain = _load(library), _VERSION.sub("", name)
     original = installed.address_of(name)

@@ -28,10 +28,10 @@ functions, or with parameters that differ between versions of cuda-bindings.
 
 from typing import Final
 
-from pympsd_client.signatures import arrays, devices, execution, graphs, memory, streams
+from pympsd_client.signatures import devices, execution, graphs, memory
 from pympsd_client.signatures.rows import Calling, Parameter, Signature
 
-_CHAPTERS: Final = (devices, memory, arrays, execution, streams, graphs)
+_CHAPTERS: Final = (devices, memory, execution, graphs)
 SIGNATURES: Final = {row.name: row for chapter in _CHAPTERS for row in chapter.ROWS}
 """The rows by name."""
 

@@ -8,7 +8,7 @@ from attrs import frozen
 
 
 class Calling(Enum):
-    """How a function is called."""
+    """When a driver function may be called, and who converts its arguments."""
 
     INITIALIZED = "initialized"
     """After cuInit, with its arguments converted."""
@@ -24,7 +24,10 @@ class Calling(Enum):
 
 @frozen
 class Parameter:
-    """One parameter as in C; the type of an output is the type that its pointer points to."""
+    """One parameter of a driver function, as C declares it.
+
+    The type of an output is the type that its pointer points to: ``CUcontext`` for ``CUcontext *pctx``.
+    """
 
     type: str
     name: str
@@ -35,7 +38,14 @@ class Parameter:
 
 @frozen
 class Signature:
-    """One row. ``arguments`` go to the core: names of inputs, their fields, or constants."""
+    """One row: a driver function, and the core function that carries it out.
+
+    ``arguments`` is the text of the core's arguments: names of inputs, fields of them, or constants.
+
+    >>> (row,) = chapter("_objects.memory", "cuMemAlloc(out CUdeviceptr dptr, size_t bytesize) = allocate")
+    >>> row.input_names, [output.type for output in row.outputs], row.core
+    (('bytesize',), ['CUdeviceptr'], 'allocate')
+    """
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -46,17 +56,17 @@ class Signature:
 
     @property
     def inputs(self) -> tuple[Parameter, ...]:
-        """The parameters that a caller gives."""
+        """The parameters that a caller passes, ``inout`` ones included."""
         return tuple(parameter for parameter in self.parameters if parameter.is_input)
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The names of the parameters that a caller gives."""
+        """The names of the parameters that a caller passes, in their order."""
         return tuple(parameter.name for parameter in self.inputs)
 
     @property
     def outputs(self) -> tuple[Parameter, ...]:
-        """The parameters that are returned next to the result."""
+        """The parameters that are returned after the result, in their order."""
         return tuple(parameter for parameter in self.parameters if parameter.is_output)
 
 
@@ -65,7 +75,16 @@ _PARAMETER: Final = re.compile(r"(out |inout )?(.*?) ?(\w+)")
 
 
 def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
-    """Return the rows of a text; the core functions are those of ``module`` unless a row names another."""
+    """Return the rows that a text has, one on each line; a line that begins with blanks continues the one before.
+
+    Args:
+        module: The module of the core functions, relative to pympsd_client; a row may name another one.
+        rows: The text.
+        calling: How these functions are called.
+
+    Raises:
+        ValueError: A line is not a row.
+    """
     signatures = []
     for row in rows.replace("\n    ", " ").strip().splitlines():
         match = _ROW.fullmatch(row)

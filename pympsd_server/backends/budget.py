@@ -119,13 +119,18 @@ class DeviceBudget:
         return True
 
     def give(self, count: int) -> None:
-        """Return bytes."""
+        """Return bytes to the device, and report the change."""
         with self._lock:
             self.used -= count
         self.report_change()
 
     def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count the bytes that clients of other executors hold: by group, and in all unless ``in_all`` is set."""
+        """Set how many bytes clients of other executors hold, as the server reports it.
+
+        Args:
+            count: The bytes that they hold in all; ignored with ``in_all``, which counts them itself.
+            groups: The bytes by the name of each group that has a limit.
+        """
         with self._lock:
             if self.in_all is None:
                 self.used += count - self._others
@@ -148,7 +153,11 @@ class DeviceBudget:
             return tuple(groups)
 
     def take_all(self, count: int, groups: Sequence[GroupBudget]) -> GroupBudget | None:
-        """Take bytes of all groups, or of none; return the one that has not enough left."""
+        """Take bytes from all groups, or from none of them.
+
+        Returns:
+            None, or the first group that has too few bytes left.
+        """
         with self._lock:
             for group in groups:
                 if count > group.left:
@@ -158,20 +167,23 @@ class DeviceBudget:
         return None
 
     def give_all(self, count: int, groups: Sequence[GroupBudget]) -> None:
-        """Return bytes to groups."""
+        """Return bytes to all of these groups."""
         with self._lock:
             for group in groups:
                 group.used -= count
 
     def report_change(self) -> None:
-        """Call ``on_change``."""
+        """Call ``on_change``, if there is one; the lock must not be held."""
         if self.on_change is not None:
             self.on_change()
 
 
 @define(eq=False)
 class GroupBudget:
-    """The account of clients that have a limit together, in bytes; guarded by the lock of the device's."""
+    """The account of clients that share a limit, such as the clients of a namespace or a cgroup.
+
+    All amounts are in bytes. The lock of the device's account guards it.
+    """
 
     name: str
     limit: int = 0
@@ -184,13 +196,21 @@ class GroupBudget:
 
     @property
     def left(self) -> int:
-        """The bytes that can still be taken."""
+        """The bytes that the group can still take; negative if the limit was lowered below what its clients hold."""
         return self.limit - self.used - self.in_other_executors
 
 
 @define(eq=False)
 class ClientBudget:
-    """The account of a client process. ``limit`` in bytes, 0: none; guarded by the memory lock of the client."""
+    """The account of one client process on a device. All amounts are bytes.
+
+    ``limit`` is the client's own limit, 0 for none. The client's memory lock guards it.
+
+    >>> client = ClientBudget(DeviceBudget(total=1 << 30), limit=1 << 20)
+    >>> client.take(1 << 19, "cuMemAlloc")
+    >>> client.free, client.total
+    (524288, 1048576)
+    """
 
     device: DeviceBudget
     limit: int
@@ -201,13 +221,13 @@ class ClientBudget:
 
     @property
     def total(self) -> int:
-        """The total of cuMemGetInfo: the least limit, if there is one."""
+        """The total that cuMemGetInfo reports, in bytes: the lowest limit that applies, or the device's memory."""
         limits = (self.limit or self.device.total, *(group.limit for group in self.groups))
         return min(self.device.total, *limits)
 
     @property
     def free(self) -> int:
-        """The bytes that can still be taken."""
+        """The bytes that the client can still take, which cuMemGetInfo reports as free."""
         remaining = (self.device.total - self.device.used, *(group.left for group in self.groups))
         return max(0, min(self.total - self.used, *remaining))
 
@@ -241,7 +261,7 @@ class ClientBudget:
             self.device.on_audited(self.audited, change, self.used, self.total)
 
     def give(self, count: int) -> None:
-        """Return bytes."""
+        """Return bytes to the client's, its groups' and the device's accounts."""
         self.device.give_all(count, self.groups)
         self.device.give(count)
         self.used -= count
@@ -249,37 +269,46 @@ class ClientBudget:
 
 
 class AccountedDevice:
-    """The part of a device that every backend has alike: an account of its memory, and its reports (see the port)."""
+    """The part of a device that both backends share: the account of its memory, and callbacks for changes.
+
+    The methods are those of `pympsd_server.backends.device_interface.Device`.
+    """
 
     budget: DeviceBudget
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` after every change of ``memory_used``."""
+        """Call ``changed`` after every change of ``memory_used``; it is called from any thread and must not wait."""
         self.budget.on_change = changed
 
     def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count the bytes that clients of other executors hold, in all and by group."""
+        """Set how many bytes clients of other executors hold, in all and by the name of each group."""
         self.budget.account_others(count, groups)
 
     def audit_memory(self, audited: Audit) -> None:
-        """Call ``audited`` for what audited clients take and return."""
+        """Call ``audited`` whenever an audited client takes or returns more than AUDITED_BYTES at a time."""
         self.budget.on_audited = audited
 
 
 class Counters(Mapping[str, int]):
-    """Named counters; reading never waits."""
+    """Counters and gauges by name, as a read-only mapping that several threads may change with its methods.
+
+    >>> counters = Counters()
+    >>> counters.add("kernels", 2); counters.put("contexts", 1)
+    >>> dict(counters)
+    {'kernels': 2, 'contexts': 1}
+    """
 
     def __init__(self) -> None:
         self._counters: dict[str, int] = {}
         self._lock = Lock()
 
     def add(self, name: str, count: int = 1) -> None:
-        """Add to a counter."""
+        """Add ``count`` to a counter, which begins at 0."""
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + count
 
     def put(self, name: str, value: int) -> None:
-        """Set a gauge."""
+        """Set a gauge to a value."""
         with self._lock:
             self._counters[name] = value
 

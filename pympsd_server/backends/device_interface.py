@@ -56,7 +56,10 @@ class Timeline(Protocol):
 
 
 class Device(Protocol):
-    """One device, opened by its executor. Any thread may read its properties, which does not wait for work."""
+    """One device, opened by its executor, until ``close``.
+
+    Any thread may read its properties, and reading never waits for work on the device.
+    """
 
     @property
     def capabilities(self) -> Capabilities:

@@ -372,7 +372,11 @@ class PendingHostFunction(Protocol):
 
 
 class Event(Protocol):
-    """A point in a stream, set by ``Stream.record``. Any number of streams may wait for it (``Stream.wait``)."""
+    """A point in a stream, set by ``Stream.record`` (cuEventRecord).
+
+    It can be recorded again, which moves it. Any number of streams, also of other contexts, may wait for it
+    (``Stream.wait``); work that already waits keeps waiting for the earlier recording.
+    """
 
     @property
     def done(self) -> bool:

@@ -41,7 +41,7 @@ class PhysicalMemory(Protocol):
 
     @property
     def is_of_host(self) -> bool:
-        """Whether it is host memory, which the program can access, too."""
+        """Whether it is host memory, which the program can access too (cuMemCreate at a host location)."""
 
     def export(self) -> int:
         """Return a new descriptor by which another process can import it (cuMemExportToShareableHandle).
@@ -67,7 +67,10 @@ class PhysicalMemory(Protocol):
 
 
 class MapsMemory(Protocol):
-    """The part of a context for such memory. It is freed, and unmapped, with the context that created it."""
+    """The part of a context that creates, imports, shares and maps such memory.
+
+    What it has created and mapped is released with the context.
+    """
 
     def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
         """Return new memory without an address; BackendError OUT_OF_MEMORY, INVALID_VALUE; NOT_SUPPORTED.

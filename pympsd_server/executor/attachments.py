@@ -7,12 +7,15 @@ no locks of its own; the clients' workers run next to it and share only objects 
 
 A request that cannot be carried out is refused with a CUresult and a sentence, and leaves nothing behind: a client
 that could not be created has neither a thread nor a socket nor shared memory.
+
+`ExecutorTimeline` writes the trace: when the device worked, and when the work in each stream began and ended.
 """
 
+import os
 import socket
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
 from pympsd.channel.descriptors import PROCESS_ADVICE, close_all, explain
 from pympsd.channel.trace_file import TraceFile
@@ -44,8 +47,41 @@ from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 from pympsd_server.executor.record_source import SHARED_BYTES, create_shared_memory, native_worker
 from pympsd_server.executor.requests.client_context import ClientContext
 from pympsd_server.executor.requests.request import SharedEvents
-from pympsd_server.executor.timeline import ExecutorTimeline
 from pympsd_server.native.mirror import Workers, native_access
+
+COMPUTE: Final = 0
+"""The device's own track, in the process of its executor."""
+STREAMS: Final = 1 << 16
+"""A context's tracks are numbered from its id times this on, one for each stream."""
+
+
+class ExecutorTimeline:
+    """A device's work in a trace. ``pids``: those of the contexts' clients."""
+
+    def __init__(self, trace: TraceFile, ordinal: int, name: str, pids: Mapping[int, int]) -> None:
+        self._trace, self._ordinal, self._pids = trace, ordinal, pids
+        self._process = os.getpid()
+        trace.name(self._process, f"device {ordinal}: {name}")
+        trace.name(self._process, "work", COMPUTE)
+
+    def ran(self, context: int, name: str, began: int, ended: int) -> None:
+        """Write a slice of the device's time."""
+        client = self._pids.get(context, 0)
+        self._trace.slice(self._process, COMPUTE, name, began, ended, client=client, context=context)
+
+    def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
+        """Write work in a stream, on a track of its client."""
+        client, track = self._pids.get(context, 0), context * STREAMS + stream
+        self._trace.name(client, f"device {self._ordinal}, context {context}, stream {stream}", track)
+        self._trace.slice(client, track, name, began, ended, waited_us=(began - submitted) / 1000)
+
+    def faulted(self, context: int, reason: str, at: int) -> None:
+        """Write that a context was faulted by its own work."""
+        self._trace.instant(self._pids.get(context, 0), context * STREAMS, "fault", at, reason=reason)
+
+    def close(self) -> None:
+        """Write no more."""
+        self._trace.close()
 
 
 class Send(Protocol):

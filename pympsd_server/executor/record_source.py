@@ -28,7 +28,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.channel.sealed_file import make_sealed
+from pympsd.channel.mapping import make_sealed
 from pympsd.wire import records, ring_layout
 from pympsd_server.native.states import NativeAccess
 from pympsd_server.native.worker import NativeWorker

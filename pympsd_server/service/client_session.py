@@ -52,6 +52,7 @@ from pympsd_server.service.eviction import with_room
 from pympsd_server.service.executor import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.client_limits import (
+    AffinityRefused,
     PartitionRefused,
     as_seen,
     combine_with_environment,
@@ -66,7 +67,6 @@ from pympsd_server.state_machine.client_limits import (
 from pympsd_server.state_machine.client_table import Client, Context, NoSuchContext
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
-from pympsd_server.state_machine.quotas import AffinityRefused
 
 ROOM: Final = 8
 """Descriptors that must be free for a new client: an executor may have to be started for it."""

@@ -5,14 +5,14 @@ The link outlives a daemon that is killed: the next one continues with it, and a
 pushed."""
 
 import os
-from typing import Final
+from typing import Any, Final
 
 import trio
-from attrs import asdict, define, evolve, field, frozen
+from attrs import asdict, define, evolve, field, fields, frozen
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceUse
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -130,12 +130,12 @@ class DaemonLink:
         """Report status and client table to a daemon that took the link over; later changes follow."""
         self._late.clear()
         self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
-        for client_id, admitted in self._clients.items():
+        for admitted in self._clients.values():
             client, contexts = admitted.message, tuple(admitted.contexts.values())
-            identity = client_id, client.pid, client.uid, client.command, client.namespace
+            report: dict[str, Any] = {part.name: getattr(client, part.name) for part in fields(link.ClientIdentity)}
             partitions = {device: partition.name for device, partition in client.partitions.items()}
-            limits = client.groups, client.since, admitted.limits
-            self._push(link.ReturningClient(*identity, contexts, client.mps_namespace, partitions, *limits))
+            report |= {"partitions": partitions, "groups": client.groups, "limits": admitted.limits}
+            self._push(link.ReturningClient(**report, contexts=contexts))
 
     def taken_over(self) -> None:
         """Report the use of devices to the daemon that took over the link: it has not asked for that."""

@@ -49,13 +49,11 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.errors import RemoteError
 from pympsd.process.spawn import open_process
 from pympsd.process.version import build_id
-from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.device_use import combine_utilization
+from pympsd.vocabulary.device_properties import DeviceProperties, combine_utilization
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
-from pympsd_server.service.cgroup_memory import CgroupMemory
 from pympsd_server.service.executor import Executor, ExecutorError, gone
-from pympsd_server.service.memory_accounts import MemoryAccounts
+from pympsd_server.service.memory_accounts import CgroupMemory, MemoryAccounts
 from pympsd_server.state_machine.client_table import Context
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 

@@ -9,36 +9,86 @@ its devices (`exclusive_devices`), builds its parts and obeys the daemon until t
 
 All tasks are in one nursery, which is cancelled when the server is done. The link may change daemons: after the death
 of one, the next takes it over from the keeper and requests a report; nothing else is different for a server.
+
+All executors, including those that start later, write to the trace that the daemon requests (`Tracing`).
 """
 
 import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 import trio
-from attrs import evolve
+from attrs import define, evolve, field
 
 from pympsd.channel.descriptors import ADVICE
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.registrations import GONE
 from pympsd.errors import RemoteError
 from pympsd.journal.setup import link_logger
 from pympsd.process.title import show_as
 from pympsd.process.version import CUDA_VERSIONS
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceUse
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
+from pympsd.wire.executor_messages import StartTimeline, StopTimeline
 from pympsd.wire.messages import Versions
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
-from pympsd_server.service.eviction import answer_shortage
+from pympsd_server.service.eviction import answer_shortage, terminate_client
 from pympsd_server.service.exclusive_devices import CannotStart, RegisteredDevices, register_devices
+from pympsd_server.service.executor import Executor, ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
-from pympsd_server.service.termination import terminate_client
-from pympsd_server.service.tracing import Tracing
+
+
+@define
+class Tracing:
+    """Whether executors write to a trace, and to which."""
+
+    executors: Executors
+    log: Any
+    nursery: trio.Nursery
+    _trace: TraceFile | None = field(default=None, init=False)
+
+    def start(self, fd: int) -> None:
+        """Start writing the executors' work to a trace, whose descriptor becomes this object's."""
+        self._forget()
+        self._trace = TraceFile(fd)
+        self.executors.on_start = lambda executor: self.nursery.start_soon(self._begin, executor)
+        for executor in self.executors.all_running:
+            self.nursery.start_soon(self._begin, executor)
+
+    async def _begin(self, executor: Executor) -> None:
+        if self._trace is None:
+            return
+        request = self.executors.next_request()
+        try:
+            await executor.ask(request, StartTimeline(request), (self._trace.duplicate(),))
+        except (ExecutorError, OSError) as error:
+            self.log.warning("trace_without_device", device=executor.device, reason=str(error))
+
+    async def stop(self) -> None:
+        """Return when all executors have written what they had."""
+        self._forget()
+        async with trio.open_nursery() as nursery:
+            for executor in self.executors.all_running:
+                nursery.start_soon(self._end, executor)
+
+    async def _end(self, executor: Executor) -> None:
+        request = self.executors.next_request()
+        with suppress(ExecutorError):  # one that has ended writes no more either
+            await executor.ask(request, StopTimeline(request))
+
+    def _forget(self) -> None:
+        self.executors.on_start = lambda executor: None
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+
 
 FAILED_STATUS = 1
 """The exit status of a server that cannot start."""

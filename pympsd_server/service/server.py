@@ -19,9 +19,9 @@ from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.memory_limits import OF_CONTAINER, BadEntry
 from pympsd.vocabulary.device_properties import DeviceProperties
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, LimitsInForce, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.vocabulary.shares import BUFFERS

@@ -4,11 +4,15 @@ A client's limits are decided in one place, `pympsd.vocabulary.limit_table.combi
 client connects, with the client's environment, which only the server has. From then on ``own`` of its `ClientLimits`
 is what holds for it, and there are no bounds any more; later changes are for later clients. The devices as the client
 sees them follow from it, and the quota of each context (`quotas`).
+
+A context's SMs follow from its process's percentage, its own and its execution affinity. Each level only lowers the
+one before (MPS documents, 2.3.5.2 and 4.2.5): the client process's percentage, with per-context partitioning the
+context's, the execution affinity.
 """
 
 from collections.abc import Mapping, Sequence
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
@@ -35,12 +39,82 @@ from pympsd.vocabulary.limits import (
 )
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
+from pympsd.vocabulary.sm_rounding import multiprocessors as rounded_multiprocessors
+from pympsd.vocabulary.sm_rounding import rounding
 from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
-from pympsd.wire.link_messages import AdmitClient
+from pympsd.wire.link_messages import AdmitClient, AdmittedLimits
 from pympsd.wire.messages import OpenContext
 from pympsd_server.state_machine.client_table import Client
 from pympsd_server.state_machine.connections import connection_slots
-from pympsd_server.state_machine.quotas import context_multiprocessors, process_multiprocessors
+
+
+class AffinityRefused(InputError, ValueError):
+    """An execution affinity that the context cannot have; the message has the allowed range."""
+
+
+def process_multiprocessors(percentage: ThreadPercentage, device: DeviceProperties, most: int | None = None) -> int:
+    """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
+    2.3.5.2).
+    """
+    by_percentage = rounded_multiprocessors(percentage, device)
+    return by_percentage if most is None else min(most, by_percentage)
+
+
+def affine_multiprocessors(requested: int, available: int, device: DeviceProperties) -> int:
+    """Return the SMs of an execution affinity out of ``available`` SMs of a device: rounded up as on such a device.
+
+    Raise AffinityRefused for more than are available, and before Volta.
+    """
+    if not device.is_volta_or_newer:
+        raise AffinityRefused(f"execution affinity needs a Volta or newer device; {device.name} is older")
+    if not 1 <= requested <= available:
+        raise AffinityRefused(
+            f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {requested}"
+        )
+    return rounding(device).up(requested, available)
+
+
+def context_multiprocessors(
+    process: ThreadPercentage,
+    environment: Mapping[str, str],
+    device: DeviceProperties,
+    thread_percentage: float | None,
+    affinity: int | None,
+    partition: int | None = None,
+    most: int | None = None,
+) -> int:
+    """Return the SMs of a new context, by the last two levels; raise AffinityRefused.
+
+    ``environment`` is the client's as of its connect: only that enables per-context partitioning. ``partition``: the
+    SMs of a green context; ``most``: those of the client's static partition.
+    """
+    available = process_multiprocessors(context_percentage(process, environment, thread_percentage), device, most)
+    if partition is not None:
+        if not device.is_volta_or_newer or not 1 <= partition <= available:
+            raise AffinityRefused(f"a green context has 1 to {available} SMs of a Volta or newer device")
+        return partition
+    if affinity is None:
+        return available
+    return affine_multiprocessors(affinity, available, device)
+
+
+def context_percentage(
+    process: ThreadPercentage, environment: Mapping[str, str], requested: float | None
+) -> ThreadPercentage:
+    """Return a context's percentage: the requested one if partitioning is enabled and it is lower.
+
+    Args:
+        process: The percentage of the client process.
+        environment: The client's; CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING=1 enables the request.
+        requested: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE as it was when the context was created, above 0 to 100; None: not
+            set. A number outside that range is ignored.
+    """
+    if requested is None or environment.get(PER_CONTEXT_PARTITIONING) != "1":
+        return process
+    try:
+        return min(process, ThreadPercentage(requested))
+    except BadLimit:
+        return process
 
 
 class PartitionRefused(InputError, ValueError):
@@ -60,16 +134,8 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
     own = admitted.own
     if own is None:
         own = evolve(of_server, client_priority=ClientPriority(admitted.priority))
-    return ClientLimits(
-        own,
-        admitted.bounds,
-        admitted.devices,
-        admitted.mps_namespace,
-        admitted.partitions,
-        admitted.groups,
-        admitted.audited,
-        admitted.static,
-    )
+    stated = {part.name: getattr(admitted, part.name) for part in fields(AdmittedLimits)}
+    return ClientLimits(**{**stated, "own": own}, namespace=admitted.mps_namespace)
 
 
 def combine_with_environment(

@@ -18,7 +18,6 @@ SHORT = frozenset(
     {
         "pympsd_client.routing.without_site.sitecustomize",  # Python imports a module of this name, in its own folder
         "pympsd.vocabulary.phases",  # the daemon and the server have it in common, and nothing else of it
-        "pympsd_server.backends.cuda.objects.unsupported",
     }
 )
 MAX_MODULES = 25

@@ -16,7 +16,7 @@ from pympsd.channel.descriptors import ADVICE, close_all, explain, require_room
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.wire import messages
 from pympsd.wire.messages import Refused, SessionGranted
-from pympsd_client._connect.conversation import Conversation
+from pympsd_client._connect.session import Conversation
 
 
 def descriptors() -> set[int]:

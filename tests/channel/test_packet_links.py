@@ -14,7 +14,7 @@ from pympsd.channel.message_channel import CONTINUED, PACKET_BYTES, MessageChann
 from pympsd.wire import messages
 from pympsd.wire.link_messages import AdmitClient, ShutDown
 
-LONG = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "x" * (3 * PACKET_BYTES)})
+LONG = AdmitClient(1, 2, 3, "c", 0, 4, 0, {"A": "x" * (3 * PACKET_BYTES)})
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pympsd.journal.catalogue import SERVER_LINES
-from pympsd.journal.dialects import Dialect
+from pympsd.journal.line_format import Dialect
 from tests.chaos.identity import ProcessKey
 from tests.chaos.log_history import Line, LogHistory, judge, read
 

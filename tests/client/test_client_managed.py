@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.memory.page_states import PAGE_BYTES, PageState, PageStates
+from pympsd_client._objects.memory.allocations import PAGE_BYTES, PageState, PageStates
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
 from tests.client.test_client_pinned import at

@@ -14,8 +14,8 @@ from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import Capture
 from pympsd_client._graphs.dot import text_of
+from pympsd_client._graphs.executable_functions import Refusal, Verdict, pairs
 from pympsd_client._graphs.graph import Edge, Graph, Node
-from pympsd_client._graphs.update import Refusal, Verdict, pairs
 from pympsd_client._graphs.work import ChildWork, EmptyWork, RecordWork, WaitWork
 
 Edges = list[tuple[int, int]]
@@ -105,8 +105,8 @@ def test_removing_edges_and_nodes_leaves_the_others(shape: tuple[int, Edges]) ->
 
 def test_edges_are_added_all_or_none() -> None:
     graph, (first, second, third) = build(3, [(0, 1)])
-    _, (stranger,) = build(1, [])
-    for wrong in ((first, second), (first, first), (first, stranger), (stranger, first)):
+    _, (foreign_node,) = build(1, [])
+    for wrong in ((first, second), (first, first), (first, foreign_node), (foreign_node, first)):
         with pytest.raises(CudaError) as caught:
             graph.connect([(second, third, Edge()), (*wrong, Edge())])
         assert caught.value.code == Result.ERROR_INVALID_VALUE

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.clusters import share
-from pympsd.clusters.device_locks import lock_part
-from pympsd.clusters.share import BadShare, Share, share_of, take
+from pympsd.clusters.share import BadShare, Share, lock_part, share_of, take
 from pympsd.control import Device
 from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
 
@@ -24,7 +23,7 @@ SECONDS = 30
 DEVICES = [Device(ordinal, f"GPU-{ordinal}", "0:0", "H200", 132, 140 * GIB) for ordinal in range(2)]
 HOLDER = """
 import sys
-from pympsd.clusters.device_locks import lock_part
+from pympsd.clusters.share import lock_part
 from pympsd.clusters.share import BadShare
 from pympsd.control import Device
 devices = [Device(ordinal, f"GPU-{ordinal}", "0:0", "H200", 132, 1 << 37) for ordinal in range(2)]

@@ -178,7 +178,7 @@ MET: bar.sync 0; red.global.add.u32 [%a+4], 1; ret; }"""
 
 @pytest.mark.usefixtures("_no_block_goes_to_numpy")
 def test_threads_that_wait_for_a_block_with_much_work_stay_in_the_compiled_tier() -> None:
-    """The other lanes of their warps wait at a barrier meanwhile, as in a synchronisation of the grid."""
+    """The other lanes of their warps wait at a barrier, as in a synchronisation of the grid."""
     device = Device(1 << 20)
     address = device.put(np.zeros(2, "u4"))
     assert begin(device, GRID_SYNC, 300, 64, address).step(60, Never())
@@ -408,33 +408,6 @@ def test_sequences_of_addresses_may_wrap(
             assert answers[0] == answers[1], (shift, less)
 
 
-OF_BITS = """prmt.b32 %r, %a, %b, %c; prmt.b32.f4e %r, %a, %b, %c; prmt.b32.b4e %r, %a, %b, %c
-prmt.b32.rc8 %r, %a, %b, %c; prmt.b32.ecl %r, %a, %b, %c; prmt.b32.ecr %r, %a, %b, %c; prmt.b32.rc16 %r, %a, %b, %c; prmt.b32 %r, %a, %b, 0x9F34
-bfe.u32 %r, %a, %b, %c; bfe.s32 %r, %a, %b, %c; bfe.s32 %r, %a, 7, 30; bfe.u32 %r, %a, 31, 0; bfe.s32 %r, %a, 3, %c
-bfe.u64 %w, %x, %b, %c; bfe.s64 %w, %x, %b, %c; bfe.s64 %w, %x, 40, 9; bfi.b64 %w, %x, %y, %b, %c
-bfi.b32 %r, %a, %b, %c, %b; bfi.b32 %r, %a, %b, 4, 40; bfi.b64 %w, %x, %y, 60, 9"""
-
-
-def test_operations_on_bits_are_compiled_in_all_their_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fields at and beyond the ends of the operands, and scalars as operands; none of them escapes."""
-    operations = [line.strip() for line in OF_BITS.replace("\n", ";").split(";")]
-    loads = "ld.global.b32 %a, [%p]; ld.global.b32 %b, [%p+4]; ld.global.b32 %c, [%p+8]; mov.b64 %x, {%a, %c};"
-    body = "".join(
-        f"{operation}; add.u64 %h, %h, %w; cvt.u64.u32 %y, %r; mad.lo.u64 %h, %h, 31, %y;" for operation in operations
-    )
-    ptx = f""".visible .entry k(.param .u64 p)
-{{ .reg .b32 %a, %b, %c, %r, %i; .reg .b64 %p, %q, %x, %y, %w, %h; ld.param.u64 %p, [p]; mov.u32 %i, %tid.x;
-mov.u32 %r, 0; mov.u64 %y, 0; mov.u64 %w, 0; mov.u64 %h, 0; {loads} {body} mov.u64 %q, %h;
-mul.wide.u32 %y, %i, 24; add.s64 %p, %p, %y; {loads} {body} xor.b64 %h, %h, %q; st.global.u64 [%p+16], %h; ret; }}"""
-    random = np.random.default_rng(3)
-    values = random.integers(0, 2**32, (192, 6), "u4")
-    small = random.integers(0, 70, values.shape, "u4")
-    values[:, 1:3] = np.where(random.random((192, 2)) < 0.8, small[:, 1:3], values[:, 1:3])
-    np.testing.assert_array_equal(*_results(monkeypatch, ptx, values, (2, 96)))
-    kernel = Device(1 << 20).load(HEADER + ptx).program.kernels["k"].translation
-    assert not write_text(kernel.code, kernel.offsets, 0, (96, 1, 1), has_halves=True).escapes
-
-
 SMALL = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %v, %n, %s; .reg .b64 %a, %o; .reg .pred %q, %even; .shared .b32 s[8]; ld.param.u64 %a, [p];
 mov.u32 %i, %tid.x; mov.u32 %s, %tid.y; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %s, %n, %i; mov.u32 %s, s;
@@ -453,3 +426,39 @@ def test_blocks_of_few_threads_have_short_vectors(monkeypatch: pytest.MonkeyPatc
     kernel = Device(1 << 20).load(HEADER + SMALL).program.kernels["k"].translation
     text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True)
     assert (text.width, len(text.escapes)) == (8, 1)
+
+
+TWO_WARPS = """.visible .entry k(.param .u64 p, .param .u32 v)
+{ .reg .b32 %i, %v, %s; .reg .b64 %a, %o; .shared .b32 s[64]; ld.param.u64 %a, [p]; ld.param.u32 %v, [v];
+mov.u32 %i, %tid.x; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s;
+red.shared.add.u32 [%s], %v; bar.sync 0; ld.shared.u32 %v, [%s]; st.global.u32 [%a], %v; ret; }"""
+
+
+def test_a_kept_batch_runs_the_next_launch_of_its_shape_from_the_beginning() -> None:
+    device = Device(1 << 20)
+    module, batch_of = device.load(HEADER + TWO_WARPS), {}
+    for value, block in ((7, 64), (9, 64), (11, 32), (13, 64)):
+        address = device.put(np.zeros(64, "u4"))  # the allocations change between launches
+        (batch,) = batches(module, "k", (1, 1, 1), (block, 1, 1), (address, value))
+        assert isinstance(batch, CompiledBatch)
+        assert not batch.finished
+        assert batch.step(10, Never())
+        assert device.get(address, np.zeros(64, "u4")).tolist() == [value] * block + [0] * (64 - block)
+        assert batch_of.setdefault(block, batch) is batch
+        batch.keep()
+        device.space.free(address)
+
+
+def test_a_kept_batch_faults_where_memory_is_freed() -> None:
+    device = Device(1 << 20)
+    module = device.load(HEADER + TWO_WARPS)
+    address = device.put(np.zeros(64, "u4"))
+    for _ in range(2):
+        (batch,) = batches(module, "k", (1, 1, 1), (64, 1, 1), (address, 1))
+        assert isinstance(batch, CompiledBatch)
+        assert batch.step(10, Never())
+        batch.keep()
+    device.space.free(address)
+    (batch,) = batches(module, "k", (1, 1, 1), (64, 1, 1), (address, 1))
+    with pytest.raises(DeviceFault, match="outside of the allocations"):
+        batch.step(10, Never())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.device.programs import load, refusals_as_backend_errors
+from pympsd_server.backends.emulated.device.module import load, refusals_as_backend_errors
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, InvalidPtx, OutOfMemory
 from pympsd_server.backends.emulated.ptx.loading import program as program_module
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd_server.backends.cuda.objects.unsupported import NoConditions
+from pympsd_server.backends.cuda.objects.context import NoConditions
 from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceCondition
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.graphs.executable import ConditionalStep, ExecutableGraph, Step
@@ -25,7 +25,7 @@ class FakeEvent:
     """An event that is done."""
 
     def notify(self, done: Any) -> None:
-        """Call back at once."""
+        """Call back immediately."""
         done(None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.executor.graphs.stream_slots import assign_slots
+from pympsd_server.executor.graphs.executable import assign_slots
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.executor.memory.utilization import MIN_PERIOD, UtilizationSamples
+from pympsd_server.executor.memory.device_memory import MIN_PERIOD, UtilizationSamples
 
 SECOND = 1_000_000_000
 NANOSECONDS = st.integers(0, 10 * SECOND)

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
-from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import LogEntry, line, render
+from pympsd.journal.line_format import Dialect, Line, LogEntry, line, render
 from pympsd.journal.setup import Journal
 from pympsd.vocabulary.variables import DIALECTS as SETTING_DIALECTS
 

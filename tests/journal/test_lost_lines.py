@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
+from pympsd.journal.line_format import Dialect
 from pympsd.journal.setup import Journal
 
 NO_SPACE = "No space left on device"

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.journal.catalogue import SERVER_LINES
-from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
-from pympsd.journal.line_format import LogEntry, render
+from pympsd.journal.line_format import Dialect, LogEntry, render
 from pympsd.journal.recognition import Recognised, Recogniser
 from pympsd.journal.setup import Journal
 

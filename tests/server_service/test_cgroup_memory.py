@@ -1,4 +1,4 @@
-"""What is said of memory when an executor was killed, of both versions of cgroups."""
+"""What is reported of memory when an executor was killed, of both versions of cgroups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd_server.service.cgroup_memory import CgroupMemory
+from pympsd_server.service.memory_accounts import CgroupMemory
 
 MIB = 1 << 20
 

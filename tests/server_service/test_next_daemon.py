@@ -89,7 +89,7 @@ class Played:
         ours, theirs = socket.socketpair()
         ours.settimeout(SECONDS)
         with theirs:
-            admitted = link.AdmitClient(client, 4000 + client, 500, 500, "train", 0, {}, 99)
+            admitted = link.AdmitClient(client, 4000 + client, 500, "train", 99, 500, 0, {})
             self.daemon.send(admitted, theirs.fileno())
         self.clients.append(Peer(ours))
         assert isinstance(self.clients[-1].receive(), messages.SessionWelcome)
@@ -126,10 +126,10 @@ def server() -> Iterator[Played]:
     played.process.wait()
 
 
-def of(client: int, serial: int) -> link.ReturningClient:
+def of(client: int, context: int) -> link.ReturningClient:
     """Return the report of a client with one context."""
     held = LimitsInForce(100.0, 0, {}, {0: 132})
-    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((serial, 1, 0),), limits=held)
+    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((context, 1, 0),), limits=held)
 
 
 def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -> None:
@@ -155,7 +155,7 @@ def test_daemons_that_die_before_they_have_read_their_report_cost_nothing(server
         server.daemon.send(link.ReportRequest(Versions(), token))
     server.daemon.expect(link.ServerReturn)
     server.next_daemon()  # in the midst of the first report
-    server.daemon.send(link.AdmitClient(7, 4007, 500, 500, "lost", 0, {}, 99))  # its descriptors were lost
+    server.daemon.send(link.AdmitClient(7, 4007, 500, "lost", 99, 500, 0, {}))  # its descriptors were lost
     assert server.ask(9)[1] == [of(5, 1)]
     server.admit(8)
     assert server.ask(10)[1] == [of(5, 1), of(8, 2)]
@@ -164,7 +164,7 @@ def test_daemons_that_die_before_they_have_read_their_report_cost_nothing(server
 def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played) -> None:
     server.serve().admit(5)
     environment = {"PYMPSD_X": "x" * (2 * PACKET_BYTES)}
-    frame = messages.encode(link.AdmitClient(6, 4006, 500, 500, "train", 0, environment, 99), 1)
+    frame = messages.encode(link.AdmitClient(6, 4006, 500, "train", 99, 500, 0, environment), 1)
     ours, theirs = socket.socketpair()
     ours.settimeout(SECONDS)
     with ours, theirs:

@@ -21,7 +21,7 @@ from pympsd.service.processes.peers import KnownPeer
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events
-from pympsd.takeover.processes import KnownProcess
+from pympsd.takeover.servers import KnownProcess
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link

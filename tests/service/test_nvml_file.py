@@ -11,7 +11,7 @@ from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Server
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceUse
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 

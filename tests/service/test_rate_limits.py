@@ -11,14 +11,14 @@ from attrs import define, evolve
 from time_limit import bounded
 
 from pympsd.journal.catalogue import RENAMED_SERVER_EVENTS, SERVER_LINES
-from pympsd.journal.dialects import Dialect
+from pympsd.journal.line_format import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
 from pympsd.service.processes.peers import credentials
 from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
-from pympsd.takeover.processes import KnownProcess
+from pympsd.takeover.servers import KnownProcess
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
@@ -162,9 +162,9 @@ async def test_a_server_cannot_fill_the_logs_with_contexts(
 ) -> None:
     caller, log = await server_of(daemon, tmp_path, monkeypatch)
     set_dialect(daemon, dialect)
-    for serial in range(1, 3 * ALLOWED + 1):
-        made = messages.encode(link.ContextReported(5, serial, 1, 0))
-        await caller.send(made + messages.encode(link.ContextGone(5, serial)))
+    for context in range(1, 3 * ALLOWED + 1):
+        made = messages.encode(link.ContextReported(5, context, 1, 0))
+        await caller.send(made + messages.encode(link.ContextGone(5, context)))
     await trio.testing.wait_all_tasks_blocked()
     assert sum(text.startswith("NEW CLIENT") for text in daemon.sentences()) == ALLOWED
     assert log.read_text() == ""

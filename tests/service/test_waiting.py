@@ -10,7 +10,7 @@ import trio.testing
 from time_limit import bounded
 
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.instructions import Timer, TimerKind
 from pympsd.wire import messages
 from pympsd.wire.messages import Versions
 

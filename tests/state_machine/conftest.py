@@ -9,14 +9,13 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
-from pympsd.journal.dialects import Dialect
+from pympsd.journal.line_format import Dialect
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
+from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer, Timer, TimerKind
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 
 WATCHES = (TimerKind.START, TimerKind.LEAVE, TimerKind.SILENCE, TimerKind.TURN, TimerKind.FAILURE_EXPIRY)
@@ -62,7 +61,7 @@ class Story:
         return self.feed(events.OperatorLine(session, uid, parse(line.encode(), self.daemon.options.protocol)))
 
     def connects(self, client: int, uid: int, *, traced: bool = False) -> list[Instruction]:
-        """Let a client of a user connect; its PID is its serial plus 100."""
+        """Let a client of a user connect; its PID is its id plus 100."""
         peer = Peer(client + 100, uid, uid, (uid,))
         return self.feed(events.ClientConnected(client, ClientProcess(peer, f"client {client}", 7), traced=traced))
 

@@ -18,13 +18,14 @@ from pympsd.state_machine.instructions import (
     ShutDownServer,
     SpawnServer,
     TerminateClient,
+    Timer,
+    TimerKind,
     Working,
 )
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import TargetKind
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.results import Result

@@ -1,4 +1,4 @@
-"""Servers that end before they are ready: tried again after growing pauses, then given up; a stated cause at once."""
+"""Servers that end before they are ready: tried again after growing pauses, then given up."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import pytest
 
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import Instruction, RefuseClient, Reply, SetTimer, SpawnServer
+from pympsd.state_machine.instructions import (
+    Instruction,
+    RefuseClient,
+    Reply,
+    SetTimer,
+    SpawnServer,
+    Timer,
+    TimerKind,
+)
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 from tests.state_machine.conftest import Story
 

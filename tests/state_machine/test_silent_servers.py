@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import Exit, KillServer, ShutDownServer, SpawnServer, WatchClient
+from pympsd.state_machine.instructions import (
+    Exit,
+    KillServer,
+    ShutDownServer,
+    SpawnServer,
+    Timer,
+    TimerKind,
+    WatchClient,
+)
 from pympsd.state_machine.shutdown import FORCED_TIMEOUT, LEAVE_TIMEOUT, SILENCE_TIMEOUT
 from pympsd.state_machine.state.client import Client, ClientProcess
-from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import PersistentServer, PersistentState
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import Story
@@ -129,7 +136,9 @@ def test_the_clients_of_a_returned_server_are_watched(story: Story) -> None:
     left = PersistentState(servers=(PersistentServer(SERVER, PID, A, 60.0, {}),))
     story.feed(events.PredecessorDied(left))
     story.says(f"shutdown_server {PID}")
-    clients = tuple(Client(serial, 0, ClientProcess(Peer(pid, 0, 0), "c", 7)) for serial, pid in ((7, 4107), (8, 0)))
+    clients = tuple(
+        Client(client_id, 0, ClientProcess(Peer(pid, 0, 0), "c", 7)) for client_id, pid in ((7, 4107), (8, 0))
+    )
     instructions = story.feed(events.ServerTakenOver(SERVER, "ACTIVE", True, clients))
     assert [one for one in instructions if isinstance(one, WatchClient)] == [
         WatchClient(7, SERVER, 4107),

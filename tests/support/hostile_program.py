@@ -19,8 +19,7 @@ from contextlib import suppress
 from attrs import define, field
 
 from pympsd.wire import frames
-from pympsd.wire.driver.handshake import CREDENTIALS, Role, encode_role
-from pympsd.wire.driver.tool_lines import encode_line
+from pympsd.wire.driver.handshake import CREDENTIALS, Role, encode_line, encode_role
 
 PACE_SECONDS = 0.01
 """From one connection of each kind to the next, once all have been tried: no attack by using the processor up."""

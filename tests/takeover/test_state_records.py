@@ -11,14 +11,21 @@ from pympsd.vocabulary.limits import MAX_MEMORY
 DEVICES = 2
 SERVER = PersistentServer(3, 847, 500, 60.0, {1: 1 << 30})
 OTHER = PersistentServer(4, 848, 0, 100.0, {})
-KNOWN = PersistentState(2, 40.0, 1, {0: 2 << 30}, (600,), (SERVER, OTHER))
+KNOWN = PersistentState(
+    generation=2,
+    thread_percentage=40.0,
+    client_priority=1,
+    memory_limits={0: 2 << 30},
+    wishes=(600,),
+    servers=(SERVER, OTHER),
+)
 LARGEST = PersistentState(
-    (1 << 22) - 1,
-    100.0,
-    1,
-    {1: MAX_MEMORY},
-    ((1 << 32) - 2,),
-    (PersistentServer((1 << 63) - 1, (1 << 31) - 1, (1 << 32) - 2, 100.0, {1: MAX_MEMORY}),),
+    generation=(1 << 22) - 1,
+    thread_percentage=100.0,
+    client_priority=1,
+    memory_limits={1: MAX_MEMORY},
+    wishes=((1 << 32) - 2,),
+    servers=(PersistentServer((1 << 63) - 1, (1 << 31) - 1, (1 << 32) - 2, 100.0, {1: MAX_MEMORY}),),
 )
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
 import msgspec
 import pytest
 from attrs import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary import limit_table
 from pympsd.vocabulary.limit_table import (
     LIMITS,
     PERCENTAGE,
@@ -53,10 +50,6 @@ def test_every_limit_has_a_row_and_a_field() -> None:
     assert len({row.name for row in LIMITS}) == len(LIMITS)
 
 
-def test_the_examples_of_the_module() -> None:
-    assert doctest.testmod(limit_table).failed == 0
-
-
 def test_each_device_has_the_least_that_a_place_states_of_it() -> None:
     namespace, maximum = Limits(percentages(50.0)), Limits(by_device(d1=30, d2=70))
     combined = combine(namespace, maximum, environment=Limits(by_device(d0=40)))
@@ -87,11 +80,11 @@ def test_memory_of_a_device_without_a_limit_is_that_of_the_other_place() -> None
 def test_a_client_chooses_its_priority_unless_a_rule_has_one(
     own: int | None, rule: int | None, environment: int | None, expected: int | None
 ) -> None:
-    own_, rule_, asked, combined = (
+    own_, rule_, requested, combined = (
         Limits(client_priority=None if level is None else ClientPriority(level))
         for level in (own, rule, environment, expected)
     )
-    assert combine(own_, rule_, environment=asked) == combined
+    assert combine(own_, rule_, environment=requested) == combined
 
 
 @given(PLACES, PLACES, PLACES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd.vocabulary.namespaces import name_problem, socket_problem
+from pympsd.vocabulary.identities import name_problem, socket_problem
 
 
 @pytest.mark.parametrize("name", ["a", "_", "9", "uid_1000", "high_priority", "x" * 64, "default"])

@@ -147,3 +147,33 @@ def test_a_report_of_a_device_is_flat_for_daemons_and_servers_of_earlier_version
     fields = {"device": 2, "clients": {7: 64}, "launches": 12, "left": 1}
     assert fields.items() <= msgspec.msgpack.decode(frame.body).items()
     assert messages.decode(Frame(frame.kind, msgspec.msgpack.encode(fields))) == report
+
+
+def test_a_clients_identity_and_limits_are_fields_of_the_message_itself() -> None:
+    # Daemons and servers of other versions know the fields by these names.
+    admitted = {
+        "client": 7,
+        "pid": 100,
+        "uid": 500,
+        "gid": 501,
+        "command": "train",
+        "priority": 1,
+        "environment": {},
+        "namespace": 99,
+        "mps_namespace": "a/b",
+        "since": 5.0,
+        "own": None,
+        "bounds": (),
+        "devices": (1,),
+        "partitions": {},
+        "groups": {},
+        "audited": True,
+        "static": False,
+        "thread_percentage": 50.0,
+        "memory_limits": {1: 64},
+        "least_priority": 1,
+    }
+    kind = frames.FIRST_MESSAGE_KIND + 35
+    message = messages.decode(Frame(kind, msgspec.msgpack.encode(admitted)))
+    assert (message.uid, message.gid, message.devices, message.memory_limits) == (500, 501, (1,), {1: 64})
+    assert msgspec.to_builtins(message, str_keys=False) == admitted

@@ -15,10 +15,9 @@ from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
 from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
-from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.identities import DEFAULT, NO_USER, server_of_user
 from pympsd.vocabulary.limit_table import PERCENTAGE
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin
 
 _OWNERS: Final = "Control deamon settings can only be modified by the user who started it or by the root user."
@@ -29,7 +28,10 @@ ASK_FROM: Final = "Ask from the daemon's own PID and user namespace, or start it
 
 @frozen
 class Caller:
-    """The origin of a command: an operator session, and the uid that the kernel reports for it."""
+    """Who gave a command: the operator's session, and the uid that the kernel reports for its process.
+
+    ``namespace`` goes with ``server``: the namespace whose socket the caller used.
+    """
 
     session: int
     uid: int
@@ -48,7 +50,11 @@ def is_owner(daemon: Daemon, caller: Caller) -> bool:
 
 
 def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
-    """Raise the recorded refusal of protocol 2 for users other than root and the daemon's own."""
+    """Check that the caller may change settings in protocol 2.
+
+    Raises:
+        Refused: The caller is neither root nor the user who started the daemon. The text is the driver's (recorded).
+    """
     if is_owner(daemon, caller):
         return
     if caller.uid == NO_USER:
@@ -58,19 +64,33 @@ def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
 
 
 def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
-    """Raise Refused unless the caller is the owner of a server, or root."""
+    """Check that the caller may change a named server.
+
+    Raises:
+        Refused: The caller is neither root nor the server's owner.
+    """
     if caller.uid not in (0, server.uid):
         raise insufficient(caller, command, "server")
 
 
 def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
-    """Raise Refused unless the caller is the user who started the daemon, or root."""
+    """Check that the caller may change the daemon.
+
+    Raises:
+        Refused: The caller is neither root nor the user who started the daemon.
+    """
     if not is_owner(daemon, caller):
         raise insufficient(caller, command, "daemon")
 
 
 def insufficient(caller: Caller, command: str, owned: str) -> Refused:
-    """Return the refusal of a command whose caller does not own what it changes."""
+    """Return the refusal of a command whose caller does not own what the command changes.
+
+    Args:
+        caller: Who gave it.
+        command: Its name.
+        owned: What the caller would have to own: ``server`` or ``daemon``.
+    """
     if caller.uid != NO_USER:
         return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
     sentence = f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner."
@@ -78,7 +98,10 @@ def insufficient(caller: Caller, command: str, owned: str) -> Refused:
 
 
 def sees_all(daemon: Daemon, caller: Caller) -> bool:
-    """Return whether queries of a caller show more than the namespace whose socket it came by."""
+    """Return whether a caller's queries show more than the namespace whose socket it used.
+
+    True for the daemon's own socket, for root, for the server's owner, and if the daemon allows open queries.
+    """
     server = daemon.named_servers.get(caller.server)
     owns_server = caller.uid == 0 or (server is not None and caller.uid == server.uid)
     return daemon.options.open_queries or not caller.server or owns_server
@@ -146,7 +169,11 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
 
 
 def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
-    """Raise Refused if the devices of a server's later clients have different percentages in protocol 3."""
+    """Check that one percentage describes what later clients of a server get.
+
+    Raises:
+        Refused: The server's devices have different percentages, which protocol 2 cannot print.
+    """
     if len(_percentages(daemon, server)) > 1:
         question = f"namespace get {DEFAULT} {server} {PERCENTAGE.name}"
         raise Refused(f"'{command}' prints one percentage, and the devices of server '{server}' differ: {question}")
@@ -161,7 +188,7 @@ def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:
 
 
 def namespace_of(client: Client) -> str:
-    """Return the name of a client's namespace."""
+    """Return the name of a client's namespace; ``default`` if the client named none."""
     return client.process.namespace or DEFAULT
 
 

@@ -42,7 +42,10 @@ BOTH: Final = (2, 3)
 
 @frozen
 class Decision:
-    """The result of a command: an answer now, or None if it comes later, and instructions for the I/O layer."""
+    """The result of a command.
+
+    ``answer`` is what the operator gets now, or None if it comes later; ``instructions`` are for the I/O layer.
+    """
 
     answer: Answer | None
     instructions: tuple[Instruction, ...] = ()
@@ -56,7 +59,10 @@ View = Callable[[Daemon, Caller], Daemon]
 
 @frozen
 class Command:
-    """One registered command; the fields from ``asks_servers`` on are what the decorator `command` takes."""
+    """A registered command.
+
+    The fields from ``asks_servers`` on are the keyword arguments of the decorator `command`.
+    """
 
     syntax: Syntax
     handler: Handler
@@ -91,36 +97,41 @@ class Command:
 
     @cached_property
     def name(self) -> str:
-        """The words by which the command is called."""
+        """The words by which it is called, such as ``ps`` or ``namespace create``."""
         return self.syntax.command
 
     @cached_property
     def module(self) -> str:
-        """The module of a command of protocol 3; the name of one of protocol 2."""
+        """The module of a command of protocol 3, such as ``namespace``; for one of protocol 2 its name."""
         return self.name.partition(" ")[0]
 
     @cached_property
     def verb(self) -> str:
-        """The verb of a command of protocol 3; empty for one of protocol 2."""
+        """The verb of a command of protocol 3, such as ``create``; empty for a command of one word."""
         return self.name.partition(" ")[2]
 
     @property
     def is_strict(self) -> bool:
-        """Return whether its words are read as those of protocol 3."""
+        """Whether its words are read as protocol 3 reads them: every unknown word is an error."""
         return bool(self.verb) or self.has_strict_words
 
     @cached_property
     def is_query(self) -> bool:
-        """Return whether the command changes nothing."""
+        """Whether the command changes nothing. Queries have ``--json``, and answer only what the caller may see."""
         return is_query(self.name)
 
     def is_in(self, protocol: int, driver: int) -> bool:
-        """Return whether a daemon of this protocol, which behaves as this branch of the driver, has the command."""
+        """Return whether a daemon has the command.
+
+        Args:
+            protocol: The protocol that the daemon speaks, 2 or 3.
+            driver: The branch of the driver as which it behaves, such as 580.
+        """
         return protocol in self.protocols and (protocol != 2 or driver >= self.driver)
 
     @property
     def names_server(self) -> bool:
-        """Return whether the first argument of a command of protocol 2 is the PID of a server."""
+        """Whether the first argument of a command of protocol 2 is the PID of a server."""
         names = (
             *(argument.name for argument in (*self.syntax.required, *self.syntax.optional)),
             *self.syntax.options,
@@ -129,12 +140,16 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The command with its arguments, as the manual writes them."""
+        """The command with its arguments and options, as the manual writes them, such as ``ps [PID] [--json]``."""
         has_json = self.is_query and "format" not in self.syntax.options
         return f"{self.syntax.usage} [{JSON_OPTION}]" if has_json else self.syntax.usage
 
     def translate(self, words: Sequence[str]) -> Answer:
-        """Return the refusal of a command of protocol 2 at a daemon of protocol 3, with its counterpart there."""
+        """Return the refusal of a command of protocol 2 by a daemon of protocol 3, with the command to use.
+
+        Args:
+            words: The arguments that were given, which the suggestion contains.
+        """
         arguments = (*words, *self.syntax.usage.split(" ")[len(words) + 1 :])
         text = BY_FIRST_WORD.get(" ".join((self.name, *words[:1]))) or self.in_protocol_3.format(*arguments)
         for word in words:
@@ -143,7 +158,17 @@ class Command:
         return refuse_translated(self.name, text)
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
-        """Carry out the words after the name; ``file``: the text of the file that they name."""
+        """Run the command.
+
+        Args:
+            daemon: The state, which a command that succeeds changes.
+            caller: Who gave the command.
+            words: The words after the command's name.
+            file: The content of the file that the line names, if the command ``takes_file``.
+
+        Returns:
+            The decision; refusals are answers, not exceptions.
+        """
         try:
             if self.is_query:
                 daemon = self.view(daemon, caller)
@@ -231,7 +256,12 @@ def _as_json(decision: Decision) -> Decision:
 
 
 def refuse_translated(name: str, text: str) -> Answer:
-    """Return the refusal of a command of protocol 2 by a daemon of protocol 3; ``text``: its counterpart there."""
+    """Return the refusal of a command of protocol 2 by a daemon that speaks protocol 3.
+
+    Args:
+        name: The command.
+        text: What to use instead.
+    """
     return refusal(diagnostic=f"{name} is a command of protocol 2; this daemon speaks 3: {text}")
 
 
@@ -265,21 +295,35 @@ def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
 
 
 def find_command(words: Sequence[str]) -> Command | None:
-    """Return the command that words begin with, of either protocol."""
+    """Return the command of either protocol that a line begins with, or None.
+
+    Args:
+        words: The words of the line.
+    """
     return COMMANDS.get(" ".join(words[:2])) or COMMANDS.get("".join(words[:1]))
 
 
 def verbs_of(module: str, protocol: int) -> dict[str, Command]:
-    """Return the commands of a module by verb; none for a word that is not a module in a protocol."""
+    """Return the commands of a module by their verbs; empty for a word that is not a module of the protocol."""
     return _VERBS.get((module, protocol), {})
 
 
 def first_words(protocol: int, driver: int = DRIVER) -> list[str]:
-    """Return the words that a line may begin with, sorted: modules, and commands of one word; as `Command.is_in`."""
+    """Return the words that a line may begin with, sorted: modules, and commands of one word.
+
+    Args:
+        protocol: 2 or 3.
+        driver: The branch of the driver as which the daemon behaves.
+    """
     return sorted({command.module for command in COMMANDS.values() if command.is_in(protocol, driver)})
 
 
 def load(package: str, path: Iterable[str]) -> None:
-    """Import every module of a package, so that its commands are registered."""
+    """Import every module of a package, which registers the commands in it.
+
+    Args:
+        package: Its full name.
+        path: Its ``__path__``.
+    """
     for module in iter_modules(path):
         import_module(f"{package}.{module.name}")

@@ -31,13 +31,20 @@ class Refused(InputError):
 
 
 def keyword(name: str) -> str:
-    """Return the keyword of a handler that an argument or option is passed as."""
+    """Return the keyword by which a handler gets an argument or option.
+
+    >>> keyword("active-thread-percentage")
+    'active_thread_percentage'
+    """
     return name.replace("-", "_")
 
 
 @frozen
 class Argument:
-    """A positional argument."""
+    """A positional argument.
+
+    ``name`` is the handler's keyword, and ``read`` makes its value of the word.
+    """
 
     name: str
     read: Reader = str
@@ -51,7 +58,10 @@ class Argument:
 
 @frozen
 class Option:
-    """An option with a value: ``--name=VALUE``, or in protocol 2 ``-x VALUE``."""
+    """An option with a value: ``--name=VALUE``, or in protocol 2 ``-x VALUE``.
+
+    ``read`` makes the handler's value of the text; it raises BadText or Refused if the text is not allowed.
+    """
 
     read: Reader
     placeholder: str
@@ -62,14 +72,14 @@ class Option:
 
 @frozen
 class Flag:
-    """An option without a value."""
+    """An option without a value; the handler gets True if it was given."""
 
     name: str
     _spelling: str = ""
 
     @property
     def spelling(self) -> str:
-        """The flag as it is typed."""
+        """The flag as users type it: ``--name`` unless another spelling is declared."""
         return self._spelling or f"--{self.name}"
 
 
@@ -108,16 +118,16 @@ class Syntax:
 
     @property
     def usage(self) -> str:
-        """The command with its arguments, as the manual writes them."""
+        """The command with its arguments and options, as the manual writes them."""
         return " ".join((self.command, *self._usages()))
 
     @property
     def option_words(self) -> tuple[str, ...]:
-        """Every option and flag as it is typed, without values."""
+        """Every option and flag as users type it, without values, for completions."""
         return (*map(self.spelling, self.options), *(flag.spelling for flag in self.flags))
 
     def spelling(self, name: str) -> str:
-        """Return an option as it is typed."""
+        """Return an option as users type it, without its value: ``--name`` unless another spelling is declared."""
         return self.options[name].spelling or f"--{name}"
 
     def _usages(self) -> Iterator[str]:

@@ -27,8 +27,8 @@ from pympsd.commands.v2.records import find_server, limit_record
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
+from pympsd.vocabulary.identities import server_of_user
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
 
 INVALID: Final = "Invalid percentage, expected between (0.0, 100.0]"
 _PERCENTAGE: Final = Argument("percentage", read_percentage, "PERCENTAGE")

@@ -54,7 +54,7 @@ from pympsd.state_machine.state.compound_commands import CompoundCommand, Config
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.vocabulary.answers import Answer, Part, refusal
-from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.texts import BadText, moment
 
 NO_CHANGE = "no change"

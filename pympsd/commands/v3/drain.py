@@ -19,8 +19,7 @@ from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind, Waiter
 from pympsd.vocabulary.answers import lines
-from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.namespaces import user_of_server
+from pympsd.vocabulary.identities import NO_USER, user_of_server
 from pympsd.vocabulary.texts import BadText, moment
 
 ACTIONS: Final = ("terminate", "fail")

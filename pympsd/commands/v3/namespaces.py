@@ -16,8 +16,8 @@ from pympsd.state_machine.namespaces import set_namespace as set_limits
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
-from pympsd.vocabulary.namespaces import DEFAULT
 
 COLUMNS: Final = columns(
     *("name", "server", "server-status", *(row.name for row in VENDORS), "pipe-directory"), heading=in_words

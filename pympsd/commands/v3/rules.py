@@ -8,8 +8,8 @@ from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, in_words, listing
 from pympsd.state_machine.state.daemon import Daemon
+from pympsd.vocabulary.identities import DEFAULT, server_of_user
 from pympsd.vocabulary.limit_table import VENDORS, LimitRow, Limits
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin, Rule, Unknown
 
 COLUMNS: Final = columns(*("rule", "name", "conditions"), *(row.name for row in VENDORS), heading=in_words)

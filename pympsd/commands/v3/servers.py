@@ -33,9 +33,8 @@ from pympsd.state_machine.named_servers import set_server as set_for_all
 from pympsd.state_machine.namespaces import set_namespace
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.identities import DEFAULT, NO_USER, server_of_user
 from pympsd.vocabulary.limit_table import VENDORS, WITH_MAXIMUM, Limits
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.texts import CONTAINMENTS, moment, read_boolean, read_containment
 
 COLUMNS: Final = columns(

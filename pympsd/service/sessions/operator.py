@@ -1,6 +1,11 @@
-"""One operator's session: command lines in, answers out, in order."""
+"""One operator's session: command lines in, answers out, in order.
+
+`apply_configuration` applies the configuration file of a daemon's start, as an operator would.
+"""
 
 import json
+import os
+import sys
 from abc import abstractmethod
 from typing import Final, Generic, TypeVar
 
@@ -12,6 +17,7 @@ from pympsd.channel.send_queue import SendQueue
 from pympsd.devices import machine, state_folder
 from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import ConnectedOperator, Dispatcher
+from pympsd.service.sessions.waiting import wait_first
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.variables import DRIVER_VARIABLE
@@ -157,3 +163,39 @@ def _text_frames(kind: int, text: str) -> list[bytes]:
     data = text.encode("utf-8", "surrogateescape")
     bodies = (data[start : start + frames.MAX_BODY] for start in range(0, len(data), frames.MAX_BODY))
     return [frames.encode(kind, body) for body in bodies]
+
+
+@define
+class _StartingOperator:
+    """Waits for one answer."""
+
+    answers: list[Answer] = field(factory=list)
+    answered: trio.Event = field(factory=trio.Event)
+
+    def working(self) -> None:
+        """Do nothing: no operator waits."""
+
+    def note(self, text: str, is_output: bool) -> None:
+        """Do nothing: a configuration file has no words that are left out."""
+
+    def answer(self, answer: Answer) -> None:
+        self.answers.append(answer)
+        self.answered.set()
+
+    async def drain(self) -> None:
+        """Do nothing: nothing is sent."""
+
+
+async def apply_configuration(dispatcher: Dispatcher, path: str, text: bytes) -> None:
+    """Apply a file as `config apply` does, and return when that is answered; write what failed to standard error."""
+    operator = _StartingOperator()
+    session = dispatcher.ids.take()
+    dispatcher.operators[session] = operator
+    try:
+        await dispatcher.feed_line(session, os.geteuid(), os.fsencode(f"config apply {path}"), text)
+        await wait_first(operator.answered.wait, dispatcher.done.wait)
+    finally:
+        del dispatcher.operators[session]
+    for answer in operator.answers:
+        if answer.refused:
+            sys.stderr.write(f"{answer.printed}{answer.diagnostic}\n")

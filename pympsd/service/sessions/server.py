@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import trio
-from attrs import define, evolve, field
+from attrs import asdict, define, evolve, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
@@ -84,22 +84,12 @@ class ServerSession:
     ) -> None:
         """Send it a client; take over ``fds``, its end of their session and a pidfd of the client if there is one."""
         peer = process.peer
-        identity = client, peer.pid, peer.uid, peer.gid, process.command
-        since, pid_namespace = process.since, process.pid_namespace
-        message = link.AdmitClient(*identity, priority, environment, pid_namespace, since=since)
+        identity = client, peer.pid, peer.uid, process.command, process.pid_namespace
+        message = link.AdmitClient(*identity, peer.gid, priority, environment, since=process.since)
         if limits is not None:
-            message = evolve(
-                message,
-                devices=limits.devices,
-                mps_namespace=limits.namespace,
-                partitions=limits.partitions,
-                groups=limits.groups,
-                audited=limits.audited,
-                own=limits.own,
-                bounds=limits.bounds,
-                static=limits.static,
-                **_for_older_servers(limits),
-            )
+            stated = asdict(limits, recurse=False)
+            namespace = stated.pop("namespace")
+            message = evolve(message, mps_namespace=namespace, **stated, **_for_older_servers(limits))
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:

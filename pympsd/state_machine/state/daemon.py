@@ -42,10 +42,9 @@ from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.state.turns import Turns
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_properties import DeviceProperties
-from pympsd.vocabulary.identities import Ids
+from pympsd.vocabulary.identities import DEFAULT, Ids
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import Shares

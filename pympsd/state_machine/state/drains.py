@@ -10,8 +10,7 @@ from enum import StrEnum
 from attrs import define, field, frozen
 
 from pympsd.state_machine.state.client import ClientProcess
-from pympsd.vocabulary.identities import Ids
-from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.identities import DEFAULT, Ids
 from pympsd.vocabulary.rules import at_or_above
 
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import Limits
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition
 
 MAX_NAMESPACES: Final = 256

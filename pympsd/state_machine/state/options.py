@@ -6,7 +6,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.process.version import DRIVER
-from pympsd.vocabulary.namespaces import DEFAULT, socket_problem
+from pympsd.vocabulary.identities import DEFAULT, socket_problem
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.shares import SERVERS
 

@@ -29,9 +29,8 @@ from collections.abc import Callable, Iterator
 from attrs import Factory, define, field
 
 from pympsd.state_machine.state.client import ClientProcess
-from pympsd.vocabulary.identities import Ids
+from pympsd.vocabulary.identities import Ids, server_of_user
 from pympsd.vocabulary.limit_table import Limits
-from pympsd.vocabulary.namespaces import server_of_user
 
 
 @define

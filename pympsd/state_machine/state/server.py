@@ -12,10 +12,10 @@ from typing import Final
 from attrs import Factory, define, field
 
 from pympsd.state_machine.state.client import Client
-from pympsd.vocabulary.device_use import DeviceUse
+from pympsd.vocabulary.device_properties import DeviceUse
+from pympsd.vocabulary.identities import server_of_user
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES, MemoryGroup, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.results import ServerStatus
 

@@ -8,6 +8,7 @@ from pympsd.takeover.state.records import (
     PersistentState,
     in_memory,
 )
+from pympsd.vocabulary.identities import DEFAULT, server_of_user
 from pympsd.vocabulary.limit_table import (
     LIMITS,
     PERCENTAGE,
@@ -18,7 +19,6 @@ from pympsd.vocabulary.limit_table import (
     percentages,
 )
 from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 
 def lost(saved: PersistentState, own: Limits) -> Iterator[str]:

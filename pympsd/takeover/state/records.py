@@ -22,7 +22,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
 from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.identities import NO_USER, name_problem
 from pympsd.vocabulary.limit_table import BY_DEVICE, NO_LIMITS, Limits, in_bytes
 from pympsd.vocabulary.limits import (
     ALL_DEVICES,
@@ -32,7 +32,6 @@ from pympsd.vocabulary.limits import (
     PinnedMemory,
     ThreadPercentage,
 )
-from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.partitions import SmPartition, is_partition_name
 from pympsd.vocabulary.rules import KINDS, Rule
 from pympsd.vocabulary.shares import read_share
@@ -117,31 +116,49 @@ class PersistentDrain:
     is_over: bool = False
 
 
-@frozen
-class PersistentState:
-    """A daemon's state. A default is None if no command has set it: then the next daemon's own applies."""
+@frozen(kw_only=True, slots=False)
+class PersistentDefaults:
+    """The defaults of new servers. Each is None if no command has set it: then the next daemon's own applies."""
 
-    generation: int = 0
-    """Counts the daemons whose servers were handed on; the ids of each lie above those of the earlier ones."""
     thread_percentage: float | None = None
     client_priority: int | None = None
     memory_limits: dict[int, int] | None = None
+
+
+@frozen(kw_only=True, slots=False)
+class PersistentQueue:
+    """Who waits, if the next daemon keeps the queue."""
+
     wishes: tuple[int, ...] = ()
     """The users with a queued start request (the name is the state file's key)."""
     queue_order: tuple[int, ...] = ()
     """The queue: the id of each client's connection, or 0 for the next of the start requests."""
-    servers: tuple[PersistentServer, ...] = ()
-    quit: PersistentQuit | None = None
-    protocol: int = 2
-    named_servers: tuple[PersistentNamedServer, ...] = ()
+
+
+@frozen(kw_only=True, slots=False)
+class PersistentProcessLimits:
+    """As ProcessLimits: limits by rule and by cgroup."""
+
     rules: tuple[Rule, ...] | None = None
-    default_socket: bool = True
     cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
     """Hard limits, bytes by device ordinal."""
     cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
     passing_cgroups: dict[str, bool] = field(factory=dict)
     accounts_cgroups: bool = True
     audits_memory: bool = False
+
+
+@frozen(kw_only=True)
+class PersistentState(PersistentDefaults, PersistentQueue, PersistentProcessLimits):
+    """A daemon's state. In the file the fields of its parts stand next to its own, by name."""
+
+    generation: int = 0
+    """Counts the daemons whose servers were handed on; the ids of each lie above those of the earlier ones."""
+    servers: tuple[PersistentServer, ...] = ()
+    quit: PersistentQuit | None = None
+    protocol: int = 2
+    named_servers: tuple[PersistentNamedServer, ...] = ()
+    default_socket: bool = True
     configuration: PersistentConfiguration | None = None
     shares: dict[str, int] = field(factory=dict)
     """Each user's shares, by resource, of the configuration file."""

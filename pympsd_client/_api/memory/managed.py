@@ -16,8 +16,7 @@ from pympsd_client._arguments.memory_structs import Location, location
 from pympsd_client._arguments.values import AttributeValue, InMemory, number, read_numbers, unsigned
 from pympsd_client._objects.context import Context, require_context
 from pympsd_client._objects.memory import managed
-from pympsd_client._objects.memory.allocations import allocations
-from pympsd_client._objects.memory.page_states import HOST, PageState, PageStates, Place
+from pympsd_client._objects.memory.allocations import HOST, PageState, PageStates, Place, allocations
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import LEGACY, resolve
 

@@ -29,7 +29,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_value, not_suppor
 from pympsd_client._arguments.memory_structs import Access, Location, PoolProperties, accesses
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._arguments.values import AttributeValue, read_value
-from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.memory.peer_access import Pair, is_possible, peer_access

@@ -11,9 +11,9 @@ from attrs import define, evolve
 
 from pympsd.wire.records import STREAM_LEGACY
 from pympsd.wire.texture_object import CHANNEL_BYTES, Flag, Kind, Level, Sampling, TextureObject, pack
-from pympsd_client._arguments import texture_structs as structs
+from pympsd_client._arguments import array_structs as structs
+from pympsd_client._arguments.array_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._arguments.errors import invalid_value, not_supported
-from pympsd_client._arguments.texture_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
 from pympsd_client._objects.arrays.array import Array, arrays, mipmapped_arrays, texturing_context

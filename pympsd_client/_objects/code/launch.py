@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from pympsd.wire.records import NO_CLUSTER, pack_launch_flags
 from pympsd_client._arguments.errors import DONE, CudaError, fail, invalid_handle, invalid_value
 from pympsd_client._arguments.values import number, unsigned
-from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.kernel_parameters import (
     LAUNCH_BYTES,
     code_of,
@@ -27,6 +26,7 @@ from pympsd_client._command_stream.kernel_parameters import (
 )
 from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects.code.library import function_of, kernels
 from pympsd_client._objects.code.module import Function, functions
 from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative

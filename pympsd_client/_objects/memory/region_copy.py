@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 from pympsd.wire.records import Space
 from pympsd_client._arguments.copy_structs import Copy3D, copy_side
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.transport import intercepted
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
 from pympsd_client._objects.memory.allocations import check_range, devices_address, ordinal_at, place

@@ -293,7 +293,7 @@ ROWS: Final = {
         *chapter(f"{_FOLDER}.copies", _COPIES),
         *chapter(f"{_FOLDER}.arrays", _ARRAYS),
         *chapter(f"{_FOLDER}.copies", _ARRAY_COPIES),
-        *chapter(f"{_FOLDER}.textures", _TEXTURES),
+        *chapter(f"{_FOLDER}.arrays", _TEXTURES),
         *chapter(f"{_FOLDER}.execution", _STREAMS),
         *chapter(f"{_FOLDER}.properties", _KERNELS),
         *chapter(f"{_FOLDER}.symbols", _REGISTRATIONS, Calling.ANYWHERE),

@@ -5,7 +5,7 @@ time; they must follow the stream that the graph is launched in, and later work 
 backend has streams and events, and no graphs.
 
 **The idea.** When a graph is instantiated, every node's record is read once and becomes an *act*: a function that
-queues its work in a stream. Nodes get *slots* (`stream_slots`): slot 0 is the stream of the launch, every other slot
+queues its work in a stream. Nodes get *slots* (`assign_slots`): slot 0 is the stream of the launch, every other slot
 is a stream of the graph's own (`streams`). A node continues in the slot of the last node that it depends on; other
 dependencies become waits for events. A launch is then one pass over the acts:
 
@@ -27,7 +27,7 @@ executable graphs of their own, which `conditional` queues when the condition's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import define, field, frozen
 
@@ -35,8 +35,48 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
 from pympsd_server.backends.interface import BackendError, Condition, Context, Event, Status, Stream
 from pympsd_server.executor.graphs.conditional import Choice
-from pympsd_server.executor.graphs.stream_slots import SlotAssignment, assign_slots
 from pympsd_server.executor.graphs.streams import OwnStreams, StreamBudget
+
+MAX_SLOTS: Final = 16
+"""More branches than this share slots, which orders them."""
+
+
+@frozen
+class SlotAssignment:
+    """An item's slot, the items of other slots it waits for, and whether others wait for it."""
+
+    slot: int
+    waits_for: tuple[int, ...]
+    begins_slot: bool
+    """Whether it must wait for the launch itself: it is the first of its slot, and after nothing."""
+    is_waited_for: bool
+
+
+def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) -> list[SlotAssignment]:
+    """Return the slots of items, given what each depends on (indices of earlier ones)."""
+    slots: list[int] = []
+    tails: list[int] = []
+    """The last item of each slot."""
+    waits: list[tuple[int, ...]] = []
+    begins = []
+    for index, after in enumerate(dependencies):
+        slot = next(
+            (slots[earlier] for earlier in sorted(after, reverse=True) if tails[slots[earlier]] == earlier), -1
+        )
+        if slot < 0:
+            slot = len(tails) if len(tails) < limit else index % limit
+        if slot == len(tails):
+            tails.append(index)
+        tails[slot] = index
+        begins.append(slot > 0 and slot not in slots and not after)
+        latest: dict[int, int] = {}
+        for earlier in after:
+            latest[slots[earlier]] = max(earlier, latest.get(slots[earlier], -1))
+        waits.append(tuple(earlier for other, earlier in latest.items() if other != slot))
+        slots.append(slot)
+    waited_for = {earlier for some in waits for earlier in some} | set(tails[1:])
+    return [SlotAssignment(slots[at], waits[at], begins[at], at in waited_for) for at in range(len(slots))]
+
 
 Act = Callable[[Stream], None]
 """Puts one item's work in a stream."""

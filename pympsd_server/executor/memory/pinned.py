@@ -18,8 +18,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from pympsd.channel.descriptors import explain
-from pympsd.channel.mapping import map_file, unmap
-from pympsd.channel.sealed_file import make_sealed
+from pympsd.channel.mapping import make_sealed, map_file, unmap
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError

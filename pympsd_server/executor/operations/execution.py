@@ -1,9 +1,24 @@
-"""Operations of execution control: kernel launches, and the client's host functions, which its streams wait for."""
+"""Operations of execution control: code, which is loaded from images in parts; launches; streams and events.
+
+The client's host functions are launched too: its streams wait for them.
+"""
+
+from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.records import FLAG_COOPERATIVE, cluster_of
-from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Launch, Module, Status, Stream
-from pympsd_server.executor.requests.request import Request
+from pympsd.wire.module_layout import ModuleLayout
+from pympsd.wire.records import FLAG_COOPERATIVE, HEADER_BYTES, MAX_RECORD, cluster_of
+from pympsd_server.backends.interface import (
+    BackendError,
+    Completion,
+    ContextLimit,
+    Event,
+    Launch,
+    Module,
+    Status,
+    Stream,
+)
+from pympsd_server.executor.requests.request import Answer, Request, words
 
 
 def launch(
@@ -53,3 +68,84 @@ def set_limit(request: Request, limit: int, count: int) -> None:
     except ValueError:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"limit {limit}: 1 and 2 can be set") from None
     request.context.backend.set_limit(kind, count)
+
+
+_MAX_LAYOUT_BYTES: Final = MAX_RECORD - HEADER_BYTES
+
+
+def image_part(request: Request, module: int, offset: int, count: int) -> None:
+    request.context.images.append(module, request.staging(offset, count))
+
+
+def load_module(request: Request, handle: int) -> Answer:
+    context, image = request.context, request.context.images.take(handle)
+    module = request.with_room(lambda: context.backend.load_module(image))
+    layout = _layout(module)
+    if len(layout) > _MAX_LAYOUT_BYTES:
+        module.unload()
+        reason = (
+            f"the description of the module's functions has {len(layout)} bytes, {_MAX_LAYOUT_BYTES} fit an answer"
+        )
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+    return Answer(tail=layout, created=module)
+
+
+def load_function(request: Request, module: Module, function: int) -> Answer:
+    return Answer(tail=module.function(function).encode())
+
+
+def _layout(module: Module) -> bytes:
+    return ModuleLayout(tuple(module.functions), tuple(module.globals), module.managed_bytes).encode()
+
+
+def place_managed(request: Request, module: Module, address: int) -> Answer:
+    request.resources.pinned.view(address, module.managed_bytes)  # raises unless it is the client's
+    module.place_managed(address)
+    return Answer(tail=_layout(module))
+
+
+_NON_BLOCKING: Final = 1
+"""A flag of the driver API's CUstream_flags."""
+# CUevent_flags of the driver API.
+_BLOCKING_SYNC: Final = 1
+_DISABLE_TIMING: Final = 2
+_INTERPROCESS: Final = 4
+
+
+def check_ready(done: bool) -> None:
+    """Raise BackendError NOT_READY unless work is done."""
+    if not done:
+        raise BackendError(Result.ERROR_NOT_READY, "work is still pending")
+
+
+def create_stream(request: Request, handle: int, flags: int, priority: int) -> Answer:
+    if flags & ~_NON_BLOCKING:
+        raise BackendError(Result.ERROR_INVALID_VALUE, f"stream flags {flags:#x}")
+    return Answer(created=request.context.backend.create_stream(bool(flags & _NON_BLOCKING), priority))
+
+
+def query_stream(request: Request, stream: Stream) -> None:
+    check_ready(stream.idle)
+
+
+def create_event(request: Request, handle: int, flags: int) -> Answer:
+    if flags & ~(_BLOCKING_SYNC | _DISABLE_TIMING | _INTERPROCESS):
+        raise BackendError(Result.ERROR_INVALID_VALUE, f"event flags {flags:#x}")
+    return Answer(created=request.context.backend.create_event(not flags & _DISABLE_TIMING))
+
+
+def query_event(request: Request, event: Event) -> None:
+    check_ready(event.done)
+
+
+def elapsed_time(request: Request, start: Event, end: Event) -> Answer:
+    return Answer((end.milliseconds_since(start),))
+
+
+def share_event(request: Request, event: Event) -> Answer:
+    return Answer(words(request.resources.shared_events.add(event)))
+
+
+def open_event(request: Request, handle: int, high: int, low: int) -> Answer:
+    event = request.resources.shared_events.find(high << 64 | low)
+    return Answer(created=request.context.backend.open_event(event))

@@ -19,7 +19,7 @@ from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.graphs.executable import Act
-from pympsd_server.executor.operations import execution, graph, memory, module, stream, virtual_memory
+from pympsd_server.executor.operations import execution, graph, memory
 from pympsd_server.executor.requests.client_context import ClientContext, StreamEntry
 from pympsd_server.executor.requests.request import Answer, Request
 
@@ -57,7 +57,7 @@ _FUNCTIONS: Final[Mapping[str, Execute]] = {
     **_CALLS_OF_THE_PORT,
     **{
         name: function
-        for chapter in (memory, module, execution, stream, virtual_memory, graph)
+        for chapter in (memory, execution, graph)
         for name, function in vars(chapter).items()
         if getattr(function, "__module__", "") == chapter.__name__
     },

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from itertools import count
 
-from pympsd.channel.sealed_file import make_sealed
+from pympsd.channel.mapping import make_sealed
 from pympsd.vocabulary.device_properties import pinned_window_of
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.executor.memory.pinned import map_at

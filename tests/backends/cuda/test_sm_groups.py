@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.backends.cuda.objects.sm_groups import SmGroups, part_of
+from pympsd_server.backends.cuda.objects.green_contexts import SmGroups, part_of
 
 
 def test_limits_are_rounded_up_to_groups_and_all_of_them_is_no_limit() -> None:

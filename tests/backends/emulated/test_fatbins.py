@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.fatbin import MAX_TEXT_BYTES, FatbinError, ptx_of
-from pympsd_server.backends.emulated.device.programs import load
+from pympsd_server.backends.emulated.device.module import load
 from pympsd_server.backends.interface import BackendError
 
 IMAGES = Path(__file__).parents[2] / "data" / "images"

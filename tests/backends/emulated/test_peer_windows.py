@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.channel.sealed_file import make_sealed
+from pympsd.channel.mapping import make_sealed
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES, Segment, Table
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
@@ -124,7 +124,7 @@ def test_an_allocation_that_reaches_the_end_of_a_window_is_the_windows_alone(spa
     address = other.allocate(512)
     last = address + 512 - 4
     assert reaches(one, last)
-    assert not reaches(one, last, 8)
+    assert not reaches(one, last + 4 + 512), "beyond what kernels reach of an allocation"
     assert not reaches(one, address - 4)
     assert not reaches(one, one.base + one.size), "where the peer's memory is mapped"
 

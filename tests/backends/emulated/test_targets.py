@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.device.programs import load
+from pympsd_server.backends.emulated.device.module import load
 from pympsd_server.backends.interface import BackendError
 
 

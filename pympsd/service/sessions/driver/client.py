@@ -21,7 +21,7 @@ from pympsd.service.processes.peers import (
     namespace_of,
     process_of,
 )
-from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.handoffs import Offer
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.waiting import Waiting

@@ -10,7 +10,7 @@ from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import operator_uid, with_pidfd
 from pympsd.service.sessions.driver.client import VendorClientSession
-from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.handoffs import Offer
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
 from pympsd.service.sessions.waiting import run_with_sender

@@ -2,7 +2,12 @@
 
 A client waits in its conversation with the daemon until it has its end of the connection and it is its turn: if its
 server ends before that, it gets the next one.
+
+An `Offer` is a client's connection to its server. The client is sent its end first, and the server when the client
+has taken it, so no server waits for a client that takes nothing, because it is stopped or malicious.
 """
+
+from __future__ import annotations
 
 import os
 import select
@@ -16,8 +21,8 @@ import trio
 from attrs import define, field
 
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.files.lock_holders import has_open
 from pympsd.service.processes.status import is_asleep, is_stopped
-from pympsd.service.sessions.driver.offer import Offer
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.takeover.state.entries import new_client_name, offer_name
@@ -25,6 +30,50 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire.driver import server_commands as commands
+
+
+@define
+class Offer:
+    """Both ends, each held by the keeper too: the next daemon continues with them."""
+
+    key: int
+    """The id of the client's conversation."""
+    servers: int
+    clients: int
+    """A copy of the client's end."""
+    is_inherited: bool = False
+    """An earlier daemon may have sent either end already."""
+
+    @classmethod
+    def make(cls, dispatcher: Dispatcher, key: int) -> Offer:
+        """Return a new connection; raise OSError."""
+        clients, servers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with clients, servers:
+            for end in (clients, servers):
+                # The driver's server does not answer a client without it.
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            offer = cls(key, servers.detach(), clients.detach())
+        keeper = dispatcher.keeper
+        # In the link of a keeper that is stopped an end would outlive the client, whose end the server would not see.
+        if keeper is not None and not keeper.is_silent:
+            dispatcher.hold(new_client_name(key), offer.clients)
+            dispatcher.hold(offer_name(key), offer.servers)
+        return offer
+
+    def close(self) -> None:
+        """Close both ends here."""
+        os.close(self.servers)
+        os.close(self.clients)
+
+    def drop(self, dispatcher: Dispatcher) -> None:
+        """Let the keeper close both ends."""
+        for name in (new_client_name(self.key), offer_name(self.key)):
+            dispatcher.drop(name)
+
+    def is_taken_by(self, server: int) -> bool:
+        """Return whether a process has the server's end: the earlier daemon was killed as it handed that over."""
+        return has_open(server, os.fstat(self.servers))
+
 
 FIRST_ANSWER_SECONDS: Final = 1.0
 """Time for a client to answer its server, which waits for nothing else until then."""

@@ -9,7 +9,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.sessions.operator import LEAVING_SECONDS, LineSession
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
-from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_printed, length_of
+from pympsd.wire.driver.handshake import END_OF_ANSWERS, LINE_BYTES, encode_printed, length_of
 
 
 @define(eq=False)

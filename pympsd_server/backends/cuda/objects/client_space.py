@@ -7,9 +7,9 @@ from attrs import define, field
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, round_up_to_granules
 from pympsd_server.backends.cuda.memory.address_ranges import OwnedRanges
+from pympsd_server.backends.cuda.memory.deferred_free import DeferredFree
+from pympsd_server.backends.cuda.memory.deferred_release import ClientMappings
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
-from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
-from pympsd_server.backends.cuda.reclaim.deferred_release import ClientMappings
 from pympsd_server.backends.interface import BackendError
 
 _MAX_ADDRESS = 1 << 63

@@ -14,6 +14,13 @@ have ended; the server then ends the executor if nobody else uses it.
 
 `is_quiet` must be true only if no work of the context runs: not in a stream, not in a call that a worker is in the
 midst of (`native_state.active`, the queue's lock). All freeing depends on it.
+
+The parts of the port that this backend refuses are virtual memory management, and conditional nodes of graphs.
+
+Both are optional (the capabilities ``maps_virtual_memory`` and ``evaluates_conditions`` are false): the executor
+answers a client with the error that is raised here. A client's calls are checked against its own allocations, which
+this backend maps itself, so a client cannot be allowed to map memory; and a kernel's cudaGraphSetConditional refers
+to a graph of the driver, which this backend, executing a graph node by node, does not create.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
@@ -31,9 +38,28 @@ from pympsd_server.backends.cuda.objects.event import CudaEvent
 from pympsd_server.backends.cuda.objects.green_contexts import Partition
 from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.objects.stream import CudaStream, create_handle
-from pympsd_server.backends.cuda.objects.unsupported import NoConditions, NoVirtualMemory
 from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQueue
 from pympsd_server.backends.interface import BackendError, Completion, ContextLimit, Event, Status
+
+
+class NoVirtualMemory:
+    """A context whose client maps no memory: every call raises BackendError NOT_SUPPORTED."""
+
+    def _refuse_memory(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device map no memory themselves")
+
+    create_memory = import_memory = import_peers_memory = share_allocation = publish_window = _refuse_memory
+    map_memory = unmap_memory = set_access = map_peer = unmap_peer = _refuse_memory
+
+
+class NoConditions:
+    """A context without conditional nodes: every call raises BackendError NOT_SUPPORTED."""
+
+    def _refuse_condition(self, *arguments: Any, **options: Any) -> NoReturn:
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "graphs on this device have no conditional nodes")
+
+    condition = call = _refuse_condition
+
 
 CONTEXT_BYTES: Final = 10 << 20
 """The bytes that a context is charged for itself: those of its first streams, 0.55 MiB each."""

@@ -11,10 +11,10 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import round_up_to_granules
+from pympsd_server.backends.cuda.memory.deferred_free import SiblingContext
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.module import CudaModule, loadable
-from pympsd_server.backends.cuda.reclaim.deferred_free import SiblingContext
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.interface import BackendError, Completion, Status
 

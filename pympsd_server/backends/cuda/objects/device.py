@@ -27,6 +27,14 @@ from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import AccountedDevice, ClientBudget, Counters, DeviceBudget
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
+from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
+from pympsd_server.backends.cuda.memory.deferred_free import DeferredFree
+from pympsd_server.backends.cuda.memory.deferred_release import (
+    MAX_MODULE_BYTES,
+    MAX_SHARED_BYTES,
+    ClientMappings,
+    DeferredRelease,
+)
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import PinnedMemory, Staging
@@ -36,15 +44,7 @@ from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.green_contexts import PARTITION_BYTES, Partitions
 from pympsd_server.backends.cuda.objects.native_access import CudaNativeAccess, native_calls
 from pympsd_server.backends.cuda.objects.stream import PRIORITIES
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
-from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
-from pympsd_server.backends.cuda.reclaim.deferred_release import (
-    MAX_MODULE_BYTES,
-    MAX_SHARED_BYTES,
-    ClientMappings,
-    DeferredRelease,
-)
-from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
+from pympsd_server.backends.cuda.submission.completions import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
 from pympsd_server.backends.device_interface import Timeline

@@ -11,12 +11,12 @@ from attrs import frozen
 
 from pympsd_server.backends.budget import Counters
 from pympsd_server.backends.cuda.driver.calls import Driver
+from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
+from pympsd_server.backends.cuda.memory.deferred_release import DeferredRelease
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import Staging
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
-from pympsd_server.backends.cuda.reclaim.deferred_release import DeferredRelease
-from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
+from pympsd_server.backends.cuda.submission.completions import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
 

@@ -3,13 +3,16 @@
 There are two splits: into pairs for limits, and into chunks for static partitions.
 
 Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available
-immediately. Source: docs/decisions/004-what-the-gpu-decided.md."""
+immediately. Source: docs/decisions/004-what-the-gpu-decided.md.
+
+`SmGroups` chooses the groups of multiprocessors for a context: unused ones, else those with the fewest users.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Any, Final
 
@@ -20,8 +23,63 @@ from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
-from pympsd_server.backends.cuda.objects.sm_groups import SmGroups, part_of
 from pympsd_server.backends.interface import BackendError
+
+
+@define
+class SmGroups:
+    """The numbered groups of one split of a device, and the number of contexts that use each. The owner locks it."""
+
+    count: int
+    size: int
+    """Multiprocessors in a group."""
+    _users: list[int] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._users = [0] * self.count
+
+    def count_groups(self, multiprocessors: int) -> int:
+        """Return the number of groups for a limit, rounded up; 0 if it does not limit a context."""
+        groups = -(-multiprocessors // self.size)
+        return groups if 0 < groups < self.count else 0
+
+    def take(
+        self, count: int, kept: Iterable[tuple[int, ...]] = (), among: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
+        """Return the groups for a context: a ``kept`` set if it is used no more than the least used groups.
+
+        ``among``: the groups that it may have; None: any.
+        """
+        every = range(self.count) if among is None else among
+        fewest = sorted(every, key=lambda number: (self._users[number], number))[:count]
+        best = tuple(sorted(fewest))
+        for ready in kept:
+            if len(ready) == count and set(ready) <= set(every) and self._use_of(ready) <= self._use_of(best):
+                best = ready
+                break
+        for number in best:
+            self._users[number] += 1
+        return best
+
+    def _use_of(self, groups: tuple[int, ...]) -> int:
+        return sum(self._users[number] for number in groups)
+
+    def give(self, groups: tuple[int, ...]) -> None:
+        """Take back the groups of a context that has ended."""
+        for number in groups:
+            self._users[number] -= 1
+
+
+def part_of(chunks: Sequence[int], multiprocessors: int, size: int, remainder: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many chunks of a static partition hold this many multiprocessors, and those among which they are.
+
+    A part of it has whole chunks of ``size`` only: the one numbered ``remainder`` has another number. All of them for
+    more than these have, and for 0: no limit.
+    """
+    whole = tuple(chunk for chunk in chunks if chunk != remainder)
+    count = -(-multiprocessors // size)
+    return (count, whole) if 0 < count <= len(whole) else (len(chunks), tuple(chunks))
+
 
 GROUP_SIZE: Final = 2
 PARTITION_BYTES: Final = 6 << 20

@@ -36,8 +36,7 @@ from attrs import define, field
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory
-from pympsd_server.backends.emulated.device.module import EmulatedModule
-from pympsd_server.backends.emulated.device.programs import load
+from pympsd_server.backends.emulated.device.module import EmulatedModule, load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
 from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
 from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceHeap, Facilities

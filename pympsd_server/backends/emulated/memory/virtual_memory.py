@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from pympsd.channel.sealed_file import make_sealed, open_sealed
+from pympsd.channel.mapping import make_sealed, open_sealed
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace

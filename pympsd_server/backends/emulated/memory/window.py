@@ -13,8 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from pympsd.channel.mapping import NORESERVE, map_again, map_file_over, map_nothing
-from pympsd.channel.sealed_file import make_sealed, open_sealed
+from pympsd.channel.mapping import NORESERVE, make_sealed, map_again, map_file_over, map_nothing, open_sealed
 from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_properties import MAPPED_OFFSET, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.peer_windows import (

@@ -58,7 +58,11 @@ class _Resident:
 
 @define(eq=False, slots=False)
 class KernelRun(WorkItem):
-    """A launch whose arguments have been checked."""
+    """A launch whose arguments have been checked, as a work item of the scheduler.
+
+    The theory of operation above explains when its batches begin. The compute thread calls ``step``; the properties
+    are read under the scheduler's lock.
+    """
 
     _loaded: LoadedModule
     _kernel: Kernel
@@ -90,16 +94,27 @@ class KernelRun(WorkItem):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether none of its blocks is resident and none fits now."""
+        """Whether none of its blocks is resident and the multiprocessors have no space for one now."""
         return not self._residents and not self.owner.placement.admits(self, self._size)
 
     @property
     def blocks_together(self) -> int:
-        """The number of its blocks that must begin together."""
+        """The number of blocks that must begin together: all of a cooperative launch, those of one cluster, or 1."""
         return self._blocks if self._launch.cooperative else self._together
 
     def step(self, seconds: float) -> bool:
-        """Run batches in turn for about this time; return whether the last block has ended."""
+        """Run the resident batches in turn.
+
+        Args:
+            seconds: About how long.
+
+        Returns:
+            Whether the last block has ended.
+
+        Raises:
+            DeviceFault: A thread faulted.
+            Cancelled: The context is being destroyed, or has faulted elsewhere.
+        """
         self.owner.trace.begin_slice()
         try:
             return self._run(seconds)
@@ -167,6 +182,8 @@ class KernelRun(WorkItem):
         if self._run_slice(resident, seconds):
             self._residents.popleft()
             self.owner.placement.release(resident.resident_blocks)
+            if isinstance(resident.batch, CompiledBatch):
+                resident.batch.keep()
             self._unfinished_slices = self.owner.placement.unfinished_slices = 0
         else:
             self._residents.rotate(-1)

@@ -30,7 +30,14 @@ from pympsd.wire.executor_messages import ContextTrace
 
 @define
 class Multiprocessors:
-    """The multiprocessors of one device, by id, and the number of limited contexts on each. Its owner locks it."""
+    """The multiprocessors of one device, by id, and the number of limited contexts on each.
+
+    It is not safe to use from several threads: its owner locks it.
+
+    >>> multiprocessors = Multiprocessors(4)
+    >>> multiprocessors.take(2), multiprocessors.take(2), multiprocessors.take(4)
+    ((0, 1), (2, 3), (0, 1, 2, 3))
+    """
 
     count: int
     _users: list[int] = field(init=False)
@@ -54,7 +61,11 @@ class Multiprocessors:
         return tuple(sorted(fewest))
 
     def give(self, ids: tuple[int, ...]) -> None:
-        """Release the multiprocessors of a destroyed context."""
+        """Release the multiprocessors of a destroyed context.
+
+        Args:
+            ids: What `take` returned for it.
+        """
         if self._is_limit(len(ids)):
             for number in ids:
                 self._users[number] -= 1
@@ -73,7 +84,10 @@ _CAPACITIES_KEPT: Final = 256
 
 @frozen
 class BlockSize:
-    """The space that one block of a kernel takes: threads, and shared memory in bytes."""
+    """The resources that one block of a kernel needs: its threads, and its shared memory in bytes.
+
+    ``shared_bytes`` includes both static and dynamic shared memory.
+    """
 
     threads: int
     shared_bytes: int
@@ -81,7 +95,11 @@ class BlockSize:
 
 @frozen
 class ResidentBlocks:
-    """Blocks that became resident together: for each the id of its multiprocessor, as its kernel reads it."""
+    """Blocks that became resident together, until `Placement.release`.
+
+    ``sm_of_block`` has the id of each block's multiprocessor, as its kernel reads it (%smid); ``rows`` its index in
+    ``Placement.sm_ids``.
+    """
 
     sm_of_block: Integers32
     rows: Integers
@@ -89,11 +107,11 @@ class ResidentBlocks:
 
 
 class PendingKernel(Protocol):
-    """A kernel that waits for space."""
+    """A kernel that has no resident blocks yet, as `Placement.admits` sees it."""
 
     @property
     def blocks_together(self) -> int:
-        """The number of its blocks that must begin together."""
+        """The number of its blocks that must begin together: more than 1 for clusters and cooperative launches."""
 
 
 class Placement:
@@ -131,7 +149,14 @@ class Placement:
     # --- which kernels may begin, and which may grow
 
     def admits(self, kernel: PendingKernel, size: BlockSize) -> bool:
-        """Return whether a kernel without resident blocks may begin; if not, others wait for it."""
+        """Return whether a kernel without resident blocks may begin now.
+
+        If it may not, it is remembered as waiting: until it begins, no other kernel of the context grows.
+
+        Args:
+            kernel: The kernel.
+            size: The size of its blocks.
+        """
         impatient = self.unfinished_slices >= _MAX_SLICES_WAITED
         if self._reserving is not None and self._reserving is not kernel and not impatient:
             return False
@@ -144,18 +169,21 @@ class Placement:
         return True
 
     def can_grow(self) -> bool:
-        """Return whether a kernel with resident blocks may begin others that it does not need."""
+        """Return whether a kernel may begin blocks in addition to its resident ones.
+
+        It may not while another kernel waits for space, unless that has lasted too long (see above).
+        """
         return not (self._waiting or self._reserving) or self.unfinished_slices >= _MAX_SLICES_WAITED
 
     def mark_begun(self, kernel: PendingKernel) -> None:
-        """Note that a kernel has its first blocks resident."""
+        """Record that the first blocks of a kernel are resident, so it reserves no space any more."""
         if self._reserving is kernel:
             self._reserving = None
 
     # --- blocks
 
     def capacity(self, size: BlockSize) -> int:
-        """Return the number of blocks of this size that fit if there are no others."""
+        """Return the number of blocks of this size that would fit if no others were resident."""
         key = size.threads, size.shared_bytes
         capacity = self._capacities.get(key)
         if capacity is None:
@@ -165,7 +193,7 @@ class Placement:
         return capacity
 
     def free_blocks(self, size: BlockSize) -> int:
-        """Return the number of blocks of this size that fit now."""
+        """Return the number of blocks of this size that fit next to the resident ones."""
         return int(self._free_blocks_by_row(size).sum())
 
     def _free_blocks_by_row(self, size: BlockSize) -> Integers:
@@ -181,7 +209,15 @@ class Placement:
         return np.array([block_cost(self._attributes, size.threads, size.shared_bytes)], np.int64).T
 
     def place(self, size: BlockSize, count: int) -> ResidentBlocks:
-        """Place up to ``count`` blocks, spread over the multiprocessors; the result may hold fewer, even none."""
+        """Make blocks resident, spread over the multiprocessors: the emptiest first.
+
+        Args:
+            size: The size of a block.
+            count: The number of blocks that are to begin.
+
+        Returns:
+            The blocks that fit: ``count`` of them, or fewer, possibly none.
+        """
         if self.resident:
             rows = self._spread(self._free_blocks_by_row(size), count)
             self._account(rows, size, -1)
@@ -219,7 +255,11 @@ class Placement:
         self._free += sign * self._cost(size) * blocks
 
     def release(self, resident_blocks: ResidentBlocks) -> None:
-        """Free the space of blocks that have ended."""
+        """Free the space of blocks that have ended.
+
+        Args:
+            resident_blocks: What `place` returned. It is released as a whole and once.
+        """
         if resident_blocks is self._only:
             self._only = None
         else:
@@ -227,5 +267,9 @@ class Placement:
         self.resident -= len(resident_blocks.rows)
 
     def trace(self, context: int) -> ContextTrace:
-        """Return its trace."""
+        """Return the context's SMs, and how many blocks were resident on them at most.
+
+        Args:
+            context: The id under which the trace lists the context.
+        """
         return ContextTrace(context, self.sm_ids, self.slots, self.high_water)

@@ -210,7 +210,11 @@ class Scheduler:
             self.timeline.finished(item.owner.id, number, item.what, submitted, began, item.finished_at)
 
     def finish_held(self, item: WorkItem) -> None:
-        """Finish a held item, once; BackendError INVALID_VALUE if its stream has not reached it."""
+        """Finish a held item, such as a host function that the client has reported as done; no effect a second time.
+
+        Raises:
+            BackendError: INVALID_VALUE if its stream has not reached the item.
+        """
         calls: Calls = []
         with self.lock:
             if item.finished:
@@ -223,7 +227,15 @@ class Scheduler:
     # --- ending contexts
 
     def fault(self, owner: WorkOwner, status: Status) -> None:
-        """Give a context a sticky error: stop what can be stopped, drop what waits, call all completions with it."""
+        """Give a context a sticky error.
+
+        Its running work is stopped if the device can do that, its queued work is dropped, and all completions are
+        called with the error.
+
+        Args:
+            owner: The context.
+            status: The error, which later calls in the context return.
+        """
         calls: Calls = []
         with self.lock:
             self._fault(owner, status, calls)
@@ -278,7 +290,12 @@ class Scheduler:
             return self._rested.wait_for(lambda: not owner.pending, seconds)
 
     def call_at_rest(self, owner: WorkOwner, act: Callable[[], None]) -> None:
-        """Call ``act``, now or from the compute thread, when nothing of a faulted or destroyed context runs."""
+        """Call a function as soon as no work of a faulted or destroyed context runs.
+
+        Args:
+            owner: The context.
+            act: Called once: immediately if nothing runs, and otherwise from the compute thread. It must not wait.
+        """
         with self.lock:
             if owner.pending:
                 owner.when_at_rest = act
@@ -286,7 +303,7 @@ class Scheduler:
         act()
 
     def close(self) -> None:
-        """End the compute thread after its slice."""
+        """End the compute thread after its present slice, and wait for it. Queued work does not run any more."""
         with self.lock:
             self._closing = True
             self._work.notify_all()

@@ -32,7 +32,10 @@ from pympsd_server.backends.interface import Completion, Status
 
 
 class Trace(Counters):
-    """Named counters of what a device did, and the latest batches that began, for tests and operators."""
+    """Counters of what a device did, and the latest batches of blocks that began, for tests and operators.
+
+    Any thread may read it. ``Device.trace`` lists the counters' names.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,26 +45,37 @@ class Trace(Counters):
         that runs now, 0 for none. One object: the compute thread replaces it, and other threads read it."""
 
     def begin_slice(self) -> None:
-        """Count the time from now on as that of a kernel."""
+        """Count the time from now on as time in which a kernel runs, until `end_slice`."""
         self._busy = self._busy[0], time.perf_counter_ns()
 
     def end_slice(self) -> None:
-        """Count no more time."""
+        """Stop counting time: the slice of a kernel has ended."""
         self._busy = self.busy_nanoseconds, 0
 
     @property
     def busy_nanoseconds(self) -> int:
-        """The time in which kernels ran until now; a slice may be long, while the kernel is translated."""
+        """The nanoseconds in which kernels have run, including the slice that runs now.
+
+        A slice may be long: a kernel is translated during its first one.
+        """
         total, began = self._busy
         return total + (time.perf_counter_ns() - began if began else 0)
 
     def raise_to(self, name: str, value: int) -> None:
-        """Keep the highest value seen."""
+        """Raise a counter to a value; no effect if it is that high already."""
         with self._lock:
             self._counters[name] = max(value, self._counters.get(name, 0))
 
     def add_batch(self, context: int, kernel: str, first_block: int, blocks: int, priority: int) -> None:
-        """Count a batch that begins and keep it among the latest."""
+        """Count a batch of blocks that begins, and keep it among the latest MAX_BATCH_TRACES.
+
+        Args:
+            context: The context's id.
+            kernel: The kernel's name.
+            first_block: The index of its first block in the grid.
+            blocks: How many blocks it has.
+            priority: The priority of its stream, 0 to -5.
+        """
         with self._lock:
             number = self._counters["batches"] = self._counters.get("batches", 0) + 1
             self._batches.append((number, context, kernel, first_block, blocks, priority))
@@ -78,7 +92,10 @@ class Trace(Counters):
 
 
 class WorkStream(Protocol):
-    """The state by which the work in a stream is ordered. Its fields are guarded by the scheduler's lock."""
+    """The state by which the work in a stream is ordered. The scheduler's lock guards its fields.
+
+    ``number`` is the stream's number in its context; 0 is the default stream.
+    """
 
     blocking: bool
     """Whether it and the legacy default stream wait for each other."""
@@ -90,7 +107,10 @@ class WorkStream(Protocol):
 
 
 class WorkOwner(Protocol):
-    """The part of a context that the scheduler uses. It calls the methods under its lock."""
+    """The part of a context that the scheduler uses.
+
+    The scheduler calls its methods with its lock held, so they must not wait.
+    """
 
     cancel: Flag
     """Set when what runs is to stop."""
@@ -113,18 +133,27 @@ class WorkOwner(Protocol):
         """Raise BackendError with the sticky error of a faulted or destroyed context."""
 
     def mark_faulted(self, status: Status, by_own_work: bool) -> bool:
-        """Keep the error and stop kernels, in any case if its own work faulted; return whether the error is new."""
+        """Store the error and stop the context's kernels; return whether the error is new.
+
+        Args:
+            status: The sticky error.
+            by_own_work: Whether work of this context faulted. Then its kernels are stopped even on a device whose
+                kernels cannot be stopped.
+        """
 
     def order(self, item: WorkItem) -> list[WorkItem]:
-        """Put an item at the end of its stream; return what it comes after."""
+        """Append an item to its stream, and return the items that it has to wait for."""
 
     def remove(self, item: WorkItem) -> None:
-        """Drop a finished item from its stream and from ``pending``."""
+        """Remove a finished item from its stream and from ``pending``."""
 
 
 @define(eq=False, slots=False)
 class WorkItem:
-    """Work that runs in slices once its predecessors are finished. The scheduler's lock guards its fields."""
+    """Work that runs in slices once its predecessors are finished.
+
+    The scheduler's lock guards its fields. Subclasses override ``step``, and the class variables if they never run.
+    """
 
     instant: ClassVar = False
     """Whether it is finished the moment its predecessors are."""
@@ -156,7 +185,10 @@ class WorkItem:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it is a kernel with blocks that have begun: a device that cannot stop kernels lets it end."""
+        """Whether it is a kernel with blocks that have begun.
+
+        A device that cannot stop kernels lets such a kernel run to its end.
+        """
         return False
 
     @property
@@ -170,11 +202,16 @@ class WorkItem:
         return self.is_blocked
 
     def step(self, seconds: float) -> bool:
-        """Run for about this time; return whether it is finished. Raise DeviceFault or Cancelled."""
+        """Run for about this many seconds; return whether the work is finished.
+
+        Raises:
+            DeviceFault: The work faulted, which is final for its context.
+            Cancelled: The context's ``cancel`` flag was set.
+        """
         return True
 
     def mark_finished(self) -> None:
-        """Note the time and release what it held."""
+        """Record the end, and release what the item used. Called once, with the scheduler's lock held."""
         self.running = False
         self.finished = True
         self.finished_at = time.perf_counter_ns()
@@ -182,7 +219,7 @@ class WorkItem:
 
 @define(eq=False, slots=False)
 class Marker(WorkItem):
-    """A point in a stream: an event, a wait, or a notification."""
+    """A point in a stream that takes no time: an event, a wait for one, or a notification."""
 
     instant = True
     also_after: WorkItem | None = field(default=None, init=False)
@@ -192,7 +229,10 @@ class Marker(WorkItem):
 
 
 class HostFunction(WorkItem):
-    """Holds its stream from the moment it is reached, when its callbacks are called, until it is finished."""
+    """Stops its stream while the client runs a host function.
+
+    Its callbacks are called when the stream reaches it; the stream continues after ``finish``.
+    """
 
     is_held = True
     what = "host function"
@@ -202,7 +242,11 @@ class HostFunction(WorkItem):
         self._finish = finish
 
     def finish(self) -> None:
-        """Resume the stream; no effect if its context has ended in between."""
+        """Let the stream continue. No effect if its context has ended in between.
+
+        Raises:
+            BackendError: INVALID_VALUE if the stream has not reached it.
+        """
         self._finish(self)
 
 
@@ -218,7 +262,7 @@ class Transfer(WorkItem):
         self._pieces = pieces
 
     def step(self, seconds: float) -> bool:
-        """Make pieces until the time is up."""
+        """Make pieces until the time is over; return whether the last one is made. Raise Cancelled."""
         deadline = time.perf_counter() + seconds
         for _ in self._pieces:
             if self.owner.cancel.is_set():
@@ -228,6 +272,6 @@ class Transfer(WorkItem):
         return True
 
     def mark_finished(self) -> None:
-        """Release the host's bytes too: their owner may be waiting for that."""
+        """Record the end, and release the host's bytes: their owner may be waiting for that."""
         super().mark_finished()
         self._pieces = iter(())

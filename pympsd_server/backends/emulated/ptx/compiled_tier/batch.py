@@ -29,6 +29,10 @@ Warps that spin for a long time may wait for a worker whose thread the system ha
 all blocks until there is progress; a warp that waits for itself is detected there, and bails. Of several faults the
 one in the lowest block counts: workers with higher blocks stop, those with lower ones continue until the call ends.
 
+A program may launch one kernel a million times, and preparing a batch takes longer than running a small one. So a
+finished batch of few bytes is *kept* by its module (`keep`), and begins again for the next launch of the same shape.
+Then only the values of parameters are replaced, and the state that C changes is reset.
+
 Invariants: while `kernels_run` runs, only the worker that has a slot touches it and its part of the slabs; between
 two calls, only this thread. What a check has found about allocations is forgotten when these change; the arrays that
 it was found in live until all threads are at rest. After a fault, which names block and thread, a batch is not used.
@@ -89,6 +93,7 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     LaunchSetup,
     align_frame,
     align_local_frame,
+    align_shared_frame,
     place_in,
 )
 from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared_sizes
@@ -100,6 +105,10 @@ _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
+_MAX_KEPT: Final = 32
+"""The maximum number of finished batches that a module keeps; the next two are limits of each of them."""
+_MAX_KEPT_BLOCKS: Final = 1024
+_MAX_KEPT_BYTES: Final = 1 << 18
 _BATCHES: Final[weakref.WeakValueDictionary[int, CompiledBatch]] = weakref.WeakValueDictionary()
 """The batches whose kernels may run, by the address of their shared state."""
 _looking: Final = threading.Lock()
@@ -130,6 +139,13 @@ def _aligned(nbytes: int) -> Array:
     whole = np.empty(nbytes + CACHE_LINE, np.uint8)
     begin = -int(whole.ctypes.data) % CACHE_LINE
     return whole[begin : begin + nbytes]
+
+
+def _zeros(nbytes: int) -> Array:
+    """Return zeros at the beginning of a cache line."""
+    zeros = _aligned(nbytes)
+    zeros[:] = 0
+    return zeros
 
 
 @lru_cache
@@ -166,12 +182,55 @@ class CompiledBatch:
         self._reach: list[tuple[Any, ...]] = []
         self._state: BatchState | None = None
         self._over = False
+        self._shape: tuple[Any, ...] | None = None
+        """All that the batch depends on, except the values of parameters; None: it is not kept."""
         self.steps = 0
         self._common, self._threads = SharedState(), prod(setup.block)
         self._size_memory()
         self._describe_launch()
+        self._initial = bytes(self._common), self._workers.copy()
         self.look_at_allocations()
         _BATCHES[ctypes.addressof(self._common)] = self
+
+    @classmethod
+    def begin(
+        cls,
+        module: LoadedModule,
+        kernel_name: str,
+        setup: LaunchSetup,
+        first_block: int,
+        sm_of_block: Array,
+        code: MachineCode,
+    ) -> CompiledBatch:
+        """Return a batch, one that was kept if there is any for this shape; arguments and errors as for a new one."""
+        if len(sm_of_block) > _MAX_KEPT_BLOCKS:
+            return cls(module, kernel_name, setup, first_block, sm_of_block, code)
+        launch = setup.grid, setup.block, setup.dynamic_shared, len(setup.parameters), setup.workspace
+        shape = code, launch, first_block, sm_of_block.tobytes(), os.environ.get(KERNEL_THREADS, "")
+        batch: CompiledBatch | None = module.kept.pop(shape, None)
+        if batch is None:
+            batch = cls(module, kernel_name, setup, first_block, sm_of_block, code)
+            batch._shape = shape
+        else:
+            batch._begin_again(setup)
+        return batch
+
+    def keep(self) -> None:
+        """Let the next launch of the same shape use this batch, which has finished; do nothing if it is large."""
+        nbytes = self._shared.nbytes + self._local.nbytes + self._frames.memory.nbytes
+        if self._shape and self._state is None and not self._common.is_prepared and nbytes <= _MAX_KEPT_BYTES:
+            kept = self._module.kept
+            if len(kept) >= _MAX_KEPT:
+                del kept[next(iter(kept))]
+            kept[self._shape] = self
+
+    def _begin_again(self, setup: LaunchSetup) -> None:
+        common, (state, workers) = self._common, self._initial
+        allocations = common.allocations
+        ctypes.memmove(ctypes.addressof(common), state, len(state))
+        common.allocations, self._workers[:] = allocations, workers
+        self._setup, self._over, self.steps = setup, False, 0
+        self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
 
     def _size_memory(self) -> None:
         """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory."""
@@ -182,8 +241,11 @@ class CompiledBatch:
         self._reached = self._module.space.bounds.end_of_shared(self._shared_bytes)
         self._warps_per_block = -(-self._threads // code.width)
         slots = len(self._sm_of_block)
-        self._slots, self._warps = np.zeros(slots, SLOT), np.zeros((slots, self._warps_per_block), WARP_STATE)
-        common.shared_frame = align_frame(self._reached)
+        common.states_bytes = _round_up(self._warps_per_block * WARP_STATE.itemsize)
+        self._slots = _zeros(slots * SLOT.itemsize).view(SLOT)
+        states = _zeros(slots * common.states_bytes).reshape(slots, common.states_bytes)
+        self._warps = states[:, : self._warps_per_block * WARP_STATE.itemsize].view(WARP_STATE)
+        common.shared_frame = align_shared_frame(self._reached)
         self._shared = _aligned(slots * common.shared_frame)
         self._local = _aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
         memory = _aligned(slots * self._warps_per_block * code.frame_bytes)
@@ -221,7 +283,7 @@ class CompiledBatch:
         """Fill in the first worker."""
         ctypes.memset(self._common.workers, 0, ctypes.sizeof(Worker))
         worker, kernel, setup = self._worker(0), self.kernel, self._setup
-        self._parameters = np.frombuffer(setup.parameters + bytes(16), np.uint8)
+        self._parameters = np.frombuffer(bytearray(setup.parameters + bytes(16)), np.uint8)
         worker.parameters, worker.parameter_bytes = self._parameters.ctypes.data, len(setup.parameters)
         worker.delta = self._module.space.views[DTYPES["u8"]].ctypes.data - self._module.space.base
         worker.sites, worker.addresses = self._sites.ctypes.data, self._bound[0].ctypes.data
@@ -320,7 +382,8 @@ class CompiledBatch:
         if outcome == Outcome.FINISHED:
             self._over = True
         elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may wait forever for warps at escapes
-            if not self._serve(cancel) and outcome == Outcome.SERVICE:
+            is_served = bool(self._common.needs_python) and self._serve(cancel)
+            if not is_served and outcome == Outcome.SERVICE:
                 worker = self._worker(0)
                 raise self._place(self._fault(Outcome.DEADLOCKED, worker), worker.block, 0)
         else:
@@ -373,6 +436,7 @@ class CompiledBatch:
         bailing = (slots["bailing"] != 0) & (slots["number"] >= 0) & resting
         for slot in np.flatnonzero(bailing).tolist():
             self._hand_over(slot)
+        self._common.needs_python = bool(((slots["bailing"] != 0) & (slots["number"] >= 0)).any())
         return bool(len(escaping) or bailing.any())
 
     def _escape(self, stop: int, rows: Array, cancel: CancelFlag) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import call_integer, writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
@@ -157,6 +157,7 @@ def _is_space(text: MemoryText, operation: Operation) -> None:
 
 
 _INTEGRAL: Final = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+_HALF_BITS: Final = 16
 _CONVERTED: Final = frozenset(f"{letter}{bits}" for letter in "usb" for bits in (8, 16, 32, 64)) | set(FLOATS)
 
 
@@ -172,16 +173,30 @@ def _convert(text: MemoryText, operation: Operation) -> None:
     value = text.use(operation.operands[1], source, shape)
     kind = shape.of(f"i{source_bits}")
     if to in FLOATS:
-        if operation.one_of("rz", "rm", "rp") or to == "f16":
+        if operation.one_of("rz", "rm", "rp"):
             raise text.refuse()
-        name = "sitofp" if is_signed(source) else "uitofp"
-        return text.assign_float(target, text.cast(name, value, kind, shape.of(FLOATS[to])), to, shape)
+        if to == "f16" and source_bits > _HALF_BITS:
+            value = _clamp_to_half(text, shape, source, value)
+        name, by_way = "sitofp" if is_signed(source) else "uitofp", shape.of("float" if to == "f16" else FLOATS[to])
+        result = text.cast(name, value, kind, by_way)
+        if to == "f16":  # a float has all integers up to 2 ** 24: this rounds only once
+            result = text.cast("fptrunc", result, by_way, shape.of("half"))
+        return text.assign_float(target, result, to, shape)
     if operation.has("sat"):
         raise text.refuse()
     if bits != source_bits:
         name = "trunc" if bits < source_bits else "sext" if is_signed(source) else "zext"
         value = text.cast(name, value, kind, shape.of(f"i{bits}"))
     return text.assign(target, value, to, shape)
+
+
+def _clamp_to_half(text: MemoryText, shape: Shape, type_name: str, value: str) -> str:
+    """Return an integer that is converted to the same half, and is at most 2 ** 17, which becomes infinity."""
+    sign, bits = "s" if is_signed(type_name) else "u", BITS[type_name]
+    value = call_integer(text, f"{sign}min", shape, bits, value, shape.constant(f"i{bits}", 1 << 17))
+    if sign == "u":
+        return value
+    return call_integer(text, "smax", shape, bits, value, shape.constant(f"i{bits}", -(1 << 17)))
 
 
 def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None:
@@ -221,7 +236,7 @@ def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None
 @writes("ld ldu")
 def _load(text: MemoryText, operation: Operation) -> None:
     target, memory = operation.operands[:2]
-    items, bits, space = items_of(target), BITS[operation.type], space_of(operation)
+    items, bits, _space = items_of(target), BITS[operation.type], space_of(operation)
     if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:
         raise text.refuse()
     if isinstance(memory.base, Symbol) and memory.base.space == "param":
@@ -229,8 +244,6 @@ def _load(text: MemoryText, operation: Operation) -> None:
             place = text.field("%params", memory.base.offset + memory.offset + index * bits // 8)
             text.assign(item, text.load(f"i{bits}", place, 1), operation.type, SCALAR)
         return
-    if space == "param":
-        raise text.refuse()
     group = text.groups[text.index]
     if all(isinstance(item, Sink) for item in items):
         text.check(group, text.active() if group.guarded else text.current())

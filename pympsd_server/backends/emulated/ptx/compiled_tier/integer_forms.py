@@ -6,7 +6,6 @@ PTX leaves a result open, it is that of the NumPy tier, which was recorded on a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import write_float
@@ -14,8 +13,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import 
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Operation
-from pympsd_server.backends.emulated.ptx.math.integers import PERMUTATIONS
+from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.math.integers import PERMUTE_MODES
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _INTEGERS: Final = ("u16", "s16", "u32", "s32", "u64", "s64")
@@ -171,18 +170,26 @@ def _not(text: MemoryText, operation: Operation) -> None:
 @writes("shl shr")
 def _shift(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
-    bits = BITS[type_name]
-    kind, word = shape.of(f"i{bits}"), shape.of("i32")
     value, amount = text.use(operation.operands[1], type_name, shape), text.use(operation.operands[2], "u32", shape)
+    name = "shl" if operation.name == "shl" else _right_shift(type_name)
+    text.assign(operation.operands[0], _shifted(text, shape, name, BITS[type_name], value, amount), type_name, shape)
+
+
+def _right_shift(type_name: str) -> str:
+    return "ashr" if is_signed(type_name) else "lshr"
+
+
+def _shifted(text: MemoryText, shape: Shape, name: str, bits: int, value: str, amount: str) -> str:
+    """Return a value shifted by any number of bits, an i32."""
+    kind, word = shape.of(f"i{bits}"), shape.of("i32")
     by = call_integer(text, "umin", shape, 32, amount, shape.constant("i32", bits - 1))
     if bits != 32:
         by = text.cast("zext" if bits > 32 else "trunc", by, word, kind)
-    arithmetic = operation.name == "shr" and is_signed(type_name)
-    result = text.op("shl" if operation.name == "shl" else "ashr" if arithmetic else "lshr", kind, value, by)
-    if not arithmetic:
-        far = text.op("icmp uge", word, amount, shape.constant("i32", bits))
-        result = text.choose(shape, far, kind, shape.constant(f"i{bits}", 0), result)
-    text.assign(operation.operands[0], result, type_name, shape)
+    result = text.op(name, kind, value, by)
+    if name == "ashr":
+        return result
+    far = text.op("icmp uge", word, amount, shape.constant("i32", bits))
+    return text.choose(shape, far, kind, shape.constant(f"i{bits}", 0), result)
 
 
 def _pair(text: MemoryText, shape: Shape, high: str, low: str) -> str:
@@ -253,99 +260,72 @@ def _count_bits(text: MemoryText, operation: Operation) -> None:
     return text.assign(operation.operands[0], count, "u32", shape)
 
 
-def _field(text: MemoryText, shape: Shape, operands: Sequence[Argument], bits: int) -> tuple[str, str]:
-    """Return the position and the length of a field as i64, as an H200 takes numbers above 255."""
-    fields = []
-    for operand in operands:
-        number, most = text.use(operand, "u32", shape), shape.constant("i32", 255)
-        kind = shape.of("i32")
-        number = (
-            text.op("and", kind, number, most) if bits < 64 else call_integer(text, "umin", shape, 32, number, most)
-        )
-        fields.append(text.cast("zext", number, kind, shape.of("i64")))
-    return fields[0], fields[1]
-
-
-def _bit(text: MemoryText, shape: Shape, number: str) -> str:
-    """Return 2**number as i64, 2**63 for more than 63."""
-    clamped = call_integer(text, "umin", shape, 64, number, shape.constant("i64", 63))
-    return text.op("shl", shape.of("i64"), shape.constant("i64", 1), clamped)
-
-
-def _is_above_63(text: MemoryText, shape: Shape, number: str) -> str:
-    return text.op("icmp ugt", shape.of("i64"), number, shape.constant("i64", 63))
-
-
-def _ones(text: MemoryText, shape: Shape, length: str) -> str:
-    wide = shape.of("i64")
-    ones = text.op("sub", wide, _bit(text, shape, length), shape.constant("i64", 1))
-    return text.choose(shape, _is_above_63(text, shape, length), wide, shape.constant("i64", -1), ones)
-
-
-def _widen(text: MemoryText, shape: Shape, operand: Argument, type_name: str) -> str:
-    value, extend = text.use(operand, type_name, shape), "sext" if is_signed(type_name) else "zext"
-    return text.cast(extend, value, shape.of("i32"), shape.of("i64")) if BITS[type_name] == 32 else value
-
-
-def _assign_low(text: MemoryText, operation: Operation, value: str, shape: Shape) -> None:
-    """Set the result to the low bits of an i64."""
-    if BITS[operation.type] == 32:
-        value = text.cast("trunc", value, shape.of("i64"), shape.of("i32"))
-    text.assign(operation.operands[0], value, operation.type, shape)
+def _field(text: MemoryText, operation: Operation, shape: Shape) -> list[str]:
+    """Return the position and the length of a bit field, each at most 255; see `integers._field_operand`."""
+    word, most = shape.of("i32"), shape.constant("i32", 255)
+    numbers = [text.use(v, "u32", shape) for v in operation.inputs[-2:]]
+    if BITS[operation.type] == 64:
+        return [call_integer(text, "umin", shape, 32, number, most) for number in numbers]
+    return [text.op("and", word, number, most) for number in numbers]
 
 
 @writes("bfi")
 def _insert_field(text: MemoryText, operation: Operation) -> None:
-    shape, wide = text.shape_of(operation.operands[0]), text.shape_of(operation.operands[0]).of("i64")
-    source, target = (_widen(text, shape, operand, operation.type) for operand in operation.inputs[:2])
-    position, length = _field(text, shape, operation.inputs[2:], BITS[operation.type])
-    by = call_integer(text, "umin", shape, 64, position, shape.constant("i64", 63))
-    mask = text.op("shl", wide, _ones(text, shape, length), by)
-    mask = text.choose(shape, _is_above_63(text, shape, position), wide, shape.constant("i64", 0), mask)
-    kept = text.op("and", wide, target, text.op("xor", wide, mask, shape.constant("i64", -1)))
-    moved = text.op("and", wide, text.op("shl", wide, source, by), mask)
-    _assign_low(text, operation, text.op("or", wide, kept, moved), shape)
+    type_name, shape = operation.type, text.shape_of(operation.operands[0])
+    bits = BITS[type_name]
+    kind, ones = shape.of(f"i{bits}"), shape.constant(f"i{bits}", -1)
+    source, target = (text.use(v, type_name, shape) for v in operation.inputs[:2])
+    position, length = _field(text, operation, shape)
+    field = text.op("xor", kind, _shifted(text, shape, "shl", bits, ones, length), ones)
+    mask = _shifted(text, shape, "shl", bits, field, position)
+    moved = text.op("and", kind, _shifted(text, shape, "shl", bits, source, position), mask)
+    kept = text.op("and", kind, target, text.op("xor", kind, mask, ones))
+    text.assign(operation.operands[0], text.op("or", kind, kept, moved), type_name, shape)
 
 
 @writes("bfe")
 def _extract_field(text: MemoryText, operation: Operation) -> None:
     type_name, shape = operation.type, text.shape_of(operation.operands[0])
-    bits, wide, zero = BITS[type_name], shape.of("i64"), shape.constant("i64", 0)
-    position, length = _field(text, shape, operation.inputs[1:], bits)
-    value, by = _widen(text, shape, operation.inputs[0], type_name), shape.constant("i64", 63)
-    by = call_integer(text, "umin", shape, 64, position, by)
-    value = text.op("ashr" if is_signed(type_name) else "lshr", wide, value, by)
-    if not is_signed(type_name):
-        beyond = text.op("icmp uge", wide, position, shape.constant("i64", bits))
-        value = text.choose(shape, beyond, wide, zero, value)
-    value = text.op("and", wide, value, _ones(text, shape, length))
-    if is_signed(type_name):  # beyond the operand lie copies of its sign
-        top = _bit(text, shape, text.op("sub", wide, length, shape.constant("i64", 1)))
-        top = text.choose(shape, text.op("icmp eq", wide, length, zero), wide, zero, top)
-        value = text.op("sub", wide, text.op("xor", wide, value, top), top)
-    _assign_low(text, operation, value, shape)
+    bits, name = BITS[type_name], _right_shift(type_name)
+    word, whole = shape.of("i32"), shape.constant("i32", bits)
+    position, length = _field(text, operation, shape)
+    above = text.op("sub", word, whole, call_integer(text, "umin", shape, 32, length, whole))
+    value = _shifted(text, shape, name, bits, text.use(operation.operands[1], type_name, shape), position)
+    value = _shifted(text, shape, "shl", bits, value, above)
+    text.assign(operation.operands[0], _shifted(text, shape, name, bits, value, above), type_name, shape)
 
 
 @writes("prmt")
 def _permute(text: MemoryText, operation: Operation) -> None:
+    """Each nibble of the selector picks a byte; with its highest bit, copies of the byte's sign."""
     shape = text.shape_of(operation.operands[0])
     word, wide = shape.of("i32"), shape.of("i64")
-    low, high, selector = (text.use(operand, "u32", shape) for operand in operation.inputs)
-    if operation.modifiers:
-        number = text.op("and", word, selector, shape.constant("i32", 3))
-        selector = shape.constant("i32", 0)
-        for index, pattern in enumerate(PERMUTATIONS[operation.modifiers[0]]):
-            chosen = text.op("icmp eq", word, number, shape.constant("i32", index))
-            selector = text.choose(shape, chosen, word, shape.constant("i32", pattern), selector)
-    pair, result = _pair(text, shape, high, low), shape.constant("i32", 0)
+    pair = _pair(text, shape, *(text.use(operation.operands[k], "u32", shape) for k in (2, 1)))
+    selector, result = _selector(text, operation, shape), shape.constant("i32", 0)
     for k in range(4):
         nibble = text.op("lshr", word, selector, shape.constant("i32", 4 * k))
-        by = text.op("and", word, text.op("shl", word, nibble, shape.constant("i32", 3)), shape.constant("i32", 56))
-        moved = text.op("lshr", wide, pair, text.cast("zext", by, word, wide))
-        top = text.op("shl", word, text.cast("trunc", moved, wide, word), shape.constant("i32", 24))
-        is_sign = text.op("and", word, nibble, shape.constant("i32", 8))
-        is_sign = text.op("icmp ne", word, is_sign, shape.constant("i32", 0))
-        sign = text.op("ashr", word, top, shape.constant("i32", 31))
-        byte = text.op("lshr", word, text.choose(shape, is_sign, word, sign, top), shape.constant("i32", 24))
-        result = text.op("or", word, result, text.op("shl", word, byte, shape.constant("i32", 8 * k)))
+        by = text.op("shl", word, text.op("and", word, nibble, shape.constant("i32", 7)), shape.constant("i32", 3))
+        byte = text.cast("trunc", text.op("lshr", wide, pair, text.cast("zext", by, word, wide)), wide, word)
+        byte = text.op("shl", word, byte, shape.constant("i32", 24))
+        signs = text.op("ashr", word, byte, shape.constant("i32", 31))
+        takes_sign = text.op("and", word, nibble, shape.constant("i32", 8))
+        takes_sign = text.op("icmp ne", word, takes_sign, shape.constant("i32", 0))
+        byte = text.choose(shape, takes_sign, word, signs, byte)
+        byte = text.op("and", word, byte, shape.constant("i32", 255 << 24))
+        byte = text.op("lshr", word, byte, shape.constant("i32", 24 - 8 * k))
+        result = text.op("or", word, result, byte)
     text.assign(operation.operands[0], result, "u32", shape)
+
+
+def _selector(text: MemoryText, operation: Operation, shape: Shape) -> str:
+    """Return the selector of prmt, that of a mode such as .f4e by the two lowest bits of the operand."""
+    word, value = shape.of("i32"), text.use(operation.operands[3], "u32", shape)
+    if not operation.modifiers:
+        return value
+    row = text.op("and", word, value, shape.constant("i32", 3))
+    selectors = PERMUTE_MODES[operation.modifiers[0]]
+    result = shape.constant("i32", selectors[-1])
+    for number, selector in enumerate(selectors[:-1]):
+        is_row = text.op("icmp eq", word, row, shape.constant("i32", number))
+        result = text.choose(shape, is_row, word, shape.constant("i32", selector), result)
+    return result

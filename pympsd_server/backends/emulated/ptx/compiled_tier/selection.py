@@ -102,7 +102,7 @@ def begin_batch(
         code = _code_of(kernel, setup, waits=tier == "compiled")
         _tell_program(module, code)
         if isinstance(code, MachineCode) and not module.space.has_peers:
-            return CompiledBatch(module, kernel_name, setup, first_block, sm_of_block, code)
+            return CompiledBatch.begin(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import SCALAR, sequence
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import is_signed
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.lowering.ir import Both, Operation
@@ -135,3 +135,34 @@ def _reduce(text: MemoryText, operation: Operation) -> None:
     name = ("s" if signed else "u") + mode if mode in extremes else mode
     result = text.call(f"llvm.vector.reduce.{name}.v{WARP}i32", "i32", (_WORDS, values))
     text.assign(operation.operands[0], result, type_name, SCALAR)
+
+
+@writes("match")
+def _match(text: MemoryText, operation: Operation) -> None:
+    target, value, members = operation.operands
+    truths = target.second if isinstance(target, Both) else None
+    result = target.first if isinstance(target, Both) else target
+    if text.width != WARP or not operation.has("sync"):
+        raise text.refuse("width")
+    shape = text.vector if any(map(text.plan.is_varying, (value, members))) else SCALAR
+    kind = shape.of("i32")
+    voters = text.op("and", kind, text.splat(text.current(), "i32", shape), text.use(members, "u32", shape))
+    same = _equal_lanes(text, operation, voters) if shape.lanes else voters
+    agreed = text.op("icmp eq", kind, same, voters)
+    if operation.has("all"):
+        same = text.choose(shape, agreed, kind, same, shape.constant("i32", 0))
+    else:
+        agreed = shape.constant("i1", 1)
+    text.assign(result, same, "u32", shape)
+    if truths is not None:
+        text.assign_predicate(truths, agreed, shape)
+
+
+def _equal_lanes(text: MemoryText, operation: Operation, voters: str) -> str:
+    """Return for each lane which of some lanes have the same value as it."""
+    element = f"i{BITS[operation.type]}"
+    kind, values = text.vector.of(element), text.use(operation.operands[1], operation.type, text.vector)
+    for lane in range(WARP):
+        value = text.splat(text.value(f"extractelement {kind} {values}, i64 {lane}"), element, text.vector)
+        text.store("i32", text.as_mask(text.op("icmp eq", kind, values, value)), text.field("%scratch0", 4 * lane))
+    return text.op("and", _WORDS, text.load(_WORDS, "%scratch0"), voters)

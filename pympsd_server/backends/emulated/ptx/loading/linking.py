@@ -35,6 +35,8 @@ class LoadedModule:
         self._functions: dict[str, list[Callable[..., Any]]] = {}
         self.bound: dict[object, Any] = {}
         """The kernels of the compiled tier with this module's addresses."""
+        self.kept: dict[object, Any] = {}
+        """Finished batches of the compiled tier, for later launches of the same shape."""
         variables = program.variables.values()
         try:
             self._place_constants([v for v in variables if v.space == "const"])
@@ -80,6 +82,7 @@ class LoadedModule:
             self._addresses[name] = address
         self._functions.clear()
         self.bound.clear()
+        self.kept.clear()
         self._initialise()
 
     def address_of(self, name: str) -> int:
@@ -107,5 +110,6 @@ class LoadedModule:
     def unload(self) -> None:
         """Free the variables. Batches of this module must be finished or dropped."""
         allocations, self._allocations, self._addresses, self._functions = self._allocations, [], {}, {}
+        self.kept.clear()
         for address in allocations:
             self.space.free(address)

@@ -21,6 +21,12 @@ operations. PTX has nested scopes, functions with their own registers, and calls
 
 What must never happen: code that grows without a bound. Inlining can multiply a kernel, so MAX_OPERATIONS ends it
 with a refusal that names the line.
+
+Registers of 128 bits (.b128) are lowered here: each is a group of two of 64 bits, and instructions of that type
+become others.
+
+PTX has such registers for atom.cas and atom.exch; except these only mov, ld, ldu and st take them. A load or a store
+becomes one of .v2.b64, which is aligned alike; a mov becomes two. The atomics keep their type.
 """
 
 from attrs import define, evolve, field
@@ -51,7 +57,6 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 )
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, align, stack_instruction, stack_register
-from pympsd_server.backends.emulated.ptx.lowering.wide_registers import WIDE, check_wide, lower_wide
 from pympsd_server.backends.emulated.ptx.syntax.tokens import MAX_REGISTERS
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,
@@ -59,6 +64,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Immediate,
     Instruction,
     Label,
+    Module,
     Name,
     Operand,
     Prototype,
@@ -68,6 +74,52 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Targets,
     Variable,
 )
+
+WIDE = "b128"
+_SINCE, _ATOMICS_SINCE = (70, (8, 3)), (90, (8, 3))
+_HALF = (1 << 64) - 1
+
+
+def check_wide(module: Module, operation: Operation | None, line: int) -> None:
+    """Refuse what the module's target or version does not have. Without an operation: registers."""
+    atomic = operation is not None and operation.name == "atom"
+    architecture, version = _ATOMICS_SINCE if atomic else _SINCE
+    if module.target.architecture < architecture or module.version < version:
+        what = operation.opcode if operation is not None else f"type .{WIDE}"
+        have = f"PTX {'.'.join(map(str, module.version))} for {module.target}"
+        needs = f"PTX {'.'.join(map(str, version))} and a target of sm_{architecture} or newer"
+        raise InvalidPtx(f"{what} needs {needs}, not {have}", line)
+
+
+def lower_wide(operation: Operation) -> list[Operation]:
+    """Return the operations that replace an operation of type .b128; raise InvalidPtx if PTX does not have it."""
+    if operation.types != (WIDE,) or operation.one_of("v2", "v4", "v8"):
+        raise InvalidPtx(f"unsupported instruction {operation.opcode}", operation.line)
+    if operation.name == "atom":
+        return [operation]
+    if operation.name in ("ld", "ldu", "st"):
+        return [evolve(operation, modifiers=(*operation.modifiers, "v2"), types=("b64",))]
+    if operation.name != "mov" or len(operation.operands) != 2:
+        raise InvalidPtx(
+            f"unsupported instruction {operation.opcode}: only mov, ld, ldu, st, atom.cas and atom.exch have .{WIDE}",
+            operation.line,
+        )
+    target, source = (_halves(operand, operation) for operand in operation.operands)
+    return [evolve(operation, types=("b64",), operands=pair) for pair in zip(target, source, strict=True)]
+
+
+def _halves(operand: Argument, operation: Operation) -> tuple[Argument, Argument]:
+    """Return the lower and the upper 64 bits of an operand of mov."""
+    if isinstance(operand, Immediate) and operand.form == "int":
+        # Constants have 64 bits, and no sign above them (seen on an H100).
+        return Immediate(operand.value & _HALF), Immediate(0)
+    items = operand.items if isinstance(operand, Group) else ()
+    if len(items) == 2:
+        return items[0], items[1]
+    if len(items) == 4:
+        return Group(items[:2]), Group(items[2:])
+    raise InvalidPtx(f"unsupported instruction {operation.opcode}: operand of other than 128 bits", operation.line)
+
 
 MAX_OPERATIONS = 400_000
 STACK_INSTRUCTIONS = frozenset({"alloca", "stacksave", "stackrestore"})

@@ -273,7 +273,7 @@ def permute(a: Value, b: Value, selector: Value) -> Value:
     return result
 
 
-PERMUTATIONS = {
+PERMUTE_MODES = {
     "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
     "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
     "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
@@ -281,10 +281,10 @@ PERMUTATIONS = {
     "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
     "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
 }
-"""The selectors that the modes of prmt stand for, by the low two bits of their own."""
+"""The selectors of prmt's modes, by the two lowest bits of the third operand."""
 
 
 def permute_mode(a: Value, b: Value, selector: Value, mode: str) -> Value:
     """prmt.f4e and its kin: the low two bits of the selector choose a fixed pattern."""
-    patterns = np.array(PERMUTATIONS[mode], np.uint32)
+    patterns = np.array(PERMUTE_MODES[mode], np.uint32)
     return permute(a, b, patterns[(selector & np.uint32(3)).astype(np.int64)])

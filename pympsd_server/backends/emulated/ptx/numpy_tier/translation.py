@@ -38,7 +38,6 @@ from pympsd_server.backends.emulated.ptx.numpy_tier import (
     emit_float,
     emit_matrices,
     emit_memory,
-    emit_system,
     emit_tensor_maps,
     emit_textures,
     emit_video,
@@ -62,7 +61,7 @@ from pympsd_server.backends.emulated.ptx.textures import sampling, surfaces
 
 EMITTERS = (
     emit_arithmetic, emit_async, emit_bits, emit_compare, emit_convert, emit_float, emit_matrices, emit_memory,
-    emit_system, emit_tensor_maps, emit_textures, emit_video, emit_warp,
+    emit_tensor_maps, emit_textures, emit_video, emit_warp,
 )  # fmt: skip
 _LIBRARY = (
     atomics, box_copies, bulk_copies, calls, conversion, descriptors, floats, functions, integers, mbarrier, multiply,

@@ -14,8 +14,8 @@ from typing import Any, Final
 from attrs import define, field
 
 from pympsd_server.backends.cuda.driver.calls import Driver
+from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 
 MAX_SHARED_BYTES: Final = 512 << 20
 """Bytes of shared memory of exited clients that stay registered; past it no more is registered for others."""

@@ -32,7 +32,7 @@ from typing import Protocol
 from attrs import define, field
 
 from pympsd_server.backends.cuda.driver.calls import call_isolated
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
+from pympsd_server.backends.cuda.memory.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.submission.completions import Countdown
 from pympsd_server.backends.interface import BackendError
 
