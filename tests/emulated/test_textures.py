@@ -373,7 +373,8 @@ def test_vectors_of_surfaces(machine: Machine) -> None:
 
 SAMPLES = """mov.u32 %r11, 0; mov.f32 %f7, 0f00000000;
 AGAIN: tex.2d.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%d1, {%f0, %f1}]; add.f32 %f0, %f0, %f4;
-fma.rn.f32 %f1, %f5, %f6, %f1; add.f32 %f1, %f1, %f7; add.u32 %r11, %r11, 1; setp.lt.u32 %p, %r11, 3; @%p bra AGAIN;"""
+fma.rn.f32 %f1, %f5, %f6, %f1; add.f32 %f1, %f1, %f7;
+add.u32 %r11, %r11, 1; setp.lt.u32 %p, %r11, 3; @%p bra AGAIN;"""
 SAMPLED = "{%f4, %f5, %f6, %f7}"
 
 

@@ -221,7 +221,7 @@ int kernels_copy(
         int is_quick = find_quickly(c, site, sources[lane], GLOBAL, size) && !(sources[lane] & (size - 1));
         if (!there)
             continue;
-        if (!is_quick && check_global(c, site, sources[lane], lane, size))
+        if (!is_quick && kernels_check_global(c, site, sources[lane], lane, size))
             return 1;
         memcpy(data[lane], (uint8_t *)(sources[lane] + (uint64_t)c->delta), there);
     }

@@ -46,7 +46,7 @@ def attempts(names: str) -> Callable[[Form], Form]:
 
 def write_attempt(text: MemoryText, operation: Operation) -> None:
     """Write an operation that escapes in rare cases; raise Refused for one that always escapes."""
-    text.operation = operation
+    text.operation, text.escape = operation, text.label("escape")
     if operation.name not in _ATTEMPTS:
         raise text.refuse()
     _ATTEMPTS[operation.name](text, operation)

@@ -493,7 +493,10 @@ class KernelText(MemoryText):
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self._here()
             if segment.attempts:
-                self._attempt(segment.operations[0])
+                write_attempt(self, segment.operations[0])
+                self.store(self.mask_type, self.current(), f"%m{self.at + 1}")
+                self.jump(f"segment{self.at + 1}")
+                self.place(self.escape)
             self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
             if segment.escapes:
                 behind = self.number_of(Stop(self.at + 1, stop.pending))
@@ -509,14 +512,6 @@ class KernelText(MemoryText):
             write(self, operation)
             self.write_first(operation, write)
         self.write_end(segment)
-
-    def _attempt(self, operation: Operation) -> None:
-        """Write an operation, and its way to the next segment unless it has to escape."""
-        self.escape = self.label("escape")
-        write_attempt(self, operation)
-        self.store(self.mask_type, self.current(), f"%m{self.at + 1}")
-        self.jump(f"segment{self.at + 1}")
-        self.place(self.escape)
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
