@@ -50,6 +50,7 @@ def write_attempt(text: MemoryText, operation: Operation) -> None:
     if operation.name not in _ATTEMPTS:
         raise text.refuse()
     _ATTEMPTS[operation.name](text, operation)
+    text.end_attempt()
 
 
 def write(text: MemoryText, operation: Operation) -> None:

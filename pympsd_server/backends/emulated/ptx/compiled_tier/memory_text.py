@@ -174,6 +174,12 @@ class MemoryText(Lanes):
         self.branch(truth, on, self.escape, LIKELY)
         self.place(on)
 
+    def end_attempt(self) -> None:
+        """Write the way from an attempt to the next segment, and begin its escape."""
+        self.store(self.mask_type, self.current(), f"%m{self.at + 1}")
+        self.jump(f"segment{self.at + 1}")
+        self.place(self.escape)
+
     def _check_lanes(self, group: Accesses, mask: str) -> Pointers:
         vector, kind, space = self.vector, self.vector.of("i64"), group.space
         address = self.address(group.base, vector, space)
