@@ -16,7 +16,7 @@ from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
 from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import widen_bfloat, write_small_conversion
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import call_integer, writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
