@@ -31,7 +31,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Spe
 
 _MAX_ESCAPES: Final = 24
 _MAX_BLOCKS: Final = 4000
-_HALVES: Final = frozenset({"f16", "e4m3", "e5m2"})
+_HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
 """The types whose values are converted by way of halves."""
 
 
