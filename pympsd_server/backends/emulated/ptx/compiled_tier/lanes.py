@@ -170,8 +170,11 @@ class Lanes(Text):
 
     def use_float(self, argument: Argument, type_name: str, shape: Shape) -> str:
         """Return a float operand as float, double or half, flushed if the operation has .ftz."""
-        source = shape.of(f"i{BITS[type_name]}")
-        value = self.cast("bitcast", self.use(argument, type_name, shape), source, shape.of(FLOATS[type_name]))
+        return self.as_float(self.use(argument, type_name, shape), type_name, shape)
+
+    def as_float(self, bits: str, type_name: str, shape: Shape) -> str:
+        """Return bits as float, double or half, flushed if the operation has .ftz."""
+        value = self.cast("bitcast", bits, shape.of(f"i{BITS[type_name]}"), shape.of(FLOATS[type_name]))
         assert self.operation is not None
         return self.flush(value, shape, type_name) if self.operation.has("ftz") else value
 
@@ -284,14 +287,17 @@ class Lanes(Text):
 
     def assign_float(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
         """Set a register from a float, saturated if the operation has .sat."""
+        self.assign(target, self.bits_of_float(value, type_name, shape), type_name, shape)
+
+    def bits_of_float(self, value: str, type_name: str, shape: Shape) -> str:
+        """Return the bits of a float, saturated if the operation has .sat."""
         assert self.operation is not None
         kind = FLOATS[type_name]
         if self.operation.has("sat"):
             one = self.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), shape.of(kind))
             value = self.intrinsic("maximumnum", kind, shape, value, shape.zero())
             value = self.intrinsic("minimumnum", kind, shape, value, one)
-        bits = f"i{BITS[type_name]}"
-        self.assign(target, self.cast("bitcast", value, shape.of(kind), shape.of(bits)), type_name, shape)
+        return self.cast("bitcast", value, shape.of(kind), shape.of(f"i{BITS[type_name]}"))
 
     def assign_predicate(self, target: Argument, value: str, shape: Shape) -> None:
         """Set a predicate from i1 or a vector of i1."""
