@@ -72,7 +72,7 @@ def give_commands(
     protocol of a daemon that the words are for; another one is given standard input. ``sendable``: QUERIES, LINES or
     FILES, for a daemon that is neither root's nor the caller's; what is not sent is reported, and the status is 1.
     """
-    daemon = Daemon()
+    daemon = DaemonConnection()
     withheld: list[bytes] = []
     try:
         path = control_socket()
@@ -170,7 +170,7 @@ def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]
     return allowed
 
 
-def _give(daemon: "Daemon", source: "Iterator[list[bytes]]", timeout: float) -> bool:
+def _give(daemon: "DaemonConnection", source: "Iterator[list[bytes]]", timeout: float) -> bool:
     """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
     refused = False
     for lines in source:
@@ -222,7 +222,7 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
         yield [rest]
 
 
-def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
+def _answer(daemon: "DaemonConnection", line: bytes, timeout: float) -> "bool | None":
     """Print the answer to a line; return whether it was refused, None if it was a quit that ended the daemon."""
     watched = None
     daemon.begin_answer()
@@ -251,7 +251,7 @@ def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
             _write(2, _as_displayed(daemon, 2, body))
 
 
-def _as_displayed(daemon: "Daemon", fd: int, body: bytes) -> bytes:
+def _as_displayed(daemon: "DaemonConnection", fd: int, body: bytes) -> bytes:
     """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
     if not daemon.is_foreign and not posix.isatty(fd):
         return body
@@ -260,7 +260,7 @@ def _as_displayed(daemon: "Daemon", fd: int, body: bytes) -> bytes:
     return escape_controls(body)
 
 
-class Daemon:
+class DaemonConnection:
     """The connection: sends and receives frames. The kernel bounds each wait, which saves the call of a poll."""
 
     def __init__(self) -> None:
@@ -417,7 +417,7 @@ def _time_value(seconds: float) -> bytes:
     return whole.to_bytes(8, "little") + rest.to_bytes(8, "little")
 
 
-def _watch(daemon: "Daemon") -> "tuple[int, int]":
+def _watch(daemon: "DaemonConnection") -> "tuple[int, int]":
     """Return the daemon's PID and a pidfd of it, -1 if that is impossible (another PID namespace)."""
     pid = daemon.pid()
     try:

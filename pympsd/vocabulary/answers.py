@@ -17,7 +17,7 @@ def clients_only(server: str) -> str:
 
 
 @frozen
-class Part:
+class AnswerPart:
     """A piece of an answer: printed to stdout with a newline after it, logged as one entry."""
 
     text: str
@@ -29,7 +29,7 @@ class Part:
 class Answer:
     """A whole answer. ``diagnostic`` goes to stderr: what was wrong and what is allowed, or a note."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AnswerPart, ...] = ()
     diagnostic: str = ""
     refused: bool = False
 
@@ -41,9 +41,9 @@ class Answer:
 
 def lines(*texts: str) -> Answer:
     """Return an accepted answer of printed and logged lines."""
-    return Answer(tuple(Part(text) for text in texts))
+    return Answer(tuple(AnswerPart(text) for text in texts))
 
 
 def refusal(*texts: str, diagnostic: str = "") -> Answer:
     """Return a refusal whose lines are printed and logged."""
-    return Answer(tuple(Part(text) for text in texts), diagnostic=diagnostic, refused=True)
+    return Answer(tuple(AnswerPart(text) for text in texts), diagnostic=diagnostic, refused=True)

@@ -44,12 +44,12 @@ _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30}
 _VALUE: Final = re.compile(r"([0-9]{1,12})([KMG]?)B?", re.ASCII | re.IGNORECASE)
 
 
-class BadShare(InputError, ValueError):
+class BadResourceShare(InputError, ValueError):
     """An impossible share; the message is a sentence without its full stop, which explains what is allowed."""
 
 
 @frozen
-class Resource:
+class SharedResource:
     """A resource that users take from the daemon."""
 
     name: str
@@ -87,7 +87,7 @@ class Resource:
         return self.total_of(descriptors) * (RESERVE_PARTS - kept) // RESERVE_PARTS
 
 
-SERVERS: Final = Resource(
+SERVERS: Final = SharedResource(
     "servers",
     "servers",
     share=16,
@@ -98,7 +98,7 @@ SERVERS: Final = Resource(
     root_reserve=1,
     own_reserve=3,
 )
-PROCESSES: Final = Resource(
+PROCESSES: Final = SharedResource(
     "processes",
     "processes",
     share=64,
@@ -107,7 +107,7 @@ PROCESSES: Final = Resource(
     description="Processes that a user's named servers can cost, about 33 MB each: the server, and an executor for "
     "each of its devices, or for each static SM partition that contains faults.",
 )
-NAMESPACES: Final = Resource(
+NAMESPACES: Final = SharedResource(
     "namespaces",
     "namespaces",
     share=64,
@@ -115,7 +115,7 @@ NAMESPACES: Final = Resource(
     maximum=1 << 16,
     description="Namespaces of a user's servers, other than default.",
 )
-DESCRIPTORS: Final = Resource(
+DESCRIPTORS: Final = SharedResource(
     "descriptors",
     "descriptors",
     share=1024,
@@ -127,7 +127,7 @@ DESCRIPTORS: Final = Resource(
     root_reserve=3,
     own_reserve=2,
 )
-SM_CHUNKS: Final = Resource(
+SM_CHUNKS: Final = SharedResource(
     "sm-chunks",
     "% of a device's SM chunks",
     share=50,
@@ -137,7 +137,7 @@ SM_CHUNKS: Final = Resource(
     total=100,
     root_reserve=2,
 )
-CONNECTIONS: Final = Resource(
+CONNECTIONS: Final = SharedResource(
     "connections",
     "connections",
     share=4096,
@@ -150,7 +150,7 @@ CONNECTIONS: Final = Resource(
     root_reserve=1,
     is_named=False,
 )
-BUFFERS: Final = Resource(
+BUFFERS: Final = SharedResource(
     "buffers",
     "bytes of buffers",
     share=16 << 20,
@@ -177,7 +177,7 @@ class Shares:
     configured: Mapping[str, int] = field(factory=dict)
     """The same of the configuration file, which beats the option."""
 
-    def share(self, resource: Resource) -> int:
+    def share(self, resource: SharedResource) -> int:
         """Return what one user may have of a resource."""
         value = self.configured.get(resource.name, self.given.get(resource.name))
         if value is not None:
@@ -185,11 +185,11 @@ class Shares:
         largest = self.total(resource) // resource.part if resource.part else resource.share
         return max(resource.minimum, min(resource.share, largest))
 
-    def total(self, resource: Resource) -> int:
+    def total(self, resource: SharedResource) -> int:
         """Return what everybody together may have of a resource; 0: there is no bound."""
         return resource.total_of(self.descriptors)
 
-    def for_users(self, resource: Resource, *, own: bool = True) -> int:
+    def for_users(self, resource: SharedResource, *, own: bool = True) -> int:
         """Return what users other than root may have together; ``own``: their own servers included."""
         return resource.for_users(self.descriptors, own=own)
 
@@ -200,7 +200,7 @@ def read_shares(texts: Iterable[str]) -> dict[str, int]:
     for pair in (pair for text in texts for pair in text.split(",")):
         name, equals, value = pair.strip().partition("=")
         if not equals:
-            raise BadShare(f"a user's share is RESOURCE=VALUE, as in servers=16, not {pair!r}")
+            raise BadResourceShare(f"a user's share is RESOURCE=VALUE, as in servers=16, not {pair!r}")
         shares[name] = read_share(name, value)
     return shares
 
@@ -211,15 +211,17 @@ def read_share(name: str, value: object) -> int:
     if resource is None:
         similar = find_similar(name, BY_NAME)
         meant = f"did you mean {similar}? Users" if similar else "they"
-        raise BadShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
+        raise BadResourceShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
     if number is None or not resource.minimum <= number <= resource.maximum:
         form = "a number of bytes, optionally followed by K, M or G," if resource is BUFFERS else "a number"
-        raise BadShare(f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}")
+        raise BadResourceShare(
+            f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}"
+        )
     return number
 
 
-def _number(resource: Resource, value: object) -> int | None:
+def _number(resource: SharedResource, value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _VALUE.fullmatch(value) if isinstance(value, str) else None

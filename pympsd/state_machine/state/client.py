@@ -49,7 +49,7 @@ class ClientProcess:
 
 
 @frozen
-class Context:
+class ReportedContext:
     """A client context as its server reported it."""
 
     id: int
@@ -65,7 +65,7 @@ class Client:
     uid: int
     """The user of its server: root with ``-m``, whoever runs the process."""
     process: ClientProcess
-    contexts: dict[int, Context] = field(factory=dict)
+    contexts: dict[int, ReportedContext] = field(factory=dict)
     memory: dict[int, int] = field(factory=dict)
     """Bytes that it holds, by device ordinal, as its server reported; of the driver's own server as NVML did."""
     ended: bool = False
