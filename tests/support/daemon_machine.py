@@ -88,7 +88,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.closed_since: dict[Waiter, int] = {}
         self.turn_timers: dict[Timer, Waiter] = {}
         self.debugged: dict[int, set[int]] = {}
-        self.serial = 0
+        self.last_id = 0
         self.session = 0
         self.pid = 1000
         self.uid_of: dict[int, int] = {}
@@ -368,8 +368,8 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
     def connect(self, uid: int, foreign: bool) -> object:
-        self.serial += 1
-        client = self.serial
+        self.last_id += 1
+        client = self.last_id
         self.uid_of[client] = uid
         self.in_queue.add(client)
         self._joins(("client", client))
@@ -381,8 +381,8 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @rule(target=waiting, uid=UIDS)
     def connect_under_a_debugger(self, uid: int) -> object:
-        self.serial += 1
-        client = self.serial
+        self.last_id += 1
+        client = self.last_id
         self.uid_of[client] = uid
         self.debugged[client] = self._clients(uid)
         servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
@@ -722,11 +722,11 @@ class DaemonMachine(RuleBasedStateMachine):
         """Let a client's process connect once more, as those of the driver's server do."""
         client = data.draw(st.sampled_from(self._that_may_join()))
         server = self.on_server[client]
-        self.serial += 1
-        self.joining[self.serial] = server
+        self.last_id += 1
+        self.joining[self.last_id] = server
         self._has_served(server)
         peer = Peer(5000 + client, self.uid_of[client], self.uid_of[client])
-        self.feed(events.ClientConnected(self.serial, ClientProcess(peer, "c", 1), joins=True))
+        self.feed(events.ClientConnected(self.last_id, ClientProcess(peer, "c", 1), joins=True))
         assert not self.joining, "it waits, though its process was admitted"
 
     def _that_may_join(self) -> list[int]:
@@ -1004,7 +1004,7 @@ class DaemonMachine(RuleBasedStateMachine):
         for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
             self._timer_ends(timer)
         owed = self.in_queue | set(self.debugged)
-        for _ in range(50 + self.steps_for_each * self.serial):
+        for _ in range(50 + self.steps_for_each * self.last_id):
             if not owed & (self.in_queue | set(self.debugged)):
                 return
             self._time_passes()

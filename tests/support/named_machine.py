@@ -74,7 +74,7 @@ class NamedMachine(RuleBasedStateMachine):
         self.leaving: set[int] = set()
         self.timers: list[Timer] = []
         self.terminating: dict[int, int] = {}
-        self.serial = 0
+        self.last_id = 0
         self.waiting: dict[int, tuple[str, str]] = {}
         self.on_server: dict[int, int] = {}
         self.came_to: dict[int, str] = {}
@@ -259,14 +259,14 @@ class NamedMachine(RuleBasedStateMachine):
 
     @rule(server=st.one_of(st.just(""), SERVERS), namespace=NAMESPACES, uid=UIDS, partition=CHOICES)
     def connect(self, server: str, namespace: str, uid: int, partition: str = "") -> None:
-        self.serial += 1
+        self.last_id += 1
         own = f"uid_{0 if self.multiuser else uid}"
         came = (server or own, namespace if server else DEFAULT)
-        self.waiting[self.serial] = came
-        peer = Peer(5000 + self.serial, uid, uid, (uid,))
+        self.waiting[self.last_id] = came
+        peer = Peer(5000 + self.last_id, uid, uid, (uid,))
         process = ClientProcess(peer, "train", 7, namespace if server else "")
         environment = {"CUDA_MPS_SM_PARTITION": partition}
-        self.feed(events.ClientConnected(self.serial, process, environment, server=server))
+        self.feed(events.ClientConnected(self.last_id, process, environment, server=server))
 
     @precondition(lambda self: self.waiting)
     @rule(number=NUMBER)

@@ -330,8 +330,8 @@ class Replay:
                     self._feed(events.OperatorLine(1, 0, parse(line, 2)))
         spawned = self._feed(events.OperatorLine(1, 0, parse(b"start_server -uid 0", 2)))
         (spawn,) = [one for one in spawned if isinstance(one, SpawnServer)]
-        self.serial = spawn.server
-        self._feed(events.ServerSpawned(self.serial, server))
+        self.last_id = spawn.server
+        self._feed(events.ServerSpawned(self.last_id, server))
 
     def _devices(self) -> tuple[DeviceProperties, ...]:
         (exchange, *_) = [one for one in self.recording.exchanges if one.command == 24]
@@ -361,7 +361,7 @@ class Replay:
         dispatcher = cast(
             Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, client_memory=None)
         )
-        session = DriverServerSession(dispatcher, self.serial, 0, self.pid, kill=lambda: None)
+        session = DriverServerSession(dispatcher, self.last_id, 0, self.pid, kill=lambda: None)
         ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = PacketChannel(ours)
         with theirs, closing(channel), trio.fail_after(SECONDS):
