@@ -429,7 +429,7 @@ VARIABLES: Final = (
     Setting(
         STRICT_BOUNDS,
         Reader.DAEMON,
-        "`1`: the emulated GPU ends every allocation at its last byte, and not at the next 512 bytes",
+        "`1`: the emulated GPU ends every allocation at its last byte, and not up to 1,023 bytes later",
         "backend `emulated`: the daemon does not start; others: reported",
         _switch,
         default="0",

@@ -36,23 +36,30 @@ KERNELS = (
 )
 
 
+PAGE = 2 << 20
+
+
 def _device(bounds: Bounds) -> Device:
-    device = Device(1 << 20)
+    device = Device(3 * PAGE)
     device.space.bounds = bounds
     return device
 
 
-@pytest.mark.parametrize(("bounds", "end"), [(HARDWARE, 512), (STRICT, 100)])
-def test_of_an_allocation(bounds: Bounds, end: int) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "nbytes", "end"),
+    [(HARDWARE, 100, 1024), (HARDWARE, 1024, 1536), (HARDWARE, PAGE, PAGE), (STRICT, 100, 100), (STRICT, 1024, 1024)],
+)
+def test_of_an_allocation(bounds: Bounds, nbytes: int, end: int) -> None:
+    """A GPU checks pages: one element beyond whole units is not a fault, unless the page ends there."""
     device = _device(bounds)
     module = device.load(KERNELS)
-    address = device.space.allocate(100)
+    address = device.space.allocate(nbytes, PAGE)
     other = device.put(np.full(4, 5, "u4"))
     device.launch(module, "store", 1, 1, address, end - 4)
     with pytest.raises(IllegalAddress):
         device.launch(module, "store", 1, 1, address, end)
     with pytest.raises(IllegalAddress):
-        device.space.read(address, 101)  # copies have to be exact, as the driver checks them
+        device.space.read(address, nbytes + 1)  # copies have to be exact, as the driver checks them
     np.testing.assert_array_equal(device.get(other, np.zeros(4, "u4")), np.full(4, 5, "u4"))
 
 

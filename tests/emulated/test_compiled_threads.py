@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import CACHE_LINE
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
@@ -127,6 +128,11 @@ def test_lanes_that_spin_for_a_lock_of_a_lane_of_their_warp_end() -> None:
     assert device.get(address, np.zeros(2, "u4")).tolist() == [0, 6 * 64]
 
 
+SHARED = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %v; .reg .b64 %a; .shared .align 4 .b8 s[20]; ld.param.u64 %a, [p]; st.shared.u32 [s], 7;
+bar.sync 0; ld.shared.u32 %v, [s]; red.global.add.u32 [%a], %v; ret; }"""
+
+
 WORK = """mov.u32 %n, 0;
 WORK: mad.lo.u32 %v, %v, 5, %n; add.u32 %n, %n, 1; setp.lt.u32 %q, %n, {rounds}; @%q bra WORK;"""
 FAULTS = (
@@ -180,6 +186,33 @@ def test_kernels_that_have_turns_both_make_progress() -> None:
         unfinished = [batch for batch in unfinished if not batch.step(0.001, Never())]
         assert waiting._common.running + writing._common.running == 0
     assert device.get(address, np.zeros(2, "u4"))[1] == 40 * 32
+
+
+@pytest.mark.parametrize("threads", [32, 96, 250])
+def test_blocks_of_two_threads_share_no_cache_line(threads: int) -> None:
+    """Each barrier writes a block's part of these arrays: on a line of two blocks the threads would take turns."""
+    device = Device(1 << 20)
+    batch = begin(device, SHARED, 40, threads, device.put(np.zeros(40, "u4")))
+    common = batch._common
+    frames = common.frame_bytes * -(-threads // common.width)
+    for first, stride in (
+        (common.slot, batch._slots.strides[0]),
+        (common.warp_states, common.states_bytes),
+        (common.frame_slab, frames),
+        (common.shared_slab, common.shared_frame),
+        (common.workers, common.worker_bytes),
+    ):
+        assert (first % CACHE_LINE, stride % CACHE_LINE) == (0, 0)
+
+
+def test_python_is_not_asked_for_warps_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of all warps for those that need Python took a tenth of the time, in which no thread runs a block."""
+    device, calls = Device(1 << 20), []
+    monkeypatch.setattr(CompiledBatch, "_serve", lambda *_: calls.append(True))
+    batch = begin(device, FAULTS, 4000, 64, device.put(np.zeros(1, "u4")), 4000)
+    run(batch)
+    assert batch.steps > 1
+    assert not calls
 
 
 ESCAPES = """.visible .entry k(.param .u64 p)

@@ -152,6 +152,18 @@ def test_a_signal_ends_the_program(compile_program: Compile, environment: dict[s
         assert running.wait(SECONDS) == -signal.SIGINT
 
 
+def test_a_program_that_leaves_little_to_its_libraries(
+    compile_program: Compile, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    ran = run(compile_program("confined"), tmp_path / "messages")
+    assert ran.stdout.splitlines() == ["16 KB: 304", "16 KB: 304", "128 KB: 0", "16 KB: 304", "interrupted 1"]
+    assert ran.returncode == 0
+    assert (tmp_path / "messages").read_text() == (
+        "pympsd: a thread cannot use CUDA: its stack of 16 KB is too small; start it with 128 KB or more "
+        "(pthread_attr_setstacksize)\n"
+    )
+
+
 def test_a_program_that_only_initializes(compile_program: Compile, run: Callable[..., Ran]) -> None:
     ran = run(compile_program("ends"))
     assert (ran.stdout, ran.stderr, ran.returncode) == ("0\n", "", 0)

@@ -110,3 +110,116 @@ void kernels_scatter(const uint64_t *addresses, uint32_t mask, uint32_t size, co
         memcpy((void *)addresses[lane], in + lane * size, size);
     }
 }
+
+static inline void move(uint8_t *memory, uint8_t *registers, size_t size, uint32_t stores) {
+    memcpy(stores ? memory : registers, stores ? registers : memory, size);
+}
+
+// Return the host address of consecutive bytes that are all valid at a device address, NULL if another check has to
+// decide.
+static uint8_t *find_quickly(const Worker *c, uint64_t site, uint64_t address, uint32_t space, uint64_t nbytes) {
+    uint64_t number = address >> WINDOW_BITS, low = c->sites[2 * site], size = c->sites[2 * site + 1];
+    if (space == GENERIC && number == SHARED)
+        space = SHARED, address -= number << WINDOW_BITS;
+    if (space == SHARED)
+        return address < c->shared_bytes && c->shared_bytes - address >= nbytes ? c->shared + address : NULL;
+    return address - low < size && size - (address - low) >= nbytes ? (uint8_t *)(address + (uint64_t)c->delta) : NULL;
+}
+
+static void move_pieces(uint8_t *memory, uint64_t stride, const Pieces *p, uint8_t *registers, uint32_t stores) {
+    for (uint32_t i = 0; i < p->count; i++) {
+        uint8_t *at = memory + (p->at[i].line * stride + p->at[i].place) * p->size, *own = registers + i * p->chunk;
+        switch (p->chunk) { // constants, so that each is one instruction
+        case 16: move(at, own, 16, stores); break;
+        case 8: move(at, own, 8, stores); break;
+        case 4: move(at, own, 4, stores); break;
+        case 2: move(at, own, 2, stores); break;
+        default: move(at, own, 1, stores);
+        }
+    }
+}
+
+// Load or store a fragment whose lanes have addresses and strides. Returns 1 with the fault in the worker.
+int kernels_move_fragment(
+    Worker *c, uint64_t site, const uint64_t *addresses, const uint32_t *strides, uint32_t mask, const Pieces *p,
+    uint8_t *registers, uint32_t stores
+) {
+    uint64_t odd = ~mask, stride = strides[0], span = ((p->lines - 1) * stride + p->places) * p->size;
+    for (uint32_t lane = 1; lane < WARP; lane++)
+        odd |= (addresses[lane] ^ addresses[0]) | (strides[lane] ^ stride);
+    if (!odd && !(addresses[0] % p->size)) {
+        uint8_t *memory = find_quickly(c, site, addresses[0], p->space, span);
+        if (memory) {
+            move_pieces(memory, stride, p, registers, stores);
+            return 0;
+        }
+    }
+    const uint32_t in_piece = p->chunk / p->size, in_register = p->register_bytes / p->size;
+    const int64_t access[] = {0, p->size};
+    for (uint32_t first = 0; first < p->count * in_piece; first += WARP * in_register)
+        for (uint32_t part = 0; part < in_register; part++) { // as the NumPy tier: element by element of the lanes
+            uint64_t places[WARP];
+            uint32_t element = first + part;
+            for (uint32_t lane = 0; lane < WARP; lane++, element += in_register) {
+                uint64_t line = p->at[element / in_piece].line, place = p->at[element / in_piece].place;
+                places[lane] = addresses[lane] + (line * strides[lane] + place + element % in_piece) * p->size;
+            }
+            if (kernels_resolve(c, site, places, mask, p->space, access, 1))
+                return 1;
+            element = first + part;
+            for (uint32_t lane = 0; lane < WARP; lane++, element += in_register)
+                if (mask >> lane & 1)
+                    move((uint8_t *)places[lane], registers + element * p->size, p->size, stores);
+        }
+    return 0;
+}
+
+enum { ROW_BYTES = 16 };
+
+// ldmatrix and stmatrix: move rows, whose addresses the first lanes have. Returns 1 with the fault in the worker.
+int kernels_move_rows(
+    Worker *c, uint64_t site, uint64_t *addresses, uint32_t mask, uint32_t space, uint32_t count, uint8_t *registers,
+    uint32_t stores
+) {
+    const int64_t access[] = {0, ROW_BYTES};
+    uint64_t odd = 0, limit = c->shared_bytes < ROW_BYTES ? 0 : c->shared_bytes - ROW_BYTES + 1;
+    mask &= count == WARP ? ~0u : (1u << count) - 1;
+    for (uint32_t lane = 0; lane < count; lane++)
+        odd |= (uint64_t)(addresses[lane] >= limit) | (addresses[lane] % ROW_BYTES);
+    if (space == SHARED && !odd)
+        for (uint32_t lane = 0; lane < count; lane++)
+            addresses[lane] += (uint64_t)c->shared;
+    else if (kernels_resolve(c, site, addresses, mask, space, access, 1))
+        return 1;
+    for (uint32_t lane = 0; lane < count; lane++)
+        if (mask >> lane & 1)
+            move((uint8_t *)addresses[lane], registers + lane * ROW_BYTES, ROW_BYTES, stores);
+    return 0;
+}
+
+// cp.async: copy `size` bytes of each lane from global to shared memory, with zeros for those that are not available.
+// Returns 1 with the fault in the worker.
+int kernels_copy(
+    Worker *c, uint64_t site, uint64_t *targets, const uint64_t *sources, const uint32_t *available, uint32_t mask,
+    uint32_t size
+) {
+    enum { MAX_BYTES = 16 };
+    uint8_t data[WARP][MAX_BYTES] = {{0}};
+    const int64_t access[] = {0, size};
+    for (uint32_t rest = mask; rest; rest &= rest - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(rest), there = available[lane] < size ? available[lane] : size;
+        int is_quick = find_quickly(c, site, sources[lane], GLOBAL, size) && !(sources[lane] & (size - 1));
+        if (!there)
+            continue;
+        if (!is_quick && check_global(c, site, sources[lane], lane, size))
+            return 1;
+        memcpy(data[lane], (uint8_t *)(sources[lane] + (uint64_t)c->delta), there);
+    }
+    if (kernels_resolve(c, site, targets, mask, SHARED, access, 1))
+        return 1;
+    for (; mask; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        memcpy((uint8_t *)targets[lane], data[lane], size);
+    }
+    return 0;
+}

@@ -20,7 +20,7 @@ static uint64_t now(void) {
 uint64_t kernels_clock(void) { return now(); }
 
 static Warp *warps_of(const Worker *c, const Slot *slot) {
-    return c->batch->warp_states + (slot - c->batch->slot) * c->warps;
+    return (Warp *)(c->batch->warp_states + (uint64_t)(slot - c->batch->slot) * c->batch->states_bytes);
 }
 
 static uint8_t *frames_of(const Worker *c, const Slot *slot) {
@@ -111,6 +111,13 @@ static int32_t run_warp(Worker *c, uint32_t w) {
     return b->kernel(c, c->frames + w * b->frame_bytes);
 }
 
+static void need_python(Worker *c) { atomic_store_explicit(&c->batch->needs_python, 1, memory_order_relaxed); }
+
+static void let_bail(Worker *c, Slot *slot) {
+    slot->bailing = 1;
+    need_python(c);
+}
+
 static void note_progress(Worker *c) {
     uint32_t progress = atomic_load_explicit(&c->progress, memory_order_relaxed);
     atomic_store_explicit(&c->progress, progress + 1, memory_order_relaxed);
@@ -134,7 +141,7 @@ static void after_spin(Worker *c, Warp *warp) {
     if (++warp->spins < MAX_SPINS && !is_long)
         return;
     if (!atomic_load(&b->is_open)) {
-        c->current->bailing = 1;
+        let_bail(c, c->current);
         return;
     }
     // The block that it waits for may be another worker's, whose thread the system does not run: see without threads.
@@ -158,9 +165,11 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         break;
     case ESCAPE:
         warp->state = ESCAPING;
+        need_python(c);
         break;
     case BAIL:
-        warp->state = BAILING, slot->bailing = 1;
+        warp->state = BAILING;
+        let_bail(c, slot);
         break;
     case SPIN:
         after_spin(c, warp);
@@ -414,3 +423,5 @@ int kernels_run(Batch *b, uint64_t deadline) {
 uint64_t kernels_worker_bytes(void) { return sizeof(Worker); }
 
 uint64_t kernels_batch_bytes(void) { return sizeof(Batch); }
+
+uint64_t kernels_slot_bytes(void) { return sizeof(Slot); }

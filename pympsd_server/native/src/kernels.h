@@ -4,7 +4,8 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-enum { BARRIERS = 16, WARP = 32, CACHE_LINE = 64 };
+// What two threads write lies so many bytes apart: processors fetch cache lines in pairs.
+enum { BARRIERS = 16, WARP = 32, CACHE_LINE = 128 };
 // What a kernel returns, and the states of a warp.
 enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN };
 enum { READY, WAITING, ENDED, ESCAPING, BAILING };
@@ -23,7 +24,7 @@ typedef struct {
 
 typedef struct Slot Slot;
 struct Slot {
-    int64_t number; // of the block in its batch, -1: free
+    _Alignas(CACHE_LINE) int64_t number; // of the block in its batch, -1: free
     uint32_t left;
     uint16_t bailing, uses_barriers;
     Barrier barriers[BARRIERS];
@@ -42,6 +43,15 @@ typedef struct {
     int64_t count;
     uint64_t generation;
 } ReachableMemory;
+
+// Where the bytes of a fragment's registers are in memory, in the order of the registers: pieces of `chunk` bytes, each
+// at a line, which are `stride` elements apart, and a place in it.
+typedef struct {
+    uint32_t space, size, register_bytes, chunk, count, lines, places; // size: of an element
+    struct {
+        uint32_t line, place;
+    } at[];
+} Pieces;
 
 typedef struct Worker Worker;
 typedef struct Batch Batch;
@@ -94,7 +104,8 @@ struct Batch {
     uint64_t shared_frame, frame_bytes, threads_per_block, width, sites_bytes;
     int64_t fuel_per_turn;
     Slot *slot;
-    Warp *warp_states;
+    uint8_t *warp_states; // those of two slots are `states_bytes` apart
+    uint64_t states_bytes;
     uint8_t *workers; // `worker_bytes` apart
     uint32_t worker_count, worker_bytes;
     // The order of things (kernels.c).
@@ -107,7 +118,7 @@ struct Batch {
     _Atomic uint32_t is_open;
     uint32_t joined, running, was_helped;
     uint32_t is_prepared; // every block has a slot of its own, in which Python has begun it
-    uint32_t unused;
+    _Atomic uint32_t needs_python; // for warps at escapes, or blocks that bail
     Batch *next_open;
 };
 

@@ -20,8 +20,8 @@ Invariants:
 
 - ``_ranges`` is replaced as a whole and never changed, so that a kernel in the compute thread sees an allocation
   either completely or not at all while another thread allocates. All changes are made under the client's lock.
-- Between two allocations lies a gap of GUARD_BYTES that no access reaches. With the bounds of hardware a kernel
-  reaches at most 511 bytes beyond an allocation, and those bytes are in the gap: they belong to nobody.
+- Between two allocations lies a gap of GUARD_BYTES. With the bounds of hardware a kernel reaches at most 1,023 bytes
+  beyond an allocation, and those bytes are in the gap: they belong to nobody.
 - A freed range is zeroed and its pages are released before its addresses are given out again, so that no data of an
   earlier allocation can be read.
 """
@@ -45,6 +45,8 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Valu
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 from pympsd_server.backends.virtual_memory import File
 
+_DEVICE_PAGE: Final = 2 << 20
+
 
 @frozen
 class Bounds:
@@ -55,14 +57,17 @@ class Bounds:
 
     allocation: int
     shared: int
+    overrun: int
+    """The bytes behind the last unit of an allocation that kernels reach, unless its page ends there."""
 
     def end(self, offset: int) -> int:
         """Return the end of what kernels reach of an allocation that ends at ``offset``."""
-        return offset + -offset % self.allocation
+        return int(self.ends(np.int64(offset)))
 
-    def ends(self, offsets: Array) -> Array:
+    def ends(self, offsets: Value) -> Value:
         """Return the ends of what kernels reach of allocations that end at ``offsets``."""
-        ends: Array = offsets + -offsets % self.allocation
+        shares_page = (offsets < VIRTUAL_OFFSET) & (offsets % _DEVICE_PAGE != 0)
+        ends: Value = offsets + -offsets % self.allocation + self.overrun * shares_page
         return ends
 
     def end_of_shared(self, size: int) -> int:
@@ -70,9 +75,13 @@ class Bounds:
         return size + -size % self.shared
 
 
-HARDWARE: Final = Bounds(512, 128)
-"""The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
-STRICT: Final = Bounds(1, 1)
+GUARD_BYTES: Final = 1024
+HARDWARE: Final = Bounds(512, 128, 512)
+"""The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide).
+
+A GPU checks pages. A loop that writes one element too many into an array of whole units does not fault there.
+"""
+STRICT: Final = Bounds(1, 1, 0)
 
 
 def choose_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
@@ -80,7 +89,6 @@ def choose_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
     return STRICT if has_strict_bounds(environment) else HARDWARE
 
 
-GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
 
 

@@ -36,6 +36,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Operation,
     Register,
     Special,
+    Symbol,
     has_result,
     items_of,
     registers_read,
@@ -45,7 +46,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
 SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
 _VARYING_SPECIALS = ("%tid", "%laneid", "%lanemask")
-_ALWAYS_VARYING = frozenset({"atom", "shfl"})
+_ALWAYS_VARYING = frozenset({"atom", "shfl", "mma", "wmma", "ldmatrix", "movmatrix"})
 _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"})
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"})
 _OPERATIONS_PER_FUEL = 16
@@ -189,9 +190,12 @@ def is_varying_special(name: str, *, rows: bool) -> bool:
 
 def differs_by_lane(operation: Operation) -> bool:
     """Return whether the same address means different memory for each lane, or the access is guarded."""
-    is_param = space_of(operation) == "param"
-    local = space_of(operation) in ("generic", "local")
-    return operation.name in ("ld", "ldu") and not is_param and (local or operation.guard is not None)
+    if operation.name not in ("ld", "ldu"):
+        return False
+    memory = operation.operands[1]
+    if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
+        return False
+    return space_of(operation) in ("generic", "local") or operation.guard is not None
 
 
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:

@@ -93,6 +93,7 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     LaunchSetup,
     align_frame,
     align_local_frame,
+    align_shared_frame,
     place_in,
 )
 from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared_sizes
@@ -138,6 +139,13 @@ def _aligned(nbytes: int) -> Array:
     whole = np.empty(nbytes + CACHE_LINE, np.uint8)
     begin = -int(whole.ctypes.data) % CACHE_LINE
     return whole[begin : begin + nbytes]
+
+
+def _zeros(nbytes: int) -> Array:
+    """Return zeros at the beginning of a cache line."""
+    zeros = _aligned(nbytes)
+    zeros[:] = 0
+    return zeros
 
 
 @lru_cache
@@ -233,8 +241,11 @@ class CompiledBatch:
         self._reached = self._module.space.bounds.end_of_shared(self._shared_bytes)
         self._warps_per_block = -(-self._threads // code.width)
         slots = len(self._sm_of_block)
-        self._slots, self._warps = np.zeros(slots, SLOT), np.zeros((slots, self._warps_per_block), WARP_STATE)
-        common.shared_frame = align_frame(self._reached)
+        common.states_bytes = _round_up(self._warps_per_block * WARP_STATE.itemsize)
+        self._slots = _zeros(slots * SLOT.itemsize).view(SLOT)
+        states = _zeros(slots * common.states_bytes).reshape(slots, common.states_bytes)
+        self._warps = states[:, : self._warps_per_block * WARP_STATE.itemsize].view(WARP_STATE)
+        common.shared_frame = align_shared_frame(self._reached)
         self._shared = _aligned(slots * common.shared_frame)
         self._local = _aligned(slots * self._threads * align_local_frame(kernel.local_bytes))
         memory = _aligned(slots * self._warps_per_block * code.frame_bytes)
@@ -371,7 +382,8 @@ class CompiledBatch:
         if outcome == Outcome.FINISHED:
             self._over = True
         elif outcome in (Outcome.SERVICE, Outcome.TIME):  # others may wait forever for warps at escapes
-            if not self._serve(cancel) and outcome == Outcome.SERVICE:
+            is_served = bool(self._common.needs_python) and self._serve(cancel)
+            if not is_served and outcome == Outcome.SERVICE:
                 worker = self._worker(0)
                 raise self._place(self._fault(Outcome.DEADLOCKED, worker), worker.block, 0)
         else:
@@ -424,6 +436,7 @@ class CompiledBatch:
         bailing = (slots["bailing"] != 0) & (slots["number"] >= 0) & resting
         for slot in np.flatnonzero(bailing).tolist():
             self._hand_over(slot)
+        self._common.needs_python = bool(((slots["bailing"] != 0) & (slots["number"] >= 0)).any())
         return bool(len(escaping) or bailing.any())
 
     def _escape(self, stop: int, rows: Array, cancel: CancelFlag) -> None:

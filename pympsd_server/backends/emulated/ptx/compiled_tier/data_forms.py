@@ -236,7 +236,7 @@ def _convert_float(text: MemoryText, operation: Operation, shape: Shape) -> None
 @writes("ld ldu")
 def _load(text: MemoryText, operation: Operation) -> None:
     target, memory = operation.operands[:2]
-    items, bits, space = items_of(target), BITS[operation.type], space_of(operation)
+    items, bits, _space = items_of(target), BITS[operation.type], space_of(operation)
     if bits == 1 or not isinstance(memory, Memory) or len(items) * bits > 128:
         raise text.refuse()
     if isinstance(memory.base, Symbol) and memory.base.space == "param":
@@ -244,8 +244,6 @@ def _load(text: MemoryText, operation: Operation) -> None:
             place = text.field("%params", memory.base.offset + memory.offset + index * bits // 8)
             text.assign(item, text.load(f"i{bits}", place, 1), operation.type, SCALAR)
         return
-    if space == "param":
-        raise text.refuse()
     group = text.groups[text.index]
     if all(isinstance(item, Sink) for item in items):
         text.check(group, text.active() if group.guarded else text.current())

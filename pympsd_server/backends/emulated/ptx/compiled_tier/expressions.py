@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape
-from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape, Text
 
 _INTEGER_NAMES: Final = {"+": "add", "-": "sub", "&": "and", "|": "or", "^": "xor", "<<": "shl", ">>": "ashr"}
 _FLOAT_NAMES: Final = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv"}
@@ -25,7 +24,7 @@ _SIGN: Final = -(1 << 31)
 class Expression:
     """A value of a kernel: doubles, floats, integers or truths, in a shape."""
 
-    text: MemoryText
+    text: Text
     shape: Shape
     element: str
     name: str
@@ -163,8 +162,18 @@ def multiply_add_halves(values: list[Expression]) -> Expression:
     on the right side of every half-way point.
     """
     a, b, c = (value.cast("fpext", "float") for value in values)
-    total, error = _two_sum([a * b, c])
-    bits = total.cast("bitcast", "i32")
+    return _narrow_to_half(*_two_sum([a * b, c]))
+
+
+def round_to_half(value: Expression) -> Expression:
+    """Return a double as a half, rounded once."""
+    near = value.cast("fptrunc", "float")
+    return _narrow_to_half(near, value - near.cast("fpext", "double"))
+
+
+def _narrow_to_half(near: Expression, error: Expression) -> Expression:
+    """Return the exact sum of a float and an error as a half."""
+    bits = near.cast("bitcast", "i32")
     away = (error > 0.0) ^ (bits < 0)  # the exact sum is farther from zero
     odd = (((error > 0.0) | (error < 0.0)) & ((bits & 1) == 0)).choose(
         away.choose(bits + 1, bits - 1, "i32"), bits, "i32"

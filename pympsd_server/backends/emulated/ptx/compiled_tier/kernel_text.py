@@ -42,6 +42,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier import (
     data_forms,
     float_forms,
     integer_forms,
+    matrix_forms,
     warp_forms,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
@@ -52,7 +53,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
     FRAME_HEADER,
@@ -79,7 +80,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     registers_in,
 )
 
-FORMS: Final = (data_forms, float_forms, integer_forms, warp_forms)
+FORMS: Final = (data_forms, float_forms, integer_forms, matrix_forms, warp_forms)
 """The modules whose forms are in the table."""
 FUNCTION: Final = "kernel"
 _SCRATCHES: Final = 4
@@ -88,6 +89,7 @@ _LOADED: Final = (
     *(("sites", "ptr", "sites"), ("addresses", "ptr", "addresses"), ("delta", "i64", "delta")),
     *(("shared32", "i32", "shared_bytes"), ("warps", "i32", "warps"), ("given", "i64", "fuel")),
     *(
+        ("param_size", "i64", "parameter_bytes"),
         ("dynamic", "i64", "dynamic_offset"),
         ("local_frame", "i64", "local_frame"),
         ("local_size", "i64", "local_bytes"),
@@ -538,7 +540,8 @@ class KernelText(MemoryText):
         ]
         self.declared.add("declare void @llvm.trap()")
         head = f"define i32 @{FUNCTION}(ptr noalias %ctx, ptr noalias %frame) #0 {{\nentry:"
-        attributes = 'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" }'
+        wide = 'nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512"'
+        attributes = f"attributes #0 = {{ {wide} }}\nattributes #1 = {{ noinline {wide} }}"
         parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
         return "\n".join(parts) + "\n"
 
@@ -549,6 +552,8 @@ class KernelText(MemoryText):
         self.line("%fuel = alloca i64")
         for number in range(_SCRATCHES):
             self.line(f"%scratch{number} = alloca [{self.width * 8} x i8], align 64")
+        if self.needs_fragments:
+            self.line(f"%fragments = alloca [{FRAGMENT_BYTES} x i8], align 64")
         for k in range(len(self.segments)):
             self.line(f"%m{k} = alloca {mask}")
             self.store(mask, "0", f"%m{k}")
@@ -564,6 +569,7 @@ class KernelText(MemoryText):
             self.line(f"%{name} = load {kind}, ptr {self.field('%ctx', offset_of(where))}")
         self.line("%shared = ptrtoint ptr %shared_p to i64")
         self.line("%local = ptrtoint ptr %local_p to i64")
+        self.line("%param = ptrtoint ptr %params to i64")
         self.line("%shared_size = zext i32 %shared32 to i64")
         self.line("%alone = icmp eq i32 %warps, 1")
         self.store("i64", "%given", "%fuel")

@@ -30,6 +30,8 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Spe
 
 _MAX_ESCAPES: Final = 24
 _MAX_BLOCKS: Final = 4000
+_HALVES: Final = frozenset({"f16", "e4m3", "e5m2"})
+"""The types whose values are converted by way of halves."""
 
 
 def is_forced(operation: Operation) -> bool:
@@ -97,7 +99,7 @@ class _Escapes:
     def is_needed(self, operation: Operation) -> bool:
         """Return whether no form writes an operation."""
         if id(operation) not in self._needed:
-            is_half = "f16" in operation.types and operation.name not in ("ld", "ldu", "st", "mov")
+            is_half = bool(_HALVES & {*operation.types}) and operation.name not in ("ld", "ldu", "st", "mov")
             self._needed[id(operation)] = (is_half and not self.has_halves) or _is_refused(self.probe, operation)
         return self._needed[id(operation)]
 

@@ -30,7 +30,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTION, KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width, write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import FUNCTIONS, runtime
+from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
@@ -89,7 +89,7 @@ class MachineCode:
     """The address of its function in this process."""
     width: int
     frame_bytes: int
-    """The size of a warp's frame, a multiple of 64."""
+    """The size of a warp's frame, a multiple of CACHE_LINE."""
     sites: int
     """The number of entries in its table of allocations."""
     globals_used: list[tuple[str, int]]
@@ -224,7 +224,7 @@ def _describe(compiler: Compiler, code: Code, text: KernelText, object_code: byt
         target=compiler.target,
         object_code=object_code,
         width=text.width,
-        frame_bytes=-(-text.frame_bytes // 64) * 64,
+        frame_bytes=-(-text.frame_bytes // CACHE_LINE) * CACHE_LINE,
         sites=text.site_count,
         globals_used=tuple(text.globals_used),
         stops=tuple(

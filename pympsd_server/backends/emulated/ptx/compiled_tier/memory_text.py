@@ -26,7 +26,11 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequence
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, has_result
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
+_OWN_SPACES = frozenset({"shared", "local", "param"})
+"""The state spaces whose addresses count from 0."""
 _GATHERED_BITS = (32, 64)
+FRAGMENT_BYTES = 8192
+"""The size of the area in which matrices of a warp are passed on."""
 
 
 @define
@@ -54,6 +58,7 @@ class MemoryText(Lanes):
     index: int = field(default=0, init=False)
     """The index of the operation in its segment."""
     site_count: int = field(default=0, init=False)
+    needs_fragments: bool = field(default=False, init=False)
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
     """The groups whose check was written in this segment, by their id()."""
 
@@ -81,14 +86,14 @@ class MemoryText(Lanes):
 
     def _limits(self, space: str, site: int, nbytes: str | int) -> tuple[str, str]:
         """Return the lowest valid address, and the number of valid addresses of `nbytes` bytes from there, as i64."""
-        low, size = "0", "%shared_size" if space == "shared" else "%local_size"
-        if space not in ("shared", "local"):
+        low, size = "0", f"%{space}_size"
+        if space not in _OWN_SPACES:
             low = self.load("i64", self.field("%sites", 16 * site))
             size = self.load("i64", self.field("%sites", 16 * site + 8))
         return low, self.call("llvm.usub.sat.i64", "i64", ("i64", size), ("i64", str(int(nbytes) - 1)))
 
     def _host_base(self, space: str) -> str:
-        return {"shared": "%shared", "local": "%local"}.get(space, "%delta")
+        return f"%{space}" if space in _OWN_SPACES else "%delta"
 
     def _is_static(self, group: Accesses) -> bool:
         """Return whether accesses need no check: constant offsets in the shared memory that every launch has."""

@@ -71,7 +71,8 @@ FRAME_HEADER: Final = 32
 FRAME_STOP, FRAME_ALIVE, FRAME_MASK, FRAME_TRUES, FRAME_TOTAL, FRAME_TURNS = 0, 4, 8, 16, 20, 24
 """Offsets in a warp's frame: where it stopped, its live lanes, the lanes that stopped there, votes of bar.red, and
 the kinds of turns that it has taken since the last barrier."""
-CACHE_LINE: Final = 64
+CACHE_LINE: Final = 128
+"""The bytes between what two threads write: processors fetch cache lines in pairs."""
 _REFRESH = ctypes.CFUNCTYPE(None, c_void_p)
 
 
@@ -156,6 +157,7 @@ class SharedState(ctypes.Structure):
         ("fuel_per_turn", c_int64),
         ("slot", c_uint64),
         ("warp_states", c_uint64),
+        ("states_bytes", c_uint64),
         ("workers", c_uint64),
         ("worker_count", c_uint32),
         ("worker_bytes", c_uint32),
@@ -173,7 +175,7 @@ class SharedState(ctypes.Structure):
         ("running", c_uint32),
         ("was_helped", c_uint32),
         ("is_prepared", c_uint32),
-        ("unused", c_uint32),
+        ("needs_python", c_uint32),
         ("next_open", c_uint64),
     )
 
@@ -181,7 +183,7 @@ class SharedState(ctypes.Structure):
 SLOT: Final = np.dtype(
     [
         *(("number", "i8"), ("left", "u4"), ("bailing", "u2"), ("uses_barriers", "u2")),
-        *(("barriers", "u4", (BARRIERS, 5)), ("following", "u8")),
+        *(("barriers", "u4", (BARRIERS, 5)), ("following", "u8"), ("unused", "V40")),
     ]
 )
 """A slot for a block in progress; its number is the block's in the batch, -1 for a free slot."""
@@ -190,13 +192,17 @@ WARP_STATE: Final = np.dtype(
 )
 refresh_function: Final = _REFRESH
 """Makes a C function of a Python function."""
-FUNCTIONS: Final = ("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock")
+FUNCTIONS: Final = (
+    *("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock"),
+    *("kernels_move_fragment", "kernels_move_rows", "kernels_copy"),
+)
 """The functions that generated code calls."""
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "kernels_run": (c_int, (ctypes.POINTER(SharedState), c_uint64)),
     "kernels_publish": (None, (ctypes.POINTER(SharedState), ctypes.POINTER(ReachableMemory))),
     "kernels_worker_bytes": (c_uint64, ()),
     "kernels_batch_bytes": (c_uint64, ()),
+    "kernels_slot_bytes": (c_uint64, ()),
     "kernels_resolve": (c_int, (ctypes.POINTER(Worker), c_uint64, c_void_p, c_uint32, c_uint32, c_void_p, c_uint32)),
 }
 
@@ -205,8 +211,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 def runtime() -> Any:
     """Return the library with its functions declared; raise NoLibrary."""
     library = load("_kernels", _SIGNATURES)
-    sizes = library.kernels_worker_bytes(), library.kernels_batch_bytes()
-    if sizes != (ctypes.sizeof(Worker), ctypes.sizeof(SharedState)):
+    sizes = library.kernels_worker_bytes(), library.kernels_batch_bytes(), library.kernels_slot_bytes()
+    if sizes != (ctypes.sizeof(Worker), ctypes.sizeof(SharedState), SLOT.itemsize):
         raise NoLibrary("it is of another build: install again")
     return library
 

@@ -54,10 +54,15 @@ def multiply_matrices(
     if kinds[0] == "f64":
         for step in range(k):
             total = fma64(*np.broadcast_arrays(left[:, :, step, None], right[:, None, step, :], total))
-    else:
+    elif kinds[0] == "b1":
         products = left @ right
         if differ:
             products = left.sum(axis=2, keepdims=True) + right.sum(axis=1, keepdims=True) - 2 * products
+        total = round_sums(products + total, kinds[3], saturate)
+    else:
+        products = np.zeros_like(total)
+        for step in range(k):  # in this order, as in the compiled tier
+            products += left[:, :, step, None] * right[:, None, step, :]
         total = round_sums(products + total, kinds[3], saturate)
     return scatter(state, threads, fragment_of("d", shape, kinds[3]), total)
 

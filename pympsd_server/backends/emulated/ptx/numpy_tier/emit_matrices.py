@@ -213,7 +213,7 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     stride = (
         writer.input(2, U32)
         if len(operation.operands) == 3
-        else writer.scalar(_length(matrix, size, by_columns), U32)
+        else writer.scalar(line_length(matrix, size, by_columns), U32)
     )
     where, what = f"B, T, {space!r}, {address}, {stride}", f"{size}, {operation.type!r}, {by_columns}"
     if stored:
@@ -228,7 +228,7 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
         assign_all(writer, targets[first : first + distinct], name, dtype)
 
 
-def _length(matrix: str, size: Shape, by_columns: bool) -> int:
+def line_length(matrix: str, size: Shape, by_columns: bool) -> int:
     """Return the elements of a row, or of a column."""
     m, n, k = size
     rows, columns = {"a": (m, k), "b": (k, n)}.get(matrix, (m, n))

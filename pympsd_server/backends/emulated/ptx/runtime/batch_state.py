@@ -15,13 +15,18 @@ from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, geometry
 
 _FRAME_ALIGNMENT = 16
-_CACHE_LINE, _SPREAD_FROM = 64, 1024
+_CACHE_LINE, _TWO_CACHE_LINES, _SPREAD_FROM = 64, 128, 1024
 _MIN_SLEEP_SECONDS = 1e-4
 
 
 def align_frame(size: int) -> int:
     """Return the bytes from one block's or thread's frame of memory to the next."""
     return -(-size // _FRAME_ALIGNMENT) * _FRAME_ALIGNMENT
+
+
+def align_shared_frame(size: int) -> int:
+    """Return the bytes from one block's shared memory to the next block's, which another thread may write."""
+    return -(-size // _TWO_CACHE_LINES) * _TWO_CACHE_LINES
 
 
 def align_local_frame(size: int) -> int:
@@ -110,7 +115,7 @@ class BatchState:
         self.shared_bytes = static + self.dynamic_shared
         self.reached_shared_bytes = self.space.bounds.end_of_shared(self.shared_bytes)
         self.shared_frame, self.local_frame = (
-            align_frame(self.reached_shared_bytes),
+            align_shared_frame(self.reached_shared_bytes),
             align_local_frame(self.local_bytes),
         )
         if self.memory is None:
