@@ -5,6 +5,8 @@ after the first large answers all buffers lie in the heap, between small objects
 connections of a user who reads no answers: 16 MiB of buffers took 76 MiB of memory; with `map_buffers` they take 26.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 from typing import Any, Final

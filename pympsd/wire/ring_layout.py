@@ -15,6 +15,8 @@ on the stream's socket, whatever the byte: the executor looks at the ring then. 
     4096       records            client, between HEAD and TAIL modulo RING_BYTES
 """
 
+from __future__ import annotations
+
 from typing import Final
 
 TAIL: Final = 0

@@ -3,6 +3,8 @@
 Passing one object instead of twelve keeps the constructors of contexts, streams and copies short; none of the
 services depends on the objects that use it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from attrs import frozen
