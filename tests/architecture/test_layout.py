@@ -41,8 +41,8 @@ SAME_NAMES = {
     "ordinary words for values of one module": "Condition Refused Trace",
 }
 """Public classes of several modules that have one name."""
-CONTROL_FLOW = frozenset({"Cancelled", "PrivateExecutorWarning"})
-"""Exceptions that are not errors: one that ends a cancelled kernel, and a warning."""
+CONTROL_FLOW = frozenset({"Cancelled", "PrivateExecutorWarning", "Refused"})
+"""Exceptions that are not errors: one that ends a cancelled kernel, a warning, and one that leaves a kernel to NumPy."""
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "core", "base", "misc"})
 
 
