@@ -41,7 +41,7 @@ class Settings:
     complaints: tuple[str, ...] = ()
     memory_limits: str = ""
     """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
-    turn_patience: float = 30.0
+    overtaking_seconds: float = 30.0
     """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
@@ -73,7 +73,7 @@ class Settings:
             driver=int(read(environment, variables.DRIVER_VARIABLE) or 0),
             complaints=_complaints(environment),
             memory_limits=environment.get(MEMORY_LIMITS[0]) or environment.get(MEMORY_LIMITS[1], ""),
-            turn_patience=float(read(environment, variables.TURN_PATIENCE)),
+            overtaking_seconds=float(read(environment, variables.OVERTAKING_LIMIT)),
             vendor_server=environment.get(VENDOR_SERVER, ""),
             users=read(environment, variables.USERS_VARIABLE),
             unmapped_users=read(environment, variables.UNMAPPED_USERS_VARIABLE),

@@ -44,10 +44,17 @@ _missing: Final[set[str]] = set()
 
 
 def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -> int:
-    """Write the addresses of C functions to a table, one for each prototype; return 0, or 1 without the library.
+    """Write the addresses of C functions to a library's table, one for each of its prototypes.
 
-    ``prototypes`` is the address of an array of ``count`` C strings, each "name(types of parameters)"; ``table`` that
-    of an array of as many addresses. ``is_own``: the interpreter was started for a native program.
+    Args:
+        library: The library's file name, such as ``libcuda.so.1``.
+        count: The number of prototypes.
+        prototypes: The address of an array of C strings, each ``name(types of parameters)``.
+        table: The address of an array of as many addresses.
+        is_own: Whether the interpreter was started for a native program.
+
+    Returns:
+        0, or 1 if the library that its functions forward to is not installed, which is reported on standard error.
     """
     if is_own:
         warnings.showwarning = _show_warning
@@ -87,7 +94,10 @@ def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
 
 
 def end() -> None:
-    """At the end of a native program, call the functions registered with `atexit`, as Python does at its own end."""
+    """Call the functions registered with `atexit`, at the end of a native program, as Python does at its own end.
+
+    Standard output and standard error are flushed.
+    """
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr):
         if file is not None:

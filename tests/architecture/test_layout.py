@@ -42,7 +42,7 @@ SAME_NAMES = {
 }
 """Public classes of several modules that have one name."""
 CONTROL_FLOW = frozenset({"Cancelled", "PrivateExecutorWarning", "Refused"})
-"""Exceptions that are not errors: one that ends a cancelled kernel, a warning, and one that leaves a kernel to NumPy."""
+"""Exceptions that are not errors: the end of a cancelled kernel, a warning, and what leaves a kernel to NumPy."""
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "core", "base", "misc"})
 
 

@@ -178,7 +178,7 @@ MET: bar.sync 0; red.global.add.u32 [%a+4], 1; ret; }"""
 
 @pytest.mark.usefixtures("_no_block_goes_to_numpy")
 def test_threads_that_wait_for_a_block_with_much_work_stay_in_the_compiled_tier() -> None:
-    """The other lanes of their warps wait at a barrier meanwhile, as in a synchronisation of the grid."""
+    """The other lanes of their warps wait at a barrier, as in a synchronisation of the grid."""
     device = Device(1 << 20)
     address = device.put(np.zeros(2, "u4"))
     assert begin(device, GRID_SYNC, 300, 64, address).step(60, Never())

@@ -100,7 +100,7 @@ def elements(format: int, shape: tuple[int, ...]) -> Any:
 
 
 def one_index(index: int, size: int, mode: int) -> int | None:
-    """The element that an index means, None for the border: as the programming guide says it."""
+    """The element that an index means, None for the border: as the programming guide states it."""
     if mode == WRAP:
         return index % size
     if mode == MIRROR:
@@ -263,7 +263,7 @@ def test_levels(machine: Machine, linear: bool) -> None:
 
 @pytest.mark.parametrize("layered", [False, True])
 def test_cubes(machine: Machine, layered: bool) -> None:
-    """The face is that of the longest part of the direction, and the rest says where on it."""
+    """The face is that of the longest part of the direction, and the rest reports where on it."""
     data = elements(F32, (12 if layered else 6, 4, 4, 1))
     texture = machine.object(F32, 1, machine.array(data))
     directions = np.random.default_rng(5).uniform(-3, 3, (80, 3)).astype("f4")

@@ -28,8 +28,8 @@ GIB = 1 << 30
 MANY_STEPS = 300
 INSIDE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 FAULTS = ("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED")
-NEWCOMER = ("init CUDA_SUCCESS", "init CUDA_ERROR_MPS_SERVER_NOT_READY")
-MUTE = 3
+NEW_CLIENT_RESULTS = ("init CUDA_SUCCESS", "init CUDA_ERROR_MPS_SERVER_NOT_READY")
+SILENT_CONNECTIONS = 3
 
 MakeDaemon = Callable[..., DaemonProcess]
 
@@ -190,7 +190,7 @@ def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess)
     with (
         client(daemon) as culprit,
         client(daemon) as neighbour,
-        client(daemon) as newcomer,
+        client(daemon) as new_client,
         client(daemon) as following,
     ):
         connected(culprit)
@@ -199,14 +199,14 @@ def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess)
         assert culprit.ask("fault").split()[1] in FAULTS
         wait_until(lambda: neighbour.ask("sync").split()[1] in FAULTS, "the fault at the neighbour")
         assert daemon.say(f"get_server_status {server}") == "FAULT\n"
-        newcomer.send("init")
+        new_client.send("init")
         for one in (culprit, neighbour):
             one.kill()
         wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
         # Refused while it was FAULT, or let in after; the recording has one that is never answered, too.
-        if not newcomer.waits():
-            assert newcomer.answer() in NEWCOMER
-        newcomer.kill()
+        if not new_client.waits():
+            assert new_client.answer() in NEW_CLIENT_RESULTS
+        new_client.kill()
         connected(following)
         assert following.ask("launch") == "launch CUDA_SUCCESS"
         assert daemon.servers() == [server]
@@ -227,16 +227,16 @@ def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess) -> None:
 
 def test_clients_that_never_speak_are_in_nobodys_way(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(running.pipe(daemon)))
-    mute = []
+    silent = []
     try:
         with client(daemon) as before, client(daemon) as after:
             connected(before)
-            mute = [be_handed_over() for _ in range(MUTE)]
+            silent = [be_handed_over() for _ in range(SILENT_CONNECTIONS)]
             connected(after)
             assert [each.ask("launch") for each in (before, after)] == ["launch CUDA_SUCCESS"] * 2
             assert listed(daemon) >= {before.pid, after.pid}
     finally:
-        for connection in mute:
+        for connection in silent:
             connection.close()
 
 
@@ -244,25 +244,25 @@ def test_clients_that_never_speak_are_in_nobodys_way(daemon: DaemonProcess, monk
 
 
 def test_programs_outlive_the_daemon(daemon: DaemonProcess) -> None:
-    with client(daemon, "--loop") as loop, client(daemon) as newcomer:
+    with client(daemon, "--loop") as loop, client(daemon) as new_client:
         assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
         (server,) = daemon.servers()
         daemon.kill()
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
-        newcomer.send("init")
+        new_client.send("init")
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
-        assert newcomer.waits()
+        assert new_client.waits()
         done = daemon.start()
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert newcomer.answer() == "init CUDA_SUCCESS"
-        assert newcomer.ask("ctx 0") == "ctx CUDA_SUCCESS"
-        assert newcomer.ask("launch") == "launch CUDA_SUCCESS"
+        assert new_client.answer() == "init CUDA_SUCCESS"
+        assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        assert new_client.ask("launch") == "launch CUDA_SUCCESS"
         assert daemon.servers() == [server]
-        assert listed(daemon) == {loop.pid, newcomer.pid}
+        assert listed(daemon) == {loop.pid, new_client.pid}
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
         word, result, steps, value = loop.ask("stop").split()
         assert (word, result, int(value)) == ("loop", "CUDA_SUCCESS", chain(int(steps)))
-        newcomer.exit()
+        new_client.exit()
         loop.exit()
         assert daemon.say("quit") == ""
         daemon.await_end()
@@ -330,11 +330,7 @@ def test_users_together(make_driver_daemon: Callable[..., DaemonProcess]) -> Non
 
 def test_one_server_for_all_users(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_driver_daemon("-d", "-multiuser-server")
-    with (
-        client(daemon, uid=A) as first,
-        client(daemon, uid=B) as second,
-        client(daemon) as third,
-    ):
+    with client(daemon, uid=A) as first, client(daemon, uid=B) as second, client(daemon) as third:
         for one in (first, second, third):
             connected(one)
         assert [one.ask("launch") for one in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3

@@ -102,8 +102,8 @@ def test_a_python_that_the_program_has_loaded_for_itself_only(
     way: str, results: str, sentence: str, compile_program: Compile, run: Callable[..., Ran]
 ) -> None:
     library = f"libpython3.{sys.version_info.minor}.so.1.0"
-    beside = Path(sys.base_prefix, "lib", library)
-    ran = run(compile_program("loaded_python"), beside if beside.exists() else library, way)
+    neighbour = Path(sys.base_prefix, "lib", library)
+    ran = run(compile_program("loaded_python"), neighbour if neighbour.exists() else library, way)
     assert ran.stdout == results, ran.stderr
     assert ran.stderr.endswith(sentence)
     assert ran.stderr.count("\n") == (way == "waits")
@@ -119,7 +119,7 @@ def test_a_python_that_is_too_old_is_refused_with_its_version(
     )
 
 
-def test_a_library_that_was_copied_is_told_apart_from_an_installation(
+def test_a_copied_library_is_not_taken_for_an_installed_one(
     compile_program: Compile, run: Callable[..., Ran]
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="pympsd-test-"))

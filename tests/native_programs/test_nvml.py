@@ -409,7 +409,7 @@ def test_without_a_daemon_the_environment_describes_the_machine(
     expected = [device.uuid for device in describe("3xA100")]
     assert [nvml.text("nvmlDeviceGetUUID", handle) for handle in nvml.handles()] == expected
     assert nvml.call("nvmlShutdown") == 0
-    # Nothing says that it is emulated: the driver is asked, and pympsd's libcuda.so.1 must not answer for it.
+    # Nothing reports that it is emulated: the driver is asked, and pympsd's libcuda.so.1 must not answer for it.
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nonexistent:{LIBRARY.parent}")
     monkeypatch.delenv("PYMPSD_BACKEND")
     monkeypatch.delenv("PYMPSD_EMULATED_DEVICES")

@@ -133,7 +133,7 @@ def test_processes_as_recorded(node: Node) -> None:
         own.end()
 
 
-def test_memory_of_departed_clients_is_the_servers(node: Node) -> None:
+def test_memory_of_exited_clients_is_the_servers(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
     own = register(folder, UUIDS[3], alone=False)

@@ -1,4 +1,4 @@
-"""Drains and undrains in any order, beside clients that come and go, time limits, terminations and kill -9."""
+"""Drains and undrains in any order, next to clients that come and go, time limits, terminations and kill -9."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.chaos.ended_contexts import (
 )
 from tests.chaos.history import CONNECTING_STEPS, FOR_EVER, History, Incident, Life, Step
 from tests.chaos.recoveries import Recovery, recoveries
-from tests.chaos.schedule import ADOPTION, STOPS, Backend, Containment, Kind
+from tests.chaos.schedule import STOPS, TAKEOVER, Backend, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
 """The longest time to a client's answer, whatever happened; what it or its server was stopped for comes on top."""
@@ -190,7 +190,7 @@ def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int
     """Return the CUresults that an incident allows by role, on this machine and with what else was done then."""
     if history.backend is Backend.VENDOR:
         return VENDOR_TABLE.get(incident.kind, {})
-    if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, ADOPTION, history):
+    if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, TAKEOVER, history):
         return KILLED_SERVER
     if incident.kind in FAULTS and history.containment is Containment.SERVER:
         return THE_WHOLE_SERVER
@@ -266,7 +266,7 @@ def _is_connecting(incident: Incident, life: Life) -> bool:
     return incident.uid in (life.uid, -1)
 
 
-def patience(history: History, life: Life, now: float) -> float:
+def remaining_seconds(history: History, life: Life, now: float) -> float:
     """Return how many seconds a client may still be silent."""
     since = max(life.heard, life.started)
     stopped = sum(
