@@ -15,6 +15,8 @@ Nothing is measured while nobody can launch a kernel: `stop` ends the period wit
 with the next report, so a long pause is not part of a period.
 """
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Callable
