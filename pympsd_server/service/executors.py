@@ -29,6 +29,8 @@ started when the loss of the last one has been handled, so that no new context i
 answered, or fails with ExecutorGone when the executor ends: no task waits for ever. Executors inherit a pipe
 directory that does not exist, so that the driver in them can never connect to an MPS daemon."""
 
+from __future__ import annotations
+
 import os
 import signal
 import socket
