@@ -66,7 +66,7 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     addresses = (c_void_p * count).from_address(table)
     try:
         for index, prototype in enumerate((c_char_p * count).from_address(prototypes)):
-            addresses[index] = _address(library, (prototype or b"").decode())
+            addresses[index] = _address(library, (prototype or b"").decode(), bool(is_own))
     except FileError as error:
         print(f"pympsd: {error}", file=sys.stderr, flush=True)
         _missing.add(library)
@@ -74,12 +74,12 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     return 0
 
 
-def _address(library: str, prototype: str) -> int:
+def _address(library: str, prototype: str, is_native: bool) -> int:
     address = attached.get((library, prototype))
     if address is None:
         name, _, parameters = prototype.partition("(")
         if library in RESOLVERS:
-            address = entry_point(RESOLVERS[library], name, f"({parameters}")
+            address = entry_point(RESOLVERS[library], name, f"({parameters}", is_native=is_native)
         else:
             from pympsd_client.routing import forwarding  # most programs do not compile
 

@@ -254,6 +254,19 @@ def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
         assert len(judged(a_life(5), a_step(code, 5.2, -1, "init", -1), **details)) == count
 
 
+def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of_a_process() -> None:
+    culprit = a_life(1, ended=6.0)
+    facts = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),)}
+    for devices, containment, right in (
+        ((0, 1), Containment.SERVER, True),
+        ((1, 2), Containment.SERVER, False),
+        ((0, 1), Containment.DEVICE, False),
+    ):
+        life = a_life(2, devices=devices)
+        found = judged(life, a_step(700, 5.2, 1, context=2), containment=containment, **facts)
+        assert (found == []) is right
+
+
 def test_only_a_server_that_is_stopped_for_too_long_may_be_killed_by_a_new_daemon() -> None:
     step = a_step(806, 30.0)
     for seconds, daemons, right in (

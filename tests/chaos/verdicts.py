@@ -19,7 +19,7 @@ from tests.chaos.ended_contexts import (
     ended_before,
 )
 from tests.chaos.history import CONNECTING_STEPS, FOR_EVER, History, Incident, Life, Step
-from tests.chaos.recoveries import Recovery, recoveries
+from tests.chaos.recoveries import SLACK, Recovery, recoveries
 from tests.chaos.schedule import STOPS, TAKEOVER, Backend, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
@@ -242,7 +242,7 @@ def _roles_in_fault(
         if own and (history.containment is not Containment.CLIENT or incident.context == step.context):
             yield Role.VICTIM
         # A process that a fault has reached gets no context any more: its sticky error instead.
-        if step.device == incident.device or step.name == "open":
+        if step.device == incident.device or step.name == "open" or _has_one_error(history, incident, life, step):
             yield Role.SAME_DEVICE
         if step.device != incident.device or step.name == "open":
             yield Role.CONNECTED
@@ -252,6 +252,12 @@ def _roles_in_fault(
     refuses = step.device in recovery.devices or history.backend is Backend.VENDOR
     if step.name == "open" and refuses and step.began <= recovery.ended:
         yield Role.OPENING
+
+
+def _has_one_error(history: History, incident: Incident, life: Life, step: Step) -> bool:
+    """Whether a server's last message, with one error for all contexts of a process, may have that of a fault."""
+    devices = life.on_devices(incident.began - SLACK, step.ended)
+    return history.containment is Containment.SERVER and incident.device in devices
 
 
 def _silences(incident: Incident, life: Life) -> bool:

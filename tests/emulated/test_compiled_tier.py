@@ -54,6 +54,35 @@ def test_lanes_are_pending_at_lower_blocks_while_others_escape(monkeypatch: pyte
     check_recorded(name)
 
 
+NESTED = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %outer, %inner, %n; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %i, %tid.x; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %n, 0; and.b32 %outer, %i, 7;
+OUTER: xor.b32 %inner, %i, %outer; and.b32 %inner, %inner, 3;
+INNER: add.u32 %n, %n, 1; sub.u32 %inner, %inner, 1; setp.ge.s32 %q, %inner, 0; @%q bra INNER;
+sub.u32 %outer, %outer, 1; setp.ge.s32 %q, %outer, 0; @%q bra OUTER; st.global.u32 [%a], %n; ret; }"""
+
+
+def test_lanes_that_have_left_a_loop_wait_for_those_in_a_loop_within_it() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    assert begin(device, NESTED, 1, 64, address).step(10, Never())
+    expected = [sum(((i ^ outer) & 3) + 1 for outer in range((i & 7) + 1)) for i in range(64)]
+    assert device.get(address, np.zeros(64, "u4")).tolist() == expected
+
+
+REDUCED = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %n, %c; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %i, %tid.x; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; setp.lt.u32 %q, %i, 40; and.b32 %c, %i, 3; bar.red.popc.u32 %n, 0, %q;
+AGAIN: add.u32 %n, %n, %i; sub.u32 %c, %c, 1; setp.ge.s32 %q, %c, 0; @%q bra AGAIN; st.global.u32 [%a], %n; ret; }"""
+
+
+def test_a_loop_may_begin_with_the_result_of_a_barrier() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    assert begin(device, REDUCED, 1, 64, address).step(10, Never())
+    assert device.get(address, np.zeros(64, "u4")).tolist() == [40 + i * ((i & 3) + 1) for i in range(64)]
+
+
 def begin(device: Device, ptx: str, grid: int, block: int, *arguments: Any) -> CompiledBatch:
     (batch,) = batches(device.load(HEADER + ptx), "k", three(grid), three(block), arguments)
     assert isinstance(batch, CompiledBatch)

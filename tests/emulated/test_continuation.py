@@ -109,7 +109,6 @@ def test_the_exits_of_a_batch_are_described_once(monkeypatch: pytest.MonkeyPatch
     ptx = KERNEL.format(body=BODIES["barriers"])
     assert run(ptx, 3, 80, "auto")[0] == run(ptx, 3, 80, "numpy")[0]
     assert len(made) == 1
-    assert made[0].reached is not None
 
 
 ENDLESS = """.visible .entry k(.param .u64 p)

@@ -56,8 +56,9 @@ typedef struct {
 
 enum { ONE_IS_NEEDED = 2 }; /* the outputs of a function may be NULL, but not all of them */
 
-/* The result of a call at the interpreter's end, when everything is freed anyway. */
-typedef enum { FAILS, SUCCEEDS, RETURNS_NULL } End;
+/* The result of a call at the interpreter's end, when everything is freed anyway. Destructors that report errors ask for
+ * the texts of the one result that other calls then have. */
+typedef enum { FAILS, SUCCEEDS, RETURNS_NULL, NAMES_ERROR, DESCRIBES_ERROR } End;
 
 typedef struct {
     char *name, *signature;
@@ -345,9 +346,14 @@ static Slot *launch_without_attributes(const uint64_t *words, uint64_t *others) 
 static int result_at_end(const Slot *slot, const uint64_t *words) {
     if (slot->always_passes)
         return PASS_ON;
+    int has_text = slot->at_end == NAMES_ERROR || slot->at_end == DESCRIBES_ERROR;
     if (slot->at_end == RETURNS_NULL && words[0] != 0)
         *(void **)(uintptr_t)words[0] = NULL;
-    return slot->at_end == FAILS ? DEINITIALIZED : 0;
+    if (has_text && words[1] != 0)
+        *(const char **)(uintptr_t)words[1] = (int)words[0] != DEINITIALIZED       ? NULL
+                                              : slot->at_end == NAMES_ERROR ? "CUDA_ERROR_DEINITIALIZED"
+                                                                            : "driver shutting down";
+    return slot->at_end == FAILS ? DEINITIALIZED : has_text && (int)words[0] != DEINITIALIZED ? INVALID_VALUE : 0;
 }
 
 static int has_finished(void) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
+from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import widen_bfloat, write_small_conversion
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import call_integer, writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
@@ -41,9 +42,14 @@ def _compare_values(text: MemoryText, operation: Operation, type_name: str, shap
     if type_name in FLOATS:
         a, b = (text.use_float(v, type_name, shape) for v in operation.operands[1:3])
         return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of(FLOATS[type_name]), a, b)
-    if type_name.endswith("x2") or type_name == "bf16":
+    if type_name.endswith("x2"):
         raise text.refuse()
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
+    if type_name == "bf16":
+        if operation.has("ftz"):
+            raise text.refuse()
+        a, b = (widen_bfloat(text, shape, v) for v in (a, b))
+        return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of("float"), a, b)
     relation = _RELATIONS[which]
     if relation not in ("eq", "ne"):
         relation = ("s" if is_signed(type_name) else "u") + relation
@@ -159,10 +165,13 @@ def _is_space(text: MemoryText, operation: Operation) -> None:
 _INTEGRAL: Final = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 _HALF_BITS: Final = 16
 _CONVERTED: Final = frozenset(f"{letter}{bits}" for letter in "usb" for bits in (8, 16, 32, 64)) | set(FLOATS)
+_SMALL_FLOATS: Final = frozenset({"bf16", "bf16x2", "f16x2", "tf32"})
 
 
 @writes("cvt")
 def _convert(text: MemoryText, operation: Operation) -> None:
+    if len(operation.types) == 2 and not _SMALL_FLOATS.isdisjoint(operation.types):
+        return write_small_conversion(text, operation)
     is_plain = len(operation.types) == 2 and len(operation.operands) == 2 and _CONVERTED.issuperset(operation.types)
     if not is_plain or operation.has("relu") or operation.has("pack"):
         raise text.refuse()

@@ -18,6 +18,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     split_blocks,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
@@ -30,7 +31,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Spe
 
 _MAX_ESCAPES: Final = 24
 _MAX_BLOCKS: Final = 4000
-_HALVES: Final = frozenset({"f16", "e4m3", "e5m2"})
+_HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
 """The types whose values are converted by way of halves."""
 
 
@@ -79,7 +80,9 @@ def write_text(
     escapes = _Escapes(probe, has_halves)
     plan = _plan(code, escapes, rows=rows)
     _refuse_hot_escapes(plan, escapes)
-    text = KernelText(code, plan, width, whole, offsets, find_sequences(code, plan, linear=linear), static_shared)
+    sequences = find_sequences(code, plan, linear=linear)
+    text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
+    text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text
