@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from attrs import define, field, frozen
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.isa.machine import TIMERS
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block, Meeting
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -233,13 +234,18 @@ def _result_varies(operation: Operation, plan: WarpPlan, carry: Register) -> boo
     return any(plan.is_varying(operand) for operand in operation.operands[start:])
 
 
+def _reads_timer(operation: Operation) -> bool:
+    """Return whether a loop with an operation may wait for time, as all warps of a GPU do simultaneously."""
+    return any(isinstance(a, Special) and a.name[1:] in TIMERS for a in operation.operands)
+
+
 def _find_loops(plan: WarpPlan) -> None:
     for end, segment in enumerate(plan.segments):
         for header in segment.successors:
             if header == EXIT or header > end:
                 continue
             body = [o for s in plan.segments[header : end + 1] for o in s.operations]
-            spins = any(o.name in _SPINNING or is_ordered(o) for o in body)
+            spins = any(o.name in _SPINNING or is_ordered(o) or _reads_timer(o) for o in body)
             weight = _SPINNING_WEIGHT if spins else 1 + len(body) // _OPERATIONS_PER_FUEL
             plan.weights[header] = max(weight, plan.weights.get(header, 0))
             if spins:
