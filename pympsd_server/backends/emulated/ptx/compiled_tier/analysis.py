@@ -52,6 +52,8 @@ _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"})
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
+_WAITING_WEIGHT = 4096
+"""More than the fuel of a turn: a warp that waits for time reads it once a turn."""
 
 
 def space_of(operation: Operation) -> str:
@@ -245,8 +247,11 @@ def _find_loops(plan: WarpPlan) -> None:
             if header == EXIT or header > end:
                 continue
             body = [o for s in plan.segments[header : end + 1] for o in s.operations]
-            spins = any(o.name in _SPINNING or is_ordered(o) or _reads_timer(o) for o in body)
-            weight = _SPINNING_WEIGHT if spins else 1 + len(body) // _OPERATIONS_PER_FUEL
+            waits = any(map(_reads_timer, body))
+            spins = waits or any(o.name in _SPINNING or is_ordered(o) for o in body)
+            weight = (
+                _WAITING_WEIGHT if waits else _SPINNING_WEIGHT if spins else 1 + len(body) // _OPERATIONS_PER_FUEL
+            )
             plan.weights[header] = max(weight, plan.weights.get(header, 0))
             if spins:
                 plan.spinning.add(header)
