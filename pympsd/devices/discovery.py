@@ -142,7 +142,7 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
         return Machine("cuda", without, own)
     if probed.unusable:
         raise NoDriver(
-            f"the GPU driver of this machine cannot be used: {probed.unusable}; mend it, or set "
+            f"the GPU driver of this machine cannot be used: {probed.unusable}; fix it, or set "
             "PYMPSD_BACKEND=emulated to run on an emulated device"
         )
     if settings.backend == "cuda":

@@ -493,11 +493,11 @@ BY_NAME: Final = {variable.name: variable for variable in VARIABLES}
 
 
 class BadSetting(InputError, ValueError):
-    """A setting that prevents a start; the message names the variable and what is allowed."""
+    """Raised for a setting that prevents a start; the message names the variable and what is allowed."""
 
 
 def plain(text: str) -> str:
-    """Return a text of the table without its backquotes, for a terminal or a manual page."""
+    """Return a text of the table for a terminal or a manual page: without its backquotes."""
     return text.replace("`", "")
 
 

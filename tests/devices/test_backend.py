@@ -89,7 +89,7 @@ def test_a_machine_is_described_with_a_branch_of_the_driver(tmp_path: Path) -> N
             "auto",
             UNUSABLE,
             SERVER,
-            r"cannot be used: CUDA_ERROR_SYSTEM_NOT_READY; mend it, or set PYMPSD_BACKEND=emul",
+            r"cannot be used: CUDA_ERROR_SYSTEM_NOT_READY; fix it, or set PYMPSD_BACKEND=emul",
         ),
         ("cuda", UNUSABLE, SERVER, r"cannot be used: CUDA_ERROR_SYSTEM_NOT_READY"),
         ("cuda", ABSENT, SERVER, r"PYMPSD_BACKEND=cuda: there is no libcuda.so.1; set PYMPSD_BACKEND=emulated"),

@@ -312,7 +312,7 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
     assert isinstance(begin_batch(module, "k", setup, first, np.zeros(8192 - first, np.int64)), CompiledBatch)
 
 
-def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
+def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:
     """Return what a kernel makes of data in each tier; the shape is its blocks and the threads of each."""
     results = []
     for tier in ("compiled", "numpy"):
@@ -445,6 +445,26 @@ def test_sequences_of_addresses_may_wrap(
                 else:
                     answers.append(device.get(address, data).tolist())
             assert answers[0] == answers[1], (shift, less)
+
+
+SMALL = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %v, %n, %s; .reg .b64 %a, %o; .reg .pred %q, %even; .shared .b32 s[8]; ld.param.u64 %a, [p];
+mov.u32 %i, %tid.x; mov.u32 %s, %tid.y; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %s, %n, %i; mov.u32 %s, s;
+mad.lo.u32 %s, %i, 4, %s; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; add.u32 %v, %i, 3; mov.u32 %n, 0;
+AGAIN: and.b32 %o32, %v, 1; setp.eq.u32 %even, %o32, 0; @%even shr.u32 %v, %v, 1; @!%even mad.lo.u32 %v, %v, 3, 1;
+add.u32 %n, %n, 1; setp.ne.u32 %q, %v, 1; @%q bra AGAIN; setp.gt.u32 %q, %n, 7; fns.b32 %v, 0xFF, %n, 1;
+@%q add.u32 %n, %n, %v; st.shared.u32 [%s], %n; bar.sync 0; ld.shared.u32 %v, [s]; add.u32 %n, %n, %v;
+st.global.u32 [%a], %n; ret; }""".replace("%n, %s;", "%n, %s, %o32;", 1)
+
+
+@pytest.mark.parametrize("block", [1, 5, 8, (2, 4)])
+def test_blocks_of_few_threads_have_short_vectors(monkeypatch: pytest.MonkeyPatch, block: Any) -> None:
+    results = _results(monkeypatch, SMALL, np.zeros(8, "u4"), (3, block))
+    np.testing.assert_array_equal(*results)
+    assert results[0][0] > 0
+    kernel = Device(1 << 20).load(HEADER + SMALL).program.kernels["k"].translation
+    text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True)
+    assert (text.width, len(text.escapes)) == (8, 1)
 
 
 TWO_WARPS = """.visible .entry k(.param .u64 p, .param .u32 v)

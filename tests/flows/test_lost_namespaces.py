@@ -113,7 +113,7 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     gone = f"names device {first}, which no longer exists; ignoring it"
     assert [line for line in daemon.log() if gone in line] == [f"Namespace 'a/lo' {gone}", f"Server 'b' {gone}"]
     assert ctl(daemon, "server get b status") == "Failed"
-    assert "none of its devices is there any more" in ctl(daemon, "server list b --format=json")
+    assert "none of its devices exists any more" in ctl(daemon, "server list b --format=json")
     with clients_of(daemon) as make:
         client = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "b")), PYMPSD_REQUIRE_MPS="", **seen)
         assert client.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"

@@ -199,7 +199,7 @@ def test_a_stopped_server_is_named(daemon: DaemonProcess, client: MakeClient, tr
     done = daemon.run(["trace", "stop"])
     os.kill(server, signal.SIGCONT)
     assert (done.returncode, done.stdout) == (0, "")
-    said = "did not answer within 5 s: kernels and copies of it may be missing.\n"
+    said = "did not answer within 5 s: its kernels and copies may be missing.\n"
     assert done.stderr == f"server {server} {said}"
     assert json.loads(trace.read_text())
 

@@ -322,7 +322,7 @@ def test_the_machine_file_is_found_without_a_variable(tmp_path: Path) -> None:
     done = smi("", "-L", XDG_CONFIG_HOME=str(tmp_path / "config"))
     assert (done.returncode, done.stdout) == (9, "")
     assert done.stderr == (
-        f"pympsd-smi: the machine file {file}: Is a directory; mend it, or name another in PYMPSD_EMULATED_DEVICES\n"
+        f"pympsd-smi: the machine file {file}: Is a directory; fix it, or name another in PYMPSD_EMULATED_DEVICES\n"
     )
 
 

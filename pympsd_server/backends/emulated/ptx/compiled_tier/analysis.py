@@ -87,6 +87,8 @@ class CodeSegment:
     following: int | None = None
     live_in: frozenset[int] = frozenset()
     meeting: Meeting | None = None
+    attempts: bool = False
+    """Whether the escaping instruction has an attempt, so that it seldom escapes."""
 
     @property
     def successors(self) -> tuple[int, ...]:

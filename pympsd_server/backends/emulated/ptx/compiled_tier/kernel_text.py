@@ -17,8 +17,8 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
   a loop that may wait for other threads, SPIN if lanes of the warp wait elsewhere meanwhile.
 - TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
-- ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
-  for all warps that wait there together (batch.py).
+- ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
+  runs on the registers in the frames, for all warps that wait there together (batch.py).
 - BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
   lanes stop at the beginnings of blocks, as the groups of its threads do.
 - DONE, FAULT and TRAP end the warp.
@@ -51,7 +51,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     is_left_whole,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import size_of_bank
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BANK_ALIGNMENT, Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
@@ -495,6 +495,8 @@ class KernelText(MemoryText):
             self._take_turn(segment.turn, self.current())
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self._here()
+            if segment.attempts:
+                write_attempt(self, segment.operations[0])
             self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
             if segment.escapes:
                 behind = self.number_of(Stop(self.at + 1, stop.pending))

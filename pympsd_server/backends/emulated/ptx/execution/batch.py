@@ -69,7 +69,7 @@ def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: 
     return max(1, threads // threads_per_block)
 
 
-class Exits(Protocol):
+class ExitsOfBatch(Protocol):
     """The places at which another tier can take a batch over."""
 
     def are_reached(self, batch: Batch) -> bool:
@@ -112,7 +112,7 @@ class Batch:
         self._burst, self._favoured = 0, -1
         self._running = self._state.all
         self.steps = 0
-        self.exits: Exits | None = None
+        self.exits: ExitsOfBatch | None = None
         """Where another tier can take the batch over; a step ends there."""
         self.is_at_exit = False
         """Whether the last step ended because another tier can take the batch over."""
