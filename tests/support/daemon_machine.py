@@ -604,12 +604,12 @@ class DaemonMachine(RuleBasedStateMachine):
         """Kill the daemon and start another; the clients that waited connect again, in any order."""
         defaults = self._defaults()
         left = snapshot(self.daemon, self.initial)
-        assert [server.id_ for server in left.servers] == sorted(self.running)
+        assert [server.serial for server in left.servers] == sorted(self.running)
         alone = set(self.running) - set(self.on_server.values())
         # A server without clients leaves, sooner or later.
         gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it has ended already")}
         self._drop_daemon_state(gone)
-        left = evolve(left, servers=tuple(server for server in left.servers if server.id_ not in gone))
+        left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
         self.daemon = self._new_daemon()
         self.pending = set(self.running)
         self.verified |= self.pending

@@ -79,6 +79,6 @@ class Run:
         if time.monotonic() > self.give_up:
             raise Failure("out of time")
 
-    def asked(self, section: str) -> bool:
+    def is_requested(self, section: str) -> bool:
         """Whether a section is to be measured."""
         return section in self.figures.sections

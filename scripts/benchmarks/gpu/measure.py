@@ -110,7 +110,7 @@ def _baseline(run: Run, directory: str) -> str:
 
 
 def _measure_way(run: Run, name: str, running: Running) -> None:
-    sections = [section for section in SECTIONS_OF[name] if run.requested(section)]
+    sections = [section for section in SECTIONS_OF[name] if run.is_requested(section)]
     if not sections:
         return
     print(f"--- {name}", flush=True)
