@@ -418,8 +418,7 @@ class KernelText(MemoryText):
         self.place(last)
         for k in sorted(pending - {self.at}):
             last = self.label("next")
-            there = self.load("i32", f"%m{k}")
-            self.branch(self.op("icmp ne", "i32", there, "0"), f"segment{k}", last)
+            self.branch(self.op("icmp ne", "i32", self.load("i32", f"%m{k}"), "0"), f"segment{k}", last)
             self.place(last)
         self.jump(stuck)
         self.place(stuck)
