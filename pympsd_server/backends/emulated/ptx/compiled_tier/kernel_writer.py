@@ -94,7 +94,8 @@ class _Escapes:
     _needed: dict[int, bool] = field(factory=dict)
     """The results of earlier calls, by the id() of operations."""
     _forced: dict[int, bool] = field(factory=dict)
-    _kept: set[int] = field(factory=set)
+    kept: set[int] = field(factory=set)
+    """The id() of operations that are not forced to escape."""
 
     def is_needed(self, operation: Operation) -> bool:
         """Return whether no form writes an operation."""
@@ -109,11 +110,11 @@ class _Escapes:
             return True
         if id(operation) not in self._forced:
             self._forced[id(operation)] = not _reads_special(operation) and is_forced(operation)
-        return self._forced[id(operation)] and id(operation) not in self._kept
+        return self._forced[id(operation)] and id(operation) not in self.kept
 
     def keep(self, operations: Iterable[Operation]) -> None:
         """Force no escape of these operations."""
-        self._kept.update(map(id, operations))
+        self.kept.update(map(id, operations))
 
 
 def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
@@ -131,6 +132,8 @@ def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
         if end is not None and end.name in ("bar", "barrier"):
             turns = {at: kind for at, kind in turns.items() if at not in map(id, operations[number])}
             escapes.keep(operations[number])
+    if not turns and not escapes.kept:
+        return plan
     return analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, turns), rows=rows)
 
 
