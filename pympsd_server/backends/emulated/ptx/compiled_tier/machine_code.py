@@ -8,9 +8,9 @@ it can be kept, with what Python has to know about it, as a `StoredKernel` (kern
                                           | no                    ^
                                           +---- text ---- LLVM ---+
 
-The key depends on the kernel, on the shape of its blocks, on pympsd's sources, on llvmlite's version and on the
-processor as the kernel of the system describes it. So it can be looked up without LLVM, whose import takes 25 ms, and
-the object code is loaded without LLVM, too (object_code.py), where that is possible.
+The key depends on the kernel, on the shape of its blocks, on pympsd's sources and on the processor as the kernel of
+the system describes it, so that it can be looked up without LLVM, whose import takes 25 ms. What LLVM reports about
+itself and the processor is stored with the code and compared when it is read.
 
 A stored kernel names operations by their place in the kernel's code, from which the key was made.
 """
@@ -18,11 +18,8 @@ A stored kernel names operations by their place in the kernel's code, from which
 from __future__ import annotations
 
 import ctypes
-from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +31,6 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTI
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width, write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
-from pympsd_server.backends.emulated.ptx.compiled_tier.object_code import LinkedCode, link
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
@@ -68,6 +64,8 @@ class ShapeClass:
 class StoredKernel:
     """A compiled kernel as it is kept on disk; operations are named by their place in `_operations`."""
 
+    target: str
+    """The LLVM and the processor that it was compiled by and for."""
     refusal: str = ""
     """Why the kernel stays in the NumPy tier; then all other fields are empty."""
     object_code: bytes = b""
@@ -104,8 +102,8 @@ class MachineCode:
     """The registers that are vectors."""
     origins: list[int]
     """The block that begins at each segment; -1 in the middle of a block."""
-    _owner: object
-    """The object that owns the function's memory."""
+    _engine: object
+    """The LLVM object that owns the function's memory."""
 
     def varies(self, number: int) -> bool:
         """Return whether a register is a vector."""
@@ -118,6 +116,8 @@ class Compiler:
 
     llvm: Any
     features: Any
+    target: str
+    """The name of this LLVM and of this processor with its features."""
 
     def machine(self) -> Any:
         """Return a new target machine."""
@@ -132,19 +132,16 @@ def load_llvm() -> Compiler:
 
     Raises ImportError without llvmlite, NoLibrary without the runtime in C.
     """
+    import llvmlite
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    for name, address in _addresses().items():
-        llvm.add_symbol(name, address)
-    return Compiler(llvm, llvm.get_host_cpu_features())
-
-
-@cache
-def _addresses() -> dict[str, int]:
-    """Return the addresses of the functions that generated code calls. Raises NoLibrary without the runtime in C."""
-    return {name: ctypes.cast(runtime()[name], ctypes.c_void_p).value or 0 for name in FUNCTIONS}
+    for name in FUNCTIONS:
+        llvm.add_symbol(name, ctypes.cast(runtime()[name], ctypes.c_void_p).value)
+    features, version = llvm.get_host_cpu_features(), ".".join(map(str, llvm.llvm_version_info))
+    target = f"llvmlite {llvmlite.__version__}, LLVM {version}, {llvm.get_default_triple()}"
+    return Compiler(llvm, features, f"{target}, {llvm.get_host_cpu_name()} {features.flatten()}")
 
 
 def load_kernel(translation: Translation, shape: ShapeClass) -> MachineCode | None:
@@ -159,7 +156,8 @@ def load_kernel(translation: Translation, shape: ShapeClass) -> MachineCode | No
         stored = msgspec.msgpack.decode(content, type=StoredKernel)
     except msgspec.MsgspecError:
         return None
-    return _load(translation, stored)
+    compiler = load_llvm()
+    return _load(compiler, translation, stored) if stored.target == compiler.target else None
 
 
 def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int, int, int]) -> MachineCode:
@@ -171,27 +169,16 @@ def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int
     try:
         stored = _compile(compiler, translation, block)
     except Refused as error:
-        stored = StoredKernel(str(error))
+        stored = StoredKernel(compiler.target, str(error))
     kernel_cache.store(_key(translation, shape), msgspec.msgpack.encode(stored))
-    return _load(translation, stored)
+    return _load(compiler, translation, stored)
 
 
 def _key(translation: Translation, shape: ShapeClass) -> str:
     code = translation.code
     sizes = sorted(translation.offsets.items()), translation.shared_bytes
-    parts = code, sizes, shape, build_id(), _llvm_version(), _processor()
+    parts = code, sizes, shape, build_id(), _processor()
     return sha256(msgspec.json.encode(parts)).hexdigest()
-
-
-@cache
-def _llvm_version() -> str:
-    """Return what llvmlite's package says about its version, without importing it; "" without llvmlite."""
-    package = find_spec("llvmlite")
-    if package is None or package.origin is None:
-        return ""
-    with suppress(OSError):
-        return (Path(package.origin).parent / "_version.py").read_text()
-    return package.origin
 
 
 @cache
@@ -213,7 +200,7 @@ def _compile(compiler: Compiler, translation: Translation, block: tuple[int, int
     module = llvm.parse_assembly(text.module_text)
     module.triple, module.data_layout = llvm.get_default_triple(), str(machine.target_data)
     _optimise(llvm, module, machine)
-    return _describe(translation.code, text, machine.emit_object(module))
+    return _describe(compiler, translation.code, text, machine.emit_object(module))
 
 
 def _optimise(llvm: Any, module: Any, machine: Any) -> None:
@@ -231,9 +218,10 @@ def _operations(code: Code) -> list[Operation]:
     return [operation for operations, end in parts for operation in (*operations, *end)]
 
 
-def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
+def _describe(compiler: Compiler, code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
     operations = _operations(code) if text.escapes or any(stop.result for stop in text.stops) else []
     return StoredKernel(
+        target=compiler.target,
         object_code=object_code,
         width=text.width,
         frame_bytes=-(-text.frame_bytes // CACHE_LINE) * CACHE_LINE,
@@ -250,26 +238,19 @@ def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
     )
 
 
-def _link_by_llvm(object_code: bytes) -> LinkedCode:
-    """Return object code in executable memory: any that LLVM writes, on any processor."""
-    compiler = load_llvm()
-    llvm = compiler.llvm
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), compiler.machine())
-    engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
-    engine.finalize_object()
-    return LinkedCode(engine.get_function_address(FUNCTION), engine)
-
-
-def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
+def _load(compiler: Compiler, translation: Translation, stored: StoredKernel) -> MachineCode:
     """Return a stored kernel's code in this process; raise Refused."""
     if stored.refusal:
         raise Refused(stored.refusal)
-    linked = link(stored.object_code, FUNCTION, _addresses()) or _link_by_llvm(stored.object_code)
+    llvm = compiler.llvm
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), compiler.machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(stored.object_code))
+    engine.finalize_object()
     has_operations = stored.escapes or any(stop[3] >= 0 for stop in stored.stops)
     operations = _operations(translation.code) if has_operations else []
     stops = [Stop(*stop[:3], None if stop[3] < 0 else operations[stop[3]], stop[4]) for stop in stored.stops]
     return MachineCode(
-        address=linked.address,
+        address=engine.get_function_address(FUNCTION),
         width=stored.width,
         frame_bytes=stored.frame_bytes,
         sites=stored.sites,
@@ -279,5 +260,5 @@ def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
         slots=stored.slots,
         varying=frozenset(stored.varying),
         origins=list(stored.origins),
-        owner=linked,
+        engine=engine,
     )

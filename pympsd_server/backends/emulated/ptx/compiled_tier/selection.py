@@ -18,7 +18,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from math import prod
 from typing import Final
 from weakref import WeakSet
@@ -27,13 +28,14 @@ from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_cache import report
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_cache import has_kernels, report
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import (
     MachineCode,
     ShapeClass,
     compile_kernel,
     load_kernel,
+    load_llvm,
 )
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
@@ -62,6 +64,17 @@ _one_at_a_time: Final = threading.Lock()
 @lru_cache
 def _tier(setting: str) -> str:
     return read_tier({TIER: setting})
+
+
+def prepare() -> None:
+    """Begin to load LLVM in a thread if a kernel may be found in the cache: that takes longer than the kernel."""
+    if _tier(os.environ.get(TIER, "")) != "numpy" and has_kernels():
+        _begin_to_load()
+
+
+@cache
+def _begin_to_load() -> None:
+    threading.Thread(target=_attempt_to_load, name="compiler", daemon=True).start()
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
@@ -165,6 +178,11 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
             f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
         )
         return "the compiler failed"
+
+
+def _attempt_to_load() -> None:
+    with suppress(ImportError, NoLibrary):  # errors are reported when a kernel needs LLVM
+        load_llvm()
 
 
 def _explain_missing(error: Exception) -> str:
