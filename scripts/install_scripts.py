@@ -1,4 +1,4 @@
-"""A build command that also installs the .pth file of `pympsd_client.routing`, beside the packages.
+"""A build command that also installs the .pth file of `pympsd_client.routing`, next to the packages.
 
 setuptools has no place for such a file. Of its commands that install something, only this one runs in an editable
 install as it does for a wheel, whose root is then what ``install_lib`` names.

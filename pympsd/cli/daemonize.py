@@ -155,8 +155,8 @@ def _read_settings(options: Options, protocol: int) -> Settings:
             "each; choose one of them"
         )
     settings = with_shares(settings, options.user_shares, protocol)
-    if options.turn_patience is not None:
-        settings = evolve(settings, turn_patience=options.turn_patience)
+    if options.overtaking_seconds is not None:
+        settings = evolve(settings, overtaking_seconds=options.overtaking_seconds)
     return settings
 
 
@@ -357,9 +357,9 @@ def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
 
     pending = [writer]
 
-    def notify(outcome: bytes) -> None:
+    def notify(status: bytes) -> None:
         while pending:
-            os.write(writer, outcome)
+            os.write(writer, status)
             os.close(pending.pop())
 
     def ready() -> None:

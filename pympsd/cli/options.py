@@ -116,7 +116,7 @@ class Options:
         """The option for static partitioning, as written."""
         self.dialect = ""
         self.users = ""
-        self.turn_patience: float | None = None
+        self.overtaking_seconds: float | None = None
         self.user_shares: list[str] = []
         """The values of --user-share, in order."""
         self.words: list[str] = []
@@ -235,8 +235,8 @@ class Options:
             self.user_shares.append(_share(value))
             return
         if option == "--turn-patience":
-            self.turn_patience = _number(value)
-            if not 0.0 <= self.turn_patience < 1e9:
+            self.overtaking_seconds = _number(value)
+            if not 0.0 <= self.overtaking_seconds < 1e9:
                 raise BadOption(f"--turn-patience is a number of seconds, 0 or more, not {value!r}")
             return
         self.timeout, self.is_timeout_given = _number(value), True

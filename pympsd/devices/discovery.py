@@ -126,7 +126,7 @@ def _as_served(device: DeviceProperties) -> DeviceProperties:
 
 def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Callable[[], str]) -> Machine:
     if settings.backend == "emulated":
-        return _emulate(settings, "it is asked for")
+        return _emulate(settings, "PYMPSD_BACKEND selects it")
     probed = probe()
     if settings.backend == "vendor":
         return _vendor(settings, probed, find_server)
@@ -138,11 +138,11 @@ def _machine(settings: Settings, probe: Callable[[], Probed], find_server: Calla
             instead = Machine("cuda", f"{finding}, and its MPS server does not use a known protocol", own)
             reason = f"{finding}, and its MPS server is {server}"
             return Machine("vendor", reason, probed.devices, server, instead=instead)
-        without = "it is asked for" if settings.backend == "cuda" else f"{finding}, but not its MPS server"
+        without = "PYMPSD_BACKEND selects it" if settings.backend == "cuda" else f"{finding}, but not its MPS server"
         return Machine("cuda", without, own)
     if probed.unusable:
         raise NoDriver(
-            f"the GPU driver of this machine cannot be used: {probed.unusable}; mend it, or set "
+            f"the GPU driver of this machine cannot be used: {probed.unusable}; fix it, or set "
             "PYMPSD_BACKEND=emulated to run on an emulated device"
         )
     if settings.backend == "cuda":
@@ -165,4 +165,4 @@ def _vendor(settings: Settings, probed: Probed, find_server: Callable[[], str]) 
             f"PYMPSD_BACKEND=vendor: {override or 'no nvidia-cuda-mps-server is in PATH'}; name the driver's in "
             "PYMPSD_VENDOR_SERVER, or set PYMPSD_BACKEND=cuda or emulated"
         )
-    return Machine("vendor", f"it is asked for, and its server is {server}", probed.devices, server)
+    return Machine("vendor", f"PYMPSD_BACKEND selects it, and its server is {server}", probed.devices, server)

@@ -87,7 +87,7 @@ def describe(text: str) -> tuple[DeviceProperties, ...]:
         try:
             return from_toml(_read(text))
         except BadMachine as error:
-            raise BadMachine(f"the machine file {text}: {error}; mend it, or name another in {VARIABLE}") from None
+            raise BadMachine(f"the machine file {text}: {error}; fix it, or name another in {VARIABLE}") from None
     return _check_devices([properties for part in text.split(",") for properties in _short(part.strip(), text)])
 
 

@@ -128,7 +128,7 @@ def no_such_device(devices: Sequence[DeviceProperties], word: str, owner: str) -
 
     Args:
         devices: The devices of ``owner``.
-        word: The word; a prefix that several UUIDs have is no better than an unknown one.
+        word: The word; it may also be a prefix that several UUIDs have.
         owner: Whose devices they are, as the message names it.
     """
     devices_text = list_devices(devices)

@@ -59,9 +59,9 @@ _FIGURES: Final = frozenset(
         *("grace_superchip", "grace_cpu_pair", "topology", "platform", "minor_number", "fabric"),
     }
 )
-"""What a profile reports and an emulated device does not have."""
+"""The keys of a profile for figures that an emulated device does not have."""
 _ACTIONS: Final = ("failure", "nvlink_error", "dynamic_metrics", "processes")
-"""What a profile does: not to be ignored."""
+"""The keys of a profile for behaviour, which is refused rather than ignored."""
 
 
 class BadProfile(BadMachine):
@@ -252,7 +252,7 @@ def _mapping(value: object, what: str) -> Mapping[str, Any]:
 
 def _check_keys(mapping: Mapping[str, Any], allowed_keys: frozenset[str] | set[str], what: str) -> None:
     if unknown := [str(name) for name in mapping if name not in allowed_keys]:
-        raise BadProfile(f"{what}: pympsd does not know {', '.join(sorted(unknown))}")
+        raise BadProfile(f"{what}: pympsd has no meaning for {', '.join(sorted(unknown))}")
 
 
 def _quote(text: str) -> str:

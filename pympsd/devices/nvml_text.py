@@ -1,7 +1,7 @@
 """The description of a machine's devices that libnvidia-ml.so.1 reads: what they are, and which processes use them.
 
-A native program has no Python, so the format is one that C reads easily: a line for each fact, with its name before
-its values. Facts before the first ``device`` are the machine's; ``process`` lines follow their device. An example::
+A native program has no Python, so the format is one that C reads easily: a line for each property, with its name
+before its values. Lines before the first ``device`` are about the machine; ``process`` lines follow their device::
 
     pympsd-nvml 1
     backend emulated
@@ -22,7 +22,7 @@ its values. Facts before the first ``device`` are the machine's; ``process`` lin
     process 4712 M 67108864
     end
 
-A reader ignores facts that it does not know, so new ones may be added; a change of what is there needs another number
+A reader ignores lines with unknown names, so new ones may be added. A change of an existing line needs another number
 in the first line. `pympsd_client/native/src/nvml/machine.c` is the reader.
 """
 

@@ -4,10 +4,10 @@ Figures are the vendor's published ones (CUDA C++ Programming Guide, table of co
 product pages); the H200's memory and attributes as driver 580 reports them (tests/data/corpus/recorded.json), and the
 H100's (tests/data/device-attributes-h100.txt), except that features which the emulated device lacks, such as
 GPUDirect, are 0, and so is what names a board (PCI ids). SMs, clocks, memory and bus of the other ones are those of
-the products' data sheets; the L2 cache that may be set aside is 0 where no page of NVIDIA's has it.
+the products' data sheets; the L2 cache that may be set aside is 0 if NVIDIA does not publish it.
 
-The chunks of static SM partitions are recorded with an H100 and reported of an H200. Those of other profiles are the
-whole ones that their SMs make, of the size that `vocabulary.partitions` has. A machine description sets other ones,
+The chunks of static SM partitions are recorded with an H100 and reported for an H200. Other profiles have as many
+whole chunks as their SMs make, of the size that `vocabulary.partitions` has. A machine description sets other ones,
 because a GPU whose chunks stay inside a GPC may have fewer (an A100 26 of 4, a B200 16 of 8).
 """
 

@@ -156,7 +156,7 @@ class StateFolder:
         return (0, os.stat(self.description).st_uid) if self.description else (0,)
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
-        """Set the compute modes of some devices; those of the others stay. The file is replaced atomically.
+        """Set the compute modes of some devices; other devices keep theirs. The file is replaced atomically.
 
         Args:
             changes: The new modes by the devices' UUIDs: keys of COMPUTE_MODES.

@@ -101,22 +101,22 @@ _LITERAL: Final = tuple(pattern for pattern in _PATTERNS.values() if not pattern
 class Recogniser:
     """Recognises the lines of servers, in the order in which each wrote them."""
 
-    _awaited: dict[int, str] = field(factory=dict, init=False)
+    _pending: dict[int, str] = field(factory=dict, init=False)
     """By server: the event that a line without words of its own is."""
 
     def recognise(self, pid: int, text: str) -> Recognised | None:
         """Return the event of a line of server ``pid``; None if the catalogue has none."""
         for pattern in _LITERAL:
             if recognised := pattern.read(pid, text):
-                self._awaited.pop(pid, None)
+                self._pending.pop(pid, None)
                 if recognised.event in FOLLOWERS:
-                    self._awaited[pid] = FOLLOWERS[recognised.event]
+                    self._pending[pid] = FOLLOWERS[recognised.event]
                 # A process's first connection, number 0, is its own; its contexts have the remaining ones.
                 if recognised.event == "client_connected" and recognised.fields["context"] != 0:
                     return Recognised("context_connected", recognised.fields)
                 return recognised
-        awaited = self._awaited.get(pid)
-        recognised = _PATTERNS[awaited].read(pid, text) if awaited else None
+        pending = self._pending.get(pid)
+        recognised = _PATTERNS[pending].read(pid, text) if pending else None
         if recognised is None:
-            self._awaited.pop(pid, None)
+            self._pending.pop(pid, None)
         return recognised

@@ -71,7 +71,7 @@ def _drains(daemon: Daemon) -> Iterator[str]:
     held_counts = drains.count_held(daemon)
     running: list[Sample] = [({"target": drain.target}, len(drain.clients)) for drain in daemon.drains]
     holding: list[Sample] = [({"target": target}, count) for target, count in held_counts.items()]
-    yield from _family("pympsd_drain_clients", "gauge", "Clients that still run of what is drained.", running)
+    yield from _family("pympsd_drain_clients", "gauge", "Running clients of the drained target.", running)
     yield from _family("pympsd_drain_held_clients", "gauge", "New clients that the drain holds.", holding)
 
 

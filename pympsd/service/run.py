@@ -338,7 +338,9 @@ def _dispatcher(
         ),
         setup.machine.devices,
         Defaults(settings.thread_percentage, settings.client_priority, limits),
-        turns=Turns(policy=guard(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.turn_patience),
+        turns=Turns(
+            policy=guard(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.overtaking_seconds
+        ),
         process_limits=ProcessLimits(rules=setup.rules),
         usage=Usage(Shares(settings.user_shares, fd_limit())),
         configuration=Configuration(starts=setup.configuration is not None),

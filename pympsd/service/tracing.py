@@ -115,7 +115,7 @@ class Tracing:
         if not silent or answer.refused:
             return answer
         pids = ", ".join(map(str, sorted(silent)))
-        note = f"server {pids} did not answer within {STOP_SECONDS:.0f} s: kernels and copies of it may be missing"
+        note = f"server {pids} did not answer within {STOP_SECONDS:.0f} s: its kernels and copies may be missing"
         return evolve(answer, diagnostic=f"{note}.")
 
     def end(self) -> Answer:

@@ -60,7 +60,7 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
     """
     parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False, show=_show)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--set", action="store_true", help="set limits, which is what is done without --get")
+    which.add_argument("--set", action="store_true", help="set limits (the default)")
     which.add_argument("--get", action="store_true", help="show them, and the memory that is used")
     parser.add_argument("-i", "--id", required=True, metavar="DEVICE", help="the device: its index or UUID")
     parser.add_argument("-n", "--namespace", required=True, metavar="CGROUP", help=f"such as {_MOUNT}/batch")

@@ -51,7 +51,7 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
         if reason:
             return {}
         if warning := daemon.owner_warning(path, SECONDS).decode(errors="replace").strip():
-            warn(f"{warning}: it is not asked")
+            warn(f"{warning}: ignoring it")
             return {}
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_MACHINE))
         daemon.end_sending()

@@ -15,14 +15,14 @@ So no handler has to find out who may start after an event, and it is harmless t
 
 A server that is asked to end has time limits: START (it becomes ready), LEAVE (it ends once it has no clients) and
 SILENCE (it reports that clients whose processes have ended are gone). All of them end with force: only in SILENCE
-does the server still have clients, and none of these lives, so no work is lost.
+does the server still have clients, and none of them is alive, so no work is lost.
 
 Invariants:
 
-- A client is answered once: admitted, refused, or continued without MPS.
+- A client is answered once: it is admitted, refused, or runs without MPS.
 - A client is admitted only by a server in an `OPEN` phase, of the same name, and never by one of a previous daemon
   that has not reported yet.
-- No server is ended for another user while it has a client whose process lives.
+- No server is ended for another user while it has a client whose process is running.
 - A server is started for a queue entry, which is then the first to be admitted (``has_turn``).
 """
 
@@ -282,7 +282,7 @@ def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instr
 
 
 def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> None:
-    """Note which contexts a server's clients have; clients are in its order, those it does not list come last.
+    """Record the contexts of a server's clients, and sort the clients as the server lists them; others come last.
 
     The driver's server reports contexts only on request, by PID. Clients in another PID namespace all have PID 0
     there, and their contexts cannot be distinguished.
@@ -298,7 +298,13 @@ def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> No
 
 
 def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) -> Iterator[Instruction]:
-    """Stop admitting clients to an idle server that ends: its own have left, and it never accepted ``unaccepted``."""
+    """Stop admitting clients to an idle server that ends.
+
+    Args:
+        daemon: The state, which it changes.
+        server: The server. Its own clients have left.
+        unaccepted: The ids of clients that were admitted to it and that it never accepted.
+    """
     for client in unaccepted:
         server.clients.pop(client, None)
     if server.clients:
@@ -325,9 +331,9 @@ def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Ins
 
 
 def silence_timed_out(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Force a server to end that has not reported its clients' ends. None of them lives, so no work is lost.
+    """Force a server to end that has not reported the ends of its clients. None of them is alive, so no work is lost.
 
-    Do nothing if it has reported them in the meantime, if nobody waits for the server any more, or if it is being
+    Do nothing if it has reported them since, if nobody waits for the server any more, or if it is already being
     forced.
     """
     server.silence_timed = False
@@ -347,7 +353,10 @@ def start_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
 
 
 def leave_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
-    """Kill a leaving server that has no clients to wait for, or is forced."""
+    """Kill a server that was to exit and has not, if it has no clients to wait for or is being forced.
+
+    Called at the end of LEAVE, some seconds after it was asked to exit.
+    """
     server.leave_timed = False
     if server.phase is Phase.LEAVING and (server.forced or server.is_empty):
         yield from _kill_overdue(server)

@@ -113,7 +113,7 @@ def begin_turn(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
 
 
 def cancel_stale_timers(daemon: Daemon) -> Iterator[Instruction]:
-    """Cancel the timers of entries that have left the queue."""
+    """Cancel the timers of entries that are not in the queue any more."""
     for ticket in daemon.queue.take_stale_timers():
         yield CancelTimer(Timer(TimerKind.TURN, ticket))
 

@@ -19,7 +19,7 @@ from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.limit_table import Limits
 
-NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
+NO_DEVICES: Final = "none of its devices exists any more: delete the server, and create it with other devices"
 
 
 def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:

@@ -44,7 +44,7 @@ Cost = Mapping[Resource, int]
 
 
 def exempt_users(daemon: Daemon) -> frozenset[int]:
-    """Return the users who have no share: root and the user who started the daemon are bound by totals only."""
+    """Return the users who have no share: root, and the user who started the daemon. Only the totals bind them."""
     return frozenset({0, daemon.options.uid})
 
 
@@ -54,7 +54,7 @@ def is_exempt(daemon: Daemon, uid: int) -> bool:
 
 
 def resources_of(daemon: Daemon) -> tuple[Resource, ...]:
-    """Return the resources that a daemon of this protocol has."""
+    """Return the resources that exist in the daemon's protocol; named servers exist in protocol 3 only."""
     return tuple(
         resource for resource in RESOURCES if daemon.options.policy.has_named_servers or not resource.is_named
     )
@@ -66,13 +66,13 @@ def shares_text(daemon: Daemon) -> str:
 
 
 def set_shares(daemon: Daemon, configured: Mapping[str, int]) -> Iterator[Instruction]:
-    """Set the shares of a configuration file; users who have more keep it."""
+    """Set the shares of a configuration file. A user who has more than a new share keeps it."""
     daemon.usage.shares = evolve(daemon.usage.shares, configured=dict(configured))
     yield Log("shares_set", {"shares": shares_text(daemon)})
 
 
 def count_used(daemon: Daemon, resource: Resource, uid: int) -> int:
-    """Return what a user has of a share; the user's own server (uid_N) is not part of it."""
+    """Return how much of a resource a user has. The user's own server (uid_N) does not count."""
     if not resource.is_named:
         return daemon.usage.taken[resource.name][uid]
     if resource is SM_CHUNKS:
@@ -94,7 +94,7 @@ def count_used_together(daemon: Daemon, resource: Resource, *, own: bool = True,
 
 
 def list_users(daemon: Daemon) -> list[int]:
-    """Return the users who have anything of a share, or were refused something."""
+    """Return the users who have some of a resource, or who were refused one."""
     users = {server.uid for server in daemon.named_servers.values()} | {uid for uid, _ in daemon.usage.refusals}
     return sorted(users.union(*(counts.keys() for counts in daemon.usage.taken.values())))
 
@@ -134,7 +134,7 @@ def problem(daemon: Daemon, asker: int, cost: Cost) -> str:
 
 
 def problem_of_own_server(daemon: Daemon, uid: int) -> str:
-    """Return why a user's own server cannot be made, and count the refusal; nothing if it can."""
+    """Return why a user's own server cannot be created, or an empty text. A refusal is counted."""
     own = NamedServer(server_of_user(uid), uid)
     for resource in (SERVERS, DESCRIPTORS):
         more, exempt = _base_cost(daemon, own, resource), is_exempt(daemon, uid)
@@ -175,7 +175,11 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
 
 
 def take(daemon: Daemon, resource: Resource, uid: int, amount: int) -> str:
-    """Count what a user's connection takes, and return nothing; or return why it cannot have it, and count that."""
+    """Count what a user's connection takes of a resource.
+
+    Returns:
+        An empty text, or why the user cannot have that much; then nothing is taken, and the refusal is counted.
+    """
     text = problem(daemon, uid, {resource: amount})
     if not text:
         daemon.usage.taken[resource.name][uid] += amount
@@ -183,7 +187,7 @@ def take(daemon: Daemon, resource: Resource, uid: int, amount: int) -> str:
 
 
 def give_back(daemon: Daemon, resource: Resource, uid: int, amount: int) -> None:
-    """Count what a user's connection has no longer."""
+    """Count that a user's connection has given back what it took of a resource."""
     counts = daemon.usage.taken[resource.name]
     counts[uid] -= amount
     if counts[uid] <= 0:

@@ -34,7 +34,11 @@ _FORCE: Final = Timer(TimerKind.FORCE)
 
 
 def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[Instruction]:
-    """Begin an operator's quit (``timeout`` in seconds, None: wait for the clients); a second one joins the first."""
+    """Begin an operator's ``quit``. A second one joins the first.
+
+    Args:
+        timeout: Seconds after which clients are ended; None: wait for them without a limit.
+    """
     yield Working(session)
     if timeout is not None:
         yield Log("quit_timeout", {"seconds": int(timeout)})

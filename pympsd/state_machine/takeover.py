@@ -40,7 +40,10 @@ GENERATION_BITS: Final = 40
 
 
 def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
-    """Continue from the state of a daemon that did not end in order."""
+    """Restore the state of a daemon that was killed or replaced.
+
+    Each of its servers is pending until it has reported its clients, for at most TAKEOVER_TIMEOUT seconds.
+    """
     saved = event.state
     if event.devices is not None:
         saved, lost = move(saved, event.devices)
@@ -70,12 +73,12 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
 
 
 def first_id(generation: int) -> int:
-    """Return the first id of a generation."""
+    """Return the first id that a generation may use. Generations never share ids."""
     return (generation << GENERATION_BITS) + 1
 
 
 def adopt(daemon: Daemon, server: Server, event: ServerTakenOver) -> Iterator[Instruction]:
-    """Take over a pending server that is back, with its clients."""
+    """Take over a pending server that has connected again, together with its clients."""
     if not server.pending:
         return
     server.pending = False
@@ -101,7 +104,7 @@ def adopt(daemon: Daemon, server: Server, event: ServerTakenOver) -> Iterator[In
 
 
 def takeover_timed_out(_: Daemon, server: Server) -> Iterator[Instruction]:
-    """Kill a server that has not returned in time."""
+    """Kill a pending server that has not connected again in time."""
     if server.pending:
         yield Log("takeover_timeout", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
         yield KillServer(server.id)

@@ -113,7 +113,7 @@ def evict(daemon: Daemon, session: int, clients: Sequence[Client], answer: Answe
 
 
 def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
-    """Answer with a server's CUresult number, if that server works on the termination."""
+    """Answer an operator with a server's CUresult number, unless the termination belongs to another server."""
     termination = daemon.terminations.pending.get(token)
     if termination is not None and termination.server == server:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
@@ -121,14 +121,14 @@ def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Itera
 
 
 def end_with_server(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    """Answer the terminations that a server worked on when it ended."""
+    """Answer the operators whose terminations a server was working on when it ended: 806."""
     for token, termination in tuple(daemon.terminations.pending.items()):
         if termination.server == server.id:
             yield from end_with_answer(daemon, server.id, token, Result.ERROR_MPS_RPC_FAILURE)
 
 
 def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
-    """Answer a termination whose server did not answer in time."""
+    """Answer an operator whose termination the server has not answered in time: 702."""
     if (termination := daemon.terminations.pending.get(token)) is None:
         return
     code = Result.ERROR_LAUNCH_TIMEOUT

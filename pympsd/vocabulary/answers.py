@@ -12,13 +12,21 @@ NO_LIMITS: Final = "Cgroup '{}' has no limits of its own."
 
 
 def clients_only(server: str) -> str:
-    """Return the answer to operators at a socket for clients only: a server's, or if empty the daemon's own."""
+    """Return the refusal of commands at a socket that is for clients only.
+
+    Args:
+        server: The server whose socket it is; empty: the daemon's own.
+    """
     return CLIENTS_ONLY if server else CLIENTS_ONLY_AT_CONTROL
 
 
 @frozen
 class Part:
-    """A piece of an answer: printed to stdout with a newline after it, logged as one entry."""
+    """A piece of an answer.
+
+    If it is ``printed``, it goes to standard output, with a newline after it; if it is ``logged``, it is one entry of
+    control.log.
+    """
 
     text: str
     printed: bool = True
@@ -27,7 +35,15 @@ class Part:
 
 @frozen
 class Answer:
-    """A whole answer. ``diagnostic`` goes to stderr: what was wrong and what is allowed, or a note."""
+    """A whole answer of a command.
+
+    ``diagnostic`` goes to standard error: what was wrong and what is allowed, or a note. ``refused`` decides the exit
+    status.
+
+    >>> answer = Answer((Part("50.0"), Part("for the log", printed=False)))
+    >>> answer.printed, answer.refused
+    ('50.0\\n', False)
+    """
 
     parts: tuple[Part, ...] = ()
     diagnostic: str = ""
@@ -35,15 +51,24 @@ class Answer:
 
     @property
     def printed(self) -> str:
-        """The text for stdout."""
+        """The text for standard output: the printed parts, each with its newline."""
         return "".join(f"{part.text}\n" for part in self.parts if part.printed)
 
 
 def lines(*texts: str) -> Answer:
-    """Return an accepted answer of printed and logged lines."""
+    """Return an answer that accepts the command, with lines that are both printed and logged.
+
+    >>> lines("847", "848").printed
+    '847\\n848\\n'
+    """
     return Answer(tuple(Part(text) for text in texts))
 
 
 def refusal(*texts: str, diagnostic: str = "") -> Answer:
-    """Return a refusal whose lines are printed and logged."""
+    """Return an answer that refuses the command.
+
+    Args:
+        texts: Lines that are printed and logged, as recorded of the driver; often none.
+        diagnostic: A sentence for standard error: what was wrong, and what is allowed.
+    """
     return Answer(tuple(Part(text) for text in texts), diagnostic=diagnostic, refused=True)

@@ -78,7 +78,7 @@ class DeviceProperties:
 
     @property
     def is_volta_or_newer(self) -> bool:
-        """Return whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
+        """Whether the device takes part in Volta MPS: from compute capability 7.0 on."""
         return self.compute_capability >= (7, 0)
 
     @property
@@ -90,7 +90,10 @@ class DeviceProperties:
 
     @property
     def bus_id(self) -> str:
-        """The PCI id as nvidia-smi writes it: 0000:00.06.00 is 00000000:00:06.0; other texts are unchanged."""
+        """The PCI address as nvidia-smi writes it: ``0000:00.06.00`` becomes ``00000000:00:06.0``.
+
+        A text in another form, which only a driver could report, is returned as it is.
+        """
         domain, _, rest = self.pci.partition(":")
         parts = rest.split(".")
         try:
@@ -101,18 +104,35 @@ class DeviceProperties:
 
 
 def uuid_text(uuid: bytes) -> str:
-    """Return a UUID of 16 bytes as text: GPU- and 32 hexadecimal digits in five groups."""
+    """Return a UUID as text: ``GPU-`` and 32 hexadecimal digits in five groups.
+
+    Args:
+        uuid: Its 16 bytes, as CUuuid has them.
+
+    >>> uuid_text(bytes(range(16)))
+    'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f'
+    """
     digits = uuid.hex()
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def window_of(ordinal: int) -> int:
-    """Return the first address of a device's window (ordinal among the daemon's visible devices)."""
+    """Return the first address of a device's window.
+
+    Args:
+        ordinal: The device's index among the daemon's visible devices.
+
+    >>> ordinal_of(window_of(3) + 4096)
+    3
+    """
     return WINDOW_BASE + (ordinal << WINDOW_BITS)
 
 
 def ordinal_of(address: int) -> int:
-    """Return the ordinal of the device whose window holds an address; negative if it is below every window."""
+    """Return the index of the device whose window contains an address.
+
+    The result is negative for an address below all windows, and may be beyond the last device.
+    """
     return (address - WINDOW_BASE) >> WINDOW_BITS
 
 

@@ -55,7 +55,11 @@ _NAME_OF_USER: Final = re.compile("uid_(0|[1-9][0-9]{0,9})", re.ASCII)
 
 
 def server_of_user(uid: int) -> str:
-    """Return the name of the server of a user's clients that name none."""
+    """Return the name of a user's own server, which serves the user's clients that name no server.
+
+    >>> server_of_user(1000)
+    'uid_1000'
+    """
     return f"uid_{uid}"
 
 

@@ -1,4 +1,14 @@
-"""The limits of a client's contexts: active thread percentage, client priority, pinned memory."""
+"""The values of limits, as daemon and servers use them: percentages, priorities, and amounts of memory.
+
+A value cannot be invalid: constructing it, or parsing a text, raises `BadLimit` for what is not allowed.
+
+- `ThreadPercentage`, `ClientPriority` and `PinnedMemory` are limits of one client.
+- `CgroupLimit` and `MemoryGroup` are limits on the memory that several clients hold together.
+- `Quota` has the limits of one context, as its executor applies them.
+- `LimitsInForce` has what applies to a client after all of these were combined, for lists and metrics.
+
+Which limits exist, and how those of several places are combined, is in `pympsd.vocabulary.limit_table`.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +30,19 @@ PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTIT
 
 
 class BadLimit(InputError, ValueError):
-    """An invalid limit; the message explains what is allowed."""
+    """Raised for a limit that is not allowed; the message explains what is."""
 
 
 @frozen(order=True)
 class ThreadPercentage:
-    """The portion of a device's threads that a client may use: above 0, up to 100 (MPS documents, 4.2.5)."""
+    """The part of a device's threads that a client may use, in percent: above 0, at most 100 (MPS documents, 4.2.5).
+
+    Raises:
+        BadLimit: The value is not in that range.
+
+    >>> str(ThreadPercentage(33.25)), ThreadPercentage(10) < ThreadPercentage()
+    ('33.2', True)
+    """
 
     value: float = 100.0
 
@@ -35,7 +52,14 @@ class ThreadPercentage:
 
     @classmethod
     def parse(cls, text: str) -> ThreadPercentage:
-        """Read a percentage from an environment variable; a percent sign may follow, as it may in a command."""
+        """Return the percentage that a text means, with or without a percent sign.
+
+        Args:
+            text: The value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE, or of a command.
+
+        Raises:
+            BadLimit: The text is not a number, or not in the range.
+        """
         try:
             # Unlike Python, C accepts no underscores in a number.
             number = float(text.rstrip().removesuffix("%") if "_" not in text else "")
@@ -53,7 +77,10 @@ OF_CGROUP = "cgroup "
 
 @frozen
 class MemoryGroup:
-    """A limit of memory of several clients together, on one device."""
+    """A limit on the memory that several clients hold together on one device.
+
+    The clients are those of a namespace, or of a cgroup and the cgroups below it.
+    """
 
     name: str
     """As a sentence names it: ``namespace a/hi``, ``cgroup /x``."""
@@ -65,7 +92,10 @@ class MemoryGroup:
 
 @frozen
 class Quota:
-    """The limits of a context in its executor; a device ignores a limit for which it lacks the capability."""
+    """The limits of a context, as its executor applies them.
+
+    A device ignores a limit for which it lacks the capability (`pympsd_server.backends.interface.Capabilities`).
+    """
 
     multiprocessors: int
     """Their number; 0, or the device's whole number: all of them, and the context counts as the user of none."""
@@ -88,13 +118,20 @@ class Quota:
 
 
 def cgroup_group(path: str) -> str:
-    """Return the name of the group that a cgroup's clients are; bytes of it that are not UTF-8 as ``\\xff``."""
+    """Return the name of the group that the clients of a cgroup form.
+
+    Args:
+        path: The cgroup's path; bytes that are not UTF-8 are shown as ``\\xff``.
+
+    >>> cgroup_group("/batch")
+    'cgroup /batch'
+    """
     return f"{OF_CGROUP}{path.encode(errors='surrogateescape').decode(errors='backslashreplace')}"
 
 
 @frozen
 class LimitsInForce:
-    """The limits in force for a client: the least of what is set for it and of what it sets itself."""
+    """The limits that apply to a client: the lowest of those set for it, and those that it has set itself."""
 
     thread_percentage: float
     """If those of its devices differ, the highest."""
@@ -109,12 +146,12 @@ class LimitsInForce:
     """The connections of a device that each of its contexts takes; of a client of the driver's own server unknown."""
 
     def percentage_on(self, ordinal: int) -> float:
-        """Return the percentage on a device."""
+        """Return the percentage on a device, by the device's index."""
         return self.device_percentages.get(ordinal, self.thread_percentage)
 
     @property
     def percentage_record(self) -> float | dict[int, float]:
-        """The percentage as JSON has it: one, or if they differ that of each device."""
+        """The percentage as JSON has it: one number, or if devices differ a number for each."""
         return self.device_percentages or self.thread_percentage
 
 
@@ -129,7 +166,7 @@ class CgroupLimit:
 
 
 def least(one: CgroupLimit, other: CgroupLimit) -> CgroupLimit:
-    """Return the lower limit of each kind."""
+    """Return the lower of two limits of a cgroup, separately for the hard and the soft one; None means no limit."""
     hard = (limit for limit in (one.hard, other.hard) if limit is not None)
     soft = (limit for limit in (one.soft, other.soft) if limit is not None)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
@@ -141,7 +178,11 @@ CgroupLimits = dict[str, dict[int, CgroupLimit]]
 
 @frozen(order=True)
 class ClientPriority:
-    """A client's priority level: 0 normal, 1 below normal (MPS documents, 2.3.8)."""
+    """A client's priority: 0 is normal, 1 is below normal (MPS documents, 2.3.8).
+
+    Raises:
+        BadLimit: The level is neither.
+    """
 
     level: int = 0
 
@@ -151,7 +192,11 @@ class ClientPriority:
 
     @classmethod
     def parse(cls, text: str) -> ClientPriority:
-        """Read a priority level from an environment variable."""
+        """Return the priority that CUDA_MPS_CLIENT_PRIORITY means.
+
+        Raises:
+            BadLimit: The text is neither ``0`` nor ``1``.
+        """
         if text.strip() not in ("0", "1"):
             raise BadLimit(f"a client priority is 0 (normal) or 1 (below normal), not {text!r}")
         return cls(int(text))
@@ -162,13 +207,24 @@ class ClientPriority:
 
 @frozen(order=True)
 class PinnedMemory:
-    """A limit on the pinned device memory of one client on one device, in bytes (MPS documents, 4.2.7)."""
+    """A limit on the pinned device memory of one client on one device, in bytes (MPS documents, 4.2.7).
+
+    >>> PinnedMemory.parse("2G"), PinnedMemory.parse("0")
+    (PinnedMemory(value=2147483648), None)
+    """
 
     value: int
 
     @classmethod
     def parse(cls, text: str) -> PinnedMemory | None:
-        """Read ``10G`` or ``900M`` (also GB, MB, in either case); exactly ``0`` means no limit: None."""
+        """Return the limit that a text means; None for ``0``, which is no limit.
+
+        Args:
+            text: A whole number and G, GB, M or MB, in either case, such as ``10G`` or ``900M``.
+
+        Raises:
+            BadLimit: The text has another form, or the limit is above MAX_MEMORY.
+        """
         if text == "0":
             return None
         match = _MEMORY.fullmatch(text)

@@ -11,7 +11,7 @@ SIMILARITY: Final = 0.7
 
 
 def find_similar(word: str, candidates: Iterable[str]) -> str:
-    """Return the known word that is most like another one; empty if none is like it."""
+    """Return the known word that is most similar to a mistyped one; empty if none is similar."""
     import difflib
 
     by_lower_case = {candidate.lower(): candidate for candidate in candidates}
@@ -20,7 +20,10 @@ def find_similar(word: str, candidates: Iterable[str]) -> str:
 
 
 def suggest(word: str, candidates: Iterable[str]) -> str:
-    """Return the end of a sentence that suggests a known word: ``; did you mean --users?``, or ``.``"""
+    """Return the end of a sentence about an unknown word, which suggests a similar known one.
+
+    ``; did you mean --users?`` if there is one, and a full stop otherwise.
+    """
     similar = find_similar(word, candidates)
     return f"; did you mean {similar}?" if similar else "."
 

@@ -26,7 +26,11 @@ REGISTERS_OF_A_WARP: Final = "REGISTERS_OF_A_WARP"
 
 
 def warp_registers(registers: int) -> int:
-    """Return the registers that each warp of a function takes, given its registers per thread."""
+    """Return how many registers each warp of a kernel takes.
+
+    Args:
+        registers: How many registers each of its threads has.
+    """
     return -(-registers * WARP_THREADS // _REGISTER_GRANULE) * _REGISTER_GRANULE
 
 

@@ -7,7 +7,10 @@ from enum import IntEnum, StrEnum
 
 
 class Result(IntEnum):
-    """A CUresult number, named without the ``CUDA_`` prefix; the value travels on the wire."""
+    """A result of the CUDA driver API: a CUresult, named without its ``CUDA_`` prefix.
+
+    Its number travels on the wire. ``Result.ERROR_OUT_OF_MEMORY`` is CUDA_ERROR_OUT_OF_MEMORY, 2.
+    """
 
     SUCCESS = 0
     ERROR_INVALID_VALUE = 1
@@ -74,7 +77,7 @@ class Result(IntEnum):
 
 
 class ServerStatus(StrEnum):
-    """A server's status, as get_server_status prints it (MPS documents, Provisioning Sequence)."""
+    """The status of a server, as get_server_status prints it (MPS documents, Provisioning Sequence)."""
 
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"

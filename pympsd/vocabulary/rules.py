@@ -24,12 +24,15 @@ _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
 class Unknown(InputError):
-    """A rule cannot be examined for a process; the message explains why."""
+    """Raised when a rule cannot be tested, because the daemon cannot see that property of the process.
+
+    The message explains why. The client is then refused, because the rule may limit it.
+    """
 
 
 @frozen
 class Origin:
-    """The properties of a process that rules examine; None: the daemon cannot see it."""
+    """The properties of a process that rules test. None: the daemon cannot see the property."""
 
     uid: int
     groups: tuple[int, ...] = ()
@@ -40,7 +43,11 @@ class Origin:
 
 @frozen
 class Condition:
-    """A condition on a process: it has one of some values."""
+    """A condition on a process: one of its properties has one of these values, which may be patterns.
+
+    >>> str(Condition("user", ("1000", "1001")))
+    'user=1000,1001'
+    """
 
     kind: str
     """One of KINDS."""
@@ -50,20 +57,31 @@ class Condition:
         return f"{self.kind}={','.join(self.values)}"
 
     def values_in(self, origin: Origin, namespace: str) -> list[str]:
-        """Return what a process has of this kind; ``namespace``: ``server/namespace``. Raise Unknown."""
+        """Return the values of the property that a process has.
+
+        Args:
+            origin: The process.
+            namespace: Its namespace of protocol 3, as ``server/namespace``.
+
+        Raises:
+            Unknown: The daemon cannot see the property.
+        """
         if self.kind == "namespace":
             return [namespace]
         return list(_FOUND[self.kind](origin))
 
     def fits(self, values: Sequence[str]) -> bool:
-        """Return whether one of the values is among a process's properties."""
+        """Return whether one of a process's values matches one of the condition's."""
         fits = _FITS.get(self.kind, fnmatchcase)
         return any(fits(actual, value) for actual in values for value in self.values)
 
 
 @frozen
 class Rule:
-    """Limits of the processes that meet all conditions; ``number``: its place, from 1."""
+    """A rule: limits for the processes that meet all of its conditions.
+
+    ``number`` is its place in the configuration file, from 1.
+    """
 
     number: int
     name: str = ""
@@ -74,7 +92,11 @@ class Rule:
         return f"{self.number} ('{self.name}')" if self.name else str(self.number)
 
     def examine(self, origin: Origin, namespace: str) -> tuple[bool, str]:
-        """Return whether a process fits, and why; raise Unknown."""
+        """Return whether a process meets all conditions, and a sentence that explains the result.
+
+        Raises:
+            Unknown: The daemon cannot see a property that a condition tests.
+        """
         reasons = []
         for condition in self.conditions:
             try:
@@ -89,7 +111,11 @@ class Rule:
 
 
 def first_fitting(rules: Sequence[Rule], origin: Origin, namespace: str) -> Rule | None:
-    """Return the rule that holds for a process; None if there is none. Raise Unknown."""
+    """Return the first rule that a process meets, which is the one that applies to it; None if it meets none.
+
+    Raises:
+        Unknown: A rule before it cannot be tested.
+    """
     return next((rule for rule in rules if rule.examine(origin, namespace)[0]), None)
 
 

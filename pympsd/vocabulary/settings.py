@@ -27,7 +27,11 @@ TURN_POLICIES: Final = "pympsd.turn_policies"
 
 @frozen
 class Settings:
-    """A daemon's settings; ``complaints`` are about invalid values that were replaced by defaults."""
+    """The settings of a daemon, from its environment.
+
+    ``complaints`` has a sentence for each invalid value that was replaced by its default; other invalid values raise
+    BadSetting when they are read.
+    """
 
     pipe_directory: str
     log_directory: str
@@ -41,7 +45,7 @@ class Settings:
     complaints: tuple[str, ...] = ()
     memory_limits: str = ""
     """As given (``0=1G,GPU-...=512MB``): the devices are not known here."""
-    turn_patience: float = 30.0
+    overtaking_seconds: float = 30.0
     """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
     vendor_server: str = ""
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
@@ -54,9 +58,12 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
-        """Read settings; raise BadSetting if one prevents a start. An empty variable counts as not set.
+        """Read the settings of a daemon. An empty variable counts as not set.
 
         CUDA_VISIBLE_DEVICES is the exception: an empty list hides every device, as it does in CUDA.
+
+        Raises:
+            BadSetting: A value is invalid, and the daemon must not start with its default instead.
         """
         backend = read(environment, variables.BACKEND)
         # A description of an emulated machine selects it.
@@ -73,7 +80,7 @@ class Settings:
             driver=int(read(environment, variables.DRIVER_VARIABLE) or 0),
             complaints=_complaints(environment),
             memory_limits=environment.get(MEMORY_LIMITS[0]) or environment.get(MEMORY_LIMITS[1], ""),
-            turn_patience=float(read(environment, variables.TURN_PATIENCE)),
+            overtaking_seconds=float(read(environment, variables.OVERTAKING_LIMIT)),
             vendor_server=environment.get(VENDOR_SERVER, ""),
             users=read(environment, variables.USERS_VARIABLE),
             unmapped_users=read(environment, variables.UNMAPPED_USERS_VARIABLE),
@@ -108,27 +115,49 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
 
 
 def read_worker(environment: Mapping[str, str]) -> str:
-    """Return what executes clients' records, one of WORKERS; raise BadSetting."""
+    """Return what executes clients' records: one of WORKERS (PYMPSD_WORKER).
+
+    Raises:
+        BadSetting: The variable has another value.
+    """
     return read(environment, variables.WORKER)
 
 
 def read_connections(environment: Mapping[str, str]) -> str:
-    """Return the number of hardware queues of an executor on a GPU, as text; raise BadSetting."""
+    """Return the number of hardware queues of an executor on a GPU, as text (PYMPSD_DEVICE_CONNECTIONS).
+
+    Raises:
+        BadSetting: The value is not allowed.
+    """
     return read(environment, variables.CONNECTIONS)
 
 
 def read_tier(environment: Mapping[str, str]) -> str:
-    """Return what runs the kernels of an emulated device, one of TIERS; raise BadSetting."""
+    """Return what runs the kernels of an emulated device: one of TIERS (PYMPSD_TIER).
+
+    Raises:
+        BadSetting: The variable has another value.
+    """
     return read(environment, variables.TIER)
 
 
 def read_kernel_threads(environment: Mapping[str, str]) -> int:
-    """Return the greatest number of threads of a kernel, 0 for one on each processor; raise BadSetting."""
+    """Return the maximum number of threads that run one kernel; 0: one for each processor (PYMPSD_KERNEL_THREADS).
+
+    Raises:
+        BadSetting: The value is not a number in the allowed range.
+    """
     return int(read(environment, variables.KERNEL_THREADS) or 0)
 
 
 def read_kernel_cache(environment: Mapping[str, str]) -> str:
-    """Return the directory for compiled kernels, "off", or "" for the user's own; raise BadSetting."""
+    """Return the directory for compiled kernels (PYMPSD_KERNEL_CACHE).
+
+    ``off``: there is none; an empty text: the user's own.
+
+    Raises:
+        BadSetting: The value is not allowed.
+    """
     return read(environment, variables.KERNEL_CACHE)
 
 

@@ -45,12 +45,15 @@ _VALUE: Final = re.compile(r"([0-9]{1,12})([KMG]?)B?", re.ASCII | re.IGNORECASE)
 
 
 class BadShare(InputError, ValueError):
-    """An impossible share; the message is a sentence without its full stop, which explains what is allowed."""
+    """Raised for a share that is not allowed.
+
+    The message is a sentence without its full stop, which explains what is allowed.
+    """
 
 
 @frozen
 class Resource:
-    """A resource that users take from the daemon."""
+    """A resource of the daemon that users share: its default, its bounds and its reserves."""
 
     name: str
     """In the option, the variable and the file."""
@@ -78,11 +81,20 @@ class Resource:
     """It exists in protocol 3 only, as named servers do."""
 
     def total_of(self, descriptors: int) -> int:
-        """Return what everybody together may have, with a limit of open descriptors; 0: there is no bound."""
+        """Return how much all users together may have; 0: there is no bound.
+
+        Args:
+            descriptors: The daemon's limit of open files, of which some totals are a part.
+        """
         return descriptors * self.of_descriptors // RESERVE_PARTS if self.of_descriptors else self.total
 
     def for_users(self, descriptors: int, *, own: bool) -> int:
-        """Return what users other than root may have together; ``own``: their own servers included."""
+        """Return how much users other than root may have together.
+
+        Args:
+            descriptors: The daemon's limit of open files.
+            own: Whether the request is for a user's own server, which may use the part reserved for such servers.
+        """
         kept = self.root_reserve if own else self.root_reserve + self.own_reserve
         return self.total_of(descriptors) * (RESERVE_PARTS - kept) // RESERVE_PARTS
 
@@ -168,7 +180,7 @@ BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
 
 @frozen
 class Shares:
-    """The shares that are in force."""
+    """The shares in force: what the administrator has set, and otherwise the defaults."""
 
     given: Mapping[str, int] = field(factory=dict)
     """The shares that an administrator has set with the option or the variable, by the resource's name."""
@@ -178,7 +190,7 @@ class Shares:
     """The same of the configuration file, which beats the option."""
 
     def share(self, resource: Resource) -> int:
-        """Return what one user may have of a resource."""
+        """Return how much of a resource one user may have, in the resource's unit."""
         value = self.configured.get(resource.name, self.given.get(resource.name))
         if value is not None:
             return value
@@ -186,16 +198,31 @@ class Shares:
         return max(resource.minimum, min(resource.share, largest))
 
     def total(self, resource: Resource) -> int:
-        """Return what everybody together may have of a resource; 0: there is no bound."""
+        """Return how much of a resource all users together may have; 0: there is no bound."""
         return resource.total_of(self.descriptors)
 
     def for_users(self, resource: Resource, *, own: bool = True) -> int:
-        """Return what users other than root may have together; ``own``: their own servers included."""
+        """Return how much of a resource users other than root may have together.
+
+        Args:
+            resource: The resource.
+            own: As in `Resource.for_users`.
+        """
         return resource.for_users(self.descriptors, own=own)
 
 
 def read_shares(texts: Iterable[str]) -> dict[str, int]:
-    """Read shares as the option and the variable have them: ``servers=16,buffers=64M``; raise BadShare."""
+    """Return the shares that texts set, by the names of resources.
+
+    Args:
+        texts: Values of the option or the variable: ``servers=16,buffers=64M``.
+
+    Raises:
+        BadShare: A resource does not exist, or its share is not allowed.
+
+    >>> read_shares(["servers=16,buffers=64M"])
+    {'servers': 16, 'buffers': 67108864}
+    """
     shares: dict[str, int] = {}
     for pair in (pair for text in texts for pair in text.split(",")):
         name, equals, value = pair.strip().partition("=")
@@ -206,7 +233,15 @@ def read_shares(texts: Iterable[str]) -> dict[str, int]:
 
 
 def read_share(name: str, value: object) -> int:
-    """Return the share of a resource that a text or a number states; raise BadShare."""
+    """Return the share of a resource that a text or a number means.
+
+    Args:
+        name: The resource.
+        value: A number with or without K, M or G, or an integer from a configuration file.
+
+    Raises:
+        BadShare: The resource does not exist, or the share is not allowed.
+    """
     resource = BY_NAME.get(name)
     if resource is None:
         similar = find_similar(name, BY_NAME)

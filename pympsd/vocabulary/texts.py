@@ -180,5 +180,9 @@ def limit_of_memory_text(count: int | None) -> str:
 
 
 def moment(seconds: float) -> str | None:
-    """Return a time in seconds since 1970 in ISO 8601 (UTC), as JSON has it; None for 0."""
+    """Return a time as JSON has it: ISO 8601, in UTC.
+
+    Args:
+        seconds: Seconds since 1970; 0 gives None.
+    """
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None

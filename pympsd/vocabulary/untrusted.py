@@ -13,7 +13,10 @@ _NAMES = frozenset({"ps", "device_query", "lspart"})
 
 
 def is_query(line: str) -> bool:
-    """Return whether a command line changes nothing at a daemon of either protocol, and names no file."""
+    """Return whether a command line changes nothing at a daemon of either protocol, and names no file.
+
+    Queries are sent even to a daemon that is not trusted.
+    """
     words = line.split()
     if not words or words[0] in _HELP:
         return True
@@ -38,5 +41,9 @@ def escape_controls(data: bytes) -> bytes:
 
 
 def printable(text: str) -> str:
-    """Return one line of text, in which everything that is not printable is a question mark."""
+    """Return a text as one printable line: every other character becomes a question mark.
+
+    >>> printable("a\\tb\\x1b[1m")
+    'a?b?[1m'
+    """
     return "".join(char if char.isprintable() else "?" for char in text)

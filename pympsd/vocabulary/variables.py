@@ -55,7 +55,7 @@ KERNEL_THREADS: Final = "PYMPSD_KERNEL_THREADS"
 KERNEL_CACHE: Final = "PYMPSD_KERNEL_CACHE"
 DRIVER_VARIABLE: Final = "PYMPSD_DRIVER"
 LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
-TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
+OVERTAKING_LIMIT: Final = "PYMPSD_TURN_PATIENCE"
 USERS_VARIABLE: Final = "PYMPSD_USERS"
 UNMAPPED_USERS_VARIABLE: Final = "PYMPSD_UNMAPPED_USERS"
 EXPLAIN: Final = "PYMPSD_EXPLAIN"
@@ -360,7 +360,7 @@ VARIABLES: Final = (
         default=USERS[0],
     ),
     Variable(
-        TURN_PATIENCE,
+        OVERTAKING_LIMIT,
         Reader.DAEMON,
         "seconds, as `--turn-patience`; default 30",
         _DOES_NOT_START,
@@ -493,11 +493,11 @@ BY_NAME: Final = {variable.name: variable for variable in VARIABLES}
 
 
 class BadSetting(InputError, ValueError):
-    """A setting that prevents a start; the message names the variable and what is allowed."""
+    """Raised for a setting that prevents a start; the message names the variable and what is allowed."""
 
 
 def plain(text: str) -> str:
-    """Return a text of the table without its backquotes, for a terminal or a manual page."""
+    """Return a text of the table for a terminal or a manual page: without its backquotes."""
     return text.replace("`", "")
 
 

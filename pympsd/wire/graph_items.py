@@ -116,7 +116,7 @@ class _Reader:
             raise TooLarge(f"at most {MAX_EDGES} dependencies are allowed")
         dependencies = struct.unpack_from(f"={count}I", self.data, at + _HEAD.size)
         if any(dependency >= index for dependency in dependencies):
-            raise RemoteError(f"item {index} depends on what is not before it")
+            raise RemoteError(f"item {index} depends on an item that does not precede it")
         if not bodies:
             return GraphItem(self.data[start : start + length], dependencies), start + length
         if depth == MAX_NESTING:

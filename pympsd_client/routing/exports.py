@@ -40,7 +40,16 @@ _BYTES: Final = {"i": 4, "I": 4, "f": 4, "H": 2, "B": 1}
 
 
 def resolve(name: str, signature: str) -> Resolved:
-    """Return the function behind an exported name, the format of its parameters, and perhaps its core."""
+    """Return the function behind an exported name.
+
+    Args:
+        name: The name, such as ``cuMemAlloc_v2``.
+        signature: The C types of its parameters, in parentheses.
+
+    Returns:
+        The function, the format of its parameters (see entry_points.c), and if C can call it directly its core. A
+        function that pympsd does not have is one that fails with NOT_SUPPORTED.
+    """
     types = c_types.parameters(signature)
     versioned = _THREAD.sub("", name)
     thread = name[len(versioned) :]

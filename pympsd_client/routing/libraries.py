@@ -44,10 +44,17 @@ _missing: Final[set[str]] = set()
 
 
 def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -> int:
-    """Write the addresses of C functions to a table, one for each prototype; return 0, or 1 without the library.
+    """Write the addresses of C functions to a library's table, one for each of its prototypes.
 
-    ``prototypes`` is the address of an array of ``count`` C strings, each "name(types of parameters)"; ``table`` that
-    of an array of as many addresses. ``is_own``: the interpreter was started for a native program.
+    Args:
+        library: The library's file name, such as ``libcuda.so.1``.
+        count: The number of prototypes.
+        prototypes: The address of an array of C strings, each ``name(types of parameters)``.
+        table: The address of an array of as many addresses.
+        is_own: Whether the interpreter was started for a native program.
+
+    Returns:
+        0, or 1 if the library that its functions forward to is not installed, which is reported on standard error.
     """
     if is_own:
         warnings.showwarning = _show_warning
@@ -59,7 +66,7 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     addresses = (c_void_p * count).from_address(table)
     try:
         for index, prototype in enumerate((c_char_p * count).from_address(prototypes)):
-            addresses[index] = _address(library, (prototype or b"").decode())
+            addresses[index] = _address(library, (prototype or b"").decode(), bool(is_own))
     except FileError as error:
         print(f"pympsd: {error}", file=sys.stderr, flush=True)
         _missing.add(library)
@@ -67,12 +74,12 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     return 0
 
 
-def _address(library: str, prototype: str) -> int:
+def _address(library: str, prototype: str, is_native: bool) -> int:
     address = attached.get((library, prototype))
     if address is None:
         name, _, parameters = prototype.partition("(")
         if library in RESOLVERS:
-            address = entry_point(RESOLVERS[library], name, f"({parameters}")
+            address = entry_point(RESOLVERS[library], name, f"({parameters}", is_native=is_native)
         else:
             from pympsd_client.routing import forwarding  # most programs do not compile
 
@@ -87,7 +94,10 @@ def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
 
 
 def end() -> None:
-    """At the end of a native program, call the functions registered with `atexit`, as Python does at its own end."""
+    """Call the functions registered with `atexit`, at the end of a native program, as Python does at its own end.
+
+    Standard output and standard error are flushed.
+    """
     atexit._run_exitfuncs()
     for file in (sys.stdout, sys.stderr):
         if file is not None:

@@ -77,16 +77,25 @@ LIBRARIES: Final = {
 }
 NVML: Final = "cuda.bindings.cynvml"
 """Its pointers are kept, because it loads pympsd's own libnvidia-ml.so.1 (native/src/nvml)."""
-_RELEASING: Final = re.compile(r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Unload|Unmap|Unregister).*")
+_RELEASING: Final = re.compile(
+    r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Trim|Unload|Unmap|Unregister).*"
+)
 """Functions that free something. Destructors call them during interpreter shutdown, when a driver still works."""
-_FAILS, _SUCCEEDS, _RETURNS_NULL = 0, 1, 2
-_CURRENT: Final = {
+_FAILS, _SUCCEEDS, _RETURNS_NULL, _NAMES_ERROR, _DESCRIBES_ERROR = range(5)
+_AROUND: Final = {
     "cuCtxGetCurrent": _RETURNS_NULL,
     "cuCtxPopCurrent": _RETURNS_NULL,
     "cuCtxPushCurrent": _SUCCEEDS,
     "cuCtxSetCurrent": _SUCCEEDS,
+    "cuCtxSynchronize": _SUCCEEDS,
+    "cuDeviceGetDefaultMemPool": _RETURNS_NULL,
+    "cuGetErrorName": _NAMES_ERROR,
+    "cuGetErrorString": _DESCRIBES_ERROR,
+    "cuStreamSynchronize": _SUCCEEDS,
 }
-"""Functions that destructors call before those."""
+"""Functions that destructors call before those, or to report their failure."""
+_WAITING: Final = frozenset({"cuCtxSynchronize", "cuStreamSynchronize"})
+"""Of these, what fails in a native program: exit handlers are called when its driver has ended (recorded, H200)."""
 _VERSION: Final = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""
@@ -124,13 +133,22 @@ def read_signatures(module: str) -> None:
             signatures[name] = _entry_points.signature(capsule)
 
 
-def entry_point(functions: str, name: str, signature: str, original: int = 0, *, always_passes: bool = False) -> int:
+def entry_point(
+    functions: str,
+    name: str,
+    signature: str,
+    original: int = 0,
+    *,
+    always_passes: bool = False,
+    is_native: bool = False,
+) -> int:
     """Return the address of a C function over the Python function that the module ``functions`` resolves.
 
     ``signature`` has the C types of its parameters. At the first call the module is imported, and its ``resolve(name,
     signature)`` returns the Python function and the format of its parameters; its ``result_of_error(name, error)``
     returns the result of a call that raised. ``original``: the address of the function that takes the call if the
-    program runs natively, with ``always_passes`` at the end of the process too.
+    program runs natively, with ``always_passes`` at the end of the process too. ``is_native``: for a program without
+    an interpreter of its own.
     """
 
     plain = without_version(name)
@@ -144,7 +162,9 @@ def entry_point(functions: str, name: str, signature: str, original: int = 0, *,
     def result_of_error(name: str, error: BaseException) -> Any:
         return import_module(functions).result_of_error(name, error)
 
-    at_end = _SUCCEEDS if _RELEASING.fullmatch(plain) else _CURRENT.get(plain, _FAILS)
+    at_end = _SUCCEEDS if _RELEASING.fullmatch(plain) else _AROUND.get(plain, _FAILS)
+    if is_native and plain in _WAITING:
+        at_end = _FAILS
     return _entry_points.route(name, signature, original, resolve, result_of_error, always_passes, at_end)
 
 

@@ -269,7 +269,7 @@ class ClientBudget:
 
 
 class AccountedDevice:
-    """The part of a device that both backends have in common: the account of its memory and who is told of changes.
+    """The part of a device that both backends share: the account of its memory, and callbacks for changes.
 
     The methods are those of `pympsd_server.backends.device_interface.Device`.
     """

@@ -34,7 +34,10 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class Client:
-    """``contexts`` are keyed by the owner's ids, as named in records."""
+    """One client process, as the executor serves it.
+
+    ``contexts`` has the client's contexts by the ids that the server gave them, which records name.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,17 @@ class Client:
         client_id: int,
         native: NativeWorker | None = None,
     ) -> None:
-        """``id``: the owner's. ``native`` reads records from the ring and executes those it can."""
+        """Prepare a client; `start` begins to execute its records.
+
+        Args:
+            stream: The socket of its command stream.
+            staging: The shared memory that its copies pass through.
+            pinned: Its page-locked host memory.
+            shared_events: The events that processes share, of all clients.
+            shortages: Requests for memory that other clients have to free.
+            client_id: The server's id of the client.
+            native: The native worker that reads the ring and executes the records that it can; None: Python does all.
+        """
         self._stream = stream
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
@@ -58,18 +71,26 @@ class Client:
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
-        """Start executing records."""
+        """Start the worker thread, which executes records until the stream ends."""
         self._worker.start()
 
     def add(self, context_id: int, context: ClientContext) -> None:
-        """Add a context, whose records are executed from now on."""
+        """Add a context, whose records are executed from now on.
+
+        Args:
+            context_id: The server's id of it, greater than that of every earlier context of the client.
+            context: The context.
+        """
         if self._native is not None and self._native.access is not None:
             context.attach_mirror(NativeMirror(self._native, self._native.access, context_id, context.backend))
         self.contexts[context_id] = context
         self._latest = max(self._latest, context_id)
 
     def drop(self) -> None:
-        """Destroy its contexts, stop its kernels, close its stream."""
+        """Destroy the client's contexts, stop its kernels and close its stream.
+
+        Waits 1 s at most for the worker, which may be in a long translation.
+        """
         if self._native is not None:
             self._native.close()
         self.resources.answers.close()

@@ -26,7 +26,7 @@ DRAINED = 48
 PARTITIONS = 13
 """They take, with those that are made before the time is measured, the 15 chunks of an H200."""
 PIPELINED = 500
-"""Commands sent at once in the long session, so that it measures the daemon and not the round trips."""
+"""Commands sent together in the long session, so that it measures the daemon and not the round trips."""
 
 
 def measure(report: Report) -> None:
@@ -61,9 +61,9 @@ def _ask(report: Report, env: dict[str, str]) -> None:
     def nothing() -> None:
         subprocess.run(bare, env=env, input=b"ps\n", stdout=subprocess.PIPE, check=True)
 
-    asked, base = median_seconds(ask, 60), median_seconds(nothing, 60)
-    report.add("echo ps | pympsd, against the bare interpreter (-I -S -c pass)", asked / base, 1.6, "x")
-    print(f"    ({asked * 1000:.1f} ms against {base * 1000:.1f} ms)")
+    seconds, base = median_seconds(ask, 60), median_seconds(nothing, 60)
+    report.add("echo ps | pympsd, against the bare interpreter (-I -S -c pass)", seconds / base, 1.6, "x")
+    print(f"    ({seconds * 1000:.1f} ms against {base * 1000:.1f} ms)")
 
 
 def _partitions(report: Report, env: dict[str, str]) -> None:

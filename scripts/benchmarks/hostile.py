@@ -23,12 +23,12 @@ from operators import Operator
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = str(ROOT / "tests" / "support" / "hostile_program.py")
 ROUNDS = 15
-CONNECTS, ASKED = 100, 10
+CONNECTS, QUESTIONS = 100, 10
 """How often each is measured in a window."""
 CONNECTIONS = 500
 """Those of each kind that the hostile users try to keep."""
 KINDS = {10001: ("servers", "namespaces"), 10002: ("unresponsive", "idle", "half_frames", "unread", "garbage")}
-SETTLE_SECONDS = 5.0
+QUIET_SECONDS = 5.0
 """Until the servers that one of them makes have started: how long that takes the machine is not measured."""
 
 
@@ -45,7 +45,7 @@ def measure(report: Report) -> None:
             subprocess.run([daemon.PYMPSD], env=env, input=b"ps\n", stdout=subprocess.PIPE, check=True)
 
         with _hostile(control, {10001: KINDS[10001]}):
-            time.sleep(SETTLE_SECONDS)
+            time.sleep(QUIET_SECONDS)
         ratios = [_ratios(control, connect, ask) for _ in range(ROUNDS)]
     for index, what in enumerate(("a connect and an answer", "echo ps | pympsd")):
         those = [each[index] for each in ratios]
@@ -54,10 +54,10 @@ def measure(report: Report) -> None:
 
 
 def _ratios(control: str, connect: Callable[[], None], ask: Callable[[], None]) -> tuple[float, float]:
-    quiet = median_seconds(connect, CONNECTS), median_seconds(ask, ASKED)
+    quiet = median_seconds(connect, CONNECTS), median_seconds(ask, QUESTIONS)
     with _hostile(control, KINDS):
-        beside = median_seconds(connect, CONNECTS), median_seconds(ask, ASKED)
-    return beside[0] / quiet[0], beside[1] / quiet[1]
+        with_others = median_seconds(connect, CONNECTS), median_seconds(ask, QUESTIONS)
+    return with_others[0] / quiet[0], with_others[1] / quiet[1]
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def _processor_seconds(pid: int) -> float:
 
 
 def _scraped(busy: subprocess.Popen[str]) -> float:
-    """Return the median of the ratios of rates without and with scraping, each beside the next one in time."""
+    """Return the median of the ratios of rates without and with scraping, each next to the next one in time."""
     ratios = []
     before = _rate(busy, WINDOW_SECONDS)
     for _ in range(ROUNDS):

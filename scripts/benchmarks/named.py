@@ -57,9 +57,9 @@ def _list(report: Report, env: dict[str, str]) -> None:
     taken = median_seconds(lambda: run("namespace", "list"), 20)
     report.add("namespace list, of all of them", taken * 1000, 100, "ms")
     run("config", "apply", _empty(env), "--prune", "--force")
-    asked = median_seconds(lambda: run("server", "list"), 60)
+    seconds = median_seconds(lambda: run("server", "list"), 60)
     report.add(
-        "server list of none, against echo ps", asked / median_seconds(lambda: run(text=b"ps\n"), 60), 1.2, "x"
+        "server list of none, against echo ps", seconds / median_seconds(lambda: run(text=b"ps\n"), 60), 1.2, "x"
     )
 
 

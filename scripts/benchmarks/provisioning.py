@@ -1,4 +1,4 @@
-"""Provisioning: the time to pass a turn between users, many clients at once, and ps with many clients."""
+"""Provisioning: the time to pass a turn between users, many clients at the same time, and ps with many clients."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def measure(report: Report) -> None:
 
 
 def _ratio(plain: subprocess.Popen[str], traced: Callable[[], float], launches: int = 1) -> float:
-    """Return the median of the ratios of rates, each beside the next one in time; ``launches`` as in _rate."""
+    """Return the median of the ratios of rates, each next to the next one in time; ``launches`` as in _rate."""
     ratios = []
     before = _rate(plain, launches)
     for _ in range(ROUNDS):

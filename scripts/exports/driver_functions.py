@@ -2,14 +2,16 @@
 
     python3 scripts/exports/driver_functions.py /usr/local/cuda/include
 
-cuda.h and cudaProfiler.h have the declarations. With __CUDA_API_VERSION_INTERNAL they declare every version of a
-function under its own name. cudaTypedefs.h has a type for each name that cuGetProcAddress knows, and the version of
-CUDA since which it stands for these parameters.
+cuda.h, cudaProfiler.h and the headers of graphics (OpenGL, EGL, VDPAU) have the declarations. With
+__CUDA_API_VERSION_INTERNAL they declare every version of a function under its own name. cudaTypedefs.h and the like
+have a type for each name that cuGetProcAddress knows, and the version of CUDA since which it stands for these
+parameters.
 """
 
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 TABLE = Path(__file__).resolve().parents[2] / "pympsd_client/native/src/libcuda/functions.h"
@@ -17,8 +19,18 @@ OWN = ("cuGetExportTable", "cuGetProcAddress", "cuGetProcAddress_v2")
 """Functions that libcuda's own C code has (exports.c)."""
 MIN_PER_THREAD = 7000
 """The version of CUDA that introduced per-thread default streams."""
-HEADERS = "#include <cuda.h>\n#include <cudaProfiler.h>\n"
-TYPEDEFS = "#include <cudaTypedefs.h>\n#include <cudaProfilerTypedefs.h>\n"
+GRAPHICS = """
+typedef unsigned int GLuint, GLenum;
+typedef void *EGLImageKHR, *EGLStreamKHR, *EGLSyncKHR;
+typedef int EGLint;
+typedef unsigned int VdpDevice, VdpFuncId, VdpStatus, VdpVideoSurface, VdpOutputSurface;
+typedef VdpStatus VdpGetProcAddress(VdpDevice, VdpFuncId, void **);
+"""
+"""What the headers of graphics use of `OTHERS`, which are empty here."""
+OTHERS = ("GL/gl.h", "EGL/egl.h", "EGL/eglext.h", "vdpau/vdpau.h")
+NAMES = ("cuda", "cudaProfiler", "cudaGL", "cudaEGL", "cudaVDPAU")
+HEADERS = GRAPHICS + "".join(f"#include <{name}.h>\n" for name in NAMES)
+TYPEDEFS = GRAPHICS + "".join(f"#include <{name}Typedefs.h>\n" for name in NAMES)
 EVERY_VERSION = "-D__CUDA_API_VERSION_INTERNAL"
 ATTRIBUTE = re.compile(r"__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
 DECLARATION = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^;{}]*)\)\s*;")
@@ -34,8 +46,12 @@ BEGINNING = """\
 
 
 def preprocess(source: str, include: str, *options: str) -> str:
-    command = ["cc", "-E", "-P", f"-I{include}", *options, "-xc", "-"]
-    text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    with tempfile.TemporaryDirectory() as empty:
+        for header in OTHERS:
+            Path(empty, header).parent.mkdir(exist_ok=True)
+            Path(empty, header).touch()
+        command = ["cc", "-E", "-P", f"-I{empty}", f"-I{include}", *options, "-xc", "-"]
+        text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
     return ATTRIBUTE.sub("", text)
 
 

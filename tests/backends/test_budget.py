@@ -119,7 +119,7 @@ def test_a_group_has_the_limit_of_its_latest_client_and_is_forgotten_with_its_cl
     assert (again.limit, again.used) == (70, 0)
 
 
-def test_an_own_limit_is_told_from_those_of_groups() -> None:
+def test_an_own_limit_is_distinguished_from_those_of_groups() -> None:
     device = DeviceBudget(100)
     client = ClientBudget(device, 40, device.groups([MemoryGroup("namespace a/b", 30)], 1))
     with pytest.raises(BackendError, match="this client's limit is 40 bytes and it holds 0"):

@@ -104,7 +104,7 @@ async def test_the_connection_that_takes_too_much_fails_and_no_other(peers: Peer
 
 
 @bounded
-async def test_a_frame_counts_until_the_next_is_asked_for(peers: Peers) -> None:
+async def test_a_frame_counts_until_the_next_receive(peers: Peers) -> None:
     raw, channel = peers.connect(USER)
     await peers.send(raw, frames.encode(20, b"x" * 1000) + frames.encode(20, b"y" * 100))
     await channel.receive()

@@ -32,7 +32,7 @@ async def pair() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
 
 
 @pytest.fixture
-async def stranger() -> AsyncIterator[tuple[socket.socket, MessageChannel]]:
+async def untrusted() -> AsyncIterator[tuple[socket.socket, MessageChannel]]:
     """A raw peer, and a channel that accepts no descriptors."""
     raw, ours = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
@@ -107,9 +107,9 @@ async def test_an_end_of_file_ends_the_channel(pair: tuple[MessageChannel, Messa
 
 @bounded
 async def test_an_end_of_file_within_a_frame_is_a_remote_error(
-    stranger: tuple[socket.socket, MessageChannel],
+    untrusted: tuple[socket.socket, MessageChannel],
 ) -> None:
-    raw, channel = stranger
+    raw, channel = untrusted
     raw.send(frames.encode(20, b"whole") + frames.encode(20, b"half")[:-1])
     raw.shutdown(socket.SHUT_WR)
     first = await channel.receive()
@@ -120,18 +120,18 @@ async def test_an_end_of_file_within_a_frame_is_a_remote_error(
 
 
 @bounded
-async def test_a_frame_over_the_ceiling_is_a_remote_error(
-    stranger: tuple[socket.socket, MessageChannel],
+async def test_a_frame_over_the_maximum_is_a_remote_error(
+    untrusted: tuple[socket.socket, MessageChannel],
 ) -> None:
-    raw, channel = stranger
+    raw, channel = untrusted
     raw.send(b"\xff" * 8)
     with pytest.raises(RemoteError, match="over the maximum"):
         await channel.receive()
 
 
 @bounded
-async def test_descriptors_from_a_stranger_are_closed(stranger: tuple[socket.socket, MessageChannel]) -> None:
-    raw, channel = stranger
+async def test_descriptors_from_an_untrusted_peer_are_closed(untrusted: tuple[socket.socket, MessageChannel]) -> None:
+    raw, channel = untrusted
     reader, writer = os.pipe()
     socket.send_fds(raw, [frames.encode(20, b"with a gift")], [writer])
     os.close(writer)
@@ -198,9 +198,9 @@ async def test_unsent_descriptors_are_closed_with_the_channel() -> None:
 
 @bounded
 async def test_a_peer_that_does_not_read_is_cut_off_without_blocking(
-    stranger: tuple[socket.socket, MessageChannel],
+    untrusted: tuple[socket.socket, MessageChannel],
 ) -> None:
-    raw, channel = stranger
+    raw, channel = untrusted
     reader, writer = os.pipe()
     body = frames.encode(20, bytes(frames.MAX_BODY))
     async with trio.open_nursery() as nursery:
@@ -243,8 +243,8 @@ async def test_queued_descriptors_are_counted(pair: tuple[MessageChannel, Messag
 
 
 @bounded
-async def test_a_peer_that_is_gone_ends_the_sender(stranger: tuple[socket.socket, MessageChannel]) -> None:
-    raw, channel = stranger
+async def test_a_peer_that_is_gone_ends_the_sender(untrusted: tuple[socket.socket, MessageChannel]) -> None:
+    raw, channel = untrusted
     raw.close()
     channel.send_raw(frames.encode(20, b"x"))
     await channel.run_sender()

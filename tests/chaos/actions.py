@@ -66,7 +66,7 @@ def _strikable(testbed: Testbed) -> list[Life]:
 
 
 async def _client_fault(testbed: Testbed, action: Action) -> None:
-    # The incident begins when the client says that it does it. A client with another one under way is left alone.
+    # The incident begins when the client reports that it does it. A client with another one under way is left alone.
     life = pick(_attached(testbed), action.pick)
     faults = FAULTS if testbed.setup.backend is Backend.EMULATED else FAULTS[:1]
     if life is not None:
@@ -85,8 +85,8 @@ async def terminate(testbed: Testbed, life: Life, number: int) -> None:
     server = testbed.server()
     if server is None or server.uid != life.uid:
         return
-    facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
-    with testbed.incident(Kind.CLIENT_TERMINATE, number, **facts) as incident:
+    details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
+    with testbed.incident(Kind.CLIENT_TERMINATE, number, **details) as incident:
         said = await say(testbed, f"terminate_client {server.pid} {life.pid}")
     incident.note = said.strip()
 
@@ -269,7 +269,7 @@ async def _over(testbed: Testbed, what: str, everything: set[ProcessKey], known:
 
 
 def _everything(testbed: Testbed) -> tuple[set[ProcessKey], int]:
-    """Return the servers there are, which are to be forced, and their executors; and how many are known so far."""
+    """Return the servers there are, which are to be forced, and their executors; and how many are known until now."""
     testbed.listen()
     servers = [server for server in testbed.logs.running() if there(server.process)]
     testbed.forced |= {server.process for server in servers}

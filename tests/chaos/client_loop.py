@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from tests.chaos.client_protocol import asked, say, step
+from tests.chaos.client_protocol import read_command, say, step
 
 TERMINATED: Final = 810
 NOT_READY: Final = 807
@@ -72,7 +72,7 @@ class Client:
                 break
         going = bool(self.benches)
         while going and time.monotonic() < self.until:
-            command = asked(self.source.choice(PAUSES))
+            command = read_command(self.source.choice(PAUSES))
             if command == "end":
                 break
             code = self.work(command)
@@ -106,7 +106,7 @@ class Client:
         if code:
             self.in_all("synchronize")
             if self.source.random() < LINGERS:
-                asked(LINGER_SECONDS)
+                read_command(LINGER_SECONDS)
                 self.in_all(self.proof)
         return code
 

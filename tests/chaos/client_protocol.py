@@ -38,8 +38,8 @@ def step(name: str, device: int, context: int, work: Callable[[], int]) -> int:
     return int(report["code"])
 
 
-def asked(patience: float) -> str:
+def read_command(seconds: float) -> str:
     """Return the command read within that many seconds: "", a fault's name, or "end" at the end of the input."""
-    if not select.select([sys.stdin], [], [], patience)[0]:
+    if not select.select([sys.stdin], [], [], seconds)[0]:
         return ""
     return sys.stdin.readline().strip() or "end"

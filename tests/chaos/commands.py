@@ -45,18 +45,18 @@ async def lists(testbed: Testbed, action: Action) -> None:
         return
     with testbed.incident(action.kind, action.number, uid=server.uid):
         for line, column in (("ps", 2), (f"get_client_list {server.pid}", None)):
-            asked = now()
+            requested_at = now()
             said = await say(testbed, line)
             answered = now()
             testbed.listen()
-            if not _is_known(testbed, server, said, asked):
+            if not _is_known(testbed, server, said, requested_at):
                 testbed.counts["left out: lists, the server could not be asked"] += 1
                 continue
             await trio.sleep(SLACK)  # until then what clients have said has been heard
             shown = pids(said, server.pid, column)
             testbed.counts["clients seen in lists"] += len(shown)
-            for problem in differences(testbed.history, server.uid, shown, asked, answered):
-                testbed.blame(f"{line!r} at {asked:.3f} {problem}")
+            for problem in differences(testbed.history, server.uid, shown, requested_at, answered):
+                testbed.blame(f"{line!r} at {requested_at:.3f} {problem}")
 
 
 def _is_known(testbed: Testbed, server: ServerHistory, said: str, since: float) -> bool:

@@ -18,7 +18,7 @@ from fake_mps.client import SUCCESS, Failure, Program, ask, be_handed_over, look
 from fake_mps.clients import STEP_FACTOR, STEP_MODULUS, STEP_TERM
 
 from tests.chaos.client_loop import Client, say_goodbye
-from tests.chaos.client_protocol import Failed, asked, step
+from tests.chaos.client_protocol import Failed, read_command, step
 
 STEPS: Final = {
     "chain": ("chain",),
@@ -126,7 +126,7 @@ def be_unresponsive(seconds: float) -> None:
         return 0
 
     if not step("unresponsive", -1, -1, connect):
-        asked(seconds)
+        read_command(seconds)
 
 
 def main(text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.chaos.history import History, Incident, Life, Span, Step
-from tests.chaos.recoveries import met_by_culprit, settled
+from tests.chaos.recoveries import end_of_interval, met_by_culprit
 from tests.chaos.schedule import Backend, Containment, Kind
 
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
@@ -84,4 +84,4 @@ def _all_of_it_ends(history: History) -> bool:
 
 
 def _is_past(history: History, met: float, step: Step) -> bool:
-    return step.began > settled(history.incidents, met, CONTAINED_SECONDS)
+    return step.began > end_of_interval(history.incidents, met, CONTAINED_SECONDS)

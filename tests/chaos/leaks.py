@@ -48,12 +48,12 @@ def leaks(
     before: Before,
     directory: Path,
     uids: Collection[int],
-    patience: float = GOING_SECONDS,
+    seconds: float = GOING_SECONDS,
     stays: frozenset[str] = STAYS,
 ) -> list[str]:
     """Return what is left that was not there before and does not go, each in words."""
     gc.collect()
-    give_up = time.monotonic() + patience
+    give_up = time.monotonic() + seconds
     while (found := _left(before, directory, uids, stays)) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
     return found
@@ -88,7 +88,7 @@ def crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[st
 def _descriptors_of(pid: int) -> list[str]:
     """Return what each descriptor of a process refers to, without inode numbers."""
     targets = []
-    with suppress(OSError):  # the process, or the descriptor, may have ended meanwhile
+    with suppress(OSError):  # the process, or the descriptor, may have ended
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 targets.append(os.readlink(f"/proc/{pid}/fd/{name}").partition(":[")[0])

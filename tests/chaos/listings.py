@@ -21,17 +21,17 @@ def pids(said: str, server: int, column: int | None) -> set[int]:
     return {int(row[0]) for row in rows if column is None or row[column] == str(server)}
 
 
-def differences(history: History, uid: int, shown: set[int], asked: float, answered: float) -> Iterator[str]:
+def differences(history: History, uid: int, shown: set[int], requested_at: float, answered: float) -> Iterator[str]:
     """Yield what is wrong with a list of a user's clients that was asked for and answered at these times."""
     own = [life for life in history.lives if life.uid == uid]
-    stayed = {life.pid for life in own if _stays(history, life, asked, answered)}
+    stayed = {life.pid for life in own if _stays(history, life, requested_at, answered)}
     if missing := stayed - shown:
         yield f"lacks {sorted(missing)}, which have contexts: {sorted(shown)}"
-    if others := shown - {life.pid for life in own if life.ended >= asked - NOTICED_SECONDS}:
+    if others := shown - {life.pid for life in own if life.ended >= requested_at - NOTICED_SECONDS}:
         yield f"has {sorted(others)}, which had ended: {sorted(shown)}"
 
 
-def _stays(history: History, life: Life, asked: float, answered: float) -> bool:
+def _stays(history: History, life: Life, requested_at: float, answered: float) -> bool:
     """Whether a client surely had a context all the time: what is over may be known to its server before it is to it.
 
     A context that is being closed is in the list or is not.
@@ -42,5 +42,5 @@ def _stays(history: History, life: Life, asked: float, answered: float) -> bool:
     )
     failed = any(step.code for step in life.steps)
     until = answered + SLACK / 2
-    has_context = any(span.opened < asked and span.ended > until for span in life.contexts.values())
+    has_context = any(span.opened < requested_at and span.ended > until for span in life.contexts.values())
     return has_context and life.ended > answered and not (struck or failed)

@@ -1,6 +1,6 @@
 """What the logs say, read line by line: which processes began and ended; and whether it is consistent.
 
-Lines are those of the documented dialect or of r580 (docs/log-lines.md), which says less. Nothing here reads a file.
+Lines are those of the documented dialect or of r580 (docs/log-lines.md), which has less. Nothing here reads files.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ServerHistory:
     gone_on: bool = False
     """Whether its daemon was killed: then the next one may take it on, and lines may be lost in between."""
     lost: bool = False
-    """Whether it was found dead while no daemon could say so: its PID may soon be another's."""
+    """Whether it was found dead while no daemon could report it: its PID may soon be another's."""
     by_fault: bool = False
     """Whether it said that a fatal fault ends it (before Volta)."""
 
@@ -190,7 +190,7 @@ def judge(
 ) -> list[str]:
     """Return what is inconsistent at the end, when the last daemon has quit.
 
-    ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers made to end at once,
+    ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers forced to end,
     which say no more. ``attached``: PIDs of clients that have had a server: each was met.
     """
     found = list(logs.problems)

@@ -21,11 +21,11 @@ from attrs import define, field
 from tests.chaos.actions import ACTIONS
 from tests.chaos.history import FOR_EVER, Life, Step
 from tests.chaos.identity import key_of, strike
-from tests.chaos.outcomes import HANG_SECONDS
 from tests.chaos.recoveries import SLACK
 from tests.chaos.schedule import Action, ClientPlan, Kind
-from tests.chaos.soak import AT_ONCE, LISTEN_SECONDS, SETTLE_SECONDS, Soak
+from tests.chaos.soak import AT_ONCE, CALM_SECONDS, LISTEN_SECONDS, Soak
 from tests.chaos.testbed import now
+from tests.chaos.verdicts import HANG_SECONDS
 
 SERVERS: Final = ("a", "b", "c")
 NAMESPACES: Final = ("default", "hi", "lo")
@@ -283,7 +283,7 @@ class NamedSoak(Soak):
 
     # --- the end
 
-    async def _settle(self) -> None:
+    async def _wait_until_calm(self) -> None:
         """Check that all goes when it is to go: clients out of the lists, servers, their sockets and directories."""
         testbed = self.testbed
         if (listed := await self._until_said(("[]\n",), "client", "list", "--all", "--format=json")) != "[]\n":
@@ -303,7 +303,7 @@ class NamedSoak(Soak):
 
     async def _until_said(self, wanted: tuple[str, ...], *words: str) -> str:
         """Return what a query answers when it has had time to answer one of the texts that are wanted."""
-        give_up = now() + SETTLE_SECONDS
+        give_up = now() + CALM_SECONDS
         while (said := (await self._say(*words))[1]) not in wanted and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
         return said

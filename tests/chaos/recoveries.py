@@ -58,7 +58,7 @@ def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[s
             devices |= spread[one][1]
 
 
-def settled(incidents: Iterable[Incident], since: float, seconds: float) -> float:
+def end_of_interval(incidents: Iterable[Incident], since: float, seconds: float) -> float:
     """Return when every process has had that many seconds since a time: later if one was stopped."""
     until = since + seconds
     for stop in sorted((one for one in incidents if one.kind in STOPS), key=lambda one: one.began):
@@ -82,7 +82,7 @@ def _recovery(history: History, lives: list[Life], incident: Incident) -> Recove
     # Then the executors are started again, or the server.
     over = FOR_EVER
     if ended != FOR_EVER:
-        over = settled(history.incidents, max(ended, until), SLACK + NOTICED)
+        over = end_of_interval(history.incidents, max(ended, until), SLACK + NOTICED)
     return Recovery(incident.began, over, devices, {life.plan.number for life in clients}, [incident])
 
 
@@ -99,7 +99,7 @@ def _reached(history: History, lives: list[Life], incident: Incident, until: flo
 def _noticed(history: History, lives: list[Life], incident: Incident) -> float:
     """Return until when the fault has surely been met: the culprit got its error, or its executor had some time."""
     if incident.kind is Kind.EXECUTOR_KILL:
-        return settled(history.incidents, incident.began, NOTICED)
+        return end_of_interval(history.incidents, incident.began, NOTICED)
     met = met_by_culprit(lives, incident)
     ended = next((life.ended for life in lives if life.plan.number == incident.client), FOR_EVER)
-    return settled(history.incidents, min(FOR_EVER if met is None else met, ended), SLACK)
+    return end_of_interval(history.incidents, min(FOR_EVER if met is None else met, ended), SLACK)

@@ -110,7 +110,7 @@ class Kind(StrEnum):
     LIMITS = "limits"
 
 
-ADOPTION: Final = frozenset({Kind.DAEMON_KILL, Kind.DAEMON_REPLACE})
+TAKEOVER: Final = frozenset({Kind.DAEMON_KILL, Kind.DAEMON_REPLACE})
 """These ask that a new daemon adopts the servers of the one before."""
 DEFAULT_KINDS: Final = frozenset(Kind)
 KINDS_OF: Final = {

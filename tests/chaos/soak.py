@@ -17,16 +17,16 @@ from tests.chaos.history import FOR_EVER, Incident, Life
 from tests.chaos.hostile import attack
 from tests.chaos.identity import ProcessKey, strike, there
 from tests.chaos.leaks import crowded
-from tests.chaos.outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
 from tests.chaos.recoveries import SLACK
 from tests.chaos.schedule import DEVICES, KINDS_OF, Action, Backend, ClientPlan, Kind, actions, clients
 from tests.chaos.testbed import NEEDS_ITS_DAEMON, ON_THE_DAEMON, Testbed, now
+from tests.chaos.verdicts import FAULT_CODES, HANG_SECONDS, problems, remaining_seconds
 
 AT_ONCE: Final = 6
 """More clients than this do not run at the same time, at pace 1."""
 LISTEN_SECONDS: Final = 0.1
 PROBE_SECONDS: Final = 2.0
-SETTLE_SECONDS: Final = 15.0
+CALM_SECONDS: Final = 15.0
 NO_CLIENTS: Final = ("", "Server not found\n")
 
 
@@ -56,7 +56,7 @@ class Soak:
                     cast.start_soon(self._start_clients, cast)
                     cast.start_soon(self._do_chaos, cast)
                 hostile.cancel_scope.cancel()
-            await self._settle()
+            await self._wait_until_calm()
             await self._end()
             nursery.cancel_scope.cancel()
         testbed.listen()
@@ -67,7 +67,7 @@ class Soak:
         while True:
             self.testbed.listen()
             self.testbed.reap()
-            # What a client met may be explained by what another one says a moment later. All that was said until then
+            # Another client may explain a moment later what this one met. All that was reported until then
             # is heard first: this process, too, may have had no time for long.
             due = now() - SLACK
             await trio.sleep(LISTEN_SECONDS)
@@ -114,13 +114,13 @@ class Soak:
     def _note_fault(self, life: Life, said: dict[str, Any]) -> None:
         what, _, name = said["doing"].partition(" ")
         if what == "fault":
-            facts = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": said["device"]}
-            facts["context"] = said["context"]
+            details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid, "device": said["device"]}
+            details["context"] = said["context"]
             self.testbed.history.incidents.append(
-                Incident(Kind.CLIENT_FAULT, 0, said["t"], said["t"], code=FAULT_CODES[name], note=name, **facts)
+                Incident(Kind.CLIENT_FAULT, 0, said["t"], said["t"], code=FAULT_CODES[name], note=name, **details)
             )
             self.testbed.counts[f"fault {name}"] += 1
-            self.testbed.note("client_fault", name=name, **facts)
+            self.testbed.note("client_fault", name=name, **details)
 
     async def _end_endless(self, life: Life) -> None:
         """Terminate the clients whose kernel never ends, as an operator does."""
@@ -135,7 +135,7 @@ class Soak:
         strike(life.process, signal.SIGKILL)
 
     async def _watch(self, life: Life) -> None:
-        while (left := patience(self.testbed.history, life, now())) > 0:
+        while (left := remaining_seconds(self.testbed.history, life, now())) > 0:
             await trio.sleep(left)
         life.hung = True
         self.testbed.note("hang", number=life.plan.number, doing=life.doing)
@@ -169,7 +169,7 @@ class Soak:
                 self.testbed.counts["left out: actions, the daemon was away"] += 1
             elif action.kind is Kind.BOTH_KILL and self.testbed.is_misbehaving:
                 self.testbed.counts["left out: actions, a server that hangs would be nobody's"] += 1
-            elif action.kind in NEEDS_ITS_DAEMON and self.testbed.has_silent_newcomer():
+            elif action.kind in NEEDS_ITS_DAEMON and self.testbed.has_silent_new_client():
                 self.testbed.counts["left out: actions, a server may wait for a silent client"] += 1
             else:
                 # Said now: the next one may be due before this one has its first turn.
@@ -185,7 +185,7 @@ class Soak:
 
     # --- the end
 
-    async def _settle(self) -> None:
+    async def _wait_until_calm(self) -> None:
         """Check, when all clients have ended, that nothing of theirs is left in the lists or on the devices."""
         await self._listed()
         testbed, server = self.testbed, self.testbed.server()
@@ -195,7 +195,7 @@ class Soak:
         await self._live(ClientPlan(now() - testbed.began, 0, user, "probe", tuple(range(DEVICES)), PROBE_SECONDS, 1))
         if (listed := await self._listed()) not in NO_CLIENTS:
             testbed.blame(f"all clients have ended, and ps shows {listed!r}")
-        with trio.move_on_after(SETTLE_SECONDS):
+        with trio.move_on_after(CALM_SECONDS):
             while self._crowded():
                 await trio.sleep(LISTEN_SECONDS)
         for problem in self._crowded():
@@ -203,7 +203,7 @@ class Soak:
 
     async def _listed(self) -> str:
         """Return what ps shows when it has had time to become empty."""
-        give_up = now() + SETTLE_SECONDS
+        give_up = now() + CALM_SECONDS
         while (listed := (await self.testbed.tool("ps\n"))[1]) not in NO_CLIENTS and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
         return listed

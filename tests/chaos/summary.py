@@ -36,8 +36,8 @@ class Summary:
                 "servers": len(testbed.logs.servers),
             }
         )
-        facts = {"seconds": part.seconds, "clients": clients, "steps": testbed.counts["steps"]}
-        self.rounds.append({**asdict(part.setup), **facts, "problems": len(testbed.problems)})
+        figures = {"seconds": part.seconds, "clients": clients, "steps": testbed.counts["steps"]}
+        self.rounds.append({**asdict(part.setup), **figures, "problems": len(testbed.problems)})
         self.problems += [f"round {part.number}: {problem}" for problem in testbed.problems]
 
     def as_json(self) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_what_is_left_is_seen(tmp_path: Path) -> None:
     shared = Path("/dev/shm/pympsd-left-by-a-test")
     shared.touch()
     try:
-        found = leaks(before, tmp_path, (), patience=0)
+        found = leaks(before, tmp_path, (), seconds=0)
         assert sorted(one.split()[0] for one in found) == [
             "descriptor",
             "descriptor",

@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.history import History, Incident
 from tests.chaos.listings import NOTICED_SECONDS, differences, pids
 from tests.chaos.schedule import Kind
-from tests.chaos.test_outcomes import ALICE, BOB, a_life, a_step
+from tests.chaos.test_verdicts import ALICE, BOB, a_life, a_step
 
 PS = """PID       ID       SERVER    DEVICE             NAMESPACE      COMMAND
 101       1        77        GPU-1              4026531836     program 77
@@ -25,7 +25,7 @@ def test_a_table_and_a_list_are_read() -> None:
     ("shown", "words"),
     [({101}, []), (set(), ["lacks [101]"]), ({101, 102}, ["has [102]"]), ({102}, ["lacks [101]", "has [102]"])],
 )
-def test_a_client_with_a_context_is_listed_and_no_stranger(shown: set[int], words: list[str]) -> None:
+def test_a_client_with_a_context_is_listed_and_not_unknown(shown: set[int], words: list[str]) -> None:
     found = list(differences(History([a_life(1), a_life(2, BOB)]), ALICE, shown, 5.0, 5.1))
     assert [one.partition(",")[0] for one in found] == words
 

@@ -40,7 +40,7 @@ TOOL_SECONDS: Final = 30.0
 CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
 """What executes and what packs records: set by the soak's own environment, if anything."""
 KEEPER: Final = "pympsd-keeper"
-PATIENCE: Final = "2"
+OVERTAKING_SECONDS: Final = "2"
 """Seconds: users wait for each other for as long as the clients that are there live, and no longer."""
 SHARES: Final = "servers=4,namespaces=8,connections=300,buffers=4M"
 """Small ones, which hostile users use up within a round."""
@@ -134,7 +134,7 @@ class Testbed:
             "PYMPSD_BACKEND": str(self.setup.backend),
             "PYMPSD_EMULATED_DEVICES": str(self.directory / "machine.toml"),
             "PYMPSD_VENDOR_SERVER": str(self.directory / install.NAME),
-            "PYMPSD_TURN_PATIENCE": PATIENCE,
+            "PYMPSD_TURN_PATIENCE": OVERTAKING_SECONDS,
             "PYMPSD_LOG_DIALECT": self.setup.dialect,
             "PYMPSD_USER_SHARES": SHARES,
             **({"CUDA_MPS_PROTOCOL_VERSION": "3"} if self.setup.protocol == 3 else {}),
@@ -171,7 +171,7 @@ class Testbed:
         """Return the clients that run."""
         return [life for life in self.history.lives if life.ended == FOR_EVER]
 
-    def has_silent_newcomer(self) -> bool:
+    def has_silent_new_client(self) -> bool:
         """Whether the driver's server may be waiting for a client's first words, which may not come."""
         return self.setup.backend is Backend.VENDOR and any(
             life.silent_until > now() or (life.plan.work == "unresponsive" and life.ended + SILENT_SECONDS > now())
@@ -197,12 +197,12 @@ class Testbed:
         print(f"PROBLEM: {problem}", file=sys.stderr, flush=True)
 
     @contextmanager
-    def incident(self, kind: Kind, number: int, **facts: Any) -> Iterator[Incident]:
+    def incident(self, kind: Kind, number: int, **details: Any) -> Iterator[Incident]:
         """Record an incident from now to the end of the block."""
-        incident = Incident(kind, number, now(), **facts)
+        incident = Incident(kind, number, now(), **details)
         self.history.incidents.append(incident)
         self.counts[str(kind)] += 1
-        self.note(str(kind), action=number, **facts)
+        self.note(str(kind), action=number, **details)
         try:
             yield incident
         finally:
@@ -231,9 +231,9 @@ class Testbed:
     async def start_client(self, plan: ClientPlan) -> tuple[Life, trio.Process]:
         """Start a client as its user."""
         uid = self.uids[plan.user]
-        facts = {"work": plan.work, "devices": plan.devices, "seconds": plan.seconds, "seed": plan.seed}
+        details = {"work": plan.work, "devices": plan.devices, "seconds": plan.seconds, "seed": plan.seed}
         process = await self.spawn(
-            [sys.executable, CLIENTS[self.setup.backend], json.dumps(facts)],
+            [sys.executable, CLIENTS[self.setup.backend], json.dumps(details)],
             env={**self.environment, **OF_CLIENTS, **dict(plan.settings)},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             user=uid, group=uid, extra_groups=[], cwd="/",
@@ -325,7 +325,7 @@ def _command_of(pid: int) -> str:
 
 
 def machine(containment: Containment) -> str:
-    """Return the description of a machine of which faults reach so far."""
+    """Return the description of a machine whose faults reach that far."""
     before_volta = containment is Containment.SERVER
     return MACHINE.format(
         containment=Containment.DEVICE if before_volta else containment,

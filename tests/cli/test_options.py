@@ -60,7 +60,7 @@ def test_any_options_in_any_order(options: list[list[str]], kept: int) -> None:
     assert read.strict == ("--strict" in words)
     assert read.timeout == (2.5 if "--timeout" in words else 10.0)
     assert read.dialect == ("json" if "json" in words else "")
-    assert read.turn_patience == (7.0 if "7" in words else None)
+    assert read.overtaking_seconds == (7.0 if "7" in words else None)
     assert read.users == ("together" if "--users" in words else "")
     assert read.words == []
 
@@ -82,14 +82,14 @@ def test_a_value_follows_a_blank_or_an_equals_sign(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("0", 0.0), ("0.25", 0.25), ("3600", 3600.0)])
-def test_a_turn_patience_in_both_spellings(value: str, seconds: float) -> None:
-    assert Options(["-d", f"--turn-patience={value}"]).turn_patience == seconds
-    assert Options(["--turn-patience", value, "-d"]).turn_patience == seconds
-    assert Options(["-d"]).turn_patience is None
+def test_an_overtaking_limit_in_both_spellings(value: str, seconds: float) -> None:
+    assert Options(["-d", f"--turn-patience={value}"]).overtaking_seconds == seconds
+    assert Options(["--turn-patience", value, "-d"]).overtaking_seconds == seconds
+    assert Options(["-d"]).overtaking_seconds is None
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "nan", "inf", "1e9", "30s"])
-def test_an_invalid_turn_patience_is_refused(value: str) -> None:
+def test_an_invalid_overtaking_limit_is_refused(value: str) -> None:
     with pytest.raises(BadOption, match="--turn-patience is a number of seconds, 0 or more, not") as caught:
         Options(["-d", f"--turn-patience={value}"])
     assert not caught.value.unknown

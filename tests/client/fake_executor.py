@@ -27,7 +27,7 @@ from pympsd_client._objects.context import Context
 SHARED_BYTES = 1 << 20
 OPCODES = {name: operation.opcode for name, operation in records.BY_NAME.items()}
 
-FACTS = DeviceProperties(
+PROPERTIES = DeviceProperties(
     name="NVIDIA Fake",
     uuid="GPU-00112233-4455-6677-8899-aabbccddeeff",
     pci="0000:1A.06.00",
@@ -57,7 +57,7 @@ class FakeExecutor:
     context_id: int = 1
     ordinal: int = 0
     ring: bool = False
-    """Records come by a ring, whose reader says that it sleeps, so that a bell follows each record."""
+    """Records come by a ring, whose reader reports that it sleeps, so that a bell follows each record."""
     on_end: Callable[[str], CudaError] = lost
     layout: ModuleLayout = field(factory=lambda: ModuleLayout((), ()))
     """What loading a module answers."""
@@ -88,14 +88,14 @@ class FakeExecutor:
 
     def context(self) -> Context:
         """Return an open context of this executor."""
-        device = Device(self.ordinal, self.ordinal, FACTS)
+        device = Device(self.ordinal, self.ordinal, PROPERTIES)
         context = Context(device, 0, primary=False)
         context.open(self)
         return context
 
     # --- the Connection a context opens through
 
-    devices = (Device(0, 0, FACTS), Device(1, 1, FACTS))
+    devices = (Device(0, 0, PROPERTIES), Device(1, 1, PROPERTIES))
     driver_version = 13000
     provisions = True
     per_context = False
@@ -103,11 +103,11 @@ class FakeExecutor:
     def open_context(
         self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
-        """Open at once."""
+        """Open immediately."""
         return Opened(self.context_id, 1, self.transport, affinity or 132, 1 << 30, (0, -5))
 
     def close_context(self, device: Device, context_id: int) -> None:
-        """Close at once."""
+        """Close immediately."""
 
     def check(self) -> None:
         """It is always there."""

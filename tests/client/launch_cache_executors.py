@@ -120,7 +120,7 @@ class Counter:
 
     @property
     def count(self) -> int:
-        """Return how often it ran, all launches so far included."""
+        """Return how often it ran, all launches until now included."""
         ok(cuda.cuCtxSynchronize())
         return self._read() - self._start
 

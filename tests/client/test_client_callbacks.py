@@ -26,7 +26,7 @@ from pympsd_client._objects.context import Context, contexts, this_thread
 from pympsd_client._objects.memory import allocations as device_memory
 from pympsd_client._objects.process import process
 from tests.client.conftest import ok
-from tests.client.fake_executor import FACTS, OPCODES, FakeExecutor
+from tests.client.fake_executor import OPCODES, PROPERTIES, FakeExecutor
 from tests.client.test_client_process import _run
 from tests.client.test_client_streams import Kernels
 
@@ -457,13 +457,13 @@ def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeE
         ok(cuda.cuMemsetD32Async(memory, 0, 1, 0))
     context.synchronize()
     assert records_of(executor, "ROOM") == []
-    asked, room = threading.Event(), threading.Event()
+    requests, room = threading.Event(), threading.Event()
     kept: list[Record] = []
 
     def reply(record: Record) -> bytes | None:
         if record.opcode == OPCODES["ROOM"] and not room.is_set():
             kept.append(record)
-            asked.set()
+            requests.set()
             return None
         return None if record.opcode == OPCODES["HOST_FUNCTION"] else executor.succeed(record)
 
@@ -479,7 +479,7 @@ def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeE
 
     with ThreadPoolExecutor(1) as thread:
         posting = thread.submit(post_many)
-        assert asked.wait(SECONDS)
+        assert requests.wait(SECONDS)
         assert len(records_of(executor, "FILL")) <= host_callbacks.ROOM_CHECK_INTERVAL
         executor.send(executor.answer(function))
         wait_until(lambda: records_of(executor, "HOST_FUNCTION_DONE"), "the end of the function")
@@ -506,7 +506,7 @@ def test_pre_volta_clients_of_a_server_have_no_callbacks(
 ) -> None:
     executor = make_executor()
     fresh_process(executor)
-    old = Device(0, 0, evolve(FACTS, compute_capability=(6, 0)))
+    old = Device(0, 0, evolve(PROPERTIES, compute_capability=(6, 0)))
     context = Context(old, 0, primary=False)
     context.open(executor)
     this_thread.stack.append(context)
@@ -619,7 +619,7 @@ class _Transport:
     def __init__(self) -> None:
         self.backpressure: Callable[[bytes], None] | None = None
         self.ended = threading.Event()
-        self.asked = 0
+        self.requests = 0
         self._numbers = iter(range(1, 100))
 
     def sequence(self) -> int:
@@ -636,15 +636,15 @@ class _Transport:
         raise CudaError(4, "the command stream is closed")
 
     def answer(self, sequence: int) -> None:
-        self.asked += 1
-        if self.asked == 1 and self.backpressure is not None:
+        self.requests += 1
+        if self.requests == 1 and self.backpressure is not None:
             self.backpressure(_RECORD)  # a collected handle is destroyed while this one waits
 
 
 _RECORD: bytes = operations.SYNCHRONIZE_CONTEXT.record(1, 1)
 
 
-def test_a_handle_that_is_collected_while_room_is_asked_for_can_be_destroyed() -> None:
+def test_a_handle_that_is_collected_during_an_allocation_can_be_destroyed() -> None:
     transport: Any = _Transport()
     callbacks = host_callbacks.HostCallbacks(transport)
     callbacks.launch(host_callbacks.PendingCallback(Any, 1, 0, lambda status: None, False))
@@ -657,4 +657,4 @@ def test_a_handle_that_is_collected_while_room_is_asked_for_can_be_destroyed() -
     transport.closed = True
     transport.ended.set()
     assert not thread.is_alive(), "it waits for itself"
-    assert transport.asked == 2
+    assert transport.requests == 2

@@ -282,9 +282,9 @@ def test_a_capture_into_a_graph_and_its_dependencies(kernels: Kernels, streams: 
     assert len(ok(cuda.cuStreamGetCaptureInfo(stream))[3]) == 2
     ok(cuda.cuStreamUpdateCaptureDependencies(stream, [own], None, 1, 1))
     assert [int(item) for item in ok(cuda.cuStreamGetCaptureInfo_v2(stream))[3]] == [int(own)]
-    stranger = ok(cuda.cuGraphAddEmptyNode(ok(cuda.cuGraphCreate(0)), None, 0))
+    foreign_node = ok(cuda.cuGraphAddEmptyNode(ok(cuda.cuGraphCreate(0)), None, 0))
     invalid = (R.CUDA_ERROR_INVALID_VALUE,)
-    assert cuda.cuStreamUpdateCaptureDependencies(stream, [stranger], None, 1, 1) == invalid
+    assert cuda.cuStreamUpdateCaptureDependencies(stream, [foreign_node], None, 1, 1) == invalid
     assert cuda.cuStreamUpdateCaptureDependencies(stream, [own], None, 1, 2) == invalid
     kernels.store(2, stream)
     assert int(ok(cuda.cuStreamEndCapture(stream))) == int(graph)
@@ -399,10 +399,10 @@ def test_captures_that_end_in_another_thread_disturb_no_call(
 
 def test_events_of_outside(streams: list[Any]) -> None:
     first, second = streams
-    awaited, recorded = (ok(cuda.cuEventCreate(2)) for _ in range(2))
+    joined, recorded = (ok(cuda.cuEventCreate(2)) for _ in range(2))
     memory, back = ok(cuda.cuMemAlloc(4)), np.zeros(1, "u4")
     ok(cuda.cuStreamBeginCapture(first, GLOBAL))
-    ok(cuda.cuStreamWaitEvent(first, awaited, 1))
+    ok(cuda.cuStreamWaitEvent(first, joined, 1))
     ok(cuda.cuMemsetD32Async(memory, 7, 1, first))
     ok(cuda.cuEventRecordWithFlags(recorded, first, 1))
     graph = ok(cuda.cuStreamEndCapture(first))
@@ -421,7 +421,7 @@ def test_events_of_outside(streams: list[Any]) -> None:
 
     ok(cuda.cuLaunchHostFunc(second, hold, None))
     assert begun.wait(10)
-    ok(cuda.cuEventRecord(awaited, second))
+    ok(cuda.cuEventRecord(joined, second))
     ok(cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), first))
     assert cuda.cuStreamQuery(first) == (R.CUDA_ERROR_NOT_READY,)
     go.set()
@@ -429,9 +429,9 @@ def test_events_of_outside(streams: list[Any]) -> None:
     ok(cuda.cuMemcpyDtoH(back, memory, 4))
     assert back[0] == 7
     for flags in (1, 2):
-        assert cuda.cuStreamWaitEvent(first, awaited, flags) == (R.CUDA_ERROR_INVALID_VALUE,), "it does not capture"
-        assert cuda.cuEventRecordWithFlags(awaited, first, flags) == (R.CUDA_ERROR_INVALID_VALUE,)
+        assert cuda.cuStreamWaitEvent(first, joined, flags) == (R.CUDA_ERROR_INVALID_VALUE,), "it does not capture"
+        assert cuda.cuEventRecordWithFlags(joined, first, flags) == (R.CUDA_ERROR_INVALID_VALUE,)
     ok(cuda.cuStreamBeginCapture(first, GLOBAL))
-    assert cuda.cuStreamWaitEvent(first, awaited, 2) == (R.CUDA_ERROR_INVALID_VALUE,)
+    assert cuda.cuStreamWaitEvent(first, joined, 2) == (R.CUDA_ERROR_INVALID_VALUE,)
     assert cuda.cuEventRecordWithFlags(12345, first, 1) == (R.CUDA_ERROR_INVALID_HANDLE,)
     ok(cuda.cuStreamEndCapture(first))

@@ -1,4 +1,4 @@
-"""Kernels that run in clusters, with more of them than the device holds at once."""
+"""Kernels that run in clusters, with more of them than the device holds at the same time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_many_clusters(context: Any, threads: int) -> None:
 
 
 def test_a_grid_of_parts_of_clusters_is_refused(context: Any) -> None:
-    ok(_launch(6, 32, 0))  # the device refuses it: the next call that waits says so
+    ok(_launch(6, 32, 0))  # the device refuses it: the next call that waits reports it
     assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
 
 
@@ -68,7 +68,7 @@ def test_the_size_of_its_clusters_is_an_attribute_of_the_kernel(context: Any) ->
 ANY = KERNEL.replace(b" .explicitcluster .reqnctapercluster 4, 1, 1", b"")
 
 
-def _asked(
+def _query(
     function: Any, blocks: int, address: Any, cluster: tuple[int, int, int], stream: Any = 0
 ) -> tuple[Any, ...]:
     """Launch a kernel in clusters that only the launch asks for."""
@@ -94,7 +94,7 @@ def test_clusters_that_the_launch_asks_for(context: Any, captured: bool) -> None
     for size in (4, 8):
         if captured:
             ok((*cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode(2)), None))
-        ok((*_asked(function, blocks, address, (size, 1, 1), stream), None))
+        ok((*_query(function, blocks, address, (size, 1, 1), stream), None))
         if captured:
             graph = ok(cuda.cuStreamEndCapture(stream))
             ok((*cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), stream), None))
@@ -107,7 +107,7 @@ def test_clusters_that_the_launch_asks_for(context: Any, captured: bool) -> None
 def test_clusters_that_cannot_be(context: Any) -> None:
     function, wrong = function_of(ANY), cuda.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE
     for cluster in ((0, 1, 1), (17, 1, 1), (16, 1, 1), (4, 4, 1), (3, 1, 1), (1, 2, 1)):
-        assert _asked(function, 64, 0, cluster) == (wrong,), cluster
+        assert _query(function, 64, 0, cluster) == (wrong,), cluster
     assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_SUCCESS,)
-    ok((*_asked(function_of(KERNEL), 64, 0, (8, 1, 1)), None))
+    ok((*_query(function_of(KERNEL), 64, 0, (8, 1, 1)), None))
     assert cuda.cuCtxSynchronize() == (wrong,), "it was compiled for another size"

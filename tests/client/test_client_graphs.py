@@ -337,13 +337,13 @@ def test_an_executable_graph_is_updated_by_a_whole_graph(bench: Bench) -> None:
 def test_what_is_refused_in_making_a_graph(bench: Bench) -> None:
     graph = bench.graph
     node = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
-    stranger = ok(cuda.cuGraphAddEmptyNode(ok(cuda.cuGraphCreate(0)), None, 0))
+    foreign_node = ok(cuda.cuGraphAddEmptyNode(ok(cuda.cuGraphCreate(0)), None, 0))
     nothing = (*INVALID, None)
     assert cuda.cuGraphCreate(1) == nothing
     assert cuda.cuGraphAddEmptyNode(0, None, 0) == nothing
     assert cuda.cuGraphAddEmptyNode(node, None, 0) == nothing
     assert cuda.cuGraphAddEmptyNode(graph, None, 1) == nothing
-    assert cuda.cuGraphAddEmptyNode(graph, [stranger], 1) == nothing
+    assert cuda.cuGraphAddEmptyNode(graph, [foreign_node], 1) == nothing
     assert cuda.cuGraphAddEmptyNode(graph, [node, node], 2) == nothing
     assert cuda.cuGraphAddEmptyNode(graph, InMemory(0), 1 << 63) == nothing
     assert cuda.cuGraphAddEmptyNode(graph, InMemory(4096), 1 << 63) == nothing
@@ -354,7 +354,7 @@ def test_what_is_refused_in_making_a_graph(bench: Bench) -> None:
     assert cuda.cuGraphAddChildGraphNode(graph, None, 0, 99) == nothing
     assert cuda.cuGraphAddEventRecordNode(graph, None, 0, 99)[0] == R.CUDA_ERROR_INVALID_HANDLE
     assert cuda.cuGraphAddDependencies(graph, [node], [node], None, 1) == INVALID
-    assert cuda.cuGraphAddDependencies(graph, [node], [stranger], None, 1) == INVALID
+    assert cuda.cuGraphAddDependencies(graph, [node], [foreign_node], None, 1) == INVALID
     assert cuda.cuGraphRemoveDependencies(graph, [node], [node], None, 1) == INVALID
     kernel = cuda.CUDA_KERNEL_NODE_PARAMS()
     assert cuda.cuGraphAddKernelNode(graph, None, 0, kernel)[0] == R.CUDA_ERROR_INVALID_HANDLE

@@ -75,7 +75,7 @@ def test_groups(context: Any) -> None:
     expected = [group(100, 2), group(0)]
     parts, rest = ok(cuda.cuDevSmResourceSplit(2, whole(), 0, expected))
     assert (sizes(parts), rest.sm.smCount) == ([100, 32], 0)
-    assert [item.smCount for item in expected] == [100, 32], "it says what a group has got"
+    assert [item.smCount for item in expected] == [100, 32], "it reports what a group has got"
     assert sizes(ok(cuda.cuDevSmResourceSplit(1, whole(), 0, [group(12, 8, 1)]))[0]) == [12]
     for wrong in ([group(12)], [group(200)], [group(64), group(80)], [group(3, 2)]):
         assert cuda.cuDevSmResourceSplit(len(wrong), whole(), 0, wrong) == (CONFIGURATION, None, None)

@@ -401,7 +401,7 @@ def test_a_fatbin_and_its_wrapper_are_loaded(context: Any) -> None:
         assert cuda.cuModuleLoadFatBinary(broken)[0].name == "CUDA_ERROR_INVALID_VALUE"
 
 
-# --- arguments that are no handles, as cuda.bindings has it
+# --- arguments that are not handles, as cuda.bindings has it
 
 
 def test_no_function_is_handle_0(context: Any) -> None:

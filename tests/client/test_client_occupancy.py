@@ -103,10 +103,10 @@ def test_the_block_that_fills_the_device(module: Any, count: Any) -> None:
 
 
 def test_the_program_may_say_what_a_block_needs(count: Any) -> None:
-    asked = []
+    thread_counts = []
 
     def dynamic_bytes(threads: int) -> int:
-        asked.append(threads)
+        thread_counts.append(threads)
         return 48 << 10 if threads > 64 else 0
 
     function = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)(dynamic_bytes)
@@ -114,7 +114,7 @@ def test_the_program_may_say_what_a_block_needs(count: Any) -> None:
     # 4 blocks of 1024 threads would do, but 2048 threads are all there is room for.
     assert ok(cuda.cuOccupancyMaxPotentialBlockSize(count, pointer, 0, 0)) == (2 * MULTIPROCESSORS, 1024)
     assert ok(cuda.cuOccupancyMaxPotentialBlockSize(count, pointer, 0, 96)) == (32 * MULTIPROCESSORS, 64)
-    assert set(asked) >= {1024, 96, 64, 32}
+    assert set(thread_counts) >= {1024, 96, 64, 32}
 
 
 def test_no_block_that_fits(count: Any) -> None:

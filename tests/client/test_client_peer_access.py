@@ -162,7 +162,7 @@ def test_what_kernels_do_not_reach_of_a_peer(what: str, own: int, peers: list[An
     assert add_one(address, 100) == (code,)
     assert f"{address:#x}" in last_error()
     use(peers[1 - own])
-    assert cuda.cuCtxSynchronize() == DONE, "the peer goes on"
+    assert cuda.cuCtxSynchronize() == DONE, "the peer continues"
 
 
 def test_the_peers_memory_ends_with_its_context(peers: list[Any]) -> None:

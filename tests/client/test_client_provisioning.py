@@ -13,7 +13,7 @@ from pympsd_client import last_error
 from pympsd_client._connect.connection import Device
 from pympsd_client._connect.private_executor import PrivateExecutors
 from tests.client.conftest import ok
-from tests.client.fake_executor import FACTS, FakeExecutor
+from tests.client.fake_executor import PROPERTIES, FakeExecutor
 
 SM_COUNT = cuda.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
 MAX = cuda.CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_MAX
@@ -100,7 +100,7 @@ def test_support_for_affinity_is_reported(
     under_mps: FakeExecutor, fresh_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ok(cuda.cuDeviceGetExecAffinitySupport(SM_COUNT, 0)) == 1
-    older = Device(0, 0, evolve(FACTS, compute_capability=(6, 0)))
+    older = Device(0, 0, evolve(PROPERTIES, compute_capability=(6, 0)))
     monkeypatch.setattr(FakeExecutor, "devices", (older,))
     fresh_process(under_mps)
     assert ok(cuda.cuDeviceGetExecAffinitySupport(SM_COUNT, 0)) == 0

@@ -37,7 +37,7 @@ from pympsd_client._connect import handshake
 from pympsd_client._connect.discovery import NoDaemon
 from pympsd_client._connect.handshake import connect_to_daemon, request_session
 from pympsd_client._connect.session import Session
-from tests.client.fake_executor import FACTS, SHARED_BYTES
+from tests.client.fake_executor import PROPERTIES, SHARED_BYTES
 
 CONNECTION_FAILED, RPC_FAILURE, SERVER_NOT_READY, MAX_CLIENTS = 805, 806, 807, 808
 
@@ -114,7 +114,7 @@ class FakeDaemon:
         ours, theirs = socket.socketpair()
         server = Peer(self._own(ours))
         peer.send(SessionGranted(1, 7, 4321), theirs.detach())
-        server.send(SessionWelcome(4321, 13000, (FACTS, FACTS), (2, 0)))
+        server.send(SessionWelcome(4321, 13000, (PROPERTIES, PROPERTIES), (2, 0)))
         while (request := server.receive()) is not None:
             (self.in_session or self.open_and_close)(server, request)
 
@@ -358,7 +358,7 @@ def test_a_daemon_that_breaks_the_rules_is_no_connection(
         request_session(connected(daemon), daemon.environment)
 
 
-def test_a_daemon_that_ends_without_an_answer_is_not_asked_again(
+def test_a_daemon_that_ends_without_an_answer_gets_no_second_request(
     daemon: FakeDaemon, fresh_process: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon.handshake = lambda daemon, peer: peer.socket.shutdown(socket.SHUT_RDWR)
@@ -469,7 +469,7 @@ def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:
 # --- the percentage of each context
 
 
-def _asked(daemon: FakeDaemon, requests: list[OpenContext]) -> Callable[[Peer, object], None]:
+def _record_requests(daemon: FakeDaemon, requests: list[OpenContext]) -> Callable[[Peer, object], None]:
     def serve(server: Peer, request: object) -> None:
         if isinstance(request, OpenContext):
             requests.append(request)
@@ -482,7 +482,7 @@ def test_under_partitioning_the_percentage_is_read_when_the_context_is_made(
     daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests: list[OpenContext] = []
-    daemon.in_session = _asked(daemon, requests)
+    daemon.in_session = _record_requests(daemon, requests)
     daemon.start()
     session = session_of(daemon, **{PER_CONTEXT_PARTITIONING: "1"})
     for text in ("20", "33.3", "0", "-5", "101", "x", ""):
@@ -501,7 +501,7 @@ def test_without_partitioning_a_contexts_percentage_is_its_processs(
 ) -> None:
     """The variable counts as it was when the process began (MPS documents, 4.2.6)."""
     requests: list[OpenContext] = []
-    daemon.in_session = _asked(daemon, requests)
+    daemon.in_session = _record_requests(daemon, requests)
     daemon.start()
     environment = {} if began_with is None else {PER_CONTEXT_PARTITIONING: began_with}
     session = session_of(daemon, **environment)

@@ -133,12 +133,12 @@ def test_an_address_that_the_program_uses_is_passed_by(executor: FakeExecutor) -
     places = [start, start + COUNT, end]
     giver.place = lambda: places[len(giver.given)]
     executor.reply = lambda record: (
-        record.opcode == OPCODES["ALLOCATE_PINNED"] and asked.extend(executor.operands(record)),
+        record.opcode == OPCODES["ALLOCATE_PINNED"] and requests.extend(executor.operands(record)),
         giver.reply(record),
     )[1]
-    asked: list[int] = []
+    requests: list[int] = []
     pages = share(context, COUNT)
-    assert (pages.address, asked) == (end, list(sizes))
+    assert (pages.address, requests) == (end, list(sizes))
     assert giver.freed == places[:2]
     pages.close()
     unmap(start, 4 << 20)
@@ -400,7 +400,7 @@ def test_more_than_a_clients_limit_is_refused_with_the_limit(context: Any) -> No
     assert cuda.cuMemFreeHost(address) == DONE
 
 
-def test_a_poisoned_contexts_memory_stays_the_processs(context: Any) -> None:
+def test_a_faulted_contexts_memory_stays_the_processs(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
     current = contexts[int(context)]
     current.fault(current.id, 700, "a fault")

@@ -317,7 +317,7 @@ def test_the_primary_context_lives_as_long_as_it_is_retained(devices: None) -> N
     ok(cuda.cuDevicePrimaryCtxRelease(0))
 
 
-def test_a_poisoned_primary_context_is_opened_again_where_faults_are_contained(devices: None) -> None:
+def test_a_faulted_primary_context_is_opened_again_where_faults_are_contained(devices: None) -> None:
     ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(0))))
     kernels = Kernels()
     address = ok(cuda.cuMemAlloc(1 << 20))

@@ -102,7 +102,7 @@ def test_a_waiting_thread_does_not_hold_up_others(make_executor: MakeExecutor) -
     assert not waiter.is_alive()
 
 
-def test_calls_in_a_poisoned_context_fail_without_a_record(make_executor: MakeExecutor) -> None:
+def test_calls_in_a_faulted_context_fail_without_a_record(make_executor: MakeExecutor) -> None:
     executor = make_executor()
     executor.reply = lambda record: executor.answer(
         record, result=ILLEGAL_ADDRESS, reason="kernel add read 0x10", flags=FLAG_STICKY

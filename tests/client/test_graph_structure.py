@@ -105,8 +105,8 @@ def test_removing_edges_and_nodes_leaves_the_others(shape: tuple[int, Edges]) ->
 
 def test_edges_are_added_all_or_none() -> None:
     graph, (first, second, third) = build(3, [(0, 1)])
-    _, (stranger,) = build(1, [])
-    for wrong in ((first, second), (first, first), (first, stranger), (stranger, first)):
+    _, (foreign_node,) = build(1, [])
+    for wrong in ((first, second), (first, first), (first, foreign_node), (foreign_node, first)):
         with pytest.raises(CudaError) as caught:
             graph.connect([(second, third, Edge()), (*wrong, Edge())])
         assert caught.value.code == Result.ERROR_INVALID_VALUE

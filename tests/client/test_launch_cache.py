@@ -68,7 +68,7 @@ def test_without_the_extension_launches_are_made_in_python(choice: dict[str, str
     assert (done.returncode, done.stdout) == (0, "False cuLaunchKernel True\n"), done.stderr
 
 
-def test_cuinit_fails_without_the_extension_that_was_asked_for() -> None:
+def test_cuinit_fails_without_the_requested_extension() -> None:
     done = run_python(WITHOUT + INIT, PYMPSD_LAUNCHES="native")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("CUDA_ERROR_NOT_SUPPORTED PYMPSD_LAUNCHES is native and launches are Python's here")
@@ -115,7 +115,7 @@ class Launcher:
         self.launches.familiar(kernel, *ONE, 0, (values, types), 0)
         return kernel
 
-    def outcome(self, *arguments: Any, **keywords: Any) -> tuple[Any, list[bytes]]:
+    def result_of(self, *arguments: Any, **keywords: Any) -> tuple[Any, list[bytes]]:
         """Launch; return what it returned or the type of what it raised, and the records without their numbers."""
         ok(cuda.cuCtxSynchronize())
         self.executor.seen.clear()
@@ -130,10 +130,10 @@ class Launcher:
         """Launch with and without the cache, which takes no call by keywords; ``plain``: it must take the other."""
         call = (kernel, *ONE, 0, (values, types), 0)
         before = self.launches.slow
-        repeated = self.outcome(*call)
+        repeated = self.result_of(*call)
         if plain and self.launches.native:
             assert self.launches.slow == before
-        assert repeated == self.outcome(**dict(zip(NAMES, call, strict=True)))
+        assert repeated == self.result_of(**dict(zip(NAMES, call, strict=True)))
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_a_launch_that_no_plan_fits_always_counts_as_slow(launcher: Launcher) ->
     kernel = launcher.familiar((None,))
     launcher.launches.reset()
     for _ in range(512):  # also those at which a launch sees whether a fault was reported
-        launcher.outcome(kernel, *ONE, 0, ((object(),), (None,)), 0)
+        launcher.result_of(kernel, *ONE, 0, ((object(),), (None,)), 0)
     assert launcher.launches.slow == 512
 
 

@@ -148,7 +148,7 @@ def test_culaunchkernel_can_be_pickled() -> None:
     assert copy.deepcopy(launch) == launch
 
 
-# --- what invalidates plans: later launches take the slow path, which says what is wrong
+# --- what invalidates plans: later launches take the slow path, which reports what is wrong
 
 
 def test_a_stream_that_was_destroyed(launches: Launches, counter: Counter, stream: Any) -> None:
@@ -199,7 +199,7 @@ def test_a_context_that_another_thread_destroyed(launches: Launches, context: An
 
 
 @pytest.mark.parametrize("end", [cuda.cuDevicePrimaryCtxRelease, cuda.cuDevicePrimaryCtxReset])
-def test_a_primary_context_that_was_opened_anew(launches: Launches, devices: PrivateExecutors, end: Any) -> None:
+def test_a_primary_context_that_was_opened_again(launches: Launches, devices: PrivateExecutors, end: Any) -> None:
     ok(cuda.cuCtxSetCurrent(ok(cuda.cuDevicePrimaryCtxRetain(0))))
     call = launches.familiar(*Counter().on(0))
     ok(end(0))

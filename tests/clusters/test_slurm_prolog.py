@@ -1,4 +1,4 @@
-"""Slurm's prolog as it is installed, run by hand: it finds its pympsd, and says what is wrong."""
+"""Slurm's prolog as it is installed, run by hand: it finds its pympsd, and reports what is wrong."""
 
 from __future__ import annotations
 

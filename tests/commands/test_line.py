@@ -14,7 +14,7 @@ from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.limits import ThreadPercentage
 
 
-def asked_pids(line: str, protocol: int = 2) -> list[int]:
+def queried_servers(line: str, protocol: int = 2) -> list[int]:
     """Return the PIDs of the servers that are asked before a line is carried out; there are 847 and 848."""
     daemon = Daemon(DaemonOptions(0, protocol=protocol), describe("H200"))
     for number, pid in ((1, 847), (2, 848)):
@@ -68,13 +68,13 @@ def test_a_line_that_is_too_long_keeps_its_text_and_is_not_whole() -> None:
         ("frobnicate", []),
     ],
 )
-def test_servers_are_asked_if_the_answer_depends_on_them(line: str, pids: list[int]) -> None:
-    assert asked_pids(line) == pids
+def test_servers_get_a_request_if_the_answer_depends_on_them(line: str, pids: list[int]) -> None:
+    assert queried_servers(line) == pids
 
 
 def test_a_daemon_of_protocol_3_asks_for_its_own_commands() -> None:
-    assert asked_pids("server list", 3) == asked_pids("ps", 3) == [847, 848]
-    assert asked_pids("namespace list", 3) == []
+    assert queried_servers("server list", 3) == queried_servers("ps", 3) == [847, 848]
+    assert queried_servers("namespace list", 3) == []
 
 
 @pytest.mark.parametrize(

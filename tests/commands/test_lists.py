@@ -214,7 +214,7 @@ def _limit(client: Client) -> None:
     client.memory = {0: 96 << 20}
 
 
-def test_ps_shows_limits_if_it_is_asked_to(daemon: Daemon) -> None:
+def test_ps_shows_limits_on_request(daemon: Daemon) -> None:
     plain = _printed(daemon, b"ps")
     for client in daemon.servers[1].clients.values():
         _limit(client)

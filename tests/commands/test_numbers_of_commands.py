@@ -26,9 +26,9 @@ MISREAD = ("{}x", "{}.5", "{}e0", "{}_0", "00000000000000000000{}9999999999", "+
 def daemon() -> Daemon:
     """A daemon with a server 847 of user 7, which has a client 907; and one that a clamped number would name."""
     daemon = Daemon(DaemonOptions(0, max_servers=9), describe("2xH200"))
-    for serial, pid in ((1, 847), (2, INT_MAX)):
-        server = daemon.servers[serial] = Server(serial, 7, ThreadPercentage(), pid=pid, phase=Phase.ACTIVE)
-        server.clients = {serial: Client(serial, 7, ClientProcess(Peer(907, 7, 7), "python", 0))}
+    for id_, pid in ((1, 847), (2, INT_MAX)):
+        server = daemon.servers[id_] = Server(id_, 7, ThreadPercentage(), pid=pid, phase=Phase.ACTIVE)
+        server.clients = {id_: Client(id_, 7, ClientProcess(Peer(907, 7, 7), "python", 0))}
     return daemon
 
 

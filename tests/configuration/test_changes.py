@@ -1,4 +1,4 @@
-"""A plan against the daemon's state: what differs is changed, what is the same is not, what cannot be is said."""
+"""A plan against the daemon's state: what differs is changed, what is the same is not, what cannot be is reported."""
 
 from __future__ import annotations
 

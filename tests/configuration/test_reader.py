@@ -131,7 +131,7 @@ active_thread_percentage = "30"
     ]
 
 
-def test_an_uncapped_default_beside_capped_namespaces_is_warned_of() -> None:
+def test_an_unlimited_default_next_to_limited_namespaces_gets_a_warning() -> None:
     text = 'schema_version = "1.0"\n[servers.a.namespaces.b]\nactive_thread_percentage = 5\n'
     (warning,) = read_plan(text.encode(), HERE)[1]
     assert warning.render("F") == (
@@ -248,7 +248,7 @@ def test_what_the_drivers_own_server_does_not_do_is_refused(line: str, key: str)
     read_plan(text.encode(), HERE)
 
 
-def test_all_that_is_wrong_with_partitions_is_told_at_once() -> None:
+def test_all_that_is_wrong_with_partitions_is_reported_together() -> None:
     errors = _errors("""schema_version = "1.0"
 [[servers.a.devices]]
 uuid = "0"
@@ -329,7 +329,7 @@ def test_a_server_whose_name_is_a_number_of_thousands_of_digits() -> None:
     assert first.startswith("F:2: Bad name 'uid_99")
 
 
-def test_a_number_that_python_does_not_read_is_told_in_our_words() -> None:
+def test_a_number_that_python_does_not_read_gets_our_own_message() -> None:
     text = f'schema_version = "1.0"\n[servers.a]\nuid = {"9" * 5000}\n'
     assert _errors(text) == ["F:1: not TOML: a number of thousands of digits"]
 
@@ -443,7 +443,7 @@ def test_errors_of_the_whole_file(text: str, said: str) -> None:
     assert error.startswith(said)
 
 
-def test_all_errors_are_told_at_once_in_order() -> None:
+def test_all_errors_are_reported_together_in_order() -> None:
     errors = _errors("[servers.A]\nuid = -1\n[servers.b]\nclient_priority = 3\n")
     assert [error.split(":")[1] for error in errors] == ["1", "1", "2", "4"]
 

@@ -1,4 +1,4 @@
-"""How what ours says differs from what is recorded: texts and logs, PIDs mapped."""
+"""How what ours reports differs from what is recorded: texts and logs, PIDs mapped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Comparison:
     known: Correspondence
 
     def of_log(self, step: dict[str, Any], lines: list[str], commands: list[str], repeated: list[str]) -> str:
-        """Compare a log: ``lines`` are what ours gained, ``commands`` what operators said that the steps record.
+        """Compare a log: ``lines`` are what ours gained, ``commands`` what operators reported that the steps record.
 
         ``repeated`` are those that were given again and again until their answer was there.
         """

@@ -12,7 +12,7 @@ NUMBER = re.compile(r"(?<![\w.])(?<!version: )(\d+)(?![\w])( *)")
 
 @define
 class Correspondence:
-    """The PIDs met so far; ``recorded`` are all PIDs of the recording, ``words`` recorded words and ours for them."""
+    """The PIDs met by now; ``recorded`` are all PIDs of the recording, ``words`` its words and ours."""
 
     recorded: frozenset[int]
     words: dict[str, str] = field(factory=dict)
@@ -24,7 +24,7 @@ class Correspondence:
         return self.ours.setdefault(recorded, ours) == ours and self.theirs.setdefault(ours, recorded) == recorded
 
     def agrees(self, recorded: str, ours: str) -> bool:
-        """Whether our text is the recorded one, PIDs mapped; what it says of new PIDs is kept when it is."""
+        """Whether our text is the recorded one, PIDs mapped; what it reports of new PIDs is kept when it is."""
         pattern, pids = self._pattern(recorded)
         found = re.fullmatch(pattern, ours, re.DOTALL)
         if found is None:

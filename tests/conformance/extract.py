@@ -6,7 +6,7 @@ so. Run it after a change of either (``python tests/conformance/extract.py``): a
 
 A step of the review has its numbers, its mark and, unless it is equal, its reason; and what more it needs:
 environment, uid, at: whose client or daemon it is; do, pid, step, result, stdin ... instead of what the recording
-says in words; ours (and ours_status): what ours answers where it is different; lacks and adds: the lines of a log
+reports in words; ours (and ours_status): what ours answers where it is different; lacks and adds: the lines of a log
 that only the recording, or only ours, has (lacks_for_each: with % for the PID of each); reordered: the same lines in
 another order; some: a log of which only some lines are shown; until: done again until it is so; rows: only how many
 rows there are; row: only that one.
@@ -37,7 +37,7 @@ RUN = re.compile(
 CLIENT = re.compile(r"   client (?P<pid>\d+): (?P<step>.*?) -> (?P<result>.*?)\s+\([0-9.]+ ms\)")
 OUTPUT = re.compile(r"  (out|err|log)\| ?(.*)", re.DOTALL)
 ELIDED: Final = "  ... (more lines of this shape)"
-"""What is left out of a log says so, and is no step; how such a log is compared the review says (elided)."""
+"""What is left out of a log reports it, and is not a step; how such a log is compared the review reports (elided)."""
 TIMES = re.compile(r" [0-9]+\.[0-9]{6}(?= |$)")
 """How long a client's step took; the recorder wrote seconds."""
 

@@ -23,7 +23,7 @@ VENDORS_ONLY: Final = {
 }
 """Beginnings of lines that ours never writes, with the reason."""
 POLLED: Final = re.compile(r"Try shutting down server \d+, backoff is enabled")
-"""Begins a round of the vendor's polling, which repeats what it said the first time."""
+"""Begins a round of the vendor's polling, which repeats what it reported the first time."""
 OWN: Final = re.compile(
     r"Starting (control|new server)|To connect CUDA|CUDA MPS Control binary|CUDA_MPS_\w+ should be|NEW SERVER|"
     r"Try shutting down|Server \d+ (has \d+ active|exited)|Force shutting|quit command issued|Exit with status"
@@ -34,14 +34,14 @@ ALSO: Final = re.compile(r"NEW CLIENT (\d+) |(\d+) +\d+ +\d+ +GPU-")
 CLIENTS: Final = re.compile(r"\{PID: (\d+),|Client process (\d+) disconnected")
 GARBAGE: Final = "Received new client request for {PID: "
 REFUSAL: Final = ("Server has been notified to shutdown", "Server was unable to shutdown")
-"""What a server says of a request to end that it refuses; the first also before it ends."""
+"""What a server reports of a request to end that it refuses; the first also before it ends."""
 ANSWERS: Final = ("Client {PID: ", "Server teardown in progress. Refusing to accept new client {PID: ")
-"""Begin what a server says to a request."""
+"""Begin what a server reports to a request."""
 
 
 @frozen
 class Entry:
-    """A line of a log: its source, PID and text; a text may go on over several lines."""
+    """A line of a log: its source, PID and text; a text may continue over several lines."""
 
     source: str
     pid: int
@@ -88,10 +88,10 @@ def control_voices(log: list[Entry]) -> dict[str, list[Entry]]:
 
 
 def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
-    """Take server.log apart by client; a line that names none goes on with the one before."""
+    """Take server.log apart by client; a line that names none continues with the one before."""
     voices: dict[str, list[Entry]] = defaultdict(list)
     voice = "server"
-    log = _asked_once(log)
+    log = _without_repeated_queries(log)
     for entry in log:
         if found := CLIENTS.search(entry.text):
             voice = found[1] or found[2]
@@ -104,7 +104,7 @@ def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
 VOICES: Final = {"control.log": control_voices, "server.log": server_voices}
 
 
-def _asked_once(log: list[Entry]) -> list[Entry]:
+def _without_repeated_queries(log: list[Entry]) -> list[Entry]:
     """Leave out a refusal to shut down that follows another: the vendor's daemon asks as often as it polls."""
     refusal = list(REFUSAL)
     kept: list[Entry] = []
@@ -117,7 +117,7 @@ def _asked_once(log: list[Entry]) -> list[Entry]:
 
 
 def with_workers_first(log: list[Entry]) -> list[Entry]:
-    """Put a worker thread's creation before its client's connection: two threads of the driver's server say so."""
+    """Put a worker thread's creation before its client's connection: two threads of the driver's server report it."""
     ordered = list(log)
     for place, (entry, after) in enumerate(itertools.pairwise(log)):
         client = re.fullmatch(r"Client (\{.*\}) connected", entry.text)
@@ -155,7 +155,7 @@ def without_refusals(log: list[Entry]) -> list[Entry]:
 
 
 def without_nameless(recorded: list[Entry]) -> list[Entry]:
-    """Leave out, of a log of which only some lines are shown, those of which then nothing says whose they were."""
+    """Leave out, of a log of which only some lines are shown, those of which then nothing reports whose they were."""
     return [
         entry for entry in recorded if not entry.text.startswith(GARBAGE) and not entry.text.endswith("is associated")
     ]

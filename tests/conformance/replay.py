@@ -1,4 +1,4 @@
-"""Plays the steps of a recorded session against live daemons, servers and clients, and says where we differ."""
+"""Plays the steps of a recorded session against live daemons, servers and clients, and reports where we differ."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Replay:
             said = f"Server {server} exited"
             wait_until(lambda: any(line.startswith(said) for line in self.daemon(0).log()), said)
         elif verb == "reap":
-            # Its server is gone, or it was no client: its end is not logged.
+            # Its server is gone, or it was not a client: its end is not logged.
             self.clients.pop(int(rest)).end()
         elif verb == "gone":
             self._await_count("Client process", int(rest))
@@ -149,9 +149,9 @@ class Replay:
         elif verb == "run":
             done = self.daemon(0).run([], f"{self.known.translated(rest)}\n")
             assert done.returncode == 0
-            self._settled(rest)
+            self._wait_until_settled(rest)
         elif verb == "ask":
-            assert self._asked(f"{rest}\n").returncode == 0
+            assert self._ask(f"{rest}\n").returncode == 0
         elif verb == "client":
             pid, _, words = rest.partition(" ")
             assert "CUDA_SUCCESS" in self._do(int(pid), words, {})
@@ -183,7 +183,7 @@ class Replay:
             self.commands[0] = []
 
     def _hung_up(self) -> bool:
-        """Whether the daemon has said that all operators have gone, but for those that still wait."""
+        """Whether the daemon has reported that all operators have gone, but for those that still wait."""
         daemon = self.daemon(0)
         return self._counted(daemon, "NEW UI") - self._counted(daemon, "UI closed") <= len(self.background)
 
@@ -213,7 +213,7 @@ class Replay:
         while step.get("until") and self._ran_otherwise(_instead(step), done) and time.monotonic() < give_up:
             self.repeated.append(stdin.strip())
             done = daemon.run(step["arguments"], stdin, step["uid"])
-        self._settled(stdin, at)
+        self._wait_until_settled(stdin, at)
         return lambda decided: self._ran_otherwise(decided, done)
 
     def _ran_otherwise(self, step: dict[str, Any], done: subprocess.CompletedProcess[str]) -> str:
@@ -230,14 +230,14 @@ class Replay:
         # Ours tells root, too, whose daemon it is.
         complaints = [line for line in done.stderr.splitlines() if not line.endswith(", neither root nor you")]
         if complaints[:1] == [NOT_FOUND]:
-            # Ours says in one line more which socket it was, and what is wrong with it.
+            # Ours reports in one line more which socket it was, and what is wrong with it.
             complaints = complaints[:1] + complaints[2:]
         # Where the vendor says nothing on standard error, ours may say in one line what was refused.
         if step.get("stderr") or len(complaints) > 1:
             wrong += self._compared.differences("stderr", step.get("stderr", []), complaints)
         return "\n".join(wrong)
 
-    def _asked(self, stdin: str) -> subprocess.CompletedProcess[str]:
+    def _ask(self, stdin: str) -> subprocess.CompletedProcess[str]:
         """Give a command that the recording shows in the log only."""
         self.commands.setdefault(0, []).extend(stdin.splitlines())
         return self.daemon(0).run([], stdin)
@@ -255,8 +255,8 @@ class Replay:
         wrong = "" if process.poll() is None else "it ended, and did not wait"
         return lambda _: wrong
 
-    def _settled(self, stdin: str, at: int = 0) -> None:
-        """Wait for what a command begins: the vendor's daemon answers no one meanwhile."""
+    def _wait_until_settled(self, stdin: str, at: int = 0) -> None:
+        """Wait for what a command begins: the vendor's daemon answers no one."""
         daemon = self.daemon(at)
         if stdin.startswith("start_server"):
             wait_until(lambda: self._counted(daemon, "Starting new server") == self._counted(daemon, "NEW SERVER"))

@@ -1,4 +1,4 @@
-"""The recorded sessions, as tables of steps: what can be replayed is, and every other step says why it is not."""
+"""The recorded sessions, as tables of steps: what can be replayed is, and every other step reports why it is not."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 There sessions that were recorded on one H200 run on this machine's GPU, and those that were recorded on four and see
 two of them on two: their names stand for the recorded ones, and a few steps are played otherwise (on_gpu.toml says
 which and why). With PYMPSD_TEST_CONFORMANCE=vendor the daemon leads
-the driver's own server, the clients are programs of cuda.bindings, and on_vendor.toml says what is different.
+the driver's own server, the clients are programs of cuda.bindings, and on_vendor.toml reports what is different.
 """
 
 from __future__ import annotations

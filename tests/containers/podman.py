@@ -156,7 +156,7 @@ class Container:
         wait_until(self.is_healthy, f"a healthy daemon: {self.log()}")
 
     def log(self) -> str:
-        """Return what the container has written so far."""
+        """Return what the container has written until now."""
         return self.podman.run("logs", self.name)
 
     def inspect(self, template: str) -> str:

@@ -20,7 +20,7 @@ KINDS = {
     "DaemonSet": "io.k8s.api.apps.v1.DaemonSet",
 }
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
-"""Types of JSON as Python reads them; true and false are no integers."""
+"""Types of JSON as Python reads them; true and false are not integers."""
 
 
 def find_errors(value: Any, schema: dict[str, Any], place: str) -> Iterator[str]:

@@ -47,7 +47,7 @@ def _client(daemon: RunningDaemon, **where: str) -> subprocess.Popen[str]:
     return client
 
 
-def test_what_runs_is_told_in_values(daemon: Daemon) -> None:
+def test_what_runs_is_reported_in_values(daemon: Daemon) -> None:
     assert [(each.ordinal, each.name) for each in daemon.devices()] == [(0, "NVIDIA H200"), (1, "NVIDIA H200")]
     assert (daemon.servers(), daemon.ps(), daemon.waiting()) == ((), (), ())
     daemon.command("set_default_device_pinned_mem_limit 1 4G")

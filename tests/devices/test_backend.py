@@ -34,13 +34,13 @@ def machine(backend: str, probed: Probed, server: str = "", **settings: str) -> 
         ("auto", FOUND, "", ("cuda", "the driver finds 2 devices, but not its MPS server", 2, "")),
         ("auto", ABSENT, SERVER, ("emulated", "there is no libcuda.so.1", 1, "")),
         ("auto", ABSENT, "", ("emulated", "there is no libcuda.so.1", 1, "")),
-        ("vendor", FOUND, SERVER, ("vendor", f"it is asked for, and its server is {SERVER}", 2, SERVER)),
-        ("vendor", ABSENT, SERVER, ("vendor", f"it is asked for, and its server is {SERVER}", 0, SERVER)),
-        ("vendor", UNUSABLE, SERVER, ("vendor", f"it is asked for, and its server is {SERVER}", 0, SERVER)),
-        ("cuda", FOUND, SERVER, ("cuda", "it is asked for", 2, "")),
-        ("cuda", FOUND, "", ("cuda", "it is asked for", 2, "")),
-        ("emulated", FOUND, SERVER, ("emulated", "it is asked for", 1, "")),
-        ("emulated", UNUSABLE, SERVER, ("emulated", "it is asked for", 1, "")),
+        ("vendor", FOUND, SERVER, ("vendor", f"PYMPSD_BACKEND selects it, and its server is {SERVER}", 2, SERVER)),
+        ("vendor", ABSENT, SERVER, ("vendor", f"PYMPSD_BACKEND selects it, and its server is {SERVER}", 0, SERVER)),
+        ("vendor", UNUSABLE, SERVER, ("vendor", f"PYMPSD_BACKEND selects it, and its server is {SERVER}", 0, SERVER)),
+        ("cuda", FOUND, SERVER, ("cuda", "PYMPSD_BACKEND selects it", 2, "")),
+        ("cuda", FOUND, "", ("cuda", "PYMPSD_BACKEND selects it", 2, "")),
+        ("emulated", FOUND, SERVER, ("emulated", "PYMPSD_BACKEND selects it", 1, "")),
+        ("emulated", UNUSABLE, SERVER, ("emulated", "PYMPSD_BACKEND selects it", 1, "")),
     ],
 )
 def test_the_backend_and_the_reason(
@@ -89,7 +89,7 @@ def test_a_machine_is_described_with_a_branch_of_the_driver(tmp_path: Path) -> N
             "auto",
             UNUSABLE,
             SERVER,
-            r"cannot be used: CUDA_ERROR_SYSTEM_NOT_READY; mend it, or set PYMPSD_BACKEND=emul",
+            r"cannot be used: CUDA_ERROR_SYSTEM_NOT_READY; fix it, or set PYMPSD_BACKEND=emul",
         ),
         ("cuda", UNUSABLE, SERVER, r"cannot be used: CUDA_ERROR_SYSTEM_NOT_READY"),
         ("cuda", ABSENT, SERVER, r"PYMPSD_BACKEND=cuda: there is no libcuda.so.1; set PYMPSD_BACKEND=emulated"),
@@ -98,7 +98,7 @@ def test_a_machine_is_described_with_a_branch_of_the_driver(tmp_path: Path) -> N
         ("vendor", UNUSABLE, "", r"no nvidia-cuda-mps-server is in PATH"),
     ],
 )
-def test_what_is_asked_for_and_not_there_is_an_error(backend: str, probed: Probed, server: str, said: str) -> None:
+def test_what_is_requested_and_not_there_is_an_error(backend: str, probed: Probed, server: str, said: str) -> None:
     with pytest.raises(NoDriver, match=said):
         machine(backend, probed, server)
 
@@ -119,7 +119,7 @@ def test_a_described_machine_is_emulated_whatever_is_installed() -> None:
     assert (found.backend, len(found.devices)) == ("emulated", 2)
 
 
-def test_a_backend_that_is_asked_for_wins_over_a_described_machine() -> None:
+def test_a_backend_that_is_set_wins_over_a_described_machine() -> None:
     assert machine("vendor", FOUND, SERVER, PYMPSD_EMULATED_DEVICES="2xH100").backend == "vendor"
 
 

@@ -12,8 +12,8 @@ from pympsd.service.files.cgroups import CgroupFiles, limits_in
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import MAX_MEMORY, CgroupLimit, PinnedMemory
 
-(FACTS,) = describe("H200")
-DEVICES = (evolve(FACTS, pci="0000:03.00.00"), evolve(FACTS, pci="0001:C1.1F.07"))
+(H200,) = describe("H200")
+DEVICES = (evolve(H200, pci="0000:03.00.00"), evolve(H200, pci="0001:C1.1F.07"))
 GIB = 1 << 30
 ONE, OTHER = "drm/0000:03:00.0/vram0", "drm/0001:c1:1f.7/vram0"
 
@@ -92,7 +92,7 @@ def test_hard_limits_are_each_cgroups_own_for_the_least_holds_anyway() -> None:
 
 
 def test_a_device_without_an_address_has_no_limits() -> None:
-    unknown = evolve(FACTS, pci="N/A")
+    unknown = evolve(H200, pci="N/A")
     assert limits_in((unknown, DEVICES[0]), [CgroupFiles("/a", f"N/A 4\n{ONE} 5\n", "")]) == {"/a": {1: limit(5)}}
 
 
@@ -102,7 +102,7 @@ VALUES = st.one_of(st.none(), st.integers(0, MAX_MEMORY - 1))
 
 def _device(address: tuple[int, int, int, int]) -> DeviceProperties:
     domain, bus, slot, function = address
-    return evolve(FACTS, pci=f"{domain:04x}:{bus:02x}.{slot:02x}.{function:02x}")
+    return evolve(H200, pci=f"{domain:04x}:{bus:02x}.{slot:02x}.{function:02x}")
 
 
 @given(

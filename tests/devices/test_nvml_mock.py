@@ -93,8 +93,8 @@ def test_an_exported_machine_is_the_same_when_it_is_read(
     [
         ([], "the profile has keys and values"),
         ({"version": "2.0"}, "the profile's version is 1.0, not '2.0'"),
-        ({**_profile(), "gpus": []}, "a profile: pympsd does not know gpus"),
-        (_profile(colour="green"), "device 0: pympsd does not know colour"),
+        ({**_profile(), "gpus": []}, "a profile: pympsd has no meaning for gpus"),
+        (_profile(colour="green"), "device 0: pympsd has no meaning for colour"),
         (_profile(failure={"mode": "lost"}), "device 0: failure: pympsd does not have this"),
         (_profile(processes=[{"pid": 1}]), "device 0: processes: "),
         (_profile(dynamic_metrics={"power": {}}), "device 0: dynamic_metrics: "),

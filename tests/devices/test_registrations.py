@@ -82,7 +82,7 @@ def test_servers_may_share_a_device(folder: StateFolder, server: Fork) -> None:
 
 
 def test_an_exclusive_server_does_not_refuse_sharing_ones(folder: StateFolder, server: Fork) -> None:
-    """The mode was changed meanwhile, so the device may be shared again."""
+    """The mode was changed, so the device may be shared again."""
     server(alone=True)
     register(folder, UUID, alone=False).end()
 

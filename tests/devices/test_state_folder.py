@@ -212,7 +212,7 @@ def test_machines_in_short_form_share_a_folder(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return folders that stand for / with its run, tmp and etc, where a stranger has taken a name in tmp."""
+    """Return folders that stand for / with its run, tmp and etc, where another user has taken a name in tmp."""
     with tempfile.TemporaryDirectory(prefix="pympsd-test-") as path:
         root = Path(path)
         root.chmod(0o755)
@@ -232,7 +232,7 @@ def current_modes(machine: str) -> list[int]:
     return [each.attributes["COMPUTE_MODE"] for each in with_current_modes(describe(machine), machine)]
 
 
-def test_a_name_that_a_stranger_takes_in_tmp_stops_no_server_and_not_root(system: Path) -> None:
+def test_a_name_that_another_user_takes_in_tmp_stops_no_server_and_not_root(system: Path) -> None:
     assert as_user(lambda: current_modes("H200")) == "[0]", "a server can start"
     said = as_user(lambda: list_registered(state_folder_of("H200"), "GPU-x"))
     taken = f"{system}/tmp/pympsd-devices.state"
@@ -250,7 +250,7 @@ def test_a_system_folder_that_others_may_write_to_is_not_taken(system: Path) -> 
     assert state_folder_of("H200").path == f"{system}/tmp/pympsd-devices.state"
 
 
-def test_nothing_is_written_beside_a_machine_file_in_etc(system: Path) -> None:
+def test_nothing_is_written_next_to_a_machine_file_in_etc(system: Path) -> None:
     machine = system / "etc" / "machine.toml"
     machine.write_text(TOML)
     first, _ = describe(str(machine))

@@ -8,11 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace, NotAnAllocation
+from pympsd_server.backends.emulated.memory.transfers import fill
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, OutOfMemory
+from pympsd_server.backends.interface import Extent, Fill, Region, Space
 from tests.emulated.harness import BASE
 
 SIZE = 1 << 16
+
+
+TIERS = ()
 
 
 class Model(RuleBasedStateMachine):
@@ -117,3 +122,21 @@ def test_find_returns_the_allocation_around_an_address() -> None:
 def test_a_refused_reservation_raises() -> None:
     with pytest.raises(ReserveRefused, match="cannot reserve"):
         AddressSpace(BASE, 1 << 62)
+
+
+def test_zeros_in_memory_that_nobody_has_touched_take_no_pages() -> None:
+    """Programs clear pools of gigabytes first, of which they use little."""
+    size = 1 << 33
+    space = AddressSpace(BASE, size + (1 << 20))
+    address = space.allocate(size)
+    places = (5, size // 3, size - 9)
+    for place in places:
+        space.write(address + place, b"text")
+    zeros = Fill(Region(Space.DEVICE, address), 0, 1, Extent(size))
+    for _ in fill(space, zeros):
+        pass
+    assert all(space.read(address + place, 4) == bytes(4) for place in places)
+    assert space.is_untouched(address + size // 2, 1 << 20)
+    assert not space.is_untouched(address, 1 << 20)
+    assert not space.is_untouched(address, size + 1)
+    space.close()

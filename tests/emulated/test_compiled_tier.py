@@ -54,6 +54,35 @@ def test_lanes_are_pending_at_lower_blocks_while_others_escape(monkeypatch: pyte
     check_recorded(name)
 
 
+NESTED = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %outer, %inner, %n; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %i, %tid.x; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %n, 0; and.b32 %outer, %i, 7;
+OUTER: xor.b32 %inner, %i, %outer; and.b32 %inner, %inner, 3;
+INNER: add.u32 %n, %n, 1; sub.u32 %inner, %inner, 1; setp.ge.s32 %q, %inner, 0; @%q bra INNER;
+sub.u32 %outer, %outer, 1; setp.ge.s32 %q, %outer, 0; @%q bra OUTER; st.global.u32 [%a], %n; ret; }"""
+
+
+def test_lanes_that_have_left_a_loop_wait_for_those_in_a_loop_within_it() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    assert begin(device, NESTED, 1, 64, address).step(10, Never())
+    expected = [sum(((i ^ outer) & 3) + 1 for outer in range((i & 7) + 1)) for i in range(64)]
+    assert device.get(address, np.zeros(64, "u4")).tolist() == expected
+
+
+REDUCED = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %n, %c; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %i, %tid.x; ld.param.u64 %a, [p];
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; setp.lt.u32 %q, %i, 40; and.b32 %c, %i, 3; bar.red.popc.u32 %n, 0, %q;
+AGAIN: add.u32 %n, %n, %i; sub.u32 %c, %c, 1; setp.ge.s32 %q, %c, 0; @%q bra AGAIN; st.global.u32 [%a], %n; ret; }"""
+
+
+def test_a_loop_may_begin_with_the_result_of_a_barrier() -> None:
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    assert begin(device, REDUCED, 1, 64, address).step(10, Never())
+    assert device.get(address, np.zeros(64, "u4")).tolist() == [40 + i * ((i & 3) + 1) for i in range(64)]
+
+
 def begin(device: Device, ptx: str, grid: int, block: int, *arguments: Any) -> CompiledBatch:
     (batch,) = batches(device.load(HEADER + ptx), "k", three(grid), three(block), arguments)
     assert isinstance(batch, CompiledBatch)
@@ -178,7 +207,7 @@ MET: bar.sync 0; red.global.add.u32 [%a+4], 1; ret; }"""
 
 @pytest.mark.usefixtures("_no_block_goes_to_numpy")
 def test_threads_that_wait_for_a_block_with_much_work_stay_in_the_compiled_tier() -> None:
-    """The other lanes of their warps wait at a barrier meanwhile, as in a synchronisation of the grid."""
+    """The other lanes of their warps wait at a barrier, as in a synchronisation of the grid."""
     device = Device(1 << 20)
     address = device.put(np.zeros(2, "u4"))
     assert begin(device, GRID_SYNC, 300, 64, address).step(60, Never())
@@ -273,7 +302,7 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
     assert isinstance(begin_batch(module, "k", setup, first, np.zeros(8192 - first, np.int64)), CompiledBatch)
 
 
-def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
+def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:
     """Return what a kernel makes of data in each tier; the shape is its blocks and the threads of each."""
     results = []
     for tier in ("compiled", "numpy"):
@@ -406,6 +435,26 @@ def test_sequences_of_addresses_may_wrap(
                 else:
                     answers.append(device.get(address, data).tolist())
             assert answers[0] == answers[1], (shift, less)
+
+
+SMALL = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %v, %n, %s; .reg .b64 %a, %o; .reg .pred %q, %even; .shared .b32 s[8]; ld.param.u64 %a, [p];
+mov.u32 %i, %tid.x; mov.u32 %s, %tid.y; mov.u32 %n, %ntid.x; mad.lo.u32 %i, %s, %n, %i; mov.u32 %s, s;
+mad.lo.u32 %s, %i, 4, %s; mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; add.u32 %v, %i, 3; mov.u32 %n, 0;
+AGAIN: and.b32 %o32, %v, 1; setp.eq.u32 %even, %o32, 0; @%even shr.u32 %v, %v, 1; @!%even mad.lo.u32 %v, %v, 3, 1;
+add.u32 %n, %n, 1; setp.ne.u32 %q, %v, 1; @%q bra AGAIN; setp.gt.u32 %q, %n, 7; fns.b32 %v, 0xFF, %n, 1;
+@%q add.u32 %n, %n, %v; st.shared.u32 [%s], %n; bar.sync 0; ld.shared.u32 %v, [s]; add.u32 %n, %n, %v;
+st.global.u32 [%a], %n; ret; }""".replace("%n, %s;", "%n, %s, %o32;", 1)
+
+
+@pytest.mark.parametrize("block", [1, 5, 8, (2, 4)])
+def test_blocks_of_few_threads_have_short_vectors(monkeypatch: pytest.MonkeyPatch, block: Any) -> None:
+    results = _results(monkeypatch, SMALL, np.zeros(8, "u4"), (3, block))
+    np.testing.assert_array_equal(*results)
+    assert results[0][0] > 0
+    kernel = Device(1 << 20).load(HEADER + SMALL).program.kernels["k"].translation
+    text = write_text(kernel.code, kernel.offsets, kernel.shared_bytes, three(block), has_halves=True)
+    assert (text.width, len(text.escapes)) == (8, 1)
 
 
 TWO_WARPS = """.visible .entry k(.param .u64 p, .param .u32 v)

@@ -13,7 +13,9 @@ from processes import SECONDS
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
+from pympsd_server.backends.emulated.ptx.compiled_tier import selection
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, switch_tier
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
@@ -93,6 +95,20 @@ def test_a_batch_continues_as_machine_code(kind: str, grid: int, block: int) -> 
     result, steps = run(ptx, grid, block, "auto")
     assert result == expected
     assert 0 < steps < all_steps
+
+
+def test_the_exits_of_a_batch_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class CountedExits(Exits):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(selection, "Exits", CountedExits)
+    ptx = KERNEL.format(body=BODIES["barriers"])
+    assert run(ptx, 3, 80, "auto")[0] == run(ptx, 3, 80, "numpy")[0]
+    assert len(made) == 1
 
 
 ENDLESS = """.visible .entry k(.param .u64 p)

@@ -121,7 +121,7 @@ def test_single_precision_fma_is_rounded_once(cases: list[tuple[float, float, fl
 
 
 def test_single_precision_fma_where_rounding_twice_is_wrong() -> None:
-    """Products just beside half-way between two results, beyond the reach of double precision."""
+    """Products just next to half-way between two results, beyond the reach of double precision."""
     a = np.array([1 + 2**-23, 1 + 2**-12, 2**-75 * (1 + 2**-23)], "f4")
     b = np.array([2**-24 * (1 - 2**-23), 2**-24 * (1 + 2**-12), 2**-75 * (1 + 2**-20)], "f4")
     c = np.array([1.0, 1.0, 2**-127], "f4")

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: the next process runs them at once, and nothing but the user's own files is executed."""
+"""Compiled kernels on disk: the next process runs them immediately, and only the user's own files are executed."""
 
 from __future__ import annotations
 

@@ -68,8 +68,68 @@ PARAMETERS = (
         "ld.param.u32 %d, [%o]; add.u32 %m, %m, -1; setp.ge.s32 %t, %m, 3; @%t bra NEXT;"
     ),
 )
+NO_NAN = "and.b32 %a, %a, 0xbfbfbfbf; and.b32 %b, %b, 0xbfbfbfbf; and.b32 %c, %c, 0xbfbfbfbf; "
+_PAIRS = [
+    *(f"{name}.f16x2 %d, %a, %b;" for name in ("add.rn", "sub.ftz", "mul.rn", "min", "max.NaN", "mul.sat")),
+    *("fma.rn.f16x2 %d, %a, %b, %c;", "neg.f16x2 %d, %a;", "abs.ftz.f16x2 %d, %a;"),
+]
+SMALL_FLOATS = (
+    *(NO_NAN + text for text in _PAIRS),
+    *(f"{name}.bf16x2 %d, %a, %b;" for name in ("add.rn", "sub.rn", "mul.rn", "min", "max", "min.NaN")),
+    *("fma.rn.bf16x2 %d, %a, %b, %c;", "neg.bf16x2 %d, %a;", "abs.bf16x2 %d, %a;"),
+    "mov.b32 {%h, %g}, %a; fma.rn.bf16 %h, %h, %g, %h; mov.b32 %d, {%h, %h};",
+    "mov.b32 {%h, %g}, %a; setp.lt.bf16 %t, %h, %g; selp.b32 %d, 1, 2, %t;",
+    "mov.b32 {%h, %g}, %a; cvt.f32.bf16 %d, %g;",
+    *(f"cvt.rn.{kind}.f32 %d, %a, %b;" for kind in ("f16x2", "bf16x2")),
+    "cvt.rn.bf16.f32 %h, %a; mov.b32 %d, {%h, %h};",
+    *(f"cvt.{mode}.tf32.f32 %d, %a;" for mode in ("rna", "rn", "rz")),
+)
+
+
+def _multiply(shape: str, types: str, a: int, b: int, c: int, more: str = "") -> str:
+    """A product of registers that are %a, %b and %c in turn, and the sum of its results."""
+    registers = ["%a", "%b", "%c"]
+    d = [f"%f{k}" for k in range(c)]
+    groups = ["{" + ", ".join(registers[(k + by) % 3] for k in range(n)) + "}" for by, n in enumerate((a, b, c))]
+    target = "{" + ", ".join(d) + "}"
+    total = " ".join(f"mad.lo.u32 %d, %d, 3, {x};" for x in d)
+    name = f"mma.sync.aligned.{shape}.row.col{more}.{types}"
+    return f"{NO_NAN}{name} {target}, {groups[0]}, {groups[1]}, {groups[2]}; {total}"
+
+
+_FRAGMENT = "{%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}"
+_OTHER = "{%u0, %u1, %u2, %u3, %u4, %u5, %u6, %u7}"
+_SUMS = "{%e0, %e1, %e2, %e3, %e4, %e5, %e6, %e7}"
+_PLACE = (
+    "shl.b32 %m, %i, 4; mov.u32 %at, s; add.u32 %m, %m, %at; cp.async.cg.shared.global [%m], [%p], 16; "
+    "cp.async.wait_all; bar.sync 0; shr.u32 %at, %i, 5; shl.b32 %at, %at, 9; mov.u32 %m, s; add.u32 %at, %at, %m; "
+)
+_TOTAL = " ".join(f"mad.lo.u32 %d, %d, 3, %e{k};" for k in range(8))
+MATRICES = (
+    _multiply("m16n8k16", "f32.f16.f16.f32", 4, 2, 4),
+    _multiply("m16n8k16", "f32.bf16.bf16.f32", 4, 2, 4),
+    _multiply("m16n8k16", "f16.f16.f16.f16", 4, 2, 2),
+    _multiply("m16n8k8", "f32.tf32.tf32.f32", 4, 2, 4),
+    _multiply("m16n8k32", "f32.e4m3.e5m2.f32", 4, 2, 4),
+    _multiply("m16n8k32", "s32.s8.u8.s32", 4, 2, 4, ".satfinite"),
+    (
+        "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32.xor.popc {%f0, %f1}, {%a}, {%b}, {%c, %a}; "
+        "xor.b32 %d, %f0, %f1;"
+    ),
+    f"{_PLACE} shl.b32 %m, %i, 4; mov.u32 %at, s; add.u32 %at, %at, %m; "
+    "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%e0, %e1, %e2, %e3}, [%at]; "
+    "movmatrix.sync.aligned.m8n8.trans.b16 %e4, %e3; mov.b32 %e5, 0; mov.b32 %e6, 0; mov.b32 %e7, 0; " + _TOTAL,
+    f"{_PLACE} wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {_FRAGMENT}, [%at], 16; "
+    f"wmma.load.b.sync.aligned.row.m16n16k16.shared.f16 {_OTHER}, [%at], 16; "
+    f"wmma.mma.sync.aligned.row.row.m16n16k16.f16.f16 {{%e0, %e1, %e2, %e3}}, {_FRAGMENT}, {_OTHER}, "
+    "{%a, %b, %c, %a}; bar.sync 0; "
+    "wmma.store.d.sync.aligned.col.m16n16k16.shared.f16 [%at], {%e0, %e1, %e2, %e3}, 16; bar.sync 0; "
+    "shl.b32 %m, %i, 4; mov.u32 %at, s; add.u32 %at, %at, %m; ld.shared.v4.u32 {%e4, %e5, %e6, %e7}, [%at]; "
+    + _TOTAL,
+)
 KERNEL = """.visible .entry k(.param .u64 p, .param .u64 q, .param .align 8 .b8 table[36])
 {{ .reg .b32 %a, %b, %c, %d, %i, %m; .reg .b64 %x, %y, %w, %p, %q, %o; .reg .b16 %h, %g; .reg .pred %t;
+.reg .b32 %e<8>, %f<8>, %u<8>, %at; .shared .align 16 .b8 s[8192];
 mov.u32 %i, %tid.x; ld.param.u64 %p, [p]; ld.param.u64 %q, [q]; mul.wide.u32 %o, %i, 16; add.s64 %p, %p, %o;
 ld.global.u32 %a, [%p]; ld.global.u32 %b, [%p+4]; ld.global.u32 %c, [%p+8];
 mov.b64 %x, {{%a, %c}}; mov.b64 %y, {{%b, %a}}; mul.wide.u32 %o, %i, 8; add.s64 %q, %q, %o;
@@ -95,10 +155,13 @@ def run_all(instructions: tuple[str, ...], words: np.ndarray[Any, Any], threads:
     return device.get(target, out).tolist()
 
 
-def check(monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], threads: int = COUNT) -> None:
+def check(
+    monkeypatch: pytest.MonkeyPatch, instructions: tuple[str, ...], threads: int = COUNT, mask: int = 2**32 - 1
+) -> None:
     rng = np.random.default_rng(5)
     words = rng.integers(0, 2**32, (COUNT, 4), "u4")
     words[: COUNT // 2] = rng.choice(np.array(EDGES, "u4"), (COUNT // 2, 4))
+    words &= np.uint32(mask)
     results = []
     for tier in ("numpy", "compiled"):
         monkeypatch.setenv("PYMPSD_TIER", tier)
@@ -136,3 +199,12 @@ def test_an_index_outside_of_the_parameters(monkeypatch: pytest.MonkeyPatch, ind
             run_all((load,), np.full((COUNT, 4), 40, "u4"), COUNT)
         faults.append(str(caught.value))
     assert faults[0] == faults[1]
+
+
+def test_small_floats_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(monkeypatch, SMALL_FLOATS)
+
+
+def test_matrices_and_asynchronous_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words are matrices whose sums are not exact."""
+    check(monkeypatch, MATRICES, mask=0xBFBFBFBF)

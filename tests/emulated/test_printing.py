@@ -57,6 +57,15 @@ def printed(form: str | bytes, *values: int | float | str, threads: int = 1) -> 
     return text, int(device.get(out, np.zeros(threads, "i4"))[0])
 
 
+def test_a_compiler_may_declare_no_result() -> None:
+    text = (HEADER + PRINT).replace("(.param .b32 result) vprintf", "vprintf").replace("(back), vprintf", "vprintf")
+    device = Device(1 << 24)
+    module = LoadedModule(load_program(text.encode()), device.space)
+    form, out = device.put(np.frombuffer(b"once\n\0", "u1")), device.put(np.zeros(1, "i4"))
+    device.launch(module, "show", 1, 1, form, form, out)
+    assert module.facilities.output.take() == (b"once\n", b"")
+
+
 BIG = 2**40 + 5
 
 

@@ -191,7 +191,7 @@ def test_trailing_nul_bytes_are_fine() -> None:
     assert program.kernels["k"].target == 80
 
 
-def test_facts_of_a_kernel() -> None:
+def test_properties_of_a_kernel() -> None:
     program = load_program(
         (
             HEADER + ".const .align 4 .b32 c[3] = {1, 2, 3};\n"

@@ -189,7 +189,7 @@ def test_spin_lock_admits_every_thread() -> None:
 
 
 def test_grid_wide_barrier_when_batches_take_turns() -> None:
-    """Every CTA adds one and spins until all have: it needs all batches to go on."""
+    """Every CTA adds one and spins until all have: it needs all batches to continue."""
     text = """ld.param.u64 %d0, [out]; mov.u32 %r0, %nctaid.x; mov.u32 %r1, %tid.x; setp.ne.u32 %p0, %r1, 0;
       @%p0 bra JOIN; red.global.add.u32 [%d0], 1;
     SPIN: ld.acquire.gpu.global.u32 %r2, [%d0]; setp.lt.u32 %p1, %r2, %r0; @%p1 bra SPIN;

@@ -193,7 +193,7 @@ def test_addresses_have_64_bits(machine: Machine, form: str, below: int, stride:
 
 
 def test_dynamic_shared_memory_is_aligned_as_declared(machine: Machine) -> None:
-    """The static memory before it has 8 bytes; a box may lie in it at once."""
+    """The static memory before it has 8 bytes; a box may lie in it immediately."""
     instruction = load_instruction(2).replace("[%r2]", "[%r12]")
     body = "mov.u32 %r12, dynamic;\n" + LOAD.replace("INSTRUCTION", instruction)
     text = kernel(body + COPY_OUT.replace("%r4, %r2, %r3", "%r4, %r12, %r3").replace("16384", "2048"))
@@ -252,7 +252,7 @@ def test_im2col_stores_have_no_offsets(machine: Machine) -> None:
 
 @frozen
 class Fault:
-    """What is wrong with a load, and what is said of it."""
+    """What is wrong with a load, and what is reported of it."""
 
     error: type[DeviceFault]
     words: str

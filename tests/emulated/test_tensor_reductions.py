@@ -55,7 +55,7 @@ def test_a_reduction_of_bfloats(machine: Machine) -> None:
 
 
 def test_sums_of_floats(machine: Machine) -> None:
-    """Subnormal numbers are flushed by the types that say so, TF32 is added as it is, and there is one NaN."""
+    """Subnormal numbers are flushed by the types that report it, TF32 is added as it is, and there is one NaN."""
     old = np.array([0x00000001, 0x80000001, 0x00800000, 0x3F800001, 0x7F800000, 0xFFC00001, 0, 0], "u4")
     added = np.array([0x00000002, 0x80000002, 0x80800001, 0x00000001, 0xFF800000, 0x3F800000, 0, 0], "u4")
     kept = [0x00000003, 0x80000003, 0x80000001, 0x3F800001, 0x7FFFFFFF, 0x7FFFFFFF, 0, 0]

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from pympsd.wire.texture_object import BYTES, PACKED, Flag, Kind, Level, Sampling, TextureObject, pack, unpack
+from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed, MisalignedAddress
+from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device
 
 U8, U16, U32, S8, S16, S32, F16, F32 = 0x01, 0x02, 0x03, 0x08, 0x09, 0x0A, 0x10, 0x20
@@ -88,7 +90,7 @@ def elements(format: int, shape: tuple[int, ...]) -> Any:
 
 
 def one_index(index: int, size: int, mode: int) -> int | None:
-    """The element that an index means, None for the border: as the programming guide says it."""
+    """The element that an index means, None for the border: as the programming guide states it."""
     if mode == WRAP:
         return index % size
     if mode == MIRROR:
@@ -251,7 +253,7 @@ def test_levels(machine: Machine, linear: bool) -> None:
 
 @pytest.mark.parametrize("layered", [False, True])
 def test_cubes(machine: Machine, layered: bool) -> None:
-    """The face is that of the longest part of the direction, and the rest says where on it."""
+    """The face is that of the longest part of the direction, and the rest reports where on it."""
     data = elements(F32, (12 if layered else 6, 4, 4, 1))
     texture = machine.object(F32, 1, machine.array(data))
     directions = np.random.default_rng(5).uniform(-3, 3, (80, 3)).astype("f4")
@@ -336,7 +338,8 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
         + ("cvt.u32.u16 %r0, %h0;" if size < 4 else ""),
         "{%r0, %r0, %r0, %r0}",
     )
-    x, y, z = np.meshgrid(range(-1, 4), range(-1, 5), range(-1, 4), indexing="ij")
+    # No thread reads what another one writes.
+    x, y, z = np.meshgrid([-5, 0, 1, 2, 3], range(-1, 5), range(-1, 4), indexing="ij")
     given = np.stack([x.ravel() * size, y.ravel(), z.ravel(), z.ravel()], 1).astype("i4")
     got = machine.run(text, surface, given)[:, 0]
     expected, after = [], data.copy()
@@ -366,6 +369,37 @@ def test_vectors_of_surfaces(machine: Machine) -> None:
     text = module("suld.b.2d.v4.b32.clamp {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
     given = np.array([[99, 99, 0, 0], [-8, -1, 0, 0], [1 << 30, 0, 0, 0]], "i4")
     assert machine.run(text, surface, given)[:, 0].tolist() == [12, 0, 3]
+
+
+SAMPLES = """mov.u32 %r11, 0; mov.f32 %f7, 0f00000000;
+AGAIN: tex.2d.v4.f32.f32 {%f4, %f5, %f6, %f7}, [%d1, {%f0, %f1}]; add.f32 %f0, %f0, %f4;
+fma.rn.f32 %f1, %f5, %f6, %f1; add.f32 %f1, %f1, %f7;
+add.u32 %r11, %r11, 1; setp.lt.u32 %p, %r11, 3; @%p bra AGAIN;"""
+SAMPLED = "{%f4, %f5, %f6, %f7}"
+
+
+@pytest.mark.parametrize("tier", ["compiled"], indirect=True)
+def test_a_sample_in_a_loop_is_compiled(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the NumPy tier's bits, and escapes only where C leaves the work to that: here for mipmaps."""
+    escapes = []
+    original = CompiledBatch._escape
+    monkeypatch.setattr(CompiledBatch, "_escape", lambda *them: (escapes.append(1), original(*them))[1])
+    given = np.random.default_rng(5).uniform(-9, 9, (250, 4)).astype("f4")
+    given[:5, 0] = (np.nan, np.inf, -np.inf, 1e30, 2.5)
+    for format, channels, filter, modes, flags in product(
+        (U8, S16, F16, F32), (1, 4), (0, 1), ((0, 2, 0), (1, 3, 0)), (0, 2)
+    ):
+        level = machine.array(elements(format, (1, 6, 5, channels)))
+        texture = machine.object(format, channels, level, filter=filter, address_modes=modes, flags=flags)
+        results = []
+        for tier in ("compiled", "numpy"):
+            use_tier(monkeypatch, tier)
+            results.append(machine.run(module(SAMPLES, SAMPLED), texture, given))
+        np.testing.assert_array_equal(*results)
+    assert not escapes
+    use_tier(monkeypatch, "compiled")
+    machine.run(module(SAMPLES, SAMPLED), machine.object(F32, 1, level, level), given)
+    assert escapes
 
 
 def test_accesses_that_fault(machine: Machine) -> None:

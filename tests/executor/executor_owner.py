@@ -85,8 +85,8 @@ class ExecutorOwner:
         """Send it its device; return its first message."""
         build = changes.get("build", current_build())
         backend = changes.get("backend", "emulated")
-        facts = device or describe("H200")[0]
-        self.send(ExecutorSetup(build, changes.get("ordinal", 0), GENERATION, backend, facts))
+        properties = device or describe("H200")[0]
+        self.send(ExecutorSetup(build, changes.get("ordinal", 0), GENERATION, backend, properties))
         return self.receive()[0]
 
     def ready(self, device: DeviceProperties | None = None) -> ExecutorOwner:
@@ -189,7 +189,7 @@ class ExecutorOwner:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def close(self) -> None:
-        """End the link, which must end the executor; kill it if it does not, and say so."""
+        """End the link, which must end the executor; kill it if it does not, and report it."""
         for client in self._clients:
             client.close()
         self.link.close()

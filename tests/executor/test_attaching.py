@@ -111,7 +111,7 @@ def test_a_limit_below_the_cost_of_a_context_is_refused(executor: ExecutorOwner)
     assert f"limit is {1 << 20} bytes" in answer.reason
 
 
-def test_detached_contexts_free_their_memory_and_their_serial(executor: ExecutorOwner) -> None:
+def test_detached_contexts_free_their_memory_and_their_id(executor: ExecutorOwner) -> None:
     client = executor.attach(context=1)
     executor.ask(Attach, **executor.request(1, 2, False))
     before, _ = client.memory_info()
@@ -119,7 +119,7 @@ def test_detached_contexts_free_their_memory_and_their_serial(executor: Executor
     assert client.memory_info()[0] == before - (1 << 30)
     assert isinstance(executor.detach(2), ExecutorDone)
     assert client.memory_info()[0] > before  # the context's own cost came back too
-    # What was on its way meanwhile, and what never was one.
+    # What was on its way, and what never was one.
     assert client.call("ALLOCATE", 512, context=2).result == Result.ERROR_CONTEXT_IS_DESTROYED
     assert client.call("ALLOCATE", 512, context=3).result == Result.ERROR_INVALID_CONTEXT
     assert executor.detach(2).code == Result.ERROR_INVALID_CONTEXT
@@ -176,7 +176,7 @@ def test_it_volunteers_to_the_out_of_memory_killer(executor: ExecutorOwner) -> N
     assert Path(f"/proc/{executor.process.pid}/oom_score_adj").read_text() == "1000\n"
 
 
-def test_a_poisoned_context_is_reported_once(executor: ExecutorOwner) -> None:
+def test_a_faulted_context_is_reported_once(executor: ExecutorOwner) -> None:
     client = executor.attach(context=4)
     module, layout = client.load()
     names = [function.name for function in layout.functions]

@@ -12,7 +12,7 @@ from pympsd_server.executor.requests.backpressure import HALF_OF_MAX, MAX_UNFINI
 
 @define(eq=False)
 class FakeStream:
-    """A stream whose work ends when the test says so."""
+    """A stream whose work ends when the test decides."""
 
     done: list[Any] = field(factory=list)
 

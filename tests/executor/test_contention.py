@@ -122,7 +122,7 @@ def test_a_high_stream_below_normal_does_not_overtake_a_normal_default_stream(
     ours = batches_of(executor, below.context)
     assert {(batch.priority, batch.kernel) for batch in ours} == {(1, "work")}
     meanwhile = [batch for batch in ours if first < batch.sequence < last]
-    # One turn for sixteen is what it has beside a normal one: little, but something.
+    # One turn for sixteen is what it has next to a normal one: little, but something.
     assert 1 <= len(meanwhile) <= len(theirs) // 4
     # The first came only when the normal one had gone first, and again.
     assert meanwhile[0].sequence > theirs[2].sequence

@@ -1,4 +1,4 @@
-"""How errors travel: at once, deferred to the next waiting call, or sticky."""
+"""How errors travel: immediately, deferred to the next waiting call, or sticky."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UNKNOWN_INSTRUCTION = HEADER + ".visible .entry f() { .reg .b32 %r<2>; frobnicat
 
 
 def test_an_unanswered_records_error_comes_with_the_next_call_once(client: RawClient) -> None:
-    stranger = client.handle()
-    client.send("DESTROY_STREAM", stranger)
+    unknown_handle = client.handle()
+    client.send("DESTROY_STREAM", unknown_handle)
     client.send("FILL", 0, 0, 0, 1, 1, 0, 1)
     answer = client.call("ALLOCATE", 512)
     assert answer.result == Result.ERROR_INVALID_HANDLE
-    assert f"{stranger:#x}" in answer.reason
+    assert f"{unknown_handle:#x}" in answer.reason
     assert answer.flags == 0
     client.good("SYNCHRONIZE_CONTEXT")
 

@@ -25,7 +25,7 @@ class FakeEvent:
     """An event that is done."""
 
     def notify(self, done: Any) -> None:
-        """Call back at once."""
+        """Call back immediately."""
         done(None)
 
 

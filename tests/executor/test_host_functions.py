@@ -126,15 +126,15 @@ def test_a_token_is_pending_once(client: RawClient) -> None:
 
 
 def test_a_strangers_token_releases_nothing(executor: ExecutorOwner) -> None:
-    client, stranger = executor.attach(client=1, context=1), executor.attach(client=2, context=3)
+    client, other_client = executor.attach(client=1, context=1), executor.attach(client=2, context=3)
     executor.ask(Attach, **executor.request(1, 2, False))
     begun(client, 0, 1)
-    stranger.send("HOST_FUNCTION_DONE", 1)
-    assert stranger.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_INVALID_HANDLE
-    stranger.send("HOST_FUNCTION_DONE", 1, context=1)  # a context that is not its own
+    other_client.send("HOST_FUNCTION_DONE", 1)
+    assert other_client.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_INVALID_HANDLE
+    other_client.send("HOST_FUNCTION_DONE", 1, context=1)  # a context that is not its own
     client.send("HOST_FUNCTION_DONE", 1, context=2)  # another context of the same client
     assert client.call("SYNCHRONIZE_CONTEXT", context=2).result == Result.ERROR_INVALID_HANDLE
-    stranger.good("SYNCHRONIZE_CONTEXT")
+    other_client.good("SYNCHRONIZE_CONTEXT")
     assert pending(client, 0)
 
 

@@ -23,7 +23,7 @@ EDGES = (0, 1, 2, 15, 16, 4096, 1 << 24, 1 << 32, (7 << 40) + 16, (7 << 40) + 17
 
 
 class Pair:
-    """A bad client beside a good one, whose work is checked after every attack.
+    """A bad client next to a good one, whose work is checked after every attack.
 
     No attrs class: hypothesis would print all that is inside.
     """
@@ -36,7 +36,7 @@ class Pair:
 
     @contextmanager
     def bad_client(self) -> Iterator[RawClient]:
-        """Another client, dropped at the end; an attack may have poisoned its context, but no other."""
+        """Another client, dropped at the end; an attack may have faulted its context, but no other."""
         client = self.executor.attach(client=1, context=1)
         try:
             yield client

@@ -1,4 +1,4 @@
-"""Many clients at once: every one gets its own results, and an even share."""
+"""Many clients at the same time: every one gets its own results, and an even share."""
 
 from __future__ import annotations
 

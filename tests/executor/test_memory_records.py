@@ -70,12 +70,12 @@ def test_a_memory_limit_holds_and_is_what_the_client_sees(executor: ExecutorOwne
 def test_contexts_of_a_process_reach_each_others_memory_other_processes_do_not(executor: ExecutorOwner) -> None:
     client = executor.attach(client=1, context=1)
     executor.ask(Attach, **executor.request(1, 2, False))
-    stranger = executor.attach(client=2, context=3)
+    other_client = executor.attach(client=2, context=3)
     address = client.allocate(64)
     client.write(address, b"x" * 64)
     client.good("COPY_FROM_DEVICE", 0, address, 0, 64, context=2)
     assert client.memory[:64] == b"x" * 64
-    assert stranger.call("COPY_FROM_DEVICE", 0, address, 0, 64).result == VALUE
+    assert other_client.call("COPY_FROM_DEVICE", 0, address, 0, 64).result == VALUE
     assert client.call("FREE", address, context=2).result == VALUE
 
 

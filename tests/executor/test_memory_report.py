@@ -23,7 +23,7 @@ Start = Callable[..., ExecutorOwner]
 
 
 class Reports:
-    """An executor that reports, and what it said last."""
+    """An executor that reports, and what it reported last."""
 
     def __init__(self, owner: ExecutorOwner) -> None:
         self.owner = owner

@@ -42,10 +42,10 @@ def shortage(executor: ExecutorOwner) -> MemoryShort:
 
 def test_it_is_tried_again_when_memory_was_freed(executor: ExecutorOwner, guaranteed: RawClient) -> None:
     sequence = guaranteed.send("ALLOCATE", COUNT)
-    asked = shortage(executor)
+    report = shortage(executor)
     executor.send(DropClient(request=50, client=1))
     assert executor.receive()[0] == ExecutorDone(50)
-    executor.send(RoomMade(asked.request, freed=True))
+    executor.send(RoomMade(report.request, freed=True))
     assert guaranteed.answer(sequence).result == Result.SUCCESS
 
 

@@ -28,7 +28,7 @@ SECONDS = 30.0
 
 
 def mapped_pieces(executor: ExecutorOwner) -> int:
-    """How many pieces the executor has mapped at their own addresses, beside the clients' address spaces."""
+    """How many pieces the executor has mapped at their own addresses, next to the clients' address spaces."""
     lines = Path(f"/proc/{executor.process.pid}/maps").read_text().splitlines()
     starts = [int(line.partition("-")[0], 16) for line in lines if "memfd:pympsd-pinned" in line]
     return sum(mapped_window_of(0) <= start < window_of(1) for start in starts)
@@ -91,8 +91,8 @@ def test_copies_keep_the_order_of_their_stream(client: RawClient) -> None:
 
 
 def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner, client: RawClient) -> None:
-    stranger = executor.attach(client=2, context=2)
-    foreign, foreign_bytes = stranger.allocate_pinned(2 * PAGE)
+    other_client = executor.attach(client=2, context=2)
+    foreign, foreign_bytes = other_client.allocate_pinned(2 * PAGE)
     foreign_bytes[:] = b"f" * (2 * PAGE)
     own, own_bytes = client.allocate_pinned(2 * PAGE)
     freed, freed_bytes = client.allocate_pinned(2 * PAGE)
@@ -129,11 +129,11 @@ def test_the_devices_own_addresses_are_checked_too(client: RawClient) -> None:
 
 
 def test_only_its_owner_frees_memory_and_once(executor: ExecutorOwner, client: RawClient) -> None:
-    stranger = executor.attach(client=2, context=2)
+    other_client = executor.attach(client=2, context=2)
     address, _ = client.allocate_pinned(PAGE)
     for wrong in (address + 1, address + PAGE, 0, 2**64 - 1):
         assert client.free_pinned(wrong).result == VALUE
-    assert stranger.free_pinned(address).result == VALUE
+    assert other_client.free_pinned(address).result == VALUE
     assert client.free_pinned(address).result == 0
     again = client.free_pinned(address)
     assert again.result == VALUE
@@ -289,7 +289,7 @@ def test_bodies_of_any_length_are_read_or_refused(client: RawClient) -> None:
     assert client.call("FREE_PINNED", address, context=12345).result == 0, "whatever context it names"
 
 
-def test_a_poisoned_context_frees_and_copies_nothing_more(executor: ExecutorOwner, client: RawClient) -> None:
+def test_a_faulted_context_frees_and_copies_nothing_more(executor: ExecutorOwner, client: RawClient) -> None:
     address, memory = client.allocate_pinned(PAGE)
     data = client.allocate(PAGE)
     module, _ = client.load()

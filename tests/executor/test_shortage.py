@@ -1,4 +1,4 @@
-"""An executor without memory: the call or the context that wanted it fails, its neighbours go on."""
+"""An executor without memory: the call or the context that wanted it fails, its neighbours continue."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_kernel_without_host_memory_poisons_only_its_own_context(
     assert "no host memory left" in answer.reason
     assert computes(*neighbour, 2)
     memory_again(executor)
-    # It is not reported to the server, which would poison the neighbours' contexts for it.
+    # It is not reported to the server, which would fault the neighbours' contexts for it.
     assert not readable(executor.link, 0)
     assert isinstance(executor.drop(1), ExecutorDone)
     again = executor.attach(client=3, context=3)

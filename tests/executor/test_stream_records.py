@@ -15,7 +15,7 @@ HANDLE, VALUE, NOT_READY = Result.ERROR_INVALID_HANDLE, Result.ERROR_INVALID_VAL
 
 
 def deferred_error(client: RawClient) -> int:
-    """Return the error that the records so far left behind."""
+    """Return the error that the records until now left behind."""
     return client.call("SYNCHRONIZE_CONTEXT").result
 
 

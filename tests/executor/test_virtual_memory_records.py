@@ -104,7 +104,7 @@ def test_mistakes(client: RawClient) -> None:
     client.good("RELEASE_MEMORY", handle)
     assert client.call("RELEASE_MEMORY", handle).result == Result.ERROR_INVALID_HANDLE
     assert client.read(AREA, 4) == bytes(4)
-    assert client.call("FREE", AREA).result == VALUE, "it is no allocation"
+    assert client.call("FREE", AREA).result == VALUE, "it is not an allocation"
     client.good("UNMAP_MEMORY", AREA, MAPPING_GRANULE)
 
 

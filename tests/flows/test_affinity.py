@@ -35,7 +35,7 @@ def test_servers_and_executors_inherit_the_daemons_affinity(
         for pid in (daemon.pid, server, executor):
             # Each of its threads: those of the compute libraries too.
             for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile
+                with contextlib.suppress(ProcessLookupError):  # a thread that ended
                     assert os.sched_getaffinity(int(thread)) == {cpu}, (pid, thread)
         assert os.sched_getaffinity(client.pid) == os.sched_getaffinity(0), "the client is its own user's to place"
     finally:

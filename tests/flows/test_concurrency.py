@@ -1,4 +1,4 @@
-"""Many user interfaces at once: whatever a hundred of them do, the others are answered."""
+"""Many user interfaces at the same time: whatever a hundred of them do, the others are answered."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_c3_a_caller_that_writes_and_closes_later(daemon: DaemonProcess) -> None
     assert process.returncode == 0
 
 
-def test_c3_with_stdin_closed_nothing_is_asked(daemon: DaemonProcess) -> None:
+def test_c3_with_stdin_closed_there_is_no_request(daemon: DaemonProcess) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"exec {PYMPSD} <&-"],
         env=daemon.environment,
@@ -145,7 +145,7 @@ LIMIT = ("--timeout", "3")
 """The tool's own bound: exit status 2 when the daemon says nothing for this long (some callers kill it after 3 s)."""
 
 
-def asked_in_time(daemon: DaemonProcess, text: str) -> str:
+def ask_in_time(daemon: DaemonProcess, text: str) -> str:
     done = daemon.run([*LIMIT], text)
     if done.returncode == 2:
         # The whole machine may have stood still for so long, once.
@@ -156,12 +156,12 @@ def asked_in_time(daemon: DaemonProcess, text: str) -> str:
 
 def test_c5_answers_while_a_server_initialises(daemon: DaemonProcess) -> None:
     daemon.say("start_server -uid 0")
-    asked = 0
+    requests = 0
     while not any(line.endswith(": Ready") for line in daemon.log()):
-        assert asked_in_time(daemon, "get_server_list")
-        asked += 1
-        assert asked < 1000
-    assert asked_in_time(daemon, "get_server_list")
+        assert ask_in_time(daemon, "get_server_list")
+        requests += 1
+        assert requests < 1000
+    assert ask_in_time(daemon, "get_server_list")
 
 
 @pytest.mark.long
@@ -176,7 +176,7 @@ def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: 
         quitting.stdin.close()
         wait_until(lambda: any("will not shutdown" in line for line in daemon.log()), "the quit")
         for _ in range(10):
-            said = asked_in_time(daemon, "get_server_list\nps\nget_default_client_priority")
+            said = ask_in_time(daemon, "get_server_list\nps\nget_default_client_priority")
             assert len(said.splitlines()) == 4
         assert quitting.poll() is None
         client.end(signal.SIGKILL)
@@ -190,7 +190,7 @@ def test_c5_answers_while_a_server_is_stopped(daemon: DaemonProcess, make_client
     daemon.hear_out()
     os.kill(server, signal.SIGSTOP)
     try:
-        assert asked_in_time(daemon, f"ps\nget_client_list {server}\nget_device_client_list").count("\n") == 5
+        assert ask_in_time(daemon, f"ps\nget_client_list {server}\nget_device_client_list").count("\n") == 5
     finally:
         os.kill(server, signal.SIGCONT)
 
@@ -300,7 +300,7 @@ def test_c12_a_pipe_directory_that_is_a_bind_mount(make_daemon: MakeDaemon) -> N
 
 
 def test_c12_a_pipe_directory_on_dev_shm(make_daemon: MakeDaemon) -> None:
-    # Tests beside this one look there for what has the product's name.
+    # Tests next to this one look there for what has the product's name.
     path = Path(f"/dev/shm/test-pipe-{os.getpid()}")
     path.mkdir(mode=0o755)
     try:

@@ -48,7 +48,7 @@ def waits(daemon: DaemonProcess, client: ClientProcess, count: int) -> None:
 
 
 def goes_on(daemon: DaemonProcess, client: ClientProcess) -> bool:
-    """Whether a client was asked to go on without MPS."""
+    """Whether a client was asked to continue without MPS."""
     return any(line.startswith(f"Client {client.pid} ") and "without MPS" in line for line in daemon.log())
 
 

@@ -1,4 +1,4 @@
-"""Running out of file descriptors, in each process: one request fails and says what to do, all else goes on."""
+"""Running out of file descriptors, in each process: one request fails and reports what to do, all else continues."""
 
 from __future__ import annotations
 

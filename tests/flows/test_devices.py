@@ -83,7 +83,7 @@ def test_a_client_that_sees_nothing_is_logged_as_recorded(make_daemon: MakeDaemo
 
 
 @pytest.mark.parametrize("ready", [(), ("-q",), ("--ready-devices",)])
-def test_devices_can_be_asked_for_with_no_server(make_daemon: MakeDaemon, ready: tuple[str, ...]) -> None:
+def test_devices_can_be_listed_without_a_server(make_daemon: MakeDaemon, ready: tuple[str, ...]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start("-d", *ready).returncode == 0
     title, _, *rows = daemon.say("device_query --csv").splitlines()
@@ -92,7 +92,7 @@ def test_devices_can_be_asked_for_with_no_server(make_daemon: MakeDaemon, ready:
 
 
 def refusal(node: Node) -> list[str]:
-    """Check that a client gets no server; return what server.log says from the failure on."""
+    """Check that a client gets no server; return what server.log reports from the failure on."""
     daemon = node.daemon("a")
     client = node.client(daemon)
     assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -127,7 +127,7 @@ def test_a_prohibited_device_is_refused(node: Callable[[str], Node]) -> None:
     assert "compute mode PROHIBITED" in said
 
 
-def test_an_old_device_beside_a_newer_one_is_not_there(node: Callable[[str], Node]) -> None:
+def test_an_old_device_next_to_a_newer_one_is_not_there(node: Callable[[str], Node]) -> None:
     one = node('[[device]]\ncompute_capability = "3.0"\n[[device]]\nprofile = "V100"\n')
     daemon = one.daemon("a")
     client = one.client(daemon).connect()

@@ -37,7 +37,7 @@ class Second:
         return done
 
     def is_refused(self, place: str, *words: str, uid: int = 0) -> bool:
-        """Whether it is refused as the directory's own, and says whose it is."""
+        """Whether it is refused as the directory's own, and reports whose it is."""
         done = self.start(place, *words, uid=uid)
         server, _, namespace = place.partition("/")
         which = f"namespace '{namespace}' of server '{server}'" if namespace else f"server '{server}'"

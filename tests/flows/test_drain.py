@@ -242,7 +242,7 @@ def test_the_drivers_server_is_drained_and_released(start_driver_daemon: Callabl
         assert program.ask("ctx 0") == "ctx CUDA_SUCCESS"
         with draining(daemon, "--all", "--release") as begun:
             assert first_line(begun).startswith("Draining --all: 2 clients are running")
-            assert program.ask("ctx 0") == "ctx CUDA_SUCCESS", "a further connection of a client is no new client"
+            assert program.ask("ctx 0") == "ctx CUDA_SUCCESS", "a further connection of a client is not a new client"
             program.exit()
             assert first_line(begun) == f"Client {program.pid} of user 0 on server uid_0: finished.\n"
             late.send("init")

@@ -22,7 +22,7 @@ from fake_mps.visitor import TOOL, Visitor, visitor
 from processes import SECONDS, DaemonProcess, wait_until
 
 USER, OTHER = 65534, 1000
-MUTE = 1000
+SILENT_CONNECTIONS = 1000
 SUCCESS = "CUDA_SUCCESS"
 PIDFD = "anon_inode:[pidfd]"
 PROMPT = SECONDS / 6
@@ -72,7 +72,7 @@ def _nothing_leaks_in_the_daemon(daemon: DaemonProcess) -> Iterator[None]:
     yield
 
     def is_as_before() -> bool:
-        # Both at once: a server that is being started has no PID yet, and is in no list.
+        # Both at the same time: a server that is being started has no PID yet, and is in no list.
         return _has_no_servers(daemon) and len(descriptors(daemon)) <= len(before)
 
     try:
@@ -94,7 +94,7 @@ def _has_no_servers(daemon: DaemonProcess) -> bool:
 
 
 def serves(daemon: DaemonProcess, uid: int = USER, delay: float = 0.0) -> None:
-    """A program and an operator are served at once, or after a delay that is known (seconds)."""
+    """A program and an operator are served immediately, or after a delay that is known (seconds)."""
     began = time.monotonic()
     with DriverClient.start(daemon.directory / "pipe", uid=uid) as client:
         client.connect()
@@ -112,19 +112,19 @@ def has_logged(daemon: DaemonProcess, text: str) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("name", ["control", "control_privileged"])
 def test_somebody_who_never_speaks_disturbs_nobody(daemon: DaemonProcess, name: str) -> None:
-    with visitor(control(daemon, name)) as mute:
+    with visitor(control(daemon, name)) as silent:
         serves(daemon)
-        assert mute.is_silent()
+        assert silent.is_silent()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("said", [0, 1])
 def test_somebody_who_stops_speaking_is_closed_after_a_while(daemon: DaemonProcess, said: int) -> None:
-    with visitor(control(daemon)) as mute:
+    with visitor(control(daemon)) as silent:
         if said:
-            mute.introduce()
+            silent.introduce()
         began = time.monotonic()
-        assert mute.is_closed()
+        assert silent.is_closed()
         assert HELLO_SECONDS / 2 < time.monotonic() - began < 2 * HELLO_SECONDS
 
 
@@ -212,7 +212,7 @@ def test_descriptors_that_are_sent_along_are_closed(daemon: DaemonProcess, name:
             for line in (b"get_server_list", b"foo"):
                 here.say(struct.pack("<q", len(line) + 2), line + b"\n\0", fds=[write] * count)
             wait_until(has_logged(daemon, "Cmd:foo"))
-            assert len(descriptors(daemon)) <= before + 1, "they are closed at once, not at the end of the session"
+            assert len(descriptors(daemon)) <= before + 1, "they are closed before the session ends"
             here.say(bytes(8), fds=[write] * count)
             assert here.answers() == [b'Unknown command "foo"']
         os.close(write)
@@ -268,7 +268,7 @@ def test_a_length_that_is_none(daemon: DaemonProcess, length: bytes) -> None:
 def test_a_length_of_too_many_bytes(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
         here = tool(daemon, stack)
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may close at once
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may close immediately
             here.say(struct.pack("<q", 17) + b"junk", b"get_server_list\n\0", bytes(8))
         heard = here.hear()
         assert heard in (b"", struct.pack("<ii", 1, 0))
@@ -316,9 +316,9 @@ def test_an_operator_who_does_not_read(daemon: DaemonProcess) -> None:
 
 def test_a_user_may_not_do_what_an_operator_may(daemon: DaemonProcess) -> None:
     """At control any user may be a tool; the uid is the kernel's."""
-    asked = "import sys; sys.path.insert(0, sys.argv[1])\n" + _FOREIGN_TOOL
+    program = "import sys; sys.path.insert(0, sys.argv[1])\n" + _FOREIGN_TOOL
     support = Path(__file__).parents[1] / "support"
-    done = _as_user(asked, str(support), str(control(daemon)))
+    done = _as_user(program, str(support), str(control(daemon)))
     first, second = done
     assert first == "100.0"
     assert second.startswith(f"Insufficient privileges for UID {USER}.")
@@ -350,7 +350,7 @@ def _as_user(program: str, *arguments: str) -> list[str]:
 @pytest.fixture
 def _many_descriptors() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, MUTE + 500), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, SILENT_CONNECTIONS + 500), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -358,27 +358,27 @@ def _many_descriptors() -> Iterator[None]:
 @pytest.mark.usefixtures("_many_descriptors")
 def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProcess) -> None:
     with ExitStack() as stack:
-        mute = [stack.enter_context(visitor(control(daemon), greeted=False)) for _ in range(MUTE)]
+        silent = [stack.enter_context(visitor(control(daemon), greeted=False)) for _ in range(SILENT_CONNECTIONS)]
         serves(daemon)
         # The daemon closes those beyond its limit of a user's connections.
-        said = {each.hear() for each in mute}
+        said = {each.hear() for each in silent}
         assert HELLO in said
         assert said <= {HELLO, b""}
 
 
 @pytest.mark.usefixtures("_many_descriptors")
 def test_a_thousand_clients_who_take_no_connection_cost_nobody_anything(daemon: DaemonProcess) -> None:
-    """Nor does one that is stopped or busy, in whatever container: its server hears of it when it goes on."""
+    """Nor does one that is stopped or busy, in whatever container: its server hears of it when it continues."""
     with DriverClient.start(control(daemon).parent, uid=0) as client, ExitStack() as stack:
         client.connect()
-        mute = []
-        for _ in range(MUTE):
-            mute.append(stack.enter_context(visitor(control(daemon))))
-            mute[-1].as_client()
-        wait_until(lambda: not mute[-1].is_silent(), "the connection of the last one")
+        silent = []
+        for _ in range(SILENT_CONNECTIONS):
+            silent.append(stack.enter_context(visitor(control(daemon))))
+            silent[-1].as_client()
+        wait_until(lambda: not silent[-1].is_silent(), "the connection of the last one")
         serves(daemon, uid=0)
         assert client.ask("sync") == f"sync {SUCCESS}"
-        with mute[0].take_connection() as connection:
+        with silent[0].take_connection() as connection:
             be_greeted(connection, CONTEXT)
             assert ask(connection, device=0)["result"] == SUCCESS
         client.kill()

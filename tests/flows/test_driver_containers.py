@@ -83,7 +83,7 @@ def test_users_without_a_number(start: Callable[..., DaemonProcess], rule: str) 
             client.connect()
             (server,) = daemon.servers()
             assert os.stat(f"/proc/{server}").st_uid == NOBODY
-        # Whatever it is served as, it is no operator.
+        # Whatever it is served as, it is not an operator.
         said = daemon.run([], "set_default_active_thread_percentage 10\n", uid=USER).stdout
         assert said.startswith("Insufficient privileges")
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="servers of several us
 
 @define
 class TwoUsers:
-    """A daemon in which each user has a server: the servers of one misbehave, and a client of the other goes on."""
+    """A daemon in which each user has a server: the servers of one misbehave, and a client of the other continues."""
 
     daemon: DaemonProcess
     launcher: Path
@@ -92,13 +92,13 @@ class TwoUsers:
 
     def give(self, line: str) -> None:
         """Give the daemon a line; it answers within 20 s whatever the server does."""
-        asked = self.daemon.begin(line)
+        operator = self.daemon.begin(line)
         try:
-            asked.communicate(timeout=20)
+            operator.communicate(timeout=20)
         finally:
-            asked.kill()
-            asked.communicate()
-        assert asked.returncode == 0
+            operator.kill()
+            operator.communicate()
+        assert operator.returncode == 0
 
     def force(self, server: int) -> None:
         """Have a server ended by force."""
@@ -204,7 +204,7 @@ def test_a_command_for_a_server_that_is_not_ready_is_answered(users: TwoUsers, l
 def test_a_server_that_crashes_after_its_role(users: TwoUsers) -> None:
     client = users.asking(crash="after_role")
     wait_until(has_logged(users.daemon, r"Server \d+ exited with status -9"))
-    # After the fourth such server newcomers would be refused for some seconds.
+    # After the fourth such server new clients would be refused for some seconds.
     users.misbehave()
     # If it was not handed over before the end was seen, another server has it.
     assert client.answer() in (f"init {LOST}", f"init {SUCCESS}")
@@ -237,15 +237,15 @@ def test_a_server_that_crashes_on_a_command(users: TwoUsers, command: int) -> No
 @pytest.mark.long(but=["13"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None:
-    """Its clients go on, operators are answered, and it can be ended by force."""
+    """Its clients continue, operators are answered, and it can be ended by force."""
     client, server = users.connected(hang=f"on_command:{command}")
     began = time.monotonic()
     if command == 13:
-        asked = users.daemon.begin(COMMANDS[13].format(server=server, client=client.pid))
+        operator = users.daemon.begin(COMMANDS[13].format(server=server, client=client.pid))
         wait_until(has_logged(users.daemon, "Cmd:terminate_client"))
         users.force(server)
-        assert asked.wait(timeout=20) == 0
-        asked.communicate()
+        assert operator.wait(timeout=20) == 0
+        operator.communicate()
     else:
         users.give(COMMANDS[command].format(server=server, client=client.pid))
         done = users.daemon.run([], "ps\n")
@@ -319,7 +319,7 @@ def test_a_server_that_gives_no_answer_to_a_question(users: TwoUsers, command: i
 @pytest.mark.parametrize(
     "keys", [{"crash": "on_command:2"}, {"crash": "on_command:17"}, {"wrong_size": 17}, {"close": "half_way:17"}]
 )
-def test_a_server_that_ends_when_it_is_given_a_client_or_asked_for_its_status(
+def test_a_server_that_ends_when_it_gets_a_client_or_a_status_request(
     users: TwoUsers, keys: dict[str, object]
 ) -> None:
     """The daemon may ask for the status with each client."""

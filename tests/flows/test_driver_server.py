@@ -163,7 +163,7 @@ def test_lists_show_what_the_daemon_has_set_for_a_client_and_how_many_more_fit(
         assert device["free_clients"] == 45
 
 
-def test_nvml_that_fails_is_logged_and_asked_again_later(
+def test_nvml_that_fails_is_logged_and_tried_again_later(
     start_driver_daemon: Callable[..., DaemonProcess], nvml: dict[str, str]
 ) -> None:
     daemon = start_driver_daemon(**nvml)
@@ -172,8 +172,8 @@ def test_nvml_that_fails_is_logged_and_asked_again_later(
         for _ in range(3):
             assert daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()[6] == "-"
     reason = "nvmlDeviceGetMPSComputeRunningProcesses_v3: the fake error"
-    told = [line for line in daemon.log() if "Cannot read clients' memory use" in line]
-    assert [reason in line for line in told] == [True]
+    complaints = [line for line in daemon.log() if "Cannot read clients' memory use" in line]
+    assert [reason in line for line in complaints] == [True]
 
 
 def test_the_server_has_its_users_identity(daemon: DaemonProcess) -> None:
@@ -196,8 +196,10 @@ def test_a_user_has_the_turn_when_the_last_client_of_another_has_ended(daemon: D
         assert second.answer() == "init CUDA_SUCCESS"
 
 
-def test_a_newcomer_whose_server_has_decided_to_end_gets_the_next_one(daemon: DaemonProcess, launcher: Path) -> None:
-    """The server is asked whether it is idle, for another user waits; it says so when the newcomer is there."""
+def test_a_new_client_of_a_server_that_has_decided_to_end_gets_the_next_one(
+    daemon: DaemonProcess, launcher: Path
+) -> None:
+    """The server is asked whether it is idle because another user waits; it answers after the new client came."""
     misbehave(launcher, late_answer=5)
     with visitor(pipe(daemon) / "control") as here, DriverClient.start(pipe(daemon), uid=USER) as other:
         here.as_client()
@@ -206,23 +208,23 @@ def test_a_newcomer_whose_server_has_decided_to_end_gets_the_next_one(daemon: Da
             ask(connection)
         other.send("init")
         wait_until(lambda: "Waiting for current clients to finish" in daemon.log("server.log"))
-        with DriverClient.start(pipe(daemon)) as newcomer:
-            newcomer.send("init")
-            wait_until(lambda: any(f"NEW CLIENT {newcomer.pid} " in line for line in daemon.log()))
+        with DriverClient.start(pipe(daemon)) as new_client:
+            new_client.send("init")
+            wait_until(lambda: any(f"NEW CLIENT {new_client.pid} " in line for line in daemon.log()))
             misbehave(launcher)
             assert other.answer() == "init CUDA_SUCCESS"
-            assert newcomer.waits()
+            assert new_client.waits()
             other.kill()
-            assert newcomer.answer() == "init CUDA_SUCCESS"
-            assert newcomer.ask("ctx 0") == "ctx CUDA_SUCCESS"
+            assert new_client.answer() == "init CUDA_SUCCESS"
+            assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
 
 
 def test_the_next_daemon_frees_a_server_from_a_client_that_says_nothing(daemon: DaemonProcess) -> None:
     with DriverClient.start(pipe(daemon)) as client:
         client.connect()
-        with visitor(pipe(daemon) / "control") as mute:
-            mute.as_client()
-            with mute.take_connection():
+        with visitor(pipe(daemon) / "control") as silent:
+            silent.as_client()
+            with silent.take_connection():
                 daemon.kill()
                 assert daemon.start().returncode == 0
                 with DriverClient.start(pipe(daemon)) as late:
@@ -259,7 +261,7 @@ def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProc
         assert daemon.servers() == [server]
 
 
-def test_a_server_that_is_asked_to_end_without_a_daemon_does_so_when_it_has_no_clients(
+def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(
     daemon: DaemonProcess, client: DriverClient
 ) -> None:
     (server,) = daemon.servers()
@@ -292,9 +294,7 @@ def test_a_server_without_daemon_and_directory_ends_when_it_has_no_clients(
     wait_until(lambda: not alive(server), "the end of the server that no daemon can find")
 
 
-def test_a_server_that_was_asked_to_end_does_so_under_the_next_daemon(
-    daemon: DaemonProcess, client: DriverClient
-) -> None:
+def test_a_server_that_has_to_end_does_so_under_the_next_daemon(daemon: DaemonProcess, client: DriverClient) -> None:
     (server,) = daemon.servers()
     daemon.say(f"shutdown_server {server}")
     daemon.kill()
@@ -375,7 +375,7 @@ def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, c
         assert waiting.answer() == "init CUDA_SUCCESS"
 
 
-def test_the_server_is_never_asked_to_terminate_a_context_twice(daemon: DaemonProcess, client: DriverClient) -> None:
+def test_the_server_terminates_a_context_only_once(daemon: DaemonProcess, client: DriverClient) -> None:
     """Asked so, it would answer nobody until the client's process has ended."""
     (server,) = daemon.servers()
     terminate = f"terminate_client {server} {client.pid}"

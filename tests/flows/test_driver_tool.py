@@ -91,7 +91,7 @@ def test_lines_of_a_kilobyte_each(theirs: TheirDaemon, tool: DaemonProcess) -> N
 
 
 def test_lines_and_answers_that_no_socket_holds(theirs: TheirDaemon, tool: DaemonProcess) -> None:
-    theirs.patience = 3
+    theirs.timeout = 3
     lines = [f"{number} " + "z" * 30_000 for number in range(32)]
     done = tool.run([], "\n".join(lines))
     assert done.returncode == 0, done.stderr

@@ -83,12 +83,12 @@ def test_7_quit_waits_for_a_stopped_client_and_is_answered_when_it_dies(
     client = make_client().connect()
     (server,) = daemon.servers()
     os.kill(client.pid, signal.SIGSTOP)
-    asked = daemon.begin("quit")
+    operator = daemon.begin("quit")
     wait_until(lambda: "Cmd:quit" in daemon.log(), "the quit")
     assert daemon.say("get_server_status " + str(server)) == "ACTIVE\n"
     os.kill(client.pid, signal.SIGKILL)
-    assert asked.communicate(timeout=30) == ("", "")
-    assert asked.returncode == 0
+    assert operator.communicate(timeout=30) == ("", "")
+    assert operator.returncode == 0
     assert not alive(server)
 
 
@@ -128,11 +128,11 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
     daemon.hear_out()
     os.kill(victim, signal.SIGSTOP)
     began = time.monotonic()
-    with daemon.begin(f"terminate_client {server} {client.pid}") as asked:
-        # Others are answered meanwhile.
+    with daemon.begin(f"terminate_client {server} {client.pid}") as operator:
+        # Others are answered.
         assert daemon.say("get_server_list") == f"{server}\n"
         assert str(client.pid) in daemon.say("ps").split()
-        said, complaint = asked.communicate(timeout=SECONDS)
+        said, complaint = operator.communicate(timeout=SECONDS)
     took = time.monotonic() - began
     assert said == "702\n"
     assert complaint.startswith(f"terminate_client: {why}")

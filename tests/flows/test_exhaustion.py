@@ -1,4 +1,4 @@
-"""Running out of processes, memory, disk or shared memory: one request fails and says why, all else goes on.
+"""Running out of processes, memory, disk or shared memory: one request fails and reports why, all else continues.
 
 And servers that die at their start. (File descriptors: test_descriptors.)
 """
@@ -118,7 +118,7 @@ class Interpreter:
         self._replace(lambda path: path.symlink_to(os.path.realpath(sys.executable)))
 
     def break_it(self, deaths: int | None = None) -> None:
-        """What it is asked to run ends at once, complaining; after that many deaths it works."""
+        """What it is asked to run ends immediately, complaining; after that many deaths it works."""
         self._break("echo the library libpossible.so is not there >&2\nexit 3\n", deaths)
 
     def break_later(self, moment: str, deaths: int | None = None) -> None:
@@ -214,7 +214,7 @@ MOMENTS = {
 
 
 def pauses(daemon: DaemonProcess, reason: str) -> list[str]:
-    """Return for which pauses control.log says this reason, in order."""
+    """Return for which pauses control.log reports this reason, in order."""
     said = [line.partition(f"{reason}; trying again in ") for line in daemon.log()]
     return [pause for before, found, pause in said if found and not before]
 
@@ -247,7 +247,7 @@ def test_a_server_that_always_dies_later_is_given_up_and_all_waiting_clients_get
     for client in waiting:
         client.begin("init")
     wait_until(lambda: interpreter.tries > 0, "the first try")
-    # Operators are answered meanwhile.
+    # Operators are answered.
     assert fragile.run([], "ps").returncode == 0
     for client in waiting:
         assert client.result() == "CUDA_ERROR_MPS_CONNECTION_FAILED"

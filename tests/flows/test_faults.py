@@ -185,7 +185,7 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     wedge(before[0], server)
     # The first word after that it still takes: this one, or just then the question whether it is well.
     late[0].begin("ctx 0")
-    # What it has at hand goes on.
+    # What it has at hand continues.
     assert a.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert a.do("endless") == READY
     a.begin("sync")
@@ -198,9 +198,9 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     assert a.do("sync") == ELSEWHERE
     # Whether the fault reaches a client that was not in yet is timing; either is an answer.
     not_in = (ELSEWHERE, "CUDA_ERROR_MPS_SERVER_NOT_READY")
-    taken, untaken = (client.result() for client in late)
+    taken, unaccepted = (client.result() for client in late)
     assert late[0].do("sync") == ELSEWHERE if taken == READY else taken in not_in
-    assert untaken in not_in
+    assert unaccepted in not_in
     wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
     assert f"Process {before[0]} of device 0 does not respond; killing it" in daemon.log("server.log")
     assert f"Process {before[0]} of device 0 ended with status -9" in daemon.log("server.log")

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes oth
 
 @contextmanager
 def hostile(daemon: DaemonProcess, *kinds: str, count: int = CONNECTIONS, uid: int = HOSTILE) -> Iterator[None]:
-    """Let a user try that many connections of each kind; on return all have been tried, and it goes on."""
+    """Let a user try that many connections of each kind; on return all have been tried, and it continues."""
     control = str(daemon.directory / "pipe" / "control")
     program = subprocess.Popen(
         [sys.executable, PROGRAM, control, str(count), *kinds],

@@ -36,7 +36,7 @@ def test_it_is_killed_the_waiting_client_gets_the_reason_and_the_next_server_wor
         wait_until(
             lambda: any("Initializing server process" in line for line in daemon.log("server.log")), "a server"
         )
-        # From the log, and at once: the server does not wait for ever.
+        # From the log, and immediately: the server does not wait for ever.
         (hung,) = (int(line.split()[3]) for line in daemon.log() if line.startswith("Starting new server "))
         os.kill(hung, signal.SIGSTOP)
     finally:

@@ -84,7 +84,7 @@ def test_percentages_at_all_levels(make_daemon: Callable[..., DaemonProcess], st
     assert sees(**{PERCENTAGE: "33.3"}) == "42", "the client's lowers it"
     assert sees(**{PERCENTAGE: "90"}) == "104", "and cannot raise it"
     for text in ("0", "-5", "101", "x"):
-        assert sees(**{PERCENTAGE: text}) == "104", "what is no percentage is no limit"
+        assert sees(**{PERCENTAGE: text}) == "104", "what is not a percentage is not a limit"
     client = start(daemon, **{PERCENTAGE: "66.7", EACH: "1"})
     assert client.do("init") == "CUDA_SUCCESS"
     assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "88")
@@ -118,11 +118,11 @@ def test_the_recorded_client_with_a_percentage_for_each_context(daemon: DaemonPr
     assert (client.do("newctx 0"), client.do("sm")) == ("CUDA_SUCCESS", "104")
     assert client.do("ctxaff 0 0") == f"{UNSUPPORTED} 0"
     assert client.do("dtor") == "CUDA_SUCCESS"
-    for asked, got in {1: 8, 2: 8, 3: 8, 7: 8, 24: 24, 60: 60}.items():
-        assert client.do(f"ctxaff 0 {asked}") == f"CUDA_SUCCESS {got}"
+    for requested, granted in {1: 8, 2: 8, 3: 8, 7: 8, 24: 24, 60: 60}.items():
+        assert client.do(f"ctxaff 0 {requested}") == f"CUDA_SUCCESS {granted}"
         assert client.do("dtor") == "CUDA_SUCCESS"
-    for asked in (131, 132, 133):
-        assert client.do(f"ctxaff 0 {asked}") == f"{UNSUPPORTED} 0"
+    for requested in (131, 132, 133):
+        assert client.do(f"ctxaff 0 {requested}") == f"{UNSUPPORTED} 0"
         assert "1 to 104 SMs" in client.do("error")
     client.end()
     wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
@@ -403,7 +403,7 @@ def test_one_process_may_hold_all_60_and_a_freed_slot_is_usable_at_once(daemon: 
     in_server_log(daemon, REACHED.format(60), 3)
     for _ in range(3):
         assert client.do("dtor") == "CUDA_SUCCESS"
-        assert other.do("newctx 0") == "CUDA_SUCCESS", "at once"
+        assert other.do("newctx 0") == "CUDA_SUCCESS", "immediately"
         assert client.do("newctx 0") == FULL
         assert other.do("dtor") == "CUDA_SUCCESS"
         assert client.do("newctx 0") == "CUDA_SUCCESS"
@@ -413,7 +413,7 @@ def test_one_process_may_hold_all_60_and_a_freed_slot_is_usable_at_once(daemon: 
 
 
 @pytest.mark.long
-def test_a_refused_context_takes_no_serial(daemon: DaemonProcess, start: Start) -> None:
+def test_a_refused_context_takes_no_id(daemon: DaemonProcess, start: Start) -> None:
     """Recorded, with driver 580: after 48 contexts and 22 refusals the next context has ID 49."""
     client, other = begun(start(daemon)), begun(start(daemon))
     assert client.do("contexts 60") == "60 CUDA_SUCCESS"

@@ -39,9 +39,9 @@ def test_a_daemon_leaves_its_successors_files_alone(
 ) -> None:
     pipe = daemon.directory / "pipe"
     make_client().connect()  # whose server's end the first daemon would note in the state file
-    daemon.hear_out()  # at each event it makes the state file anew, in a directory that is being removed too
+    daemon.hear_out()  # at each event it makes the state file again, in a directory that is being removed too
     if removed == "the directory":
-        pipe.rename(pipe.with_name("removed"))  # at once: it writes what NVML reports every second
+        pipe.rename(pipe.with_name("removed"))  # immediately: it writes what NVML reports every second
         pipe.mkdir()
     else:
         (pipe / files.LOCK).unlink()
@@ -94,7 +94,7 @@ def test_a_state_file_that_is_gone_comes_back(
     assert client.do("add") == RIGHT
 
 
-def test_a_daemon_that_is_stopped_is_not_asked_to_hand_over(daemon: DaemonProcess, make_client: Make) -> None:
+def test_a_daemon_that_is_stopped_gets_no_request_to_hand_over(daemon: DaemonProcess, make_client: Make) -> None:
     client = make_client().connect()
     daemon.hear_out()
     before = daemon.say("ps")

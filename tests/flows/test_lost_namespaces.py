@@ -34,7 +34,7 @@ def sms_at(daemon: DaemonProcess, place: str, **more: str) -> str:
 
 @pytest.mark.long(but=["a/hi-lost0"])
 @pytest.mark.parametrize(("removed", "lost"), [("a/hi", ["a/hi"]), ("a", ["a", "a/default", "a/hi"])])
-def test_a_directory_that_is_removed_is_made_anew(daemon: DaemonProcess, removed: str, lost: list[str]) -> None:
+def test_a_directory_that_is_removed_is_created_again(daemon: DaemonProcess, removed: str, lost: list[str]) -> None:
     listed = ctl(daemon, "namespace list --format=csv")
     shutil.rmtree(pipe(daemon, removed))
     assert ctl(daemon, "namespace list --format=csv") == listed
@@ -64,7 +64,7 @@ def test_a_socket_that_is_removed_keeps_its_directory(daemon: DaemonProcess) -> 
     assert sms_at(daemon, "a/hi") == "32"
 
 
-def test_what_cannot_be_made_anew_has_failed_until_it_can(daemon: DaemonProcess) -> None:
+def test_what_cannot_be_created_again_has_failed_until_it_can(daemon: DaemonProcess) -> None:
     shutil.rmtree(pipe(daemon, "a"))
     pipe(daemon, "a").write_text("in the way")
     reason = f"{pipe(daemon, 'a')} is not a directory: remove it"
@@ -109,11 +109,11 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     assert limits == ["unlimited", "4G", "2G"]
     seen = {"CUDA_VISIBLE_DEVICES": "0"}  # in the daemon's own numbering
     assert sms_at(daemon, "a/hi", **seen) == "32"
-    # Of b's devices none is left: its clients are told, and never go on without it.
+    # Of b's devices none is left: its clients are told, and never continue without it.
     gone = f"names device {first}, which no longer exists; ignoring it"
     assert [line for line in daemon.log() if gone in line] == [f"Namespace 'a/lo' {gone}", f"Server 'b' {gone}"]
     assert ctl(daemon, "server get b status") == "Failed"
-    assert "none of its devices is there any more" in ctl(daemon, "server list b --format=json")
+    assert "none of its devices exists any more" in ctl(daemon, "server list b --format=json")
     with clients_of(daemon) as make:
         client = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "b")), PYMPSD_REQUIRE_MPS="", **seen)
         assert client.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
@@ -126,7 +126,7 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
 
 
 @pytest.mark.long
-def test_a_client_at_a_dead_daemons_namespace_is_told(daemon: DaemonProcess) -> None:
+def test_a_client_of_a_dead_daemons_namespace_gets_an_explanation(daemon: DaemonProcess) -> None:
     os.kill(daemon.keeper(), signal.SIGKILL)
     daemon.kill()
     daemon.kill_keeper()
@@ -144,7 +144,7 @@ def test_a_client_at_a_dead_daemons_namespace_is_told(daemon: DaemonProcess) -> 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="nothing is hidden from root, and others cannot be other users")
-def test_a_client_that_may_not_see_its_directory_is_told(daemon: DaemonProcess) -> None:
+def test_a_client_that_may_not_see_its_directory_gets_an_explanation(daemon: DaemonProcess) -> None:
     pipe(daemon, "a").chmod(0o700)
     at = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "a/hi")), "PYMPSD_REQUIRE_MPS": ""}
     with clients_of(daemon) as make:

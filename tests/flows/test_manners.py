@@ -48,7 +48,7 @@ def one_session(daemon: DaemonProcess) -> int:
 
 @pytest.mark.long(but=["server.log"])
 @pytest.mark.parametrize("name", ["control.log", "server.log"])
-def test_sighup_opens_logs_that_were_moved_anew(daemon: DaemonProcess, name: str) -> None:
+def test_sighup_reopens_logs_that_were_moved(daemon: DaemonProcess, name: str) -> None:
     log = daemon.directory / "log" / name
     moved = log.with_suffix(".1")
     log.rename(moved)

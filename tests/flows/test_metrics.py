@@ -39,7 +39,7 @@ from pympsd.vocabulary.shares import Shares
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana/pympsd.json"
 MIB = 1 << 20
 USER = 10001
-MUTE = """
+SILENT_SCRAPERS = """
 import socket, sys
 mute = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
 print("ready", flush=True)
@@ -193,8 +193,9 @@ def _drain_user(state: Daemon) -> None:
 def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
     _drain_user(state)
     known = set(re.findall(r"^(\w+)\{", metrics_text(state, "emulated"), re.M))
-    asked = [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
-    names = {name for each in asked for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", each))}
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    names = {name for each in expressions for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", each))}
     assert names == known - {"pympsd_device_multiprocessors"}
 
 
@@ -205,7 +206,7 @@ def connect(address: str) -> socket.socket:
     return sock
 
 
-def asked(address: str, request: str = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") -> tuple[str, str]:
+def scrape(address: str, request: str = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n") -> tuple[str, str]:
     """Send a request; return the head and the body of the answer."""
     with connect(address) as sock:
         sock.sendall(request.encode())
@@ -241,7 +242,7 @@ def test_a_scraper_is_answered(
     assert client.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
 
     def memory() -> float:
-        head, body = asked(address)
+        head, body = scrape(address)
         assert head.startswith("HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text; version=1.0.0")
         return sum(value for _, value in samples(body)["pympsd_client_memory_bytes"])
 
@@ -249,53 +250,53 @@ def test_a_scraper_is_answered(
     assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
     def total(name: str) -> float:
-        return sum(value for _, value in samples(asked(address)[1])[f"pympsd_{name}"])
+        return sum(value for _, value in samples(scrape(address)[1])[f"pympsd_{name}"])
 
     wait_until(lambda: total("server_launches") >= 1, "the launches")
     (server,) = serving.servers()
     assert serving.say(f"terminate_client {server} {client.pid}") == "0\n"
     wait_until(lambda: total("terminated_clients") == 1, "the text after it")
     assert [total(name) for name in ("server_starts", "faults", "refused_clients")] == [1, 0, 0]
-    assert asked(address, "HEAD / HTTP/1.0\r\n\r\n")[1] == ""
-    assert asked(address, "GET /other HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 404 ")
-    assert asked(address, "POST /metrics HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 405 ")
-    assert asked(address, "x" * REQUEST_BYTES)[0].startswith("HTTP/1.1 400 ")
+    assert scrape(address, "HEAD / HTTP/1.0\r\n\r\n")[1] == ""
+    assert scrape(address, "GET /other HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 404 ")
+    assert scrape(address, "POST /metrics HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 405 ")
+    assert scrape(address, "x" * REQUEST_BYTES)[0].startswith("HTTP/1.1 400 ")
     assert Path(address).stat().st_mode & 0o777 == 0o600
 
 
-def test_mute_scrapers_hurt_nobody(serving: DaemonProcess, address: str) -> None:
+def test_silent_scrapers_hurt_nobody(serving: DaemonProcess, address: str) -> None:
     with ExitStack() as held:
-        mute = [held.enter_context(connect(address)) for _ in range(CONNECTIONS * 16)]
-        for each in mute[:-2]:
+        silent = [held.enter_context(connect(address)) for _ in range(CONNECTIONS * 16)]
+        for each in silent[:-2]:
             with suppress(OSError):  # closed already
                 each.send(b"GET ")
         assert serving.say("get_default_active_thread_percentage") == "100.0\n"
         began = time.monotonic()
-        assert samples(asked(address)[1])
+        assert samples(scrape(address)[1])
         assert time.monotonic() - began < 8 * REQUEST_SECONDS, "it does not wait for the end of the others"
         with suppress(ConnectionResetError):
-            assert mute[0].recv(1) == b"", "the oldest made room"
+            assert silent[0].recv(1) == b"", "the oldest made room"
         with suppress(ConnectionResetError):
-            assert mute[-1].recv(1) == b"", "a request is not waited for"
+            assert silent[-1].recv(1) == b"", "a request is not waited for"
 
 
-def test_a_users_mute_scrapers_make_room_among_themselves(directory: Path) -> None:
+def test_a_users_silent_scrapers_make_room_among_themselves(directory: Path) -> None:
     os.chown(directory / "pipe", USER, USER)
     os.chown(directory / "log", USER, USER)
     daemon = DaemonProcess(directory, uid=USER)
     address = str(directory / "pipe" / "metrics")
     assert daemon.start("-d", "--metrics", address).returncode == 0
     try:
-        program = [sys.executable, "-c", MUTE, address, str(CONNECTIONS * 4)]
+        program = [sys.executable, "-c", SILENT_SCRAPERS, address, str(CONNECTIONS * 4)]
         with killed_after(
             subprocess.Popen(program, user=USER, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
-        ) as mute:
-            assert mute.stdout is not None
-            assert mute.stdin is not None
-            assert mute.stdout.readline() == "ready\n"
+        ) as silent:
+            assert silent.stdout is not None
+            assert silent.stdin is not None
+            assert silent.stdout.readline() == "ready\n"
             with connect(address) as roots:
-                print("go", file=mute.stdin, flush=True)
-                assert mute.stdout.readline() == "connected\n"
+                print("go", file=silent.stdin, flush=True)
+                assert silent.stdout.readline() == "connected\n"
                 roots.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
                 assert roots.recv(12) == b"HTTP/1.1 200"
     finally:
@@ -338,10 +339,10 @@ def test_a_file_at_the_address_stays(make_daemon: Callable[..., DaemonProcess], 
 def test_the_next_daemon_takes_the_address_and_the_last_one_removes_it(serving: DaemonProcess, address: str) -> None:
     serving.kill()
     assert serving.start("-d", "--metrics", address).stderr == ""
-    assert samples(asked(address)[1])
+    assert samples(scrape(address)[1])
     done = serving.start("-d", "--replace", "--metrics", address)
     assert (done.returncode, done.stderr) == (0, "")
-    assert samples(asked(address)[1])
+    assert samples(scrape(address)[1])
     serving.say("quit")
     serving.await_end()
     assert not Path(address).exists()
@@ -363,10 +364,10 @@ def test_a_port_of_the_loopback(make_daemon: Callable[..., DaemonProcess]) -> No
         daemon.say("quit")
         daemon.await_end()
     assert daemon.start("-d", "--metrics", port).returncode == 0
-    assert samples(asked(port)[1])
+    assert samples(scrape(port)[1])
     daemon.kill()
     assert daemon.start("-d", "--metrics", port).stderr == ""
-    assert samples(asked(port)[1])
+    assert samples(scrape(port)[1])
 
 
 @pytest.mark.long(but=["99999"])

@@ -383,8 +383,8 @@ def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
         ctl(daemon, f"server set {name} --active-thread-percentage=25 --pinned-memory-limit=4G")
         replaced(daemon)
         (server,) = daemon.servers()
-        asked = f"get_active_thread_percentage {server}\nget_device_pinned_mem_limit {server} 0"
-        assert daemon.say(asked) == "25.0\n4G\n"
+        queries = f"get_active_thread_percentage {server}\nget_device_pinned_mem_limit {server} 0"
+        assert daemon.say(queries) == "25.0\n4G\n"
         assert make().connect().do("sm") == "32"
         assert client.do("sync") == "CUDA_SUCCESS"
 

@@ -1,4 +1,4 @@
-"""PID namespaces (containers): clients are known by the daemon's view of their PID; where it has none, by serial."""
+"""PID namespaces (containers): clients are known by the daemon's view of their PID; where it has none, by id."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_ps_shows_the_daemons_view_of_the_pid_and_the_clients_namespace(
 def test_terminate_client_takes_that_pid(daemon: DaemonProcess, make_inside: MakeInside) -> None:
     first, second = make_inside().connect(), make_inside().connect()
     (server,) = daemon.servers()
-    assert daemon.say(f"terminate_client {server} 1") == "201\n", "an inner PID is no client's"
+    assert daemon.say(f"terminate_client {server} 1") == "201\n", "an inner PID is not a client's"
     assert first.do("add") == second.do("add") == RIGHT
     assert daemon.say(f"terminate_client {server} {pid_outside(first)}") == "0\n"
     assert first.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
@@ -129,7 +129,7 @@ def invisible(daemon_inside: DaemonProcess) -> Iterator[list[ClientProcess]]:
 
 
 @pytest.mark.long
-def test_clients_that_the_daemon_cannot_see_are_distinguished_by_serial(
+def test_clients_that_the_daemon_cannot_see_are_distinguished_by_id(
     daemon_inside: DaemonProcess, invisible: list[ClientProcess]
 ) -> None:
     out_here, sibling = (client.connect() for client in invisible)
@@ -137,7 +137,7 @@ def test_clients_that_the_daemon_cannot_see_are_distinguished_by_serial(
     daemon_inside.hear_out()
     shown = rows(daemon_inside)
     assert [row[0] for row in shown] == ["0", "0"]
-    assert [row[1] for row in shown] == ["1", "2"], "the serials of their first contexts"
+    assert [row[1] for row in shown] == ["1", "2"], "the ids of their first contexts"
     assert [row[4] for row in shown] == [namespace(os.getpid()), namespace(pid_outside(sibling))], "as they reported"
     assert all(re.search(r"client_program\.py$", row[5]) for row in shown)
 

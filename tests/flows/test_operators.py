@@ -156,15 +156,15 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
         assert uid_of(daemon.pid) == OTHER
         refused = daemon.run(["--trust-daemon"], "start_server -uid 0\n", uid=0)
         assert (refused.returncode, refused.stdout) == (0, "")
-        stranger, reason = refused.stderr.splitlines()
-        assert stranger == (
+        warning, reason = refused.stderr.splitlines()
+        assert warning == (
             f"The MPS control daemon at {directory}/pipe/control is run by user {OTHER}, neither root nor you"
         )
         assert f"run by user {OTHER} and can serve only that user" in reason
-        with pytest.warns(RuntimeWarning, match=f"^{stranger}$"):
+        with pytest.warns(RuntimeWarning, match=f"^{warning}$"):
             assert RunningDaemon(f"{directory}/pipe").servers() == ()
         for option in ("--once", "--json"):
-            assert daemon.run(["top", option], uid=0).stderr == f"{stranger}\n"
+            assert daemon.run(["top", option], uid=0).stderr == f"{warning}\n"
         assert daemon.run([], "get_server_list\n").stderr == "", "it is that user's own"
         daemon.say(f"start_server -uid {OTHER}\n")
         assert uid_of(ready(daemon)) == OTHER
@@ -296,17 +296,17 @@ def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
     assert daemon.say("get_server_list") == ""
 
 
-def test_mute_peers_delay_no_other(daemon: DaemonProcess) -> None:
-    mute = []
+def test_silent_peers_delay_no_other(daemon: DaemonProcess) -> None:
+    silent = []
     try:
         for _ in range(200):
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(str(daemon.directory / "pipe" / "control"))
-            mute.append(sock)
-        mute[0].send(frames.encode(frames.OPERATOR_HELLO)[:3])
+            silent.append(sock)
+        silent[0].send(frames.encode(frames.OPERATOR_HELLO)[:3])
         assert daemon.say("ps") == "Server not found\n"
     finally:
-        for sock in mute:
+        for sock in silent:
             sock.close()
 
 

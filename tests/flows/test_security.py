@@ -23,7 +23,7 @@ from pympsd.wire.messages import ClientHello, Versions
 
 EXECUTED = True
 """The processes that are attacked are what users have (see `prepared`)."""
-OWNER, STRANGER = 10001, 10002
+OWNER, OTHER_USER = 10001, 10002
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
@@ -117,7 +117,7 @@ def processes_of(daemon: DaemonProcess, client: ClientProcess) -> dict[str, int]
     return {"server": server, "executor": executor, "client": client.pid, "daemon": daemon.pid}
 
 
-def test_a_stranger_can_neither_read_nor_signal_nor_trace_processes_of_another_user(
+def test_a_user_can_neither_read_nor_signal_nor_trace_processes_of_another_user(
     daemon: DaemonProcess, owner: ClientProcess
 ) -> None:
     processes = processes_of(daemon, owner)
@@ -128,14 +128,14 @@ def test_a_stranger_can_neither_read_nor_signal_nor_trace_processes_of_another_u
         "daemon": 0,
     }
     for name, pid in processes.items():
-        lines = as_user(STRANGER, TRIES, pid).splitlines()
+        lines = as_user(OTHER_USER, TRIES, pid).splitlines()
         assert len(lines) == TRIED
         assert [line for line in lines if not line.endswith(": refused")] == [], name
     assert owner.do("add") == RIGHT
     # Were the tries worth anything? On a process of its own the stranger succeeds.
-    own = subprocess.Popen(["sleep", "60"], user=STRANGER, group=STRANGER, extra_groups=[])
+    own = subprocess.Popen(["sleep", "60"], user=OTHER_USER, group=OTHER_USER, extra_groups=[])
     try:
-        lines = as_user(STRANGER, TRIES, own.pid).splitlines()
+        lines = as_user(OTHER_USER, TRIES, own.pid).splitlines()
         assert sum(line.endswith(": done") for line in lines) >= TRIED - 3, lines
     finally:
         own.kill()
@@ -148,7 +148,7 @@ def sockets_of(pid: int) -> list[str]:
     named = {fields[6]: fields[7].rpartition("/")[2] for fields in lines if len(fields) == 8}
     found = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed
             if inode := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
                 found.append(named.get(inode[1], ""))
     return sorted(found)
@@ -176,7 +176,7 @@ def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess
 def test_what_the_daemon_remembers_is_for_its_own_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
     pipe = daemon.directory / "pipe"
     tried = as_user(
-        STRANGER,
+        OTHER_USER,
         """
 import os, sys
 for name, flags in (("pympsd.state", os.O_RDONLY), ("pympsd.state", os.O_WRONLY), ("new", os.O_WRONLY | os.O_CREAT)):
@@ -208,7 +208,7 @@ def test_a_line_through_the_fifo_is_marked_other_whatever_it_imitates(
     # Line ends of every kind, and an overlong beginning that would push the mark out of sight.
     lines = [forged, f"x\r{forged}", f"\x1b[2K{forged}", f"\u2028{forged}", " " * 5000 + forged]
     as_user(
-        STRANGER,
+        OTHER_USER,
         "import sys; open(sys.argv[1], 'wb', buffering=0).write(bytes.fromhex(sys.argv[2]))",
         daemon.directory / "pipe" / "log",
         ("\n".join(lines) + "\nthe end\n").encode().hex(),
@@ -244,10 +244,10 @@ def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: Cli
         link.TerminateClient(1, owner.pid),
     )
     for message in forged:
-        said = as_user(STRANGER, SAY, daemon.directory / "pipe" / "control", messages.encode(message).hex())
+        said = as_user(OTHER_USER, SAY, daemon.directory / "pipe" / "control", messages.encode(message).hex())
         assert bytes.fromhex(said) == b"", message
     with pytest.raises(AssertionError, match="PermissionError"):
-        as_user(STRANGER, SAY, daemon.directory / "pipe" / "control_privileged", "00")
+        as_user(OTHER_USER, SAY, daemon.directory / "pipe" / "control_privileged", "00")
     assert "Exiting" not in daemon.log("server.log")
     assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
     assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
@@ -256,7 +256,7 @@ def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: Cli
 
 
 @pytest.mark.long
-def test_after_the_daemons_death_a_stranger_is_neither_server_nor_daemon(
+def test_after_the_daemons_death_another_user_is_neither_server_nor_daemon(
     daemon: DaemonProcess, owner: ClientProcess
 ) -> None:
     processes = processes_of(daemon, owner)
@@ -266,7 +266,7 @@ def test_after_the_daemons_death_a_stranger_is_neither_server_nor_daemon(
         assert again.start().returncode == 0
         forged = link.ServerReturn(Versions(), processes["server"], "ACTIVE", False, 0)
         control = daemon.directory / "pipe" / "control"
-        said = bytes.fromhex(as_user(STRANGER, SAY, control, messages.encode(forged).hex()))
+        said = bytes.fromhex(as_user(OTHER_USER, SAY, control, messages.encode(forged).hex()))
         assert said == b""
         assert "Unable to read new connection type information" in again.log()
         assert again.servers() == [processes["server"]]
@@ -291,25 +291,21 @@ def test_a_clients_identity_is_the_kernels_whatever_it_says_itself(
 
 
 @pytest.mark.long
-def test_a_stranger_cannot_become_a_client_of_another_users_server(
-    daemon: DaemonProcess, owner: ClientProcess
-) -> None:
+def test_a_user_cannot_become_a_client_of_another_users_server(daemon: DaemonProcess, owner: ClientProcess) -> None:
     server = processes_of(daemon, owner)["server"]
-    stranger = daemon.client(STRANGER)
+    other = daemon.client(OTHER_USER)
     try:
-        stranger.begin("init")
-        wait_until(
-            lambda: any(f"{stranger.pid} from user {STRANGER}" in line for line in daemon.log()), "the request"
-        )
+        other.begin("init")
+        wait_until(lambda: any(f"{other.pid} from user {OTHER_USER}" in line for line in daemon.log()), "the request")
         for command in (f"terminate_client {server} {owner.pid}", f"shutdown_server {server} -f", "quit -t 0"):
-            daemon.run([], command, uid=STRANGER)
+            daemon.run([], command, uid=OTHER_USER)
         assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
         assert owner.do("add") == RIGHT
-        assert not stranger.has_result(), "it waits for its turn"
+        assert not other.has_result(), "it waits for its turn"
         owner.end()
-        assert stranger.result() == "CUDA_SUCCESS"
+        assert other.result() == "CUDA_SUCCESS"
         (its_own,) = daemon.servers()
         assert its_own != server
-        assert Path(f"/proc/{its_own}").stat().st_uid == STRANGER
+        assert Path(f"/proc/{its_own}").stat().st_uid == OTHER_USER
     finally:
-        stranger.end()
+        other.end()

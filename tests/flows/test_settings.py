@@ -162,8 +162,8 @@ def test_environment_defaults(make_daemon: MakeDaemon) -> None:
 def test_environment_memory_limit_is_the_default(make_daemon: MakeDaemon, name: str) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200", **{name: "0=1G,1=512MB"})
     assert daemon.start().returncode == 0
-    asked = "get_default_device_pinned_mem_limit 0\nget_default_device_pinned_mem_limit 1"
-    assert daemon.say(asked) == "1G\n512M\n"
+    queries = "get_default_device_pinned_mem_limit 0\nget_default_device_pinned_mem_limit 1"
+    assert daemon.say(queries) == "1G\n512M\n"
     server = new_server(daemon)
     assert daemon.say(f"get_device_pinned_mem_limit {server} 1") == "512M\n"
 
@@ -328,9 +328,9 @@ def test_strict_is_0_when_all_were_accepted_and_reads_on_after_a_refusal(daemon:
 def test_a_daemon_that_is_silent(make_daemon: MakeDaemon, words: list[str], backlog: int) -> None:
     daemon = make_daemon()
     path = str(daemon.directory / "pipe" / "control")
-    with socket.socket(socket.AF_UNIX) as mute, socket.socket(socket.AF_UNIX) as before:
-        mute.bind(path)
-        mute.listen(backlog)
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as before:
+        silent.bind(path)
+        silent.listen(backlog)
         before.connect(path)
         began = time.monotonic()
         done = daemon.run(["--timeout", "0.5", *words], "get_server_list")

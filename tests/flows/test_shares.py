@@ -49,7 +49,7 @@ def limited(daemon: DaemonProcess, descriptors: int) -> DaemonProcess:
     return daemon
 
 
-def asked(daemon: DaemonProcess, uid: int, line: str) -> str:
+def refusal_of(daemon: DaemonProcess, uid: int, line: str) -> str:
     """Give a command as a user; return why it was refused, or nothing."""
     done = daemon.run(line.split(), uid=uid)
     return done.stdout if done.returncode else ""
@@ -58,7 +58,7 @@ def asked(daemon: DaemonProcess, uid: int, line: str) -> str:
 def taken(daemon: DaemonProcess, uid: int, line: str) -> tuple[int, str]:
     """Repeat a command, with another number each time, until it is refused; return how often it was not, and why."""
     for number in count():
-        if refusal := asked(daemon, uid, line.format(number)):
+        if refusal := refusal_of(daemon, uid, line.format(number)):
             return number, refusal
     raise AssertionError
 
@@ -78,8 +78,8 @@ def check_others_are_served(daemon: DaemonProcess, join: Join) -> None:
     ctl(daemon, f"config apply {file}")
     for uid in (0, OTHER, THIRD):
         assert join(uid).connect().do("add") == RIGHT
-    assert asked(daemon, THIRD, "server create thirds") == ""
-    assert asked(daemon, THIRD, "namespace create more --server=thirds") == ""
+    assert refusal_of(daemon, THIRD, "server create thirds") == ""
+    assert refusal_of(daemon, THIRD, "namespace create more --server=thirds") == ""
     place = str(daemon.directory / "pipe" / "filed" / "batch")
     assert join(OTHER, CUDA_MPS_PIPE_DIRECTORY=place).connect().do("add") == RIGHT
 
@@ -94,18 +94,18 @@ def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonP
         "them ('server delete <name>'), or ask an administrator for a larger share (--user-share servers=7, or "
         "servers in [shares] of the configuration file).\n"
     )
-    assert join(GREEDY).connect().do("add") == RIGHT, "one's own server is no part of the share"
+    assert join(GREEDY).connect().do("add") == RIGHT, "one's own server is not a part of the share"
     check_others_are_served(daemon, join)
     assert row(daemon, GREEDY, "servers") == [6, 6, 1]
     assert row(daemon, GREEDY, "processes") == [20, 12, 0]
     assert "Share of each user: servers 6, processes 20, " in "\n".join(daemon.log())
-    assert asked(daemon, GREEDY, "server delete greedy3") == ""
-    assert asked(daemon, GREEDY, "server create again") == ""
+    assert refusal_of(daemon, GREEDY, "server delete greedy3") == ""
+    assert refusal_of(daemon, GREEDY, "server create again") == ""
     assert ctl(daemon, "server create gift --uid=10001") == "", "root may give a user more"
     daemon.kill()
     start(daemon, "--user-share", "servers=6")
     assert row(daemon, GREEDY, "servers") == [6, 7, 0]
-    assert "has 7 of at most 6 servers" in asked(daemon, GREEDY, "server create later")
+    assert "has 7 of at most 6 servers" in refusal_of(daemon, GREEDY, "server create later")
 
 
 @pytest.mark.long
@@ -116,8 +116,8 @@ def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
     before = len(os.listdir(f"/proc/{daemon.pid}/fd"))
     share = row(daemon, GREEDY, "descriptors")[0]
     assert share == 64
-    assert asked(daemon, GREEDY, "server create greedy") == ""
-    assert asked(daemon, GREEDY, "server create greedier") == ""
+    assert refusal_of(daemon, GREEDY, "server create greedy") == ""
+    assert refusal_of(daemon, GREEDY, "server create greedier") == ""
     made, refusal = taken(daemon, GREEDY, "namespace create n{} --server=greedy")
     assert refusal.startswith(
         f"User 10001 has {share} of at most {share} descriptors, and 2 more are needed: delete "
@@ -133,9 +133,9 @@ def test_a_user_who_makes_and_deletes_servers_leaves_few_log_folders(daemon: Dae
     logs = daemon.directory / "log"
     start(daemon)
     for number in range(MAX_KEPT + 3):
-        assert asked(daemon, GREEDY, f"server create s{number}") == ""
+        assert refusal_of(daemon, GREEDY, f"server create s{number}") == ""
         daemon.hear_out()
-        assert asked(daemon, GREEDY, f"server delete s{number}") == ""
+        assert refusal_of(daemon, GREEDY, f"server delete s{number}") == ""
         if number == MAX_KEPT:
             daemon.kill()
             start(daemon)
@@ -150,7 +150,7 @@ def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: Daemo
     file.write_text('schema_version = "1.0"\n[shares]\nnamespaces = 2\nbuffers = "32M"\n')
     assert ctl(daemon, f"config apply {file}") == "set shares: namespaces 1 -> 2, buffers 16777216 -> 33554432"
     assert ctl(daemon, f"config apply {file}") == "no change"
-    assert asked(daemon, GREEDY, "server create greedy") == ""
+    assert refusal_of(daemon, GREEDY, "server create greedy") == ""
     made, refusal = taken(daemon, GREEDY, "namespace create n{} --server=greedy")
     assert (made, refusal[:50]) == (2, "User 10001 has 2 of at most 2 namespaces: delete o")
     daemon.kill()

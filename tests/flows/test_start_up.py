@@ -30,7 +30,7 @@ FILES = {
 
 
 def not_found(daemon: DaemonProcess, why: str) -> str:
-    """What the tool says where it reaches no daemon: the recorded line, and one that says why."""
+    """What the tool reports where it reaches no daemon: the recorded line, and one that reports why."""
     control = f"{daemon.environment['CUDA_MPS_PIPE_DIRECTORY']}/control"
     remedy = "check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d"
     return f"Cannot find MPS control daemon process\n{control}: {why}; {remedy}\n"
@@ -104,8 +104,8 @@ def test_of_eight_racing_daemons_one_wins(make_daemon) -> None:  # type: ignore[
     racers = [
         subprocess.Popen([PYMPSD, "-d"], env=daemon.environment, stdout=subprocess.PIPE, text=True) for _ in range(8)
     ]
-    outcomes = sorted((racer.communicate(timeout=SECONDS)[0], racer.returncode) for racer in racers)
-    assert outcomes == [("", 0)] + [("An instance of this daemon is already running\n", 1)] * 7
+    results = sorted((racer.communicate(timeout=SECONDS)[0], racer.returncode) for racer in racers)
+    assert results == [("", 0)] + [("An instance of this daemon is already running\n", 1)] * 7
     daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
     daemon.say("quit")
     os.waitpid(daemon.pid, 0)
@@ -294,7 +294,7 @@ def test_listing_devices_reads_no_setting_of_executors(directory: Path) -> None:
     assert [device["name"] for device in json.loads(done.stdout)["devices"]] == ["NVIDIA H200"]
 
 
-def test_a_command_beside_a_start_is_overlooked_as_recorded_and_said_to_be(
+def test_a_command_after_the_start_options_is_ignored_as_recorded_and_reported(
     make_daemon: Callable[..., DaemonProcess],
 ) -> None:
     daemon = make_daemon()

@@ -83,7 +83,7 @@ def create_partition(daemon: DaemonProcess, chunks: int) -> str:
 
 
 def remove_partition(daemon: DaemonProcess, partition: str) -> str:
-    """Remove a partition, and return the answer; the list tells whether it is gone."""
+    """Remove a partition, and return the answer; the list reports whether it is gone."""
     uuid, _, name = partition.partition("/")
     return daemon.say(f"sm_partition rm {uuid} {name}\n")
 
@@ -126,7 +126,7 @@ def test_a_model_server_has_partitions_for_its_replicas(control: DaemonProcess) 
         client.process.communicate()
 
 
-def test_a_daemon_without_static_partitioning_is_told_apart(control: DaemonProcess) -> None:
+def test_a_daemon_without_static_partitioning_is_recognized(control: DaemonProcess) -> None:
     assert control.start("-d").returncode == 0
     assert not static_partitioning_enabled(control.directory / "pipe")
 

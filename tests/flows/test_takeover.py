@@ -1,6 +1,6 @@
-"""The daemon is killed, or replaced, under running servers and clients: they go on, and the next takes them in.
+"""The daemon is killed, or replaced, under running servers and clients: they continue, and the next takes them in.
 
-The keeper holds the sockets meanwhile; it is killed, too, alone and with the daemon.
+The keeper holds the sockets; it is killed, too, alone and with the daemon.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def server_of(daemon: DaemonProcess) -> int:
 
 
 def is_queued(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
-    """Whether control.log says that a client waits, of that many daemons."""
+    """Whether control.log reports that a client waits, of that many daemons."""
     said = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
     return len(said) >= times
 
@@ -89,12 +89,12 @@ def links_of(pid: int) -> list[str]:
     """Return what a process has open."""
     found = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed
             found.append(os.readlink(path))
     return found
 
 
-def test_a_server_that_is_asked_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
+def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
     client = daemon.client().connect()
     (server,) = daemon.servers()
     daemon.kill()
@@ -134,12 +134,12 @@ def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     assert other.do("add") == RIGHT
     again_with_its_server(daemon)
     assert daemon.say(f"{lists}\n{settings}") == before
-    # Ids go on above those that were.
+    # Ids continue above those that were.
     shown = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]}
     late = make_client().connect()
     daemon.hear_out()
     new = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]} - shown
-    assert [int(serial) > max(map(int, shown)) for serial in new] == [True]
+    assert [int(id_) > max(map(int, shown)) for id_ in new] == [True]
     # Newcomers get the limits that were set: 30 % of 132 SMs, in whole groups of 2.
     assert late.do("sm") == "38"
     assert late.do("mem").split()[1] == "2048"
@@ -720,17 +720,17 @@ def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Mak
     active = make_client().connect()
     waiting: list[socket.socket] = []
 
-    def asked() -> int:
+    def request_count() -> int:
         return sum(line.startswith("NEW CLIENT ") for line in daemon.log())
 
     try:
         for _ in range(8):
-            before = asked()
+            before = request_count()
             waiting += [_connected(daemon) for _ in range(40)]
             for each in waiting:
                 each.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "load", 0, {}, False)))
             some = before + source.randint(0, len(waiting))
-            wait_until(lambda some=some: asked() >= some, "some of the requests")
+            wait_until(lambda some=some: request_count() >= some, "some of the requests")
             daemon.kill()
             again(daemon)
             while waiting:

@@ -32,8 +32,8 @@ def test_commands_are_answered(terminal: Terminal) -> None:
 
 
 def test_help(terminal: Terminal) -> None:
-    for asked in ("help", "?"):
-        shown = terminal.enter(asked)
+    for word in ("help", "?"):
+        shown = terminal.enter(word)
         assert all(name in shown for name in NAMES)
     for name in NAMES:
         shown = terminal.enter(f"help {name}")

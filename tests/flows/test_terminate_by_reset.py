@@ -160,7 +160,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     wait_until(lambda: _held(node, server) > 1024, "the server to be shown with what is left")
     assert neighbour.do("add") == RIGHT
     other = make(daemon)
-    assert children_of(server) == [executor], "a client is there: it goes on"
+    assert children_of(server) == [executor], "a client is there: it continues"
     for each in (neighbour, other):
         each.end()
     wait_until(lambda: not alive(executor), "the end of the process that runs the kernel")

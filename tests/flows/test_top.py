@@ -52,7 +52,7 @@ def servers(*answers: dict[str, Any]) -> tuple[Any, ...]:
     return Answers.of([list(answers), [], NO_DEVICES]).servers
 
 
-def test_rows_are_in_the_order_that_is_asked_for() -> None:
+def test_rows_are_in_the_requested_order() -> None:
     assert [row.pid for row in rows(ANSWERS)] == [50, 61, 60, 62, 70]
     assert [row.pid for row in rows(ANSWERS, "pid")] == [50, 60, 61, 62, 70]
     assert [row.pid for row in rows(ANSWERS, "memory")] == [50, 60, 61, 62, 70]

@@ -1,4 +1,4 @@
-"""``trace start`` and PYMPSD_TRACE: what is in the file, whoever ends meanwhile."""
+"""``trace start`` and PYMPSD_TRACE: what is in the file, whoever ends."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_stopped_server_is_named(daemon: DaemonProcess, client: MakeClient, tr
     done = daemon.run(["trace", "stop"])
     os.kill(server, signal.SIGCONT)
     assert (done.returncode, done.stdout) == (0, "")
-    said = "did not answer within 5 s: kernels and copies of it may be missing.\n"
+    said = "did not answer within 5 s: its kernels and copies may be missing.\n"
     assert done.stderr == f"server {server} {said}"
     assert json.loads(trace.read_text())
 
@@ -219,7 +219,7 @@ def test_a_trace_ends_with_the_daemon_that_is_replaced(
         assert f"Trace {trace} ends because this daemon is exiting" in daemon.log()
         assert json.loads(trace.read_text())
         assert one.do("add") == RIGHT
-        assert daemon.start("-d", "--replace").stderr == "", "it is said once"
+        assert daemon.start("-d", "--replace").stderr == "", "it is reported once"
 
 
 def test_an_executor_that_is_killed_leaves_whole_lines(
@@ -302,7 +302,7 @@ for _ in range(9):
 
 
 def traced_program(path: Path) -> str:
-    """Run a program whose disk is full after the first call; return what it says on standard error."""
+    """Run a program whose disk is full after the first call; return what it reports on standard error."""
     done = subprocess.run(
         [sys.executable, "-c", CALL],
         env={**os.environ, "PYMPSD_TRACE": str(path)},

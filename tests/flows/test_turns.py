@@ -39,7 +39,7 @@ class Users:
         return client
 
     def waiting(self, uid: int, after: str) -> ClientProcess:
-        """Start a client and return when the log says that it waits after those users."""
+        """Start a client and return when the log reports that it waits after those users."""
         client = self.client(uid)
         client.begin("init")
         line = f"Client {client.pid} of user {uid} is waiting for its turn, behind {after}"
@@ -54,7 +54,7 @@ class Users:
         return server
 
     def becomes_closed(self, server: int, waiting: int) -> None:
-        """Return when a server takes no newcomers, for a user's sake."""
+        """Return when a server takes no new clients, for a user's sake."""
         line = f"s; server {server} no longer accepts new clients from user "
         wait_until(
             lambda: any(line in said and said.startswith(f"User {waiting} has waited") for said in self.daemon.log()),
@@ -73,9 +73,9 @@ def start(make_daemon: MakeDaemon) -> Iterator[Callable[..., Users]]:
     """Start a daemon with a patience, in seconds, as the option or (with ``environment``) as the variable."""
     with ExitStack() as ends:
 
-        def begin(patience: str = "600", **environment: str) -> Users:
+        def begin(overtaking_limit: str = "600", **environment: str) -> Users:
             daemon = make_daemon(**environment)
-            done = daemon.start("-d", *(["--turn-patience", patience] if patience else []))
+            done = daemon.start("-d", *(["--turn-patience", overtaking_limit] if overtaking_limit else []))
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
             return Users(daemon, ends)
 
@@ -111,7 +111,7 @@ def test_three_users_take_turns_in_order_of_arrival(start: Start) -> None:
     assert started == ["0", str(NOBODY), str(OTHER)]
 
 
-def test_a_newcomer_of_the_active_user_overtakes_before_patience_is_over(start: Start) -> None:
+def test_a_new_client_of_the_active_user_overtakes_within_the_overtaking_limit(start: Start) -> None:
     users = start("600")
     users.client(0).connect()
     waiting = users.waiting(NOBODY, after="user 0")
@@ -119,26 +119,26 @@ def test_a_newcomer_of_the_active_user_overtakes_before_patience_is_over(start: 
     assert not waiting.has_result()
 
 
-def test_a_newcomer_of_the_active_user_waits_once_patience_is_over(start: Start) -> None:
+def test_a_new_client_of_the_active_user_waits_after_the_overtaking_limit(start: Start) -> None:
     users = start("0.05")
     first = users.client(0).connect()
     server = users.server_of(0)
     waiting = users.waiting(NOBODY, after="user 0")
     users.becomes_closed(server, waiting=NOBODY)
-    newcomer = users.waiting(0, after=f"user {NOBODY}")
-    # Admitted clients go on, and make more contexts.
+    new_client = users.waiting(0, after=f"user {NOBODY}")
+    # Admitted clients continue, and make more contexts.
     assert first.do("add") == RIGHT
     assert first.do("newctx 0") == "CUDA_SUCCESS"
     first.end()
     assert waiting.result() == "CUDA_SUCCESS"
-    assert not newcomer.has_result()
+    assert not new_client.has_result()
     waiting.end()
-    assert newcomer.result() == "CUDA_SUCCESS"
+    assert new_client.result() == "CUDA_SUCCESS"
     users.server_of(0)
 
 
 @pytest.mark.long
-def test_without_patience_newcomers_wait_from_the_start(start: Start) -> None:
+def test_with_an_overtaking_limit_of_0_new_clients_wait_from_the_start(start: Start) -> None:
     users = start("", PYMPSD_TURN_PATIENCE="0")
     users.client(0).connect()
     users.waiting(NOBODY, after="user 0")
@@ -153,7 +153,7 @@ def test_the_option_wins_over_the_variable(start: Start) -> None:
     users.client(0).connect()
 
 
-def test_a_patience_that_cannot_be_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:
+def test_an_invalid_overtaking_limit_keeps_the_daemon_from_starting(make_daemon: MakeDaemon) -> None:
     done = make_daemon().start("-d", "--turn-patience=soon")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "--turn-patience is a number of seconds, 0 or more, not 'soon'\n"
@@ -173,7 +173,7 @@ def test_start_server_is_a_request_in_the_same_queue(start: Start) -> None:
     behind = users.waiting(NOBODY, after=f"user 0, user {OTHER}")
     assert users.daemon.servers() == [server]
     first.end()
-    # The request is granted in its turn; its server has no clients, so the turn passes on at once.
+    # The request is granted in its turn; its server has no clients, so the turn passes on immediately.
     assert behind.result() == "CUDA_SUCCESS"
     started = [line.rpartition(" ")[2] for line in users.daemon.log() if line.startswith("Starting new server")]
     assert started == ["0", str(OTHER), str(NOBODY)]
@@ -191,16 +191,16 @@ def test_a_start_with_nothing_queued_behind_it_keeps_its_server(start: Start) ->
 
 
 @pytest.mark.long
-def test_a_waiting_client_that_dies_no_longer_holds_up_newcomers(start: Start) -> None:
+def test_a_waiting_client_that_dies_no_longer_holds_up_new_clients(start: Start) -> None:
     users = start("0")
     first = users.client(0).connect()
     server = users.server_of(0)
     dying = users.waiting(NOBODY, after="user 0")
-    newcomer = users.waiting(0, after=f"user {NOBODY}")
+    new_client = users.waiting(0, after=f"user {NOBODY}")
     dying.end(signal.SIGKILL)
-    assert newcomer.result() == "CUDA_SUCCESS"
+    assert new_client.result() == "CUDA_SUCCESS"
     first.end()
-    newcomer.end()
+    new_client.end()
     wait_until(lambda: users.daemon.say("ps") == "", "the end of both")
     assert users.daemon.servers() == [server]
 
@@ -233,11 +233,11 @@ def test_shutdown_server_gives_the_turn_away_when_its_clients_have_left(start: S
     first = users.client(0).connect()
     waiting = users.waiting(NOBODY, after="user 0")
     assert users.daemon.say(f"shutdown_server {users.server_of(0)}") == ""
-    newcomer = users.waiting(0, after=f"user {NOBODY}")
+    new_client = users.waiting(0, after=f"user {NOBODY}")
     assert first.do("add") == RIGHT
     first.end()
     assert waiting.result() == "CUDA_SUCCESS"
-    assert not newcomer.has_result()
+    assert not new_client.has_result()
 
 
 @pytest.mark.long
@@ -280,7 +280,7 @@ def test_an_ordinary_users_daemon_serves_its_own_user(own: DaemonProcess) -> Non
 
 
 @pytest.mark.parametrize("own", [NOBODY], indirect=True)
-def test_a_client_of_nobodys_daemon_is_told_who_that_may_be(own: DaemonProcess) -> None:
+def test_a_client_of_nobodys_daemon_learns_whose_it_may_be(own: DaemonProcess) -> None:
     assert own.start().returncode == 0
     client = ClientProcess.start({**own.environment, "PYMPSD_REQUIRE_MPS": "1"}, OTHER)
     try:

@@ -31,7 +31,7 @@ with socket.socket(socket.AF_UNIX) as listener:
 
 @pytest.fixture
 def end_after(directory: Path) -> Iterator[None]:
-    """Have a daemon at the pipe directory that says it works on a line, and ends."""
+    """Have a daemon at the pipe directory that reports it works on a line, and ends."""
     with killed_after(
         subprocess.Popen(
             [sys.executable, "-c", DAEMON, directory / "pipe" / "control", "last", WORKING.hex()],

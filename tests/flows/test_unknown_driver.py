@@ -104,7 +104,7 @@ def test_the_backend_stays_that_has_served_somebody(start: Callable[..., DaemonP
     assert not says(daemon, CHANGED)()
 
 
-def test_a_backend_that_is_asked_for_stays(start: Callable[..., DaemonProcess]) -> None:
+def test_a_backend_that_is_set_stays(start: Callable[..., DaemonProcess]) -> None:
     daemon = start("vendor", wrong_hello=True)
     with DriverClient.start(pipe(daemon)) as client:
         assert client.ask("init") == REFUSED

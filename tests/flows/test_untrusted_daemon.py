@@ -154,7 +154,7 @@ def test_changes_and_files_are_not_sent(start: Start, tool: DaemonProcess, tmp_p
     assert ("file: password = 'x'" in received(tool)) == ("config" in words)
 
 
-def test_queries_are_sent_and_the_lines_beside_them_are_not(start: Start, tool: DaemonProcess) -> None:
+def test_queries_are_sent_and_the_lines_next_to_them_are_not(start: Start, tool: DaemonProcess) -> None:
     start({"": "yes\n"})
     done = tool.run([], "get_server_list\nquit\nps\n")
     assert (done.returncode, done.stdout) == (1, "yes\nyes\n")

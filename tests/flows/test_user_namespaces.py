@@ -257,8 +257,8 @@ def test_a_daemon_too_old_to_prove_anything_gets_the_commands_after_the_warning(
         listener.settimeout(SECONDS)
         tool = subprocess.Popen(command, env=environment, user=USER, cwd="/", stderr=subprocess.PIPE, text=True)
         with killed_after(tool):
-            with listener.accept()[0] as asked:
-                assert asked.recv(100) == frames.encode(frames.CREDENTIALS_REQUEST)
+            with listener.accept()[0] as connection:
+                assert connection.recv(100) == frames.encode(frames.CREDENTIALS_REQUEST)
             with listener.accept()[0] as given:
                 assert given.recv(100).startswith(frames.encode(frames.OPERATOR_HELLO))
             assert tool.stderr is not None

@@ -61,7 +61,7 @@ class Keeper:
         return worker.recv()
 
     def _end(self, why: str) -> str:
-        """End the worker, whatever it does; return why and what it said last."""
+        """End the worker, whatever it does; return why and what it reported last."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None

@@ -91,12 +91,12 @@ class OneDevice:
         return data
 
     def load(self, image: bytes) -> Loaded:
-        """Load code; Refused says why not."""
+        """Load code; Refused reports why not."""
         number, functions, variables = self._ask("load", image)
         return Loaded(number, {one.name: one for one in functions}, variables)
 
     def launch(self, module: Loaded, name: str, grid: Any, block: Any, shared: int, arguments: Sequence[Any]) -> None:
-        """Launch a kernel and wait for its end; AssertionError when it fails, and its device is opened anew."""
+        """Launch a kernel and wait for its end; AssertionError when it fails, and its device is opened again."""
         parameters = module.packed(name, arguments)
         code, reason = self._ask("launch", module.number, name, grid, block, shared, parameters)
         if code:
@@ -146,7 +146,7 @@ class Devices:
         return answer
 
     def drop(self) -> None:
-        """End the worker: the next request meets a new one, with its devices opened anew."""
+        """End the worker: the next request meets a new one, with its devices opened again."""
         assert self._connection is not None
         self._connection.send(None)
         self._connection.recv()

@@ -25,7 +25,7 @@ SECONDS = 120.0
 
 @contextlib.contextmanager
 def awake() -> Iterator[None]:
-    """Keep GPUs initialised meanwhile: when no process has its file open, a GPU takes a second or more to wake up."""
+    """Keep GPUs initialised: when no process has its file open, a GPU takes a second or more to wake up."""
     with contextlib.ExitStack() as files:
         for path in Path("/dev").glob("nvidia[0-9]*"):
             with contextlib.suppress(OSError):

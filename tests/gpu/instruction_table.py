@@ -1,6 +1,6 @@
 """The instructions of the random straight-line programs, and the registers they work on.
 
-Only instructions with one right answer: every rounding is said (what says none may be contracted), divisors are not
+Only instructions with one right answer: every rounding is stated (others may be contracted), divisors are not
 zero, fields of bits are where and as long as PTX allows, no absolute value is too great for its type, and nothing
 looks at the bits of a NaN, of which any is as good as another. The reasons are in
 docs/decisions/008-where-emulation-differs.md.

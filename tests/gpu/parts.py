@@ -21,7 +21,7 @@ REHEARSAL_SECONDS = 3600.0
 GRACE_SECONDS = 10.0
 """How long what a part started may take to end after it."""
 FEW_QUEUES = {"PYMPSD_DEVICE_CONNECTIONS": "16"}
-"""Enough where a test has one client: a context with 32 takes half a second to make, and seconds beside others."""
+"""Enough where a test has one client: a context with 32 takes half a second to make, and seconds next to others."""
 NO_TESTS = 5
 """pytest's exit status where an expression left none."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -92,7 +92,7 @@ class Running:
 class Runner:
     """Runs parts, in the given environment. ``output`` gets one file a part, where its tests report how they end.
 
-    That is written as they end, so that a run that is cut short says what failed; what pytest says of each process
+    That is written as they end, so a run that is cut short reports what failed; what pytest reports of each process
     comes behind it when that has ended.
     """
 
@@ -214,19 +214,19 @@ def _wait_for(pid: int, seconds: float) -> None:
 
 
 def _alive(pid: int) -> list[int]:
-    """Return the descendants of a process that are no zombies."""
+    """Return the descendants of a process that are not zombies."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             children = (task / "children").read_text()
         except OSError:
-            continue  # a thread that ended meanwhile
+            continue  # a thread that ended
         for child in map(int, children.split()):
             try:
                 state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
                 found += ([] if state in "ZX" else [child]) + _alive(child)
             except OSError:
-                continue  # it ended meanwhile
+                continue  # it ended
     return found
 
 

@@ -2,7 +2,7 @@
 
 ``-p tests.gpu.plugin``, from the checkout. Environment: PYMPSD_TEST_SHARD=2/4 runs every fourth test, from the
 second; PYMPSD_TEST_DEVICES=emulated,cuda has a process hold these devices for the whole run (tests/gpu/devices.py);
-PYMPSD_TEST_RECORD names a file to which the outcome of each test is written at once, by several processes if need be.
+PYMPSD_TEST_RECORD names a file to which the result of each test is written as it ends, even by several processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A process with devices open, that carries out the commands it gets through the port, and nothing else.
 
 ``python -m tests.gpu.port_worker FD BACKEND ...`` opens one device a backend, in this one process, each in an address
-window of its own. Requests and answers are pickled tuples over a socket; the keeper starts this process anew when a
-kernel has poisoned a device or never ends, for nothing else makes a GPU usable again.
+window of its own. Requests and answers are pickled tuples over a socket; the keeper starts this process again when a
+kernel has faulted a device or never ends, for nothing else makes a GPU usable again.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Bench:
         return int(result), "" if result == Result.SUCCESS else self.at_work.context.status.reason
 
 
-def facts_of(backend: str) -> DeviceProperties:
+def properties_of(backend: str) -> DeviceProperties:
     """Return what a device of a backend is."""
     if backend == "emulated":
         return evolve(describe("H200")[0], memory_bytes=DEVICE_BYTES)
@@ -88,10 +88,10 @@ def facts_of(backend: str) -> DeviceProperties:
 
 
 def main(fd: int, backends: list[str]) -> None:
-    """Open the devices, say so, and answer until the socket ends."""
+    """Open the devices, report it, and answer until the socket ends."""
     connection = Connection(fd)
     benches = [
-        Bench(open_device(ExecutorSetup("", ordinal, 1, backend, facts_of(backend))))
+        Bench(open_device(ExecutorSetup("", ordinal, 1, backend, properties_of(backend))))
         for ordinal, backend in enumerate(backends)
     ]
     connection.send(("done", None))

@@ -1,4 +1,4 @@
-"""Records in a file how tests end, at once: a run that is cut short would otherwise lose it."""
+"""Records in a file how tests end, immediately: a run that is cut short would otherwise lose it."""
 
 from __future__ import annotations
 

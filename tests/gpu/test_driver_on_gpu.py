@@ -28,8 +28,8 @@ GIB = 1 << 30
 MANY_STEPS = 300
 INSIDE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 FAULTS = ("CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED")
-NEWCOMER = ("init CUDA_SUCCESS", "init CUDA_ERROR_MPS_SERVER_NOT_READY")
-MUTE = 3
+NEW_CLIENT_RESULTS = ("init CUDA_SUCCESS", "init CUDA_ERROR_MPS_SERVER_NOT_READY")
+SILENT_CONNECTIONS = 3
 
 MakeDaemon = Callable[..., DaemonProcess]
 
@@ -187,21 +187,21 @@ def test_terminate_client(led: DaemonProcess) -> None:
 
 
 def test_a_fault_of_one_is_everybodys_until_all_have_left(led: DaemonProcess) -> None:
-    with client(led) as culprit, client(led) as neighbour, client(led) as newcomer, client(led) as following:
+    with client(led) as culprit, client(led) as neighbour, client(led) as new_client, client(led) as following:
         connected(culprit)
         connected(neighbour)
         (server,) = led.servers()
         assert culprit.ask("fault").split()[1] in FAULTS
         wait_until(lambda: neighbour.ask("sync").split()[1] in FAULTS, "the fault at the neighbour")
         assert led.say(f"get_server_status {server}") == "FAULT\n"
-        newcomer.send("init")
+        new_client.send("init")
         for one in (culprit, neighbour):
             one.kill()
         wait_until(lambda: led.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
         # Refused while it was FAULT, or let in after; the recording has one that is never answered, too.
-        if not newcomer.waits():
-            assert newcomer.answer() in NEWCOMER
-        newcomer.kill()
+        if not new_client.waits():
+            assert new_client.answer() in NEW_CLIENT_RESULTS
+        new_client.kill()
         connected(following)
         assert following.ask("launch") == "launch CUDA_SUCCESS"
         assert led.servers() == [server]
@@ -222,16 +222,16 @@ def test_a_forced_quit_ends_the_clients_work(led: DaemonProcess) -> None:
 
 def test_clients_that_never_speak_are_in_nobodys_way(led: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(running.pipe(led)))
-    mute = []
+    silent = []
     try:
         with client(led) as before, client(led) as after:
             connected(before)
-            mute = [be_handed_over() for _ in range(MUTE)]
+            silent = [be_handed_over() for _ in range(SILENT_CONNECTIONS)]
             connected(after)
             assert [each.ask("launch") for each in (before, after)] == ["launch CUDA_SUCCESS"] * 2
             assert listed(led) >= {before.pid, after.pid}
     finally:
-        for connection in mute:
+        for connection in silent:
             connection.close()
 
 
@@ -239,25 +239,25 @@ def test_clients_that_never_speak_are_in_nobodys_way(led: DaemonProcess, monkeyp
 
 
 def test_programs_outlive_the_daemon(led: DaemonProcess) -> None:
-    with client(led, "--loop") as loop, client(led) as newcomer:
+    with client(led, "--loop") as loop, client(led) as new_client:
         assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
         (server,) = led.servers()
         led.kill()
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
-        newcomer.send("init")
+        new_client.send("init")
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
-        assert newcomer.waits()
+        assert new_client.waits()
         done = led.start()
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-        assert newcomer.answer() == "init CUDA_SUCCESS"
-        assert newcomer.ask("ctx 0") == "ctx CUDA_SUCCESS"
-        assert newcomer.ask("launch") == "launch CUDA_SUCCESS"
+        assert new_client.answer() == "init CUDA_SUCCESS"
+        assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
+        assert new_client.ask("launch") == "launch CUDA_SUCCESS"
         assert led.servers() == [server]
-        assert listed(led) == {loop.pid, newcomer.pid}
+        assert listed(led) == {loop.pid, new_client.pid}
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
         word, result, steps, value = loop.ask("stop").split()
         assert (word, result, int(value)) == ("loop", "CUDA_SUCCESS", chain(int(steps)))
-        newcomer.exit()
+        new_client.exit()
         loop.exit()
         assert led.say("quit") == ""
         led.await_end()

@@ -60,9 +60,9 @@ def test_the_daemons_percentage_holds_and_can_be_changed_for_later_clients(
 
 def test_a_context_with_multiprocessors_of_its_own(start: Start) -> None:
     client = start()
-    for asked in (16, 40):
-        assert client.do(f"ctxaff 0 {asked}") == f"CUDA_SUCCESS {asked}"
-        assert len(places(client)) == asked
+    for requested in (16, 40):
+        assert client.do(f"ctxaff 0 {requested}") == f"CUDA_SUCCESS {requested}"
+        assert len(places(client)) == requested
 
 
 def test_a_memory_limit_is_seen_and_kept_to(daemon: DaemonProcess, start: Start) -> None:
@@ -148,7 +148,7 @@ def test_a_client_within_its_soft_limit_gets_the_memory_of_one_beyond(
         cgroups.move(owner.pid, "owner")
         for client in (guest, owner):
             client.connect()
-        # Other tests use the GPU meanwhile: there is some room for them, and too little for the owner.
+        # Other tests use the GPU: there is some room for them, and too little for the owner.
         while int(guest.do("mem").split()[0]) > 12 << 10:
             assert guest.do(f"alloc {2 << 30}").split()[0] == "CUDA_SUCCESS"
         assert owner.do(f"alloc {24 << 30}").split()[0] == "CUDA_SUCCESS", owner.do("error")

@@ -16,7 +16,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 
 def rows(daemon: DaemonProcess) -> list[list[str]]:
-    """Return what device_query says of the daemon's devices."""
+    """Return what device_query reports of the daemon's devices."""
     title, _, *lines = daemon.say("device_query --csv").splitlines()
     assert title == "Default"
     return [line.split(",") for line in lines]
@@ -67,7 +67,7 @@ def test_either_kind_of_worker_executes_what_clients_want(make_daemon: MakeDaemo
     assert worker_kinds() == [worker]
 
 
-def test_an_emulated_device_is_used_where_it_is_asked_for(make_daemon: MakeDaemon) -> None:
+def test_an_emulated_device_is_used_where_it_is_set(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="H200")
     assert daemon.start().returncode == 0
     assert [row[2] for row in rows(daemon)] == [describe("H200")[0].uuid]

@@ -53,12 +53,12 @@ def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: Dae
     wanted = [place for place in PERCENTAGES for _ in range(EACH)]
 
     def said(place: str) -> list[tuple[str, ...]]:
-        asked = "sms", f"alloc {GIB // 2}", f"alloc {3 * GIB // 2}"
+        requests = "sms", f"alloc {GIB // 2}", f"alloc {3 * GIB // 2}"
         found = []
         for _ in range(ROUNDS):
             with client(named, settings=at(named, place)) as one:
                 connected(one)
-                found.append(tuple(one.ask(line).split()[-1] for line in asked))
+                found.append(tuple(one.ask(line).split()[-1] for line in requests))
         return found
 
     with ThreadPoolExecutor(len(wanted)) as pool:

@@ -55,7 +55,7 @@ def test_line_ends_and_escapes_cannot_forge_a_line() -> None:
     assert sanitise(b"a\n[2026] b\r\x1b[31m\xe2\x80\xa8c\xe2\x80\xaed") == "a [2026] b  [31m c d"
 
 
-def test_a_terminal_that_shows_a_line_is_not_told_what_to_do() -> None:
+def test_a_line_on_a_terminal_has_no_control_sequences() -> None:
     text = b"Cmd:\x1b[2J\x9b1m\xc2\x9b2m\x07\x08\x7f\tend\xe9\n second line"
     shown = line(0, "Control", 1, text.decode("utf-8", "surrogateescape")).partition(b"] ")[2]
     assert shown == b"Cmd:\\x1b[2J\\x9b1m\\x9b2m\\x07\\x08\\x7f\tend\xe9\n second line\n"
@@ -197,7 +197,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes files of several u
 
 
 @as_root
-def test_a_log_that_a_stranger_has_linked_is_not_written(tmp_path: Path) -> None:
+def test_a_log_that_another_user_has_linked_is_not_written(tmp_path: Path) -> None:
     secret, folder = tmp_path / "secret", tmp_path / "log"
     secret.write_text("x")
     folder.mkdir()

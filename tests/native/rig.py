@@ -29,7 +29,7 @@ from tests.native.fake_driver import FakeDriver
 
 SECONDS: Final = 30.0
 """The limit of every wait."""
-SERIAL: Final = 1
+CONTEXT_ID: Final = 1
 MODULE: Final = 0x3000
 FUNCTION: Final = 0xF00D
 PARAMETER_BYTES: Final = 12
@@ -76,19 +76,19 @@ class Rig:
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
         self.worker = NativeWorker(self.server_end.fileno(), address, self.driver.native_access(), self.spin_ns)
         self.default_stream = self.driver.stream(is_default=True)
-        self.context = self.add_context(SERIAL, self.default_stream)
+        self.context = self.add_context(CONTEXT_ID, self.default_stream)
 
-    def add_context(self, serial: int, default: StreamState) -> ContextState:
+    def add_context(self, context: int, default: StreamState) -> ContextState:
         """Add a context with a default stream and the module."""
         state = ContextState(default_stream=ctypes.pointer(default))
-        self.worker.add_context(serial, state)
-        self.worker.add_module(serial, MODULE, (KernelRow * len(KERNELS))(*KERNELS))
+        self.worker.add_context(context, state)
+        self.worker.add_module(context, MODULE, (KernelRow * len(KERNELS))(*KERNELS))
         return state
 
-    def add_stream(self, handle: int, blocking: bool = False, serial: int = SERIAL) -> StreamState:
+    def add_stream(self, handle: int, blocking: bool = False, context: int = CONTEXT_ID) -> StreamState:
         """Add a stream to a context."""
         stream = self.driver.stream(blocking=blocking)
-        self.worker.add_stream(serial, handle, stream)
+        self.worker.add_stream(context, handle, stream)
         return stream
 
     # --- the client
@@ -118,7 +118,7 @@ class Rig:
     def pack(self, name: str, *operands: int, **options: object) -> bytes:
         """Return a record of the context with the next sequence number."""
         self._sequence += 1
-        return records.pack(name, SERIAL, self._sequence, *operands, **options)  # type: ignore[arg-type]
+        return records.pack(name, CONTEXT_ID, self._sequence, *operands, **options)  # type: ignore[arg-type]
 
     def launch(self, stream: int = 0, parameters: bytes = bytes(PARAMETER_BYTES), **options: object) -> bytes:
         """Return a launch of one block of one thread."""

@@ -148,7 +148,7 @@ def test_answers_of_both_arrive_whole_whatever_the_client_reads(rig: Rig, seed: 
 
 
 def test_an_answer_with_a_descriptor_that_is_written_in_parts_stays_whole(rig: Rig) -> None:
-    """The answers queued after it are written with it, more than the socket takes at once."""
+    """The answers queued after it are written with it, more than the socket takes at the same time."""
     rig.start()
     for _ in range(20):
         _bring_with_much_behind(rig)

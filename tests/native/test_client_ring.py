@@ -18,7 +18,7 @@ from pympsd_client._command_stream.transport import Transport
 from pympsd_server.executor.record_source import SHARED_BYTES
 from pympsd_server.native.worker import DeclinedRecord
 from tests.native.fake_driver import LAUNCH, WRITE_VALUE, FakeDriver
-from tests.native.rig import SECONDS, SERIAL, Rig
+from tests.native.rig import CONTEXT_ID, SECONDS, Rig
 
 THREADS, EACH = 4, 3000
 LARGE = RECORD_BYTES
@@ -72,7 +72,7 @@ def test_each_of_several_threads_gets_its_answers(rig: Rig, driver: FakeDriver, 
             sequence = transport.sequence()
             operands = [0] * len(records.BY_NAME[name].operands)
             transport.post(rig.launch())
-            _, result, body = transport.call(sequence, records.pack(name, SERIAL, sequence, *operands))
+            _, result, body = transport.call(sequence, records.pack(name, CONTEXT_ID, sequence, *operands))
             got.append((result, body))
 
     threads = [threading.Thread(target=call, args=(name,)) for name in ("SYNCHRONIZE_STREAM", "MEMORY_INFO") * 2]
@@ -114,7 +114,7 @@ def test_the_executors_end_is_an_error_when_ringing_the_bell(rig: Rig, transport
 def test_the_executors_end_is_an_error_for_a_wait(rig: Rig, transport: Transport) -> None:
     rig.start()
     sequence = transport.sequence()
-    wait = records.pack("SYNCHRONIZE_STREAM", SERIAL, sequence, 0)
+    wait = records.pack("SYNCHRONIZE_STREAM", CONTEXT_ID, sequence, 0)
     transport.post(rig.launch())
 
     def end() -> None:
@@ -157,7 +157,7 @@ def test_polling_notices_an_answer(rig: Rig) -> None:
 
 
 def test_polling_after_an_answer_polls_for_the_next(rig: Rig) -> None:
-    rig.words[SPIN_COUNT // 8] = 500_000  # some milliseconds, beside which nothing else counts
+    rig.words[SPIN_COUNT // 8] = 500_000  # some milliseconds, next to which nothing else counts
     ring = Ring(rig.client_memory, SHARED_BYTES)
     rig.worker.send(b"x" * 24)
     began = time.thread_time()  # independent of other work on the processor

@@ -13,7 +13,7 @@ from pympsd.wire import records
 from pympsd_server.native import worker as native
 from pympsd_server.native.worker import DeclinedRecord
 from tests.native.fake_driver import LAUNCH, WRITE_VALUE, FakeDriver
-from tests.native.rig import SECONDS, SERIAL, Rig
+from tests.native.rig import CONTEXT_ID, SECONDS, Rig
 
 STREAM, OTHER = 0x10, 0x11
 BRIEF = 0.05
@@ -37,7 +37,7 @@ def _sequence(record: bytes) -> int:
     return int(records.HEADER.unpack_from(record)[4])
 
 
-def test_a_wait_in_a_context_that_is_poisoned_goes_to_python(rig: Rig, driver: FakeDriver) -> None:
+def test_a_wait_in_a_faulted_context_goes_to_python(rig: Rig, driver: FakeDriver) -> None:
     record = _waiting(rig)
     rig.context.closed = 1
     assert rig.run() == [DeclinedRecord(record, 0)]
@@ -49,24 +49,24 @@ def test_a_wait_in_a_context_that_is_poisoned_goes_to_python(rig: Rig, driver: F
 def test_a_wait_in_a_context_that_is_dropped_goes_to_python(rig: Rig, driver: FakeDriver) -> None:
     record = _waiting(rig)
     other = rig.driver.stream(is_default=True)
-    rig.add_context(SERIAL + 1, other)
-    rig.worker.drop_context(SERIAL, BRIEF)
+    rig.add_context(CONTEXT_ID + 1, other)
+    rig.worker.drop_context(CONTEXT_ID, BRIEF)
     assert rig.run() == [DeclinedRecord(record, 0)]
     launch = rig.launch()
     assert rig.run(launch) == [DeclinedRecord(launch, 0)]
-    rig.worker.drop_context(SERIAL, BRIEF)  # again, which has no effect
+    rig.worker.drop_context(CONTEXT_ID, BRIEF)  # again, which has no effect
     driver.advance(rig.default_stream)
     assert rig.run() == []
 
 
 def test_other_contexts_continue(rig: Rig, driver: FakeDriver) -> None:
     other = rig.driver.stream(is_default=True)
-    rig.add_context(SERIAL + 1, other)
-    rig.worker.drop_context(SERIAL, BRIEF)
-    record = records.pack("SYNCHRONIZE_CONTEXT", SERIAL + 1, 99)
+    rig.add_context(CONTEXT_ID + 1, other)
+    rig.worker.drop_context(CONTEXT_ID, BRIEF)
+    record = records.pack("SYNCHRONIZE_CONTEXT", CONTEXT_ID + 1, 99)
     launch = rig.launch()
     opcode, flags, length, _, sequence = records.HEADER.unpack_from(launch)
-    launch = records.HEADER.pack(opcode, flags, length, SERIAL + 1, sequence) + launch[records.HEADER_BYTES :]
+    launch = records.HEADER.pack(opcode, flags, length, CONTEXT_ID + 1, sequence) + launch[records.HEADER_BYTES :]
     assert rig.run(launch, record) == []
     driver.advance(other)
     assert rig.run() == []
@@ -75,7 +75,7 @@ def test_other_contexts_continue(rig: Rig, driver: FakeDriver) -> None:
 
 def test_the_objects_of_a_dropped_context_are_freed(rig: Rig, leaked: list[object]) -> None:
     rig.add_stream(STREAM)
-    rig.worker.drop_context(SERIAL, BRIEF)
+    rig.worker.drop_context(CONTEXT_ID, BRIEF)
     assert rig.worker._objects == {}
     assert rig.worker._states == {}
     assert leaked == []
@@ -92,7 +92,7 @@ def test_dropping_a_context_during_a_driver_call_is_bounded(
     rig.put(rig.launch(), record)
     driver.wait_until_held(kind)
     began = time.monotonic()
-    rig.worker.drop_context(SERIAL, BRIEF)
+    rig.worker.drop_context(CONTEXT_ID, BRIEF)
     assert BRIEF <= time.monotonic() - began < SECONDS
     # The driver's call still uses the context, so it and everything that it points to are kept.
     assert rig.worker in leaked
@@ -112,7 +112,7 @@ def test_dropping_a_context_waits_for_a_driver_call(rig: Rig, driver: FakeDriver
     rig.start()
     rig.put(rig.launch())
     driver.wait_until_held(LAUNCH)
-    dropper = threading.Thread(target=rig.worker.drop_context, args=(SERIAL, SECONDS))
+    dropper = threading.Thread(target=rig.worker.drop_context, args=(CONTEXT_ID, SECONDS))
     dropper.start()
     dropper.join(BRIEF)
     assert dropper.is_alive(), "it waits for the driver"
@@ -127,18 +127,18 @@ def test_contexts_are_dropped_while_their_records_are_executed(rig: Rig, leaked:
     """A deliberate race; a sanitizer finds what a plain run may survive."""
     rig.start()
     declined = 0
-    for serial in range(100, 600):
+    for context in range(100, 600):
         default = rig.driver.stream(is_default=True)
         rig.driver._made -= 1  # one stream for all of them
-        rig.add_context(serial, default)
-        record = records.pack("SYNCHRONIZE_CONTEXT", serial, serial)
+        rig.add_context(context, default)
+        record = records.pack("SYNCHRONIZE_CONTEXT", context, context)
         launch = rig.launch()
         opcode, flags, length, _, sequence = records.HEADER.unpack_from(launch)
-        launch = records.HEADER.pack(opcode, flags, length, serial, sequence) + launch[records.HEADER_BYTES :]
+        launch = records.HEADER.pack(opcode, flags, length, context, sequence) + launch[records.HEADER_BYTES :]
         rig.put(launch, record)
-        for _ in range(serial % 50 * 20):
+        for _ in range(context % 50 * 20):
             pass
-        rig.worker.drop_context(serial, SECONDS)
+        rig.worker.drop_context(context, SECONDS)
         while (taken := rig.next()) is not None and taken.record != record:
             assert taken.record == launch
         assert taken is not None
@@ -153,7 +153,7 @@ def test_contexts_are_dropped_while_their_records_are_executed(rig: Rig, leaked:
 def test_a_wait_for_a_destroyed_stream_is_answered_by_its_marker(rig: Rig, driver: FakeDriver) -> None:
     stream = rig.add_stream(STREAM)
     record = _waiting(rig, STREAM)
-    rig.worker.drop_stream(SERIAL, STREAM)
+    rig.worker.drop_stream(CONTEXT_ID, STREAM)
     late = rig.launch(STREAM)
     assert rig.run(late) == [DeclinedRecord(late, 0)]
     completed = stream.completed
@@ -166,7 +166,7 @@ def test_a_wait_for_a_destroyed_stream_is_answered_by_its_marker(rig: Rig, drive
 def test_a_stream_that_reuses_a_handle_is_another_stream(rig: Rig, driver: FakeDriver) -> None:
     first = rig.add_stream(STREAM)
     record = _waiting(rig, STREAM)
-    rig.worker.drop_stream(SERIAL, STREAM)
+    rig.worker.drop_stream(CONTEXT_ID, STREAM)
     second = rig.add_stream(STREAM)
     assert rig.run(rig.launch(STREAM)) == []
     driver.advance(second)
@@ -179,10 +179,10 @@ def test_a_stream_that_reuses_a_handle_is_another_stream(rig: Rig, driver: FakeD
 
 
 def test_dropping_unknown_streams_and_modules_has_no_effect(rig: Rig) -> None:
-    rig.worker.drop_stream(SERIAL + 7, STREAM)
-    rig.worker.drop_stream(SERIAL, STREAM)
-    rig.worker.drop_module(SERIAL + 7, STREAM)
-    rig.worker.drop_module(SERIAL, STREAM)
+    rig.worker.drop_stream(CONTEXT_ID + 7, STREAM)
+    rig.worker.drop_stream(CONTEXT_ID, STREAM)
+    rig.worker.drop_module(CONTEXT_ID + 7, STREAM)
+    rig.worker.drop_module(CONTEXT_ID, STREAM)
     assert rig.run(rig.launch()) == []
 
 

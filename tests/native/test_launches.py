@@ -23,7 +23,7 @@ from tests.native.fake_driver import (
     THREADS_LIMIT,
     FakeDriver,
 )
-from tests.native.rig import FUNCTION, KERNELS, MODULE, PARAMETER_BYTES, SECONDS, SERIAL, Rig, source_constant
+from tests.native.rig import CONTEXT_ID, FUNCTION, KERNELS, MODULE, PARAMETER_BYTES, SECONDS, Rig, source_constant
 
 STREAM, OTHER = 0x10, 0x11
 LAUNCH_FAILED = 719
@@ -114,11 +114,11 @@ def _too_long(rig: Rig) -> bytes:
 
 
 def _without_operands(rig: Rig) -> bytes:
-    return records.HEADER.pack(records.BY_NAME["LAUNCH"].opcode, 0, records.HEADER_BYTES, SERIAL, 1)
+    return records.HEADER.pack(records.BY_NAME["LAUNCH"].opcode, 0, records.HEADER_BYTES, CONTEXT_ID, 1)
 
 
 def _of_another_context(rig: Rig) -> bytes:
-    return records.pack("LAUNCH", SERIAL + 1, 1, 0, MODULE, 0, *[1] * 6, 0, PARAMETER_BYTES, tail=bytes(12))
+    return records.pack("LAUNCH", CONTEXT_ID + 1, 1, 0, MODULE, 0, *[1] * 6, 0, PARAMETER_BYTES, tail=bytes(12))
 
 
 REASONS: dict[str, Callable[[Rig], bytes]] = {
@@ -162,7 +162,7 @@ def test_a_launch_goes_to_python_because_of(rig: Rig, driver: FakeDriver, reason
 
 
 def test_a_launch_beyond_the_devices_threads_goes_to_python(rig: Rig) -> None:
-    rig.worker.add_module(SERIAL, 0x77, (KernelRow * 1)((FUNCTION, 0, 2 * THREADS_LIMIT, 0, 0)))
+    rig.worker.add_module(CONTEXT_ID, 0x77, (KernelRow * 1)((FUNCTION, 0, 2 * THREADS_LIMIT, 0, 0)))
     good = rig.pack("LAUNCH", 0, 0x77, 0, 1, 1, 1, THREADS_LIMIT // 32, 32, 1, 0, 0)
     bad = rig.pack("LAUNCH", 0, 0x77, 0, 1, 1, 1, THREADS_LIMIT // 32, 33, 1, 0, 0)
     assert rig.run(good, bad) == [DeclinedRecord(bad, 0)]
@@ -170,24 +170,24 @@ def test_a_launch_beyond_the_devices_threads_goes_to_python(rig: Rig) -> None:
 
 def test_a_row_past_the_end_of_a_module_is_not_used(rig: Rig) -> None:
     rows = (KernelRow * 3)(*[(FUNCTION, 0, 1024, 0, 0)] * 3)
-    rig.worker.add_module(SERIAL, 0x77, (KernelRow * 2).from_buffer(rows))
+    rig.worker.add_module(CONTEXT_ID, 0x77, (KernelRow * 2).from_buffer(rows))
     some = [rig.pack("LAUNCH", 0, 0x77, function, *[1] * 6, 0, 0) for function in range(3)]
     assert rig.run(*some) == [DeclinedRecord(some[2], 0)]
 
 
 def test_static_and_dynamic_shared_memory_count_together(rig: Rig) -> None:
     rows = (KernelRow * 1)((FUNCTION, 0, 1024, 1024, MAX_SHARED_BYTES))
-    rig.worker.add_module(SERIAL, 0x77, rows)
+    rig.worker.add_module(CONTEXT_ID, 0x77, rows)
     good = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, MAX_SHARED_BYTES - 1024, 0)
     bad = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, MAX_SHARED_BYTES - 1023, 0)
     assert rig.run(good, bad) == [DeclinedRecord(bad, 0)]
     rows[0].dynamic_bytes = 0
     again = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, 1, 0)
-    assert rig.run(again) == [DeclinedRecord(again, 0)], "a change by Python counts at once"
+    assert rig.run(again) == [DeclinedRecord(again, 0)], "a change by Python counts immediately"
 
 
 def test_a_launch_of_an_unloaded_module_goes_to_python(rig: Rig) -> None:
-    rig.worker.drop_module(SERIAL, MODULE)
+    rig.worker.drop_module(CONTEXT_ID, MODULE)
     record = rig.launch()
     assert rig.run(record) == [DeclinedRecord(record, 0)]
 

@@ -66,7 +66,7 @@ def _await_head(ring: Ring, words: memoryview, worker: threading.Thread) -> None
     began = time.monotonic()
     while words[head] != words[tail]:
         late = time.monotonic() - began > STALLED_SECONDS
-        # Check the record last: the worker may take it meanwhile and sleep again.
+        # Check the record last: the worker may take it and sleep again.
         is_lost = late and _is_waiting(worker) and ring.asleep and words[head] != words[tail]
         assert not is_lost, "a wake-up was lost"
 

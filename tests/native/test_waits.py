@@ -10,7 +10,7 @@ from pympsd.wire import records
 from pympsd_server.native.states import StreamState
 from pympsd_server.native.worker import DeclinedRecord
 from tests.native.fake_driver import WRITE_VALUE, FakeDriver
-from tests.native.rig import SERIAL, Rig, source_constant
+from tests.native.rig import CONTEXT_ID, Rig, source_constant
 
 STREAMS = tuple(range(0x10, 0x18))
 MAX_PENDING = source_constant("worker.c", "MAX_PENDING")
@@ -192,7 +192,7 @@ def test_a_record_that_is_too_long_goes_to_python(rig: Rig, name: str) -> None:
 @pytest.mark.parametrize("name", ["SYNCHRONIZE_STREAM", "QUERY_STREAM"])
 def test_a_record_without_its_stream_goes_to_python(rig: Rig, name: str) -> None:
     opcode = records.BY_NAME[name].opcode
-    record = records.HEADER.pack(opcode, 0, records.HEADER_BYTES, SERIAL, 1)
+    record = records.HEADER.pack(opcode, 0, records.HEADER_BYTES, CONTEXT_ID, 1)
     assert rig.run(record) == [DeclinedRecord(record, 0)]
 
 

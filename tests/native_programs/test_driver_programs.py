@@ -102,8 +102,8 @@ def test_a_python_that_the_program_has_loaded_for_itself_only(
     way: str, results: str, sentence: str, compile_program: Compile, run: Callable[..., Ran]
 ) -> None:
     library = f"libpython3.{sys.version_info.minor}.so.1.0"
-    beside = Path(sys.base_prefix, "lib", library)
-    ran = run(compile_program("loaded_python"), beside if beside.exists() else library, way)
+    neighbour = Path(sys.base_prefix, "lib", library)
+    ran = run(compile_program("loaded_python"), neighbour if neighbour.exists() else library, way)
     assert ran.stdout == results, ran.stderr
     assert ran.stderr.endswith(sentence)
     assert ran.stderr.count("\n") == (way == "waits")
@@ -119,7 +119,7 @@ def test_a_python_that_is_too_old_is_refused_with_its_version(
     )
 
 
-def test_a_library_that_was_copied_is_told_apart_from_an_installation(
+def test_a_copied_library_is_not_taken_for_an_installed_one(
     compile_program: Compile, run: Callable[..., Ran]
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
@@ -150,6 +150,18 @@ def test_a_signal_ends_the_program(compile_program: Compile, environment: dict[s
         assert running.stdout.readline() == "waiting\n"
         running.send_signal(signal.SIGINT)
         assert running.wait(SECONDS) == -signal.SIGINT
+
+
+def test_a_program_that_leaves_little_to_its_libraries(
+    compile_program: Compile, run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    ran = run(compile_program("confined"), tmp_path / "messages")
+    assert ran.stdout.splitlines() == ["16 KB: 304", "16 KB: 304", "128 KB: 0", "16 KB: 304", "interrupted 1"]
+    assert ran.returncode == 0
+    assert (tmp_path / "messages").read_text() == (
+        "pympsd: a thread cannot use CUDA: its stack of 16 KB is too small; start it with 128 KB or more "
+        "(pthread_attr_setstacksize)\n"
+    )
 
 
 def test_a_program_that_only_initializes(compile_program: Compile, run: Callable[..., Ran]) -> None:
@@ -220,6 +232,7 @@ print([name for name in sys.argv[1:] if not hasattr(library, name)])
 
 def test_every_documented_function_is_exported(run: Callable[..., Ran]) -> None:
     names = read_table("libcuda")
-    assert len(names) > 630
+    assert len(names) > 660
+    assert "cuGraphicsGLRegisterBuffer" in names
     ran = run(sys.executable, "-c", EXPORTED, *names)
     assert ran.stdout == "[]\n", ran.stderr

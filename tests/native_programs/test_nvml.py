@@ -268,6 +268,21 @@ def test_a_program_in_the_directory_of_a_namespace(pipe: Path, monkeypatch: pyte
     assert nvml.call("nvmlShutdown") == 0
 
 
+def test_a_device_plugin_of_kubernetes_gets_what_it_requests(nvml: Nvml) -> None:
+    """What its device plugin, its DRA driver and go-nvlib call for a GPU that is not divided."""
+    first, _ = nvml.handles()
+    mode = (ctypes.c_uint * 2)(8 | 1 << 24, 7)  # nvmlDeviceAddressingMode_v1_t: its version, and the mode
+    assert nvml.call("nvmlDeviceGetAddressingMode", first, mode) == 0
+    assert mode[1] == 0, "none: the emulated GPU does not reach pageable memory"
+    mode[0] += 1
+    assert nvml.call("nvmlDeviceGetAddressingMode", first, mode) == VERSION
+    assert nvml.call("nvmlDeviceGetAddressingMode", first, None) == INVALID
+    for name in ("GetVirtualizationMode", "GetPersistenceMode", "GetMaxMigDeviceCount", "IsMigDeviceHandle"):
+        assert nvml.number(f"nvmlDevice{name}", first) == 0
+    for name in ("GetGpuFabricInfo", "GetGpuInstanceProfileInfo", "GetAttributes_v2"):  # neither NVLink nor MIG
+        assert nvml.call(f"nvmlDevice{name}", first, ctypes.create_string_buffer(512)) == NOT_SUPPORTED
+
+
 def test_arguments_as_c_passes_them(nvml: Nvml) -> None:
     first, text = nvml.handles()[0], ctypes.create_string_buffer(96)
     structure = (ctypes.c_uint * 64)(40)
@@ -394,7 +409,7 @@ def test_without_a_daemon_the_environment_describes_the_machine(
     expected = [device.uuid for device in describe("3xA100")]
     assert [nvml.text("nvmlDeviceGetUUID", handle) for handle in nvml.handles()] == expected
     assert nvml.call("nvmlShutdown") == 0
-    # Nothing says that it is emulated: the driver is asked, and pympsd's libcuda.so.1 must not answer for it.
+    # Nothing reports that it is emulated: the driver is asked, and pympsd's libcuda.so.1 must not answer for it.
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nonexistent:{LIBRARY.parent}")
     monkeypatch.delenv("PYMPSD_BACKEND")
     monkeypatch.delenv("PYMPSD_EMULATED_DEVICES")

@@ -191,7 +191,7 @@ def test_the_periods_hold_everything_and_never_overlap(
         assert sum(began <= one.began and one.ended <= ended for began, ended in periods) == 1
 
 
-def test_the_legend_is_beside_the_data(tmp_path: Path) -> None:
+def test_the_legend_is_next_to_the_data(tmp_path: Path) -> None:
     trace = TraceFile.make(str(tmp_path / "t"))
     for pid in range(1, 30):
         trace.name(pid, f"client {pid}: python")

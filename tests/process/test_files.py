@@ -97,28 +97,28 @@ def test_the_result_is_what_the_kernel_allows(
         place.mkdir(parents=True)
         (place / "file").write_text("")
         (top / "way").chmod(0o755)
-        asked = _linked(top, place, link)
+        path = _linked(top, place, link)
         for folder, (mode, (uid, gid)) in zip(made, folders, strict=True):
             os.chown(folder, uid, gid)
             folder.chmod(mode)
-        computed = unreachable_folder(str(asked), UID, frozenset({GID + 9, *groups}))
-        assert (computed is None) == _reachable_as(asked, UID, GID + 9, groups)
+        computed = unreachable_folder(str(path), UID, frozenset({GID + 9, *groups}))
+        assert (computed is None) == _reachable_as(path, UID, GID + 9, groups)
         assert computed is None or Path(computed).resolve() in made
 
 
 def _linked(top: Path, place: Path, link: str | None) -> Path:
-    beside = top / "beside"
-    beside.mkdir(mode=0o755)
+    sibling = top / "beside"
+    sibling.mkdir(mode=0o755)
     if link == "file":
-        (beside / "file").symlink_to(os.path.relpath(place / "file", beside))
-        return beside / "file"
+        (sibling / "file").symlink_to(os.path.relpath(place / "file", sibling))
+        return sibling / "file"
     if link == "folder":
-        (beside / "folder").symlink_to(place)
-        return beside / "folder" / "file"
+        (sibling / "folder").symlink_to(place)
+        return sibling / "folder" / "file"
     if link == "chain":
-        (beside / "a").symlink_to(place)
-        (beside / "b").symlink_to("a")
-        return beside / "b" / "file"
+        (sibling / "a").symlink_to(place)
+        (sibling / "b").symlink_to("a")
+        return sibling / "b" / "file"
     return place / "file"
 
 

@@ -62,7 +62,7 @@ def daemon() -> Iterator[DaemonProcess]:
 
 @pytest.fixture(scope="session")
 def cuda_12() -> str:
-    """The folder of cuda-bindings 12.9, for PYTHONPATH: installed once, beside this environment's own packages.
+    """The folder of cuda-bindings 12.9, for PYTHONPATH: installed once, next to this environment's own packages.
 
     Without an index to install it from its tests are skipped, but not in .ci/run.
     """

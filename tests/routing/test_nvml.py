@@ -71,7 +71,7 @@ print(len(own), own[0].used_gpu_memory >= 64 << 20)
     assert run(INITIALIZED + program).stdout == "True True\n1 True\n"
 
 
-def test_a_process_that_has_asked_may_fork_and_use_cuda(run: Run) -> None:
+def test_a_process_that_has_probed_may_fork_and_use_cuda(run: Run) -> None:
     program = """
 if os.fork() == 0:
     context()

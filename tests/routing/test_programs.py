@@ -159,16 +159,22 @@ class Holder:
         self.calls = [
             (cuda.cuMemGetInfo,), (cuda.cuCtxGetCurrent,), (cuda.cuCtxPushCurrent, context),
             (cuda.cuMemFreeAsync, self.memory, self.stream), (cuda.cuCtxPopCurrent,),
-            (cuda.cuStreamDestroy, self.stream), (cuda.cuMemAlloc, 16),
+            (cuda.cuStreamDestroy, self.stream), (cuda.cuMemAlloc, 16), (cuda.cuCtxSynchronize,),
+            (cuda.cuDeviceGetDefaultMemPool, 0), (cuda.cuMemPoolTrimTo, 0, 0),
         ]
+        self.error, self.texts = cuda.CUresult.CUDA_ERROR_DEINITIALIZED, (cuda.cuGetErrorName, cuda.cuGetErrorString)
     def __del__(self):
-        self.put(1, b"destructor %d %d %d %d %d %d %d\\n" % tuple(call(*given)[0] for call, *given in self.calls))
+        results = bytes(48 + int(call(*given)[0]) for call, *given in self.calls)
+        self.put(1, b"destructor %s %s: %s\\n" % (results, *(text(self.error)[1] for text in self.texts)))
 atexit.register(lambda: print("atexit", int(cuda.cuMemAlloc(16)[0]), flush=True))
 builtins.kept = Holder(context())
 """
-    # What frees succeeds, as with a driver, and what cuda.core calls before; other calls are DEINITIALIZED.
+    # What frees succeeds, as with a driver, and what cuda.core and Taichi call before; other calls are DEINITIALIZED.
     done = run(late)
-    assert (done.stdout, done.stderr) == ("atexit 0\ndestructor 4 0 0 0 0 0 4\n", "")
+    assert (done.stdout, done.stderr) == (
+        "atexit 0\ndestructor 4000004000 CUDA_ERROR_DEINITIALIZED: driver shutting down\n",
+        "",
+    )
 
 
 def test_a_thread_that_goes_on_calling(run: Run) -> None:

@@ -1,6 +1,6 @@
 """What scripts/bench vendor measures where there is no GPU: a fake CUDA program with the commands of its clients.
 
-``PTX``: begins at once, and knows ``launch`` (baseline.c). ``PTX join``: waits for the line ``join`` (join.c).
+``PTX``: begins immediately, and knows ``launch`` (baseline.c). ``PTX join``: waits for the line ``join`` (join.c).
 """
 
 from __future__ import annotations

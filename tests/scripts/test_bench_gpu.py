@@ -69,7 +69,7 @@ def test_what_just_reaches_the_targets_meets_them() -> None:
     assert {row.verdict for row in judged} == {"met"}
 
 
-def test_the_targets_are_those_that_were_asked_for() -> None:
+def test_the_targets_are_the_requested_ones() -> None:
     targets = {(row.what, row.against): row.target for row in ratios.rows(good_figures()) if row.target}
     kernels = ["10 µs x 1 block", "100 µs x 8 blocks", "1 ms x 16 blocks", "~2 µs x 4 blocks"]
     launches = {f"launches/s, {kernel}": kernel for kernel in kernels}
@@ -126,7 +126,7 @@ def test_what_was_not_measured_is_said_to_be_so() -> None:
     assert "| - " in ratios.table([row])
 
 
-def test_a_target_for_clients_that_were_not_asked_for_judges_nothing() -> None:
+def test_a_target_for_clients_that_did_not_run_judges_nothing() -> None:
     [row] = [
         row
         for row in ratios.rows(good_figures(), (1, 2))
@@ -135,7 +135,7 @@ def test_a_target_for_clients_that_were_not_asked_for_judges_nothing() -> None:
     assert (row.target, row.verdict, set(row.ratios)) == ("", "", {2})
 
 
-def test_only_the_sections_that_were_asked_for_have_rows() -> None:
+def test_only_the_requested_sections_have_rows() -> None:
     figures = good_figures()
     figures.sections = [single.COPIES]
     assert [row.what for row in ratios.rows(figures)] == [f"256 MiB {kind}" for kind in single.KINDS]
@@ -149,7 +149,7 @@ def test_the_table_is_rectangular_with_a_column_for_each_number_of_clients() -> 
 
 def test_figures_are_kept_and_read_again(tmp_path: Path) -> None:
     figures = good_figures()
-    figures.facts = {"gpu": "a GPU", "counts": [1, 2], "worker": "native"}
+    figures.conditions = {"gpu": "a GPU", "counts": [1, 2], "worker": "native"}
     figures.fail("a cell", "a reason")
     figures.leave_out("a way", "it is not here")
     figures.save(tmp_path / "figures.json")
@@ -159,7 +159,7 @@ def test_figures_are_kept_and_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("worker", "status"), [("native", 0), ("python", 1), ("unknown", 1), ("mixed", 1)])
 def test_a_run_of_other_than_native_workers_does_not_count(tmp_path: Path, worker: str, status: int) -> None:
     figures = good_figures()
-    figures.facts = {"counts": COUNTS, "worker": worker, "rehearsal": False, "ways": list(measure.SECTIONS_OF)}
+    figures.conditions = {"counts": COUNTS, "worker": worker, "rehearsal": False, "ways": list(measure.SECTIONS_OF)}
     figures.save(tmp_path / "figures.json")
     assert measure.main(["--reprint", str(tmp_path / "figures.json")]) == status
 
@@ -167,7 +167,7 @@ def test_a_run_of_other_than_native_workers_does_not_count(tmp_path: Path, worke
 @pytest.mark.parametrize("what", ["a missed target", "a failure"])
 def test_what_went_wrong_makes_the_exit_status_1(tmp_path: Path, what: str) -> None:
     figures = good_figures()
-    figures.facts = {"counts": COUNTS, "worker": "native", "rehearsal": False, "ways": list(measure.SECTIONS_OF)}
+    figures.conditions = {"counts": COUNTS, "worker": "native", "rehearsal": False, "ways": list(measure.SECTIONS_OF)}
     if what == "a failure":
         figures.fail("a cell", "a reason")
     else:
@@ -329,7 +329,7 @@ def test_a_run_ends_at_once_where_the_workers_are_not_native() -> None:
     run = run_of(1)
     with pytest.raises(SystemExit, match="not native but python"):
         measure._measure_way(run, ways.PYMPSD, running)
-    assert run.figures.facts["worker"] == "python"
+    assert run.figures.conditions["worker"] == "python"
 
 
 def test_the_environment_of_clients_names_no_other_mps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,11 +376,11 @@ def rehearse(environment: dict[str, str], *words: str) -> subprocess.CompletedPr
 @pytest.mark.long
 def test_a_rehearsal_measures_everything_and_leaves_no_process(fake_drivers: dict[str, str], tmp_path: Path) -> None:
     place = tmp_path / "figures.json"
-    asked = "--ways pympsd,bindings,slicing,vendor,prototype --counts 1,2 --seconds 0.05 --commit abc"
-    done = rehearse(fake_drivers, *asked.split(), "--json", str(place))
+    options = "--ways pympsd,bindings,slicing,vendor,prototype --counts 1,2 --seconds 0.05 --commit abc"
+    done = rehearse(fake_drivers, *options.split(), "--json", str(place))
     assert done.returncode == 0, (done.stdout, done.stderr)
     figures = Figures.load(place)
-    assert (figures.failures, figures.left_out, figures.facts["commit"]) == ([], [], "abc")
+    assert (figures.failures, figures.left_out, figures.conditions["commit"]) == ([], [], "abc")
     rows = ratios.rows(figures, (1, 2))
     assert [row for row in rows if None in row.ratios.values()] == []
     against = {row.against for row in rows}

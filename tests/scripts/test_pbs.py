@@ -280,7 +280,7 @@ def test_a_job_whose_server_cannot_start_goes_back_to_the_queue(node: BatchNode)
 
 @pytest.mark.long
 def test_a_server_that_hangs_is_not_waited_for_for_ever(node: BatchNode) -> None:
-    """A daemon that never says ACTIVE, as a drop-in: it takes commands from standard input only."""
+    """A daemon that never reports ACTIVE, as a drop-in: it takes commands from standard input only."""
     fake = node.directory / "bin" / "nvidia-cuda-mps-control"
     fake.unlink()
     answers = "case $line in get_server_list) echo 7;; get_server_status*) echo INITIALIZING;; esac"

@@ -1,4 +1,4 @@
-"""What is said of memory when an executor was killed, of both versions of cgroups."""
+"""What is reported of memory when an executor was killed, of both versions of cgroups."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SLOT = ExecutorSlot(0)
 
 @define
 class FakeExecutor:
-    """Answers at once and records attachments. Also stands for the table of executors."""
+    """Answers immediately and records attachments. Also stands for the table of executors."""
 
     generation: int = 1
     slot: ExecutorSlot = SLOT
@@ -46,7 +46,7 @@ class FakeExecutor:
     requests: int = 0
     checked: list[ExecutorSlot] = field(factory=list)
     """The slot of each check for abandonment."""
-    awaited_frees: int = 0
+    expected_frees: int = 0
     """No request to free is answered before this number has arrived."""
     frees: int = 0
     unfinished: int = 0
@@ -72,7 +72,7 @@ class FakeExecutor:
     async def free(self, message: Detach | DropClient) -> None:
         assert isinstance(message, Detach | DropClient)
         self.frees += 1
-        if self.frees >= self.awaited_frees:
+        if self.frees >= self.expected_frees:
             self.all_arrived.set()
         await self.all_arrived.wait()
 
@@ -220,7 +220,7 @@ async def test_a_client_cannot_raise_its_multiprocessors(executor: FakeExecutor,
             assert answer.code == Result.ERROR_UNSUPPORTED_EXEC_AFFINITY
         assert (await exchange(channel, OpenContext(3, 0, 0, percentage, 103))).multiprocessors == 104
     assert [attach.quota.multiprocessors for attach in executor.attached] == [104, 104]
-    assert [attach.context for attach in executor.attached] == [1, 2], "refused contexts take no serial"
+    assert [attach.context for attach in executor.attached] == [1, 2], "refused contexts take no id"
 
 
 async def test_without_per_context_partitioning_a_contexts_percentage_is_ignored(executor: FakeExecutor) -> None:
@@ -256,7 +256,7 @@ async def test_the_end_of_an_executor_is_never_reported_as_the_servers_end(
 
 async def test_a_clients_resources_are_freed_on_all_devices_concurrently(executor: FakeExecutor) -> None:
     """Several stopped executors take the time of one."""
-    executor.awaited_frees = 3
+    executor.expected_frees = 3
     async with session(executor, {}, machine="4xH200") as channel:
         for device in range(3):
             assert isinstance(await exchange(channel, OpenContext(1 + device, device)), ContextOpened)

@@ -106,8 +106,8 @@ def _serving(nursery: trio.Nursery, executors: _Executors, devices: int) -> tupl
     return server, containment, recorder
 
 
-def _client(server: Server, serial: int, *devices: int, user: int = ALL_USERS) -> Client:
-    client = server.client_table.add_client(serial, 100 + serial, 0, {}, max(user, 0))
+def _client(server: Server, id_: int, *devices: int, user: int = ALL_USERS) -> Client:
+    client = server.client_table.add_client(id_, 100 + id_, 0, {}, max(user, 0))
     for device in devices:
         server.client_table.open_context(client, device, 1, user=user)
     return client
@@ -120,8 +120,8 @@ async def test_an_executor_that_does_not_answer_does_not_delay_the_others(autoju
         _client(server, 1, 0, 1)
         _client(server, 2, 1)
         culprit = _client(server, 3, 1)
-        (serial,) = culprit.contexts
-        containment.context_faulted(serial, Result.ERROR_ILLEGAL_ADDRESS, "wild")
+        (id_,) = culprit.contexts
+        containment.context_faulted(id_, Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
         codes = {message.context: message.code for message in executors.running[ExecutorSlot(1)].requests}
         assert codes == {2: 700, 3: 700, 4: 700}
@@ -230,17 +230,15 @@ async def test_a_fault_in_the_executor_of_a_partition_leaves_the_server_active(a
     async with trio.open_nursery() as nursery:
         server, containment, recorder = _serving(nursery, executors, 1)
         server.devices = from_toml("isolates_address_spaces = false\n[[device]]\n")
-        culprit, other, newcomer = (
-            server.client_table.add_client(serial, 100 + serial, 0, {}) for serial in (1, 2, 3)
-        )
-        for client, partition in ((culprit, "p"), (other, "q"), (newcomer, "p")):
+        culprit, other, new_client = (server.client_table.add_client(id_, 100 + id_, 0, {}) for id_ in (1, 2, 3))
+        for client, partition in ((culprit, "p"), (other, "q"), (new_client, "p")):
             client.partitions = {0: partition}
         for client in (culprit, other):
             server.client_table.open_context(client, 0, 1, user=0, partition=client.partitions[0], has_executor=True)
         containment.context_faulted(min(culprit.contexts), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
         assert executors.running[slots[1]].requests == []
-        assert [containment.refuses(client) for client in (newcomer, other)] == [True, False]
+        assert [containment.refuses(client) for client in (new_client, other)] == [True, False]
         assert containment.refusal(other, 0) is None
         server.client_left(culprit, connected=True)
         await trio.sleep(1)
@@ -249,22 +247,22 @@ async def test_a_fault_in_the_executor_of_a_partition_leaves_the_server_active(a
         assert not containment.active
 
 
-async def test_a_newcomer_is_held_for_a_bounded_time_and_not_while_a_reached_process_is_there(
+async def test_a_new_client_is_held_for_a_bounded_time_and_not_while_an_affected_process_is_there(
     autojump_clock: object,
 ) -> None:
     executors = _Executors.at(_Executor())
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 1)
-        culprit, newcomer = _client(server, 1, 0), _client(server, 2)
+        culprit, new_client = _client(server, 1, 0), _client(server, 2)
         containment.pidfds[culprit.id] = -1
         containment.context_faulted(min(culprit.contexts), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         began = trio.current_time()
-        await containment.hold(newcomer)
+        await containment.hold(new_client)
         assert trio.current_time() == began
         del containment.pidfds[culprit.id]  # its session has ended, what it held is never freed
-        await containment.hold(newcomer)
+        await containment.hold(new_client)
         assert trio.current_time() == began + HOLD_SECONDS
         server.client_left(culprit, connected=True)
-        await containment.hold(newcomer)
-        assert not containment.refuses(newcomer)
+        await containment.hold(new_client)
+        assert not containment.refuses(new_client)
         assert trio.current_time() < began + HOLD_SECONDS + 1

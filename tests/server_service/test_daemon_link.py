@@ -1,4 +1,4 @@
-"""The server's side of its link while nobody reads: it stays, and says in the end what became of the roster."""
+"""The server's side of its link while nobody reads: it stays, and reports at the end what became of the clients."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def fill(server: DaemonLink) -> None:
 def churn(server: DaemonLink, contexts: int, left: int) -> None:
     """Fill the link; open and close a client's contexts, far more than it would hold, and open one of the other's."""
     fill(server)
-    for serial in range(2, 2 + contexts):
-        server.context_opened(5, serial, serial, 0)
-        server.context_closed(5, serial)
+    for context in range(2, 2 + contexts):
+        server.context_opened(5, context, context, 0)
+        server.context_closed(5, context)
     server.context_opened(6, left, 1, 1)
 
 
@@ -76,10 +76,10 @@ async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(
     client_table: dict[int, set[int]] = {5: set(), 6: set()}
     while client_table != {6: {300_000}}:
         match await receive(daemon):
-            case link.ContextReported(client, serial, _, _):
-                client_table[client].add(serial)
-            case link.ContextGone(client, serial):
-                client_table[client].remove(serial)
+            case link.ContextReported(client, context, _, _):
+                client_table[client].add(context)
+            case link.ContextGone(client, context):
+                client_table[client].remove(context)
             case link.ClientGone(client):
                 assert not client_table.pop(client), "its contexts went before it"
     # Then changes are sent as they come.
@@ -117,8 +117,8 @@ async def test_log_records_beyond_the_limit_are_counted(ends: Ends) -> None:
 @bounded
 async def test_a_report_longer_than_a_packet_is_received_whole(ends: Ends) -> None:
     server, daemon = ends
-    for serial in range(10_000, 20_000):
-        server.context_opened(5, serial, serial, 0)
+    for context in range(10_000, 20_000):
+        server.context_opened(5, context, context, 0)
     server.report(1, leaving=False)
     await receive_first(daemon, link.ServerReturn)
     message = await receive(daemon)

@@ -84,16 +84,16 @@ def _full(nursery: trio.Nursery, seconds: float = 0.0) -> tuple[Any, _Log]:
     log = _Log()
     server = Server(None, log, describe("H200"), ThreadPercentage(), {})  # type: ignore[arg-type]
     executors = _Executors(nursery, server, seconds=seconds)
-    for serial, soft, count in ((1, 0, 10), (2, 0, 8), (3, 5, 1), (4, 5, 1)):
-        client = server.client_table.add_client(serial, 100 + serial, 0, {})
-        client.groups = {0: (MemoryGroup(f"cgroup /{serial}", MAX_MEMORY, soft),)}
+    for client_id, soft, count in ((1, 0, 10), (2, 0, 8), (3, 5, 1), (4, 5, 1)):
+        client = server.client_table.add_client(client_id, 100 + client_id, 0, {})
+        client.groups = {0: (MemoryGroup(f"cgroup /{client_id}", MAX_MEMORY, soft),)}
         server.client_table.open_context(client, 0, 1)
-        executors.bytes_held[serial] = count
+        executors.bytes_held[client_id] = count
     return _Containment(server, executors), log
 
 
-def _caller(containment: _Containment, serial: int) -> Client:
-    return containment.server.client_table.clients[serial]
+def _caller(containment: _Containment, client_id: int) -> Client:
+    return containment.server.client_table.clients[client_id]
 
 
 async def test_two_shortages_at_once_end_no_more_clients_than_one() -> None:
@@ -101,8 +101,8 @@ async def test_two_shortages_at_once_end_no_more_clients_than_one() -> None:
     async with trio.open_nursery() as nursery:
         containment, log = _full(nursery)
 
-        async def ask(serial: int) -> None:
-            answers.append(await make_room(containment, 0, _caller(containment, serial), 1))
+        async def ask(client_id: int) -> None:
+            answers.append(await make_room(containment, 0, _caller(containment, client_id), 1))
 
         nursery.start_soon(ask, 3)
         nursery.start_soon(ask, 4)

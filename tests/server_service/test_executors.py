@@ -294,10 +294,10 @@ async def test_a_wedged_executor_is_killed_and_a_stopped_one_is_not(
     module = "pympsd_server.service.executors"
     monkeypatch.setattr(f"{module}.HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(f"{module}.SILENCE_SECONDS", 0.2)
-    asked, look = trio.Event(), executors_module._is_stopped
+    was_queried, look = trio.Event(), executors_module._is_stopped
 
     def is_stopped(pid: int) -> bool:
-        asked.set()
+        was_queried.set()
         monkeypatch.setattr(f"{module}.SILENCE_SECONDS", SECONDS)  # any delay is fine once it continues
         return look(pid)
 
@@ -311,7 +311,7 @@ async def test_a_wedged_executor_is_killed_and_a_stopped_one_is_not(
                 suspend(first.process.pid)
             else:
                 wedge(first.process.pid, os.getpid())
-            await asked.wait()
+            await was_queried.wait()
             if stopped:
                 os.kill(first.process.pid, signal.SIGCONT)
                 request = running.next_request()

@@ -126,10 +126,10 @@ def server() -> Iterator[Played]:
     played.process.wait()
 
 
-def of(client: int, serial: int) -> link.ReturningClient:
+def of(client: int, context: int) -> link.ReturningClient:
     """Return the report of a client with one context."""
     held = LimitsInForce(100.0, 0, {}, {0: 132})
-    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((serial, 1, 0),), limits=held)
+    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((context, 1, 0),), limits=held)
 
 
 def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -> None:

@@ -25,10 +25,10 @@ class _Executor:
     stuck: bool
     running: set[int] = field(factory=set)
     generation: int = 1
-    asked: list[Terminate] = field(factory=list)
+    requests: list[Terminate] = field(factory=list)
 
     async def ask(self, request: int, message: Terminate) -> None:
-        self.asked.append(message)
+        self.requests.append(message)
         if self.stuck:
             await trio.sleep_forever()
         if message.context in self.running:
@@ -89,15 +89,15 @@ def _containment(stuck: bool) -> tuple[_Containment, _Executor, _Link, _Log]:
     return _Containment(server, _Executors(executor)), executor, link, log
 
 
-async def _terminate(containment: Any, asked: TerminateClient) -> None:
-    await terminate_client(containment, asked)
+async def _terminate(containment: Any, requests: TerminateClient) -> None:
+    await terminate_client(containment, requests)
 
 
 async def test_success_is_answered_when_all_contexts_have_stopped() -> None:
     containment, executor, link, log = _containment(stuck=False)
     await _terminate(containment, TerminateClient(7, 500))
     assert link.answers == [(7, Result.SUCCESS)]
-    assert [asked.code for asked in executor.asked] == [Result.ERROR_MPS_CLIENT_TERMINATED]
+    assert [requests.code for requests in executor.requests] == [Result.ERROR_MPS_CLIENT_TERMINATED]
     assert log.said[-1] == "termination_succeeded"
 
 

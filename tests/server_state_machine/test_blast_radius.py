@@ -14,7 +14,7 @@ GRAPHS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)
 """For each client the devices of its contexts."""
 
 
-def _roster(graph: list[list[int]]) -> ClientTable:
+def _client_table(graph: list[list[int]]) -> ClientTable:
     client_table = ClientTable()
     for number, devices in enumerate(graph):
         client = client_table.add_client(number + 1, 100 + number, 0, {})
@@ -36,7 +36,7 @@ def _lines(blast: Blast) -> list[str]:
 
 
 def test_the_fault_of_a_context_in_a_partition_stays_there() -> None:
-    # Two clients in p, one in q, one in q and with a whole device beside it.
+    # Two clients in p, one in q, one in q and with a whole device next to it.
     client_table = ClientTable()
     for number, places in enumerate([[(0, "p")], [(0, "p")], [(0, "q")], [(0, "q"), (1, "")]]):
         client = client_table.add_client(number + 1, 100 + number, 0, {})
@@ -65,7 +65,7 @@ def test_the_fault_in_an_executor_of_a_partition_stays_there() -> None:
 
 def test_the_documents_example_in_the_recorded_order() -> None:
     # A on device 0 (twice, as recorded), B on 0 and 1, C on 1, D on 2; A faults.
-    client_table = _roster([[0], [0, 1], [1], [2]])
+    client_table = _client_table([[0], [0, 1], [1], [2]])
     first = client_table.clients[1]
     client_table.open_context(first, 0, 1)
     blast = blast_of([FaultDomain(ExecutorSlot(0))], client_table.clients.values())
@@ -89,13 +89,13 @@ def test_the_documents_example_in_the_recorded_order() -> None:
 
 
 def test_a_fault_on_a_device_without_clients_replaces_that_device_only() -> None:
-    blast = blast_of([FaultDomain(ExecutorSlot(3))], _roster([[0], [1, 2]]).clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(3))], _client_table([[0], [1, 2]]).clients.values())
     assert blast == Blast((), (ExecutorSlot(3),), (), frozenset())
     assert blast.devices == (3,)
 
 
 def test_contexts_on_other_devices_get_launch_failed() -> None:
-    client_table = _roster([[0, 1]])
+    client_table = _client_table([[0, 1]])
     first, second = client_table.clients[1].contexts.values()
     assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, first) == Result.ERROR_ILLEGAL_ADDRESS
     assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, second) == Result.ERROR_LAUNCH_FAILED
@@ -104,10 +104,10 @@ def test_contexts_on_other_devices_get_launch_failed() -> None:
 def test_another_users_contexts_on_the_same_devices_are_not_reached() -> None:
     """Two users have clients on devices 0 and 1 in executors of their own; the first user's client faults."""
     client_table = ClientTable()
-    for serial, user in ((1, 500), (2, 600), (3, 500)):
-        client = client_table.add_client(serial, 100 + serial, 0, {}, user)
-        for device in (0, 1) if serial < 3 else (1,):
-            client_table.open_context(client, device, serial, user=user)
+    for client_id, user in ((1, 500), (2, 600), (3, 500)):
+        client = client_table.add_client(client_id, 100 + client_id, 0, {}, user)
+        for device in (0, 1) if client_id < 3 else (1,):
+            client_table.open_context(client, device, client_id, user=user)
     blast = blast_of([FaultDomain(ExecutorSlot(0, 500))], client_table.clients.values())
     assert blast.slots == (ExecutorSlot(0, 500), ExecutorSlot(1, 500))
     assert [client.pid for client in blast.clients] == [101, 103]
@@ -129,7 +129,7 @@ def _reachable(graph: list[list[int]], start: int) -> set[int]:
 def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
     graph: list[list[int]], fault_on: int
 ) -> None:
-    client_table = _roster(graph)
+    client_table = _client_table(graph)
     blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], client_table.clients.values())
     devices = _reachable(graph, fault_on)
     assert blast.devices == tuple(sorted(devices))
@@ -146,7 +146,7 @@ def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
 
 @given(GRAPHS, st.integers(0, 5))
 def test_every_context_is_named_once_by_device_and_once_by_process(graph: list[list[int]], fault_on: int) -> None:
-    blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], _roster(graph).clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], _client_table(graph).clients.values())
     by_device = [step.context.id for step in blast.steps if isinstance(step, OnDevice)]
     by_process = [each.id for step in blast.steps if isinstance(step, WholeProcess) for each in step.contexts]
     assert sorted(by_device) == sorted(by_process) == sorted(blast.contexts)

@@ -1,4 +1,4 @@
-"""The roster: clients, contexts and their numbers."""
+"""The client table: clients, contexts and their numbers."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from pympsd_server.state_machine.client_table import ClientTable, NoSuchContext
 from pympsd_server.state_machine.connections import PoolExhausted
 
 
-def test_serials_count_the_servers_contexts_and_numbers_the_processs_own() -> None:
+def test_ids_count_the_servers_contexts_and_numbers_the_processs_own() -> None:
     client_table = ClientTable()
     first, second = client_table.add_client(7, 100, 0, {}), client_table.add_client(8, 200, 0, {})
     opened = [client_table.open_context(client, 0, 1) for client in (first, second, first)]

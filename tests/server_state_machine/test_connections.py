@@ -1,4 +1,4 @@
-"""The pool of connections: never oversubscribed; a refused context takes no number; slots are freed at once."""
+"""The pool of connections: never oversubscribed; a refused context takes no number; slots are freed immediately."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_pool_has_60_slots_and_16_before_volta(machine: str, size: int) -> Non
 
 
 def test_the_61st_context_is_refused_and_takes_no_number() -> None:
-    """Recorded, of 48 with driver 580: the 49th is refused, and the next context that fits has the serial 49."""
+    """Recorded, of 48 with driver 580: the 49th is refused, and the next context that fits has the id 49."""
     client_table = ClientTable.of(DEVICES)
     one, other = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
     contexts = [client_table.open_context(one, 0, 1) for _ in range(60)]
@@ -68,16 +68,16 @@ def test_slots_are_not_freed_twice() -> None:
 
 
 @given(st.lists(st.integers(1, 16)))
-def test_a_context_is_refused_only_without_room(asked: list[int]) -> None:
+def test_a_context_is_refused_only_without_room(requests: list[int]) -> None:
     pool = Pool()
     taken = 0
-    for serial, slots in enumerate(asked):
+    for id_, slots in enumerate(requests):
         if taken + slots <= 60:
-            pool.take(serial, slots)
+            pool.take(id_, slots)
             taken += slots
         else:
             with pytest.raises(PoolExhausted):
-                pool.take(serial, slots)
+                pool.take(id_, slots)
         assert pool.free == 60 - taken
 
 
@@ -88,8 +88,8 @@ class Clients(RuleBasedStateMachine):
         super().__init__()
         self.client_table = ClientTable.of(DEVICES)
         self.slots: dict[int, tuple[int, int]] = {}
-        """The device and the slots of each open context, by serial."""
-        self.serials: list[int] = []
+        """The device and the slots of each open context, by id."""
+        self.ids: list[int] = []
         self.arrivals = 0
 
     def _taken(self, device: int) -> int:
@@ -117,26 +117,26 @@ class Clients(RuleBasedStateMachine):
             return
         assert slots <= room
         self.slots[context.id] = (device, slots)
-        self.serials.append(context.id)
+        self.ids.append(context.id)
 
     @precondition(lambda self: self.slots)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        serial = data.draw(st.sampled_from(sorted(self.slots)))
+        id_ = data.draw(st.sampled_from(sorted(self.slots)))
         for client in self.client_table.clients.values():
-            if serial in client.contexts:
-                self.client_table.close_context(client, serial)
+            if id_ in client.contexts:
+                self.client_table.close_context(client, id_)
                 with_no_such_context = client
-        del self.slots[serial]
+        del self.slots[id_]
         with pytest.raises(NoSuchContext):
-            self.client_table.close_context(with_no_such_context, serial)
+            self.client_table.close_context(with_no_such_context, id_)
 
     @precondition(lambda self: self.client_table.clients)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         client = self.client_table.remove_client(self._some(data).id)
-        for serial in client.contexts:
-            del self.slots[serial]
+        for id_ in client.contexts:
+            del self.slots[id_]
 
     @invariant()
     def the_pool_is_what_the_contexts_hold(self) -> None:
@@ -144,8 +144,8 @@ class Clients(RuleBasedStateMachine):
             assert pool.free == 60 - self._taken(device) >= 0
 
     @invariant()
-    def serials_have_no_gap(self) -> None:
-        assert self.serials == list(range(1, len(self.serials) + 1))
+    def ids_have_no_gap(self) -> None:
+        assert self.ids == list(range(1, len(self.ids) + 1))
 
 
 TestClients = Clients.TestCase

@@ -14,16 +14,16 @@ CALLER = 1
 MEMBERS = ((), ("cgroup /a",), ("cgroup /a", "cgroup /a/x"), ("cgroup /b",), ("cgroup /c",))
 
 
-def client(client_table: ClientTable, serial: int, groups: tuple[str, ...], priority: int = 0) -> Client:
+def client(client_table: ClientTable, client_id: int, groups: tuple[str, ...], priority: int = 0) -> Client:
     """Add a client of groups."""
-    made = client_table.add_client(serial, 100 + serial, priority, {})
+    made = client_table.add_client(client_id, 100 + client_id, priority, {})
     made.groups = {0: tuple(MemoryGroup(name, MAX_MEMORY, SOFT[name]) for name in groups)}
     return made
 
 
 def chosen(client_table: ClientTable, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
-    """Return the victims' serials, groups and excesses."""
-    endable = [serial for serial in client_table.clients if serial != CALLER]
+    """Return the victims' ids, groups and excesses."""
+    endable = [client_id for client_id in client_table.clients if client_id != CALLER]
     victims = choose(client_table.clients.values(), 0, used, endable, short)
     return None if victims is None else [(one.client.id, one.group, one.excess) for one in victims]
 
@@ -43,8 +43,8 @@ def test_who_is_furthest_above_its_soft_limit_goes_first() -> None:
 def test_of_equals_the_lower_priority_goes_first_then_the_youngest() -> None:
     client_table = ClientTable()
     client(client_table, CALLER, ("cgroup /b",))
-    for serial, priority in ((2, 0), (3, 1), (4, 1), (5, 0)):
-        client(client_table, serial, ("cgroup /a",), priority)
+    for client_id, priority in ((2, 0), (3, 1), (4, 1), (5, 0)):
+        client(client_table, client_id, ("cgroup /a",), priority)
     used = dict.fromkeys((2, 3, 4, 5), 20)
     assert chosen(client_table, used, 1) == [(4, "cgroup /a", 50)]
     assert chosen(client_table, used, 41) == [(4, "cgroup /a", 50), (3, "cgroup /a", 30), (5, "cgroup /a", 10)]
@@ -71,12 +71,12 @@ def test_nobody_goes_who_is_within_its_soft_limits() -> None:
 def test_small_clients_of_a_group_do_not_shield_a_large_one() -> None:
     client_table = ClientTable()
     client(client_table, CALLER, ("cgroup /b",))
-    for serial in (2, 3, 4, 5):
-        client(client_table, serial, ("cgroup /c",))
+    for client_id in (2, 3, 4, 5):
+        client(client_table, client_id, ("cgroup /c",))
     used = {2: 40, 3: 1, 4: 1, 5: 6}
     soft = MemoryGroup("cgroup /c", MAX_MEMORY, 1)
-    for serial in used:
-        client_table.clients[serial].groups = {0: (soft,)}
+    for client_id in used:
+        client_table.clients[client_id].groups = {0: (soft,)}
     assert chosen(client_table, used, 20) == [(2, "cgroup /c", 47)]
     assert chosen(client_table, used, 5) == [(5, "cgroup /c", 47)]
     assert chosen(client_table, used, 45) == [(2, "cgroup /c", 47), (5, "cgroup /c", 7)]
@@ -128,18 +128,18 @@ def test_the_clients_that_go_have_what_is_short_and_were_above_their_limits(
     client_table = ClientTable()
     client(client_table, CALLER, ("cgroup /b",))
     used = {CALLER: 40}
-    for serial, (member, count, priority) in enumerate(others, CALLER + 1):
-        client(client_table, serial, MEMBERS[member], priority)
-        used[serial] = count
-    endable = [serial for serial in client_table.clients if serial != CALLER]
+    for client_id, (member, count, priority) in enumerate(others, CALLER + 1):
+        client(client_table, client_id, MEMBERS[member], priority)
+        used[client_id] = count
+    endable = [client_id for client_id in client_table.clients if client_id != CALLER]
     victims = choose(client_table.clients.values(), 0, used, endable, short)
     if not victims:
         return
     gone = [one.client.id for one in victims]
     assert CALLER not in gone
     assert len(set(gone)) == len(gone) <= MAX_VICTIMS
-    freed = sum(used[serial] for serial in gone)
-    assert freed >= short > freed - min(used[serial] for serial in gone)
+    freed = sum(used[client_id] for client_id in gone)
+    assert freed >= short > freed - min(used[client_id] for client_id in gone)
     for number, victim in enumerate(victims):
         present = [each for each in client_table.clients.values() if each.id not in gone[:number]]
         soft = [group for group in victim.client.groups[0] if group.soft]

@@ -21,10 +21,10 @@ def test_a_partition_has_an_executor_of_its_own_only_where_faults_would_leave_it
     assert slot_of(500, 3, from_toml(SHARING)[0], "p") == ExecutorSlot(3, 500, "p")
 
 
-def test_the_roster_lists_the_contexts_in_a_slot() -> None:
+def test_the_client_table_lists_the_contexts_in_a_slot() -> None:
     client_table = ClientTable()
-    for serial, user in ((1, 500), (2, 600)):
-        client_table.open_context(client_table.add_client(serial, 100, 0, {}, user), 0, 1, user=user)
+    for client_id, user in ((1, 500), (2, 600)):
+        client_table.open_context(client_table.add_client(client_id, 100, 0, {}, user), 0, 1, user=user)
     (context,) = client_table.contexts_in(ExecutorSlot(0, 600))
     assert (context.client, context.slot) == (2, ExecutorSlot(0, 600))
     assert client_table.contexts_in(ExecutorSlot(0)) == client_table.contexts_in(ExecutorSlot(1, 600)) == []

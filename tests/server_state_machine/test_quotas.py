@@ -52,9 +52,9 @@ def test_the_reported_percentages_of_a_t4(percentage: float, expected: int) -> N
     assert multiprocessors(ThreadPercentage(percentage), _t4()) == expected
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(1, 2), (2, 2), (3, 4), (39, 40), (40, 40)])
-def test_an_affinity_on_a_t4_is_a_multiple_of_2(asked: int, expected: int) -> None:
-    assert affine_multiprocessors(asked, 40, _t4()) == expected
+@pytest.mark.parametrize(("requested", "expected"), [(1, 2), (2, 2), (3, 4), (39, 40), (40, 40)])
+def test_an_affinity_on_a_t4_is_a_multiple_of_2(requested: int, expected: int) -> None:
+    assert affine_multiprocessors(requested, 40, _t4()) == expected
 
 
 def test_the_steps_of_an_a100_are_those_of_its_green_contexts() -> None:
@@ -128,29 +128,29 @@ def test_a_clients_own_priority_wins_over_the_default(
 # --- the levels below the process
 
 
-@pytest.mark.parametrize(("asked", "expected"), list(AFFINITY.items()))
-def test_the_recorded_affinities_of_104(asked: int, expected: int) -> None:
+@pytest.mark.parametrize(("requested", "expected"), list(AFFINITY.items()))
+def test_the_recorded_affinities_of_104(requested: int, expected: int) -> None:
     """Client 987 of servers-and-clients.txt: a process with 80 % of 132 SMs."""
     assert multiprocessors(ThreadPercentage(80), H200) == 104
-    assert affine_multiprocessors(asked, 104, H200) == expected
+    assert affine_multiprocessors(requested, 104, H200) == expected
 
 
-@pytest.mark.parametrize("asked", [0, -1, 105, 131, 132, 133])
-def test_an_affinity_beyond_the_processs_multiprocessors_is_refused(asked: int) -> None:
-    with pytest.raises(AffinityRefused, match=f"1 to 104 SMs.*not {asked}"):
-        affine_multiprocessors(asked, 104, H200)
+@pytest.mark.parametrize("requested", [0, -1, 105, 131, 132, 133])
+def test_an_affinity_beyond_the_processs_multiprocessors_is_refused(requested: int) -> None:
+    with pytest.raises(AffinityRefused, match=f"1 to 104 SMs.*not {requested}"):
+        affine_multiprocessors(requested, 104, H200)
 
 
 @given(st.integers(1, 256), st.data())
-def test_an_affinity_gives_at_least_what_is_asked_and_at_most_all(available: int, data: st.DataObject) -> None:
-    asked = data.draw(st.integers(1, available))
-    assert asked <= affine_multiprocessors(asked, available, H200) <= min(available, max(8, asked + 1))
+def test_an_affinity_gives_at_least_what_is_requested_and_at_most_all(available: int, data: st.DataObject) -> None:
+    requested = data.draw(st.integers(1, available))
+    assert requested <= affine_multiprocessors(requested, available, H200) <= min(available, max(8, requested + 1))
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(20, 26), (90, 104), (80, 104), (None, 104)])
-def test_the_recorded_percentages_of_contexts(asked: float | None, expected: int) -> None:
+@pytest.mark.parametrize(("requested", "expected"), [(20, 26), (90, 104), (80, 104), (None, 104)])
+def test_the_recorded_percentages_of_contexts(requested: float | None, expected: int) -> None:
     """Client 987: under per-context partitioning 20 % and 90 % in a process that began with 80 %."""
-    assert context_multiprocessors(ThreadPercentage(80), EACH, H200, asked, None) == expected
+    assert context_multiprocessors(ThreadPercentage(80), EACH, H200, requested, None) == expected
 
 
 @given(st.none() | st.floats(), st.none() | st.integers(), PERCENTAGES, st.booleans())
@@ -172,9 +172,9 @@ def test_without_partitioning_a_context_has_its_processs_percentage(environment:
     assert context_percentage(ThreadPercentage(80), environment, 20) == ThreadPercentage(80)
 
 
-@pytest.mark.parametrize("asked", [0.0, -5.0, 101.0, float("nan"), float("inf")])
-def test_an_invalid_percentage_of_a_context_means_no_limit(asked: float) -> None:
-    assert context_percentage(ThreadPercentage(80), EACH, asked) == ThreadPercentage(80)
+@pytest.mark.parametrize("requested", [0.0, -5.0, 101.0, float("nan"), float("inf")])
+def test_an_invalid_percentage_of_a_context_means_no_limit(requested: float) -> None:
+    assert context_percentage(ThreadPercentage(80), EACH, requested) == ThreadPercentage(80)
 
 
 def test_an_affinity_is_limited_by_the_contexts_percentage() -> None:

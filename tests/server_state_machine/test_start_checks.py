@@ -83,7 +83,7 @@ def test_all_reasons_are_given_together() -> None:
         assert part in sentence
 
 
-def test_an_old_device_beside_a_newer_one_is_not_checked() -> None:
+def test_an_old_device_next_to_a_newer_one_is_not_checked() -> None:
     devices = from_toml('[[device]]\n[[device]]\ncompute_capability = "3.0"')
     remaining = [devices[index] for index in keep_one_generation(devices, (0, 1))]
     assert refusals(*LINUX, remaining) == ()

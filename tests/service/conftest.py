@@ -142,7 +142,9 @@ class RunningDaemon:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     ours.send(messages.encode(link.ShutDown(False)))
-        left = KeptEntries(links={serial: ours.detach() for serial, (ours, _) in zip(links, pairs, strict=True)})
+        left = KeptEntries(
+            links={server_id: ours.detach() for server_id, (ours, _) in zip(links, pairs, strict=True)}
+        )
         ends = [Caller(trio.socket.from_stdlib_socket(theirs)) for _, theirs in pairs]
         self.callers += ends
         self.pending += take_over(self.dispatcher, str(self.log.parent), left)

@@ -22,7 +22,7 @@ EXITS_WITH_7 = "import sys; sys.stdin.read(); sys.exit(7)"
 
 
 @bounded
-async def test_without_descriptors_the_end_of_a_leaving_server_is_still_awaited(
+async def test_without_descriptors_the_end_of_a_leaving_server_is_still_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     process = await trio.lowlevel.open_process(

@@ -50,7 +50,7 @@ def memory_by(
 
 
 @bounded
-async def test_the_child_is_asked_for_the_memory(
+async def test_the_child_reports_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     memory, log = memory_by(ANSWERS, tmp_path, monkeypatch, nursery)

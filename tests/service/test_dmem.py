@@ -1,4 +1,4 @@
-"""The kernel's dmem files of a client's cgroup, as they are read when it says hello."""
+"""The kernel's dmem files of a client's cgroup, as they are read when it sends its hello."""
 
 from __future__ import annotations
 

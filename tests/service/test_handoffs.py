@@ -18,7 +18,7 @@ from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.wire.driver.server_commands import NEW_CLIENT
 
 
-class Newcomer:
+class NewClient:
     """A client that has its end of its connection, or never takes it."""
 
     peer = Mock(uid=0)
@@ -47,14 +47,14 @@ def test_out_of_descriptors_an_offer_leaves_none_open(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("is_silent", [False, True])
 async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_silent: bool) -> None:
-    """In its link the end would outlive the client, and the server would go on counting it."""
+    """In its link the end would outlive the client, and the server would continue counting it."""
     link: Any = Mock()
     dispatcher: Any = Mock()
     dispatcher.keeper.is_silent = is_silent
-    handoffs, newcomer = Handoffs(dispatcher, 1, os.getpid()), Newcomer(1, is_ready=True)
+    handoffs, new_client = Handoffs(dispatcher, 1, os.getpid()), NewClient(1, is_ready=True)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(handoffs.run, link, False)
-        handoffs.add(newcomer, 0)
+        handoffs.add(new_client, 0)
         await trio.testing.wait_all_tasks_blocked()
         assert dispatcher.hold.called is not is_silent
         nursery.cancel_scope.cancel()
@@ -67,8 +67,8 @@ async def test_a_client_that_takes_nothing_is_in_nobodys_way() -> None:
     dispatcher: Any = Mock(keeper=None)
     handoffs, late, next_one = (
         Handoffs(dispatcher, 1, os.getpid()),
-        Newcomer(1, is_ready=False),
-        Newcomer(2, is_ready=True),
+        NewClient(1, is_ready=False),
+        NewClient(2, is_ready=True),
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(handoffs.run, link, False)
@@ -86,16 +86,16 @@ async def test_a_client_that_takes_nothing_is_in_nobodys_way() -> None:
 
 @pytest.mark.parametrize("has_it", [False, True])
 async def test_a_server_that_an_earlier_daemon_gave_a_client_is_not_given_it_again(has_it: bool) -> None:
-    """That daemon was killed before it could say so to the keeper."""
+    """That daemon was killed before it could report it to the keeper."""
     link: Any = Mock()
-    newcomer = Newcomer(1, is_ready=True)
-    newcomer.offer.is_inherited = True
-    servers = newcomer.offer.servers
+    new_client = NewClient(1, is_ready=True)
+    new_client.offer.is_inherited = True
+    servers = new_client.offer.servers
     with subprocess.Popen(["sleep", "1000"], pass_fds=[servers] if has_it else []) as server:
         handoffs = Handoffs(Mock(keeper=None), 1, server.pid)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(handoffs.run, link, False)
-            handoffs.add(newcomer, 0)
+            handoffs.add(new_client, 0)
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         server.kill()

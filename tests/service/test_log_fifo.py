@@ -20,7 +20,7 @@ from tests.service.conftest import RunningDaemon
 SERVER = 430
 """The PID of a server of the driver's own."""
 RECORDED = Path(__file__).parents[1] / "data" / "driver-logs" / "log-fifo.hex"
-"""Each line was read from the FIFO of such a server at once."""
+"""Each line was read from the FIFO of such a server immediately."""
 
 
 @pytest.fixture

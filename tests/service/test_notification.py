@@ -1,4 +1,4 @@
-"""What a daemon tells the service manager that started it: readiness, watchdog, reload, stop."""
+"""What a daemon reports to the service manager that started it: readiness, watchdog, reload, stop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
         yield name, receive
 
 
-def test_a_manager_is_told(manager: tuple[str, Next], tmp_path: Path) -> None:
+def test_a_service_manager_is_notified(manager: tuple[str, Next], tmp_path: Path) -> None:
     name, receive = manager
 
     def after_watchdogs() -> str:

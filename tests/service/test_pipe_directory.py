@@ -361,7 +361,7 @@ def hold(tmp_path: Path) -> Iterator[Callable[..., int]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for several users")
-def test_a_lock_that_a_stranger_holds_is_replaced(tmp_path: Path, hold: Callable[..., int]) -> None:
+def test_a_lock_that_another_user_holds_is_replaced(tmp_path: Path, hold: Callable[..., int]) -> None:
     hold(65534)
     directory = PipeDirectory.claim(str(tmp_path))
     with pytest.raises(AlreadyRunning):

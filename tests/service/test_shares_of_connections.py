@@ -1,4 +1,4 @@
-"""What the connections of one user may cost the daemon, and that others are served meanwhile."""
+"""What the connections of one user may cost the daemon, and that others are served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's server is asked once to terminate a context, whatever happens meanwhile."""
+"""The driver's server is asked once to terminate a context, whatever happens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PID = 7
 
 @define
 class Link:
-    """A link to a server whose answers the test gives: its contexts at once, the others later."""
+    """A link to a server whose answers the test gives: its contexts immediately, the others later."""
 
     contexts: list[int]
-    asked: list[Callable[[int], None]] = field(factory=list)
+    requests: list[Callable[[int], None]] = field(factory=list)
 
     def ask(self, question: commands.Question[Any], answered: Callable[[Any], None]) -> None:
         """Take a question."""
@@ -28,7 +28,7 @@ class Link:
             answered((commands.DeviceClients("GPU-0", "", present),))
         else:
             assert question.packets == commands.terminate(PID).packets
-            self.asked.append(answered)
+            self.requests.append(answered)
 
 
 @define
@@ -48,21 +48,21 @@ class Operators:
         self.terminations.terminate(self.link, PID, self.answers.append)  # type: ignore[arg-type]
 
 
-def test_it_is_noted_before_the_server_is_asked() -> None:
+def test_it_is_noted_before_the_servers_request() -> None:
     operators = Operators(Link([1, 2]))
     operators.terminate()
-    assert (operators.noted, len(operators.link.asked)) == ([frozenset({1, 2})], 1)
+    assert (operators.noted, len(operators.link.requests)) == ([frozenset({1, 2})], 1)
     operators.terminate()
-    assert (operators.answers, len(operators.link.asked)) == ([Result.ERROR_INVALID_CONTEXT], 1)
+    assert (operators.answers, len(operators.link.requests)) == ([Result.ERROR_INVALID_CONTEXT], 1)
     operators.link.contexts.append(3)
-    operators.link.asked[0](0)
-    assert operators.noted[-1] == {1, 2, 3}, "the one that came meanwhile may have been terminated"
+    operators.link.requests[0](0)
+    assert operators.noted[-1] == {1, 2, 3}, "the one that came may have been terminated"
 
 
-def test_after_a_failure_it_is_not_asked_again() -> None:
+def test_after_a_failure_there_is_no_further_request() -> None:
     operators = Operators(Link([1]))
     operators.terminate()
-    operators.link.asked[0](Result.ERROR_UNKNOWN)
+    operators.link.requests[0](Result.ERROR_UNKNOWN)
     operators.terminate()
     assert operators.answers == [Result.ERROR_UNKNOWN, Result.ERROR_INVALID_CONTEXT]
 
@@ -70,21 +70,21 @@ def test_after_a_failure_it_is_not_asked_again() -> None:
 def test_another_process_with_that_pid_is_terminated() -> None:
     operators = Operators(Link([1]))
     operators.terminate()
-    operators.link.asked[0](0)
+    operators.link.requests[0](0)
     operators.link.contexts.clear()
     operators.terminate()
-    operators.link.asked[1](Result.ERROR_INVALID_CONTEXT)
+    operators.link.requests[1](Result.ERROR_INVALID_CONTEXT)
     operators.link.contexts.append(1)
     operators.terminate()
-    assert len(operators.link.asked) == 3
+    assert len(operators.link.requests) == 3
 
 
-def test_new_contexts_beside_terminated_ones_are_refused() -> None:
+def test_new_contexts_next_to_terminated_ones_are_refused() -> None:
     operators = Operators(Link([1]))
     operators.terminations.restore(PID, frozenset({1}))
     operators.link.contexts.append(2)
     operators.terminate()
-    assert (operators.answers, operators.link.asked) == ([Result.ERROR_NOT_SUPPORTED], [])
+    assert (operators.answers, operators.link.requests) == ([Result.ERROR_NOT_SUPPORTED], [])
     operators.link.contexts.remove(1)
     operators.terminate()
-    assert len(operators.link.asked) == 1
+    assert len(operators.link.requests) == 1

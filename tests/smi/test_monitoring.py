@@ -24,8 +24,8 @@ CSV = "--format=csv,noheader"
 
 def test_fields_that_an_emulated_gpu_lacks_are_not_available(node: Node) -> None:
     assert printed(node, "-i", "0", "--query-gpu=mig.mode.current", CSV) == "[N/A]\n"
-    asked = "index,persistence_mode,temperature.gpu,clocks.sm,clocks_throttle_reasons.active"
-    assert printed(node, "-i", "1", f"--query-gpu={asked}", "--format=csv") == (
+    fields = "index,persistence_mode,temperature.gpu,clocks.sm,clocks_throttle_reasons.active"
+    assert printed(node, "-i", "1", f"--query-gpu={fields}", "--format=csv") == (
         "index, persistence_mode, temperature.gpu, clocks.current.sm [MHz], clocks_event_reasons.active\n"
         "1, [N/A], [N/A], [N/A], [N/A]\n"
     )
@@ -218,11 +218,11 @@ def test_the_machine_is_that_of_the_daemon(node: Node, protocol: str) -> None:
     assert (done.stdout.count("H100"), done.stderr) == (1, ""), "the daemon has ended"
 
 
-def test_a_daemon_of_another_user_is_not_asked(node: Node) -> None:
+def test_a_daemon_of_another_user_gets_no_request(node: Node) -> None:
     daemon = node.daemon("d", uid=1000, PYMPSD_EMULATED_DEVICES="2xA100")
     try:
         done = shown(daemon.environment, "-L", PYMPSD_EMULATED_DEVICES="H100")
         assert done.stdout.count("H100") == 1
-        assert "is run by user 1000, neither root nor you: it is not asked" in done.stderr
+        assert "is run by user 1000, neither root nor you: ignoring it" in done.stderr
     finally:
         node.close()

@@ -133,7 +133,7 @@ def test_processes_as_recorded(node: Node) -> None:
         own.end()
 
 
-def test_memory_of_departed_clients_is_the_servers(node: Node) -> None:
+def test_memory_of_exited_clients_is_the_servers(node: Node) -> None:
     folder = StateFolder(str(node.machine))
     folder.make()
     own = register(folder, UUIDS[3], alone=False)
@@ -322,7 +322,7 @@ def test_the_machine_file_is_found_without_a_variable(tmp_path: Path) -> None:
     done = smi("", "-L", XDG_CONFIG_HOME=str(tmp_path / "config"))
     assert (done.returncode, done.stdout) == (9, "")
     assert done.stderr == (
-        f"pympsd-smi: the machine file {file}: Is a directory; mend it, or name another in PYMPSD_EMULATED_DEVICES\n"
+        f"pympsd-smi: the machine file {file}: Is a directory; fix it, or name another in PYMPSD_EMULATED_DEVICES\n"
     )
 
 

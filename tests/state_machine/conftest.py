@@ -61,7 +61,7 @@ class Story:
         return self.feed(events.OperatorLine(session, uid, parse(line.encode(), self.daemon.options.protocol)))
 
     def connects(self, client: int, uid: int, *, traced: bool = False) -> list[Instruction]:
-        """Let a client of a user connect; its PID is its serial plus 100."""
+        """Let a client of a user connect; its PID is its id plus 100."""
         peer = Peer(client + 100, uid, uid, (uid,))
         return self.feed(events.ClientConnected(client, ClientProcess(peer, f"client {client}", 7), traced=traced))
 

@@ -47,7 +47,7 @@ class Drawn:
         return next(self._values)
 
 
-def test_server_serials_start_at_one_if_no_server_is_adopted() -> None:
+def test_server_ids_start_at_1_if_no_server_is_taken_over() -> None:
     machine = DaemonMachine()
     machine.start_busy(clients=1, ended=False)
     machine.client_gone(Drawn(1))  # type: ignore[arg-type]

@@ -17,13 +17,13 @@ def _replies(instructions: list[Instruction]) -> list[Reply]:
 
 @settings(max_examples=40)
 @given(st.lists(st.booleans(), min_size=1, max_size=5), st.randoms(use_true_random=False))
-def test_an_answer_comes_with_the_last_part(outcomes: list[bool], random: st.randoms) -> None:  # type: ignore[valid-type]
+def test_an_answer_comes_with_the_last_part(refusals: list[bool], random: st.randoms) -> None:  # type: ignore[valid-type]
     commands = CompoundCommands()
     command = commands.begin(7)
-    sessions = [commands.add_part(command, f"part {number}") for number in range(len(outcomes))]
+    sessions = [commands.add_part(command, f"part {number}") for number in range(len(refusals))]
     assert len(set(sessions)) == len(sessions)
     assert all(session < 0 for session in sessions)
-    order = list(zip(sessions, outcomes, strict=True))
+    order = list(zip(sessions, refusals, strict=True))
     random.shuffle(order)  # type: ignore[attr-defined]
     for number, (session, is_refused) in enumerate(order):
         answer = refusal(f"refused {sessions.index(session)}", diagnostic="why") if is_refused else Answer()
@@ -31,15 +31,15 @@ def test_an_answer_comes_with_the_last_part(outcomes: list[bool], random: st.ran
         assert Reply(3, Answer()) in replies
         assert len(replies) == 1 + (number == len(order) - 1)
     (last,) = [reply for reply in replies if reply.session == 7]
-    assert last.answer.refused == any(outcomes)
+    assert last.answer.refused == any(refusals)
     assert last.answer.printed.splitlines() == [
-        f"{'refused' if is_refused else 'part'} {number}" for number, is_refused in enumerate(outcomes)
+        f"{'refused' if is_refused else 'part'} {number}" for number, is_refused in enumerate(refusals)
     ]
-    assert last.answer.diagnostic.count("why") == sum(outcomes) == command.failed
+    assert last.answer.diagnostic.count("why") == sum(refusals) == command.failed
     assert commands.pending == []
 
 
-def test_who_waits_is_told_that_a_part_takes_its_time() -> None:
+def test_an_operator_who_waits_learns_that_a_part_takes_its_time() -> None:
     commands = CompoundCommands()
     one, other = commands.begin(7), commands.begin(8)
     session = commands.add_part(one)

@@ -1,4 +1,4 @@
-"""Drains and undrains in any order, beside clients that come and go, time limits, terminations and kill -9."""
+"""Drains and undrains in any order, next to clients that come and go, time limits, terminations and kill -9."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DrainMachine(RuleBasedStateMachine):
         self.operators: dict[int, str] = {}
         """Who waits, and for which target."""
         self.reports: Counter[tuple[int, str]] = Counter()
-        self.serial = 0
+        self.last_id = 0
 
     @staticmethod
     def _new_daemon() -> Daemon:
@@ -114,16 +114,16 @@ class DrainMachine(RuleBasedStateMachine):
         return any(covers(target, self.uid_of[client]) for target in self.drains)
 
     def _give(self, line: str) -> None:
-        self.feed(events.OperatorLine(self.serial, 0, parse(line.encode(), 2)))
+        self.feed(events.OperatorLine(self.last_id, 0, parse(line.encode(), 2)))
 
     # --- what can happen
 
     @rule(uid=st.sampled_from(UIDS))
     def connect(self, uid: int) -> None:
-        self.serial += 1
-        self.uid_of[self.serial] = uid
-        self.waiting.add(self.serial)
-        self.feed(self._connection(self.serial))
+        self.last_id += 1
+        self.uid_of[self.last_id] = uid
+        self.waiting.add(self.last_id)
+        self.feed(self._connection(self.last_id))
 
     def _connection(self, client: int) -> events.ClientConnected:
         return events.ClientConnected(client, self._process(client), connection=client)
@@ -139,15 +139,15 @@ class DrainMachine(RuleBasedStateMachine):
         releases=st.booleans(),
     )
     def drain(self, name: str, timeout: str, refuses: bool, releases: bool) -> None:
-        self.serial += 1
+        self.last_id += 1
         releases = releases and name == "--all"
         self.drains[name] = refuses, releases
-        self.operators[self.serial] = name
+        self.operators[self.last_id] = name
         self._give(f"drain {name}{timeout}{' --new-clients=refuse' * refuses}{' --release' * releases}")
 
     @rule(uid=st.sampled_from(UIDS))
     def start_server(self, uid: int) -> None:
-        self.serial += 1
+        self.last_id += 1
         self._give(f"start_server -uid {uid}")
 
     @precondition(lambda self: self.drains)
@@ -156,7 +156,7 @@ class DrainMachine(RuleBasedStateMachine):
         target = data.draw(st.sampled_from(sorted(self.drains)))
         self.undrained_tokens |= {drain.token for drain in self.daemon.drains if str(drain.target) == target}
         del self.drains[target]
-        self.serial += 1
+        self.last_id += 1
         self._give(f"undrain {target}")
         assert target not in self.operators.values(), "whoever waited was not answered"
 
@@ -261,7 +261,7 @@ class DrainMachine(RuleBasedStateMachine):
         while self.pending:
             self.server_returns()
         self.drains.clear()
-        self.serial += 1
+        self.last_id += 1
         self._give("undrain")
         for _ in range(len(self.waiting) + len(self.leaving) + 4):
             for server in sorted(self.leaving & set(self.servers)):

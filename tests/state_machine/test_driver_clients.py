@@ -47,7 +47,7 @@ def admitted(instructions: list[Instruction]) -> list[tuple[int, int]]:
 def reports(
     story: Story, contexts: dict[int, list[tuple[int, int, int]]], status: str = "ACTIVE"
 ) -> list[Instruction]:
-    """Let the server 1 be asked; contexts are serial, number and device, by PID."""
+    """Let the server 1 be asked; contexts are id, number and device, by PID."""
     found = {pid: tuple(Context(*one) for one in some) for pid, some in contexts.items()}
     return story.feed(events.ServerReported(1, status, found))
 
@@ -59,7 +59,7 @@ def says(story: Story, line: str) -> str:
 
 
 def turn_ends(story: Story) -> None:
-    """Let the last turn timer end: the server takes no newcomers any more."""
+    """Let the last turn timer end: the server takes no new clients any more."""
     timers = [timer for timer, _ in story.watches if timer.kind is TimerKind.TURN]
     story.feed(events.TimerEnded(timers[-1]))
 
@@ -98,12 +98,12 @@ def test_another_process_is_another_client(busy: Story) -> None:
 def test_a_further_connection_is_admitted_though_the_turn_is_closed(busy: Story) -> None:
     joins(busy, 2, SECOND, B)
     turn_ends(busy)
-    assert joins(busy, 3, 103) == [], "a newcomer of the same user waits"
+    assert joins(busy, 3, 103) == [], "a new client of the same user waits"
     assert admitted(joins(busy, 4, FIRST)) == [(4, 1)], "its work would be lost otherwise"
     assert [entry.client for entry in busy.daemon.queue] == [2, 3]
 
 
-def test_a_further_connection_is_admitted_with_a_turn_patience_of_0() -> None:
+def test_a_further_connection_is_admitted_with_an_overtaking_limit_of_0() -> None:
     story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
@@ -115,7 +115,7 @@ def test_a_further_connection_while_the_server_is_leaving(busy: Story) -> None:
     busy.says(f"shutdown_server {SERVER}")
     assert busy.daemon.servers[1].phase is Phase.LEAVING
     assert admitted(joins(busy, 2, FIRST)) == [(2, 1)]
-    assert joins(busy, 3, SECOND) == [], "a newcomer waits for the next server"
+    assert joins(busy, 3, SECOND) == [], "a new client waits for the next server"
 
 
 def test_a_further_connection_while_the_daemon_is_quitting(busy: Story) -> None:
@@ -136,7 +136,7 @@ def test_a_further_connection_during_a_fault(busy: Story) -> None:
     assert admitted(joins(busy, 2, FIRST)) == [(2, 1)]
 
 
-def test_a_process_that_has_left_is_a_newcomer(busy: Story) -> None:
+def test_a_process_that_has_left_is_a_new_client(busy: Story) -> None:
     joins(busy, 2, SECOND, B)
     turn_ends(busy)
     joins(busy, 3, 103)
@@ -153,7 +153,7 @@ def test_processes_that_are_not_visible_are_distinguished(busy: Story) -> None:
     assert list(busy.daemon.servers[1].clients) == [1, 2, 3]
 
 
-def test_a_process_of_which_nothing_is_known_is_always_a_newcomer(busy: Story) -> None:
+def test_an_unknown_process_is_always_a_new_client(busy: Story) -> None:
     joins(busy, 2, SECOND, B)
     for client in (3, 4):
         joins(busy, client, 0, process=0)

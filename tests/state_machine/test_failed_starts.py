@@ -1,4 +1,4 @@
-"""Servers that end before they are ready: tried again after growing pauses, then given up; a stated cause at once."""
+"""Servers that end before they are ready: tried again after growing pauses, then given up."""
 
 from __future__ import annotations
 

@@ -39,17 +39,17 @@ def limit(hard: int | None = None, soft: int | None = None) -> CgroupLimit:
 def daemon() -> Daemon:
     """A daemon with servers a and b, whose processes are there."""
     daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9), describe("2xH200"))
-    for serial, name in enumerate("ab", 1):
+    for number, name in enumerate("ab", 1):
         daemon.named_servers.add(NamedServer(name, 7, {"default": Namespace("default")}))
-        daemon.servers[serial] = Server(serial, 7, ThreadPercentage(), pid=serial, phase=Phase.ACTIVE, name=name)
+        daemon.servers[number] = Server(number, 7, ThreadPercentage(), pid=number, phase=Phase.ACTIVE, name=name)
     return daemon
 
 
-def comes(serial: int, kernels: CgroupLimits, server: str = "a", cgroup: str | None = "/pod/box") -> ClientConnected:
+def comes(number: int, kernels: CgroupLimits, server: str = "a", cgroup: str | None = "/pod/box") -> ClientConnected:
     """Return the event of a client that connects."""
     origin = None if cgroup is None else Origin(7, cgroups=(cgroup,))
-    peer = Peer(50 + serial, 7, 7, (7,))
-    return ClientConnected(serial, ClientProcess(peer, "c", 7, origin=origin, kernel_limits=kernels), server=server)
+    peer = Peer(50 + number, 7, 7, (7,))
+    return ClientConnected(number, ClientProcess(peer, "c", 7, origin=origin, kernel_limits=kernels), server=server)
 
 
 def groups_of(

@@ -24,7 +24,7 @@ def _daemon(clients: list[tuple[int, str, int, int]]) -> Daemon:
     daemon = Daemon(DaemonOptions(0), describe("2xH200"), Defaults(ThreadPercentage(), ClientPriority(), {}))
     limit = {0: CgroupLimit(PinnedMemory(1 << 30)), 1: CgroupLimit(PinnedMemory(1 << 30))}
     daemon.process_limits.cgroups = dict.fromkeys(LIMITED, limit)
-    daemon.servers = {serial: Server(serial, 0, ThreadPercentage()) for serial in (1, 2, 3)}
+    daemon.servers = {server_id: Server(server_id, 0, ThreadPercentage()) for server_id in (1, 2, 3)}
     for number, (server, cgroup, device, count) in enumerate(clients, 1):
         client = Client(
             number,
@@ -37,7 +37,7 @@ def _daemon(clients: list[tuple[int, str, int, int]]) -> Daemon:
 
 
 @given(st.lists(CLIENTS, max_size=8))
-def test_a_server_is_told_the_sums_of_the_others(clients: list[tuple[int, str, int, int]]) -> None:
+def test_a_server_gets_the_sums_of_the_others(clients: list[tuple[int, str, int, int]]) -> None:
     """Of all, and of the limited cgroups that its own clients are in; no server is believed to hold too much."""
     daemon = _daemon(clients)
     found, most = memory_elsewhere(daemon), daemon.devices[0].memory_bytes

@@ -118,7 +118,7 @@ def test_users_take_turns_in_order_of_arrival(story: Story) -> None:
     assert story.is_ready(3, 849) == [AdmitClient(3, 3, 849, 0)]
 
 
-def test_a_newcomer_of_the_active_user_is_admitted_while_another_waits(story: Story) -> None:
+def test_a_new_client_of_the_active_user_is_admitted_while_another_waits(story: Story) -> None:
     story.connects(1, 500)
     story.is_ready(1, 847)
     story.connects(2, 600)
@@ -393,7 +393,7 @@ def test_a_ready_server_outlives_its_start_timer(story: Story) -> None:
     assert story.feed(events.TimerEnded(Timer(TimerKind.START, 1))) == []
 
 
-def test_during_a_fault_newcomers_go_to_the_server_and_an_idle_one_ends_its_turn(
+def test_during_a_fault_new_clients_go_to_the_server_and_an_idle_one_ends_its_turn(
     story: Story,
 ) -> None:
     story.connects(1, 500)

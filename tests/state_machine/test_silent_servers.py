@@ -136,7 +136,9 @@ def test_the_clients_of_a_returned_server_are_watched(story: Story) -> None:
     left = PersistentState(servers=(PersistentServer(SERVER, PID, A, 60.0, {}),))
     story.feed(events.PredecessorDied(left))
     story.says(f"shutdown_server {PID}")
-    clients = tuple(Client(serial, 0, ClientProcess(Peer(pid, 0, 0), "c", 7)) for serial, pid in ((7, 4107), (8, 0)))
+    clients = tuple(
+        Client(client_id, 0, ClientProcess(Peer(pid, 0, 0), "c", 7)) for client_id, pid in ((7, 4107), (8, 0))
+    )
     instructions = story.feed(events.ServerTakenOver(SERVER, "ACTIVE", True, clients))
     assert [one for one in instructions if isinstance(one, WatchClient)] == [
         WatchClient(7, SERVER, 4107),

@@ -70,7 +70,7 @@ def heir(story: Story) -> Story:
     return story
 
 
-def test_the_server_is_awaited_for_a_while(heir: Story) -> None:
+def test_the_server_is_waited_for_for_a_while(heir: Story) -> None:
     assert heir.take_log() == [f"Server {PID} of user {A} ran under the previous daemon; waiting for its report"]
     assert printed(heir, "get_server_list") == f"{PID}\n"
     assert printed(heir, f"get_server_status {PID}") == "INITIALIZING\n"
@@ -89,8 +89,8 @@ def test_a_server_returns_with_its_clients_and_admits_waiting_ones(heir: Story) 
     watch, admit = WatchClient(7, SERVER, 4107), AdmitClient(1, SERVER, PID, 0)
     assert instructions == [UpdateServerLimits(SERVER, 60.0, {1: 1 << 30}), watch, admit]
     assert printed(heir, f"get_client_list {PID}") == "4107\n101\n"
-    pid, serial, server, _, namespace, command = printed(heir, "ps").splitlines()[1].split()
-    assert (pid, serial, server, namespace, command) == ("4107", "3", str(PID), "99", "train")
+    pid, id_, server, _, namespace, command = printed(heir, "ps").splitlines()[1].split()
+    assert (pid, id_, server, namespace, command) == ("4107", "3", str(PID), "99", "train")
     assert f"Took over server {PID} of user {A} with 1 clients" in heir.logged
     # A timer that ends late changes nothing.
     assert heir.feed(events.TimerEnded(TIMER)) == []
@@ -140,7 +140,7 @@ def test_limits_set_meanwhile_are_sent_to_a_returned_server(heir: Story) -> None
     assert returns(heir)[0] == UpdateServerLimits(SERVER, 25.0, {1: 1 << 30})
 
 
-def test_shutdown_of_an_awaited_server(heir: Story) -> None:
+def test_shutdown_of_a_server_that_is_being_taken_over(heir: Story) -> None:
     assert ShutDownServer(SERVER, forced=False) in heir.says(f"shutdown_server {PID}")
     # It is not killed for leaving slowly, because it may have clients.
     assert heir.feed(events.TimerEnded(Timer(TimerKind.LEAVE, SERVER))) == []
@@ -151,7 +151,7 @@ def test_shutdown_of_an_awaited_server(heir: Story) -> None:
 
 
 @pytest.mark.parametrize("line", ["quit", "quit -t 0"])
-def test_quit_while_a_server_is_awaited(heir: Story, line: str) -> None:
+def test_quit_while_a_server_is_being_taken_over(heir: Story, line: str) -> None:
     instructions = heir.says(line)
     assert instructions[0] == Working(1)
     assert ShutDownServer(SERVER, forced=False) in instructions
@@ -185,13 +185,13 @@ def test_an_operators_quit_goes_on(story: Story) -> None:
 
 
 @pytest.mark.parametrize(("lines", "seconds"), [(("quit -t 9", "quit -t 7"), 7.0), (("quit", "quit -t 5"), 5.0)])
-def test_its_time_begins_anew(story: Story, lines: tuple[str, ...], seconds: float) -> None:
+def test_its_time_begins_again(story: Story, lines: tuple[str, ...], seconds: float) -> None:
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     force = Timer(TimerKind.FORCE)
     assert SetTimer(force, seconds) in heir.feed(events.PredecessorDied(quits(story, *lines)))
     returns(heir, "ACTIVE", CLIENT)
     assert ShutDownServer(SERVER, forced=True) in heir.feed(events.TimerEnded(force))
-    # Force that has been used is used again at once.
+    # Force that has been used is used again immediately.
     remembered = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
     assert SetTimer(force, 0.0) in Story(Daemon(DaemonOptions(0), DEVICES)).feed(events.PredecessorDied(remembered))
 
@@ -208,7 +208,7 @@ def test_a_signal_is_for_one_daemon_only(story: Story) -> None:
     assert snapshot(story.daemon, InitialDefaults.of(story.daemon)).quit is None
 
 
-def test_a_debugged_client_waits_for_an_awaited_servers_clients(heir: Story) -> None:
+def test_a_debugged_client_waits_for_the_clients_of_a_server_that_is_taken_over(heir: Story) -> None:
     assert heir.connects(1, A, traced=True) == []
     returns(heir, "ACTIVE", CLIENT)
     assert 1 in heir.daemon.queue.debugged
@@ -262,7 +262,7 @@ def queued(story: Story) -> PersistentState:
 
 
 def waits(story: Story, client: int, uid: int, connection: int) -> list[Instruction]:
-    """Let a client connect; its connection has a serial."""
+    """Let a client connect; its connection has an id."""
     peer = Peer(client + 100, uid, uid, (uid,))
     return story.feed(events.ClientConnected(client, ClientProcess(peer, "waits", 7), connection=connection))
 

@@ -18,12 +18,12 @@ def busy(story: Story) -> Story:
     return story
 
 
-def asked(story: Story, session: int = 1) -> TerminateClient:
+def request_termination(story: Story, session: int = 1) -> TerminateClient:
     """Ask for a termination; return the instruction for the server."""
     instructions = story.says("terminate_client 847 101", session=session)
-    (found,) = [one for one in instructions if isinstance(one, TerminateClient)]
-    assert SetTimer(Timer(TimerKind.TERMINATION, found.token), 15.0) in instructions
-    return found
+    (request,) = [one for one in instructions if isinstance(one, TerminateClient)]
+    assert SetTimer(Timer(TimerKind.TERMINATION, request.token), 15.0) in instructions
+    return request
 
 
 def printed(instructions: list[Instruction]) -> list[tuple[int, str]]:
@@ -31,7 +31,7 @@ def printed(instructions: list[Instruction]) -> list[tuple[int, str]]:
 
 
 def test_a_server_that_does_not_answer_in_time_gives_702(busy: Story) -> None:
-    request = asked(busy)
+    request = request_termination(busy)
     (reply,) = busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token)))
     assert isinstance(reply, Reply)
     assert (reply.answer.printed, reply.answer.refused) == ("702\n", True)
@@ -40,46 +40,46 @@ def test_a_server_that_does_not_answer_in_time_gives_702(busy: Story) -> None:
 
 
 def test_termination_by_reset_is_sent_and_has_a_longer_timeout(busy: Story) -> None:
-    assert not asked(busy).by_reset
+    assert not request_termination(busy).by_reset
     busy.daemon.options = evolve(busy.daemon.options, terminate_by_reset=True)
     instructions = busy.says("terminate_client 847 101", session=2)
-    (found,) = [one for one in instructions if isinstance(one, TerminateClient)]
-    assert found.by_reset
-    assert SetTimer(Timer(TimerKind.TERMINATION, found.token), 30.0) in instructions
-    (reply,) = busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, found.token)))
+    (request,) = [one for one in instructions if isinstance(one, TerminateClient)]
+    assert request.by_reset
+    assert SetTimer(Timer(TimerKind.TERMINATION, request.token), 30.0) in instructions
+    (reply,) = busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token)))
     assert isinstance(reply, Reply)
     assert "the server did not answer within 30 s" in reply.answer.diagnostic
-    assert printed(busy.feed(events.TerminationAnswered(1, found.token, 0))) == []
+    assert printed(busy.feed(events.TerminationAnswered(1, request.token, 0))) == []
 
 
 def test_702_names_a_remedy(busy: Story) -> None:
-    (reply,) = busy.feed(events.TerminationAnswered(1, asked(busy).token, 702))
+    (reply,) = busy.feed(events.TerminationAnswered(1, request_termination(busy).token, 702))
     assert isinstance(reply, Reply)
     assert (reply.answer.printed, reply.answer.refused) == ("702\n", True)
     assert "--terminate-by-reset" in reply.answer.diagnostic
 
 
 def test_a_late_answer_is_not_taken_for_that_of_the_next_termination(busy: Story) -> None:
-    first = asked(busy)
+    first = request_termination(busy)
     busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, first.token)))
-    second = asked(busy)
+    second = request_termination(busy)
     assert busy.feed(events.TerminationAnswered(1, first.token, 0)) == []
     assert printed(busy.feed(events.TerminationAnswered(1, second.token, 201))) == [(1, "201\n")]
 
 
 def test_an_answer_in_time_ends_the_timer(busy: Story) -> None:
-    request = asked(busy)
+    request = request_termination(busy)
     assert printed(busy.feed(events.TerminationAnswered(1, request.token, 0))) == [(1, "0\n")]
     assert busy.cancelled == [Timer(TimerKind.TERMINATION, request.token)]
     assert busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token))) == []
 
 
 def test_the_servers_end_answers_all_its_terminations(busy: Story) -> None:
-    tokens = [asked(busy, session).token for session in (1, 2)]
+    tokens = [request_termination(busy, session).token for session in (1, 2)]
     assert printed(busy.feed(events.ServerExited(1, -9))) == [(1, "806\n"), (2, "806\n")]
     assert busy.cancelled == [Timer(TimerKind.TERMINATION, token) for token in tokens]
 
 
 def test_another_server_cannot_answer(busy: Story) -> None:
-    request = asked(busy)
+    request = request_termination(busy)
     assert busy.feed(events.TerminationAnswered(9, request.token, 0)) == []

@@ -1,4 +1,4 @@
-"""Turns between users, event by event: order of arrival, how long newcomers may overtake, and the log lines."""
+"""Turns between users, event by event: order of arrival, how long new clients may overtake, and the log lines."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ A, B, C = 500, 600, 700
 
 
 def admitted(instructions: list[Instruction]) -> list[int]:
-    """Return the serials of the clients that are admitted."""
+    """Return the ids of the clients that are admitted."""
     return [one.client for one in instructions if isinstance(one, AdmitClient)]
 
 
 def turn_timers(story: Story) -> list[Timer]:
-    """Return the timers of queue entries set so far."""
+    """Return the timers of queue entries set until now."""
     return [timer for timer, _ in story.watches if timer.kind is TimerKind.TURN]
 
 
@@ -65,7 +65,7 @@ def test_a_waiting_client_has_a_turn_timer(busy: Story) -> None:
     assert turn_timers(busy) == [Timer(TimerKind.TURN, 2)], "the first client cannot be overtaken"
 
 
-def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:
+def test_new_clients_overtake_until_the_turn_timer_ends(busy: Story) -> None:
     assert admitted(busy.connects(3, A)) == [3]
     assert turn_timer_ends(busy) == []
     assert busy.connects(4, A) == []
@@ -87,7 +87,7 @@ def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:
     assert admitted(busy.is_ready(3, 849)) == [4]
 
 
-def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
+def test_with_an_overtaking_limit_of_0_new_clients_never_overtake() -> None:
     story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     story.connects(1, A)
     story.is_ready(1, 847)
@@ -101,14 +101,14 @@ def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
     ]
 
 
-def test_with_a_turn_patience_of_0_clients_are_admitted_in_order() -> None:
+def test_with_an_overtaking_limit_of_0_clients_are_admitted_in_order() -> None:
     story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     for client, uid in ((1, A), (2, A), (3, B), (4, A)):
         story.connects(client, uid)
     assert admitted(story.is_ready(1, 847)) == [1, 2]
 
 
-def test_whole_and_fractional_turn_patience_is_logged() -> None:
+def test_whole_and_fractional_overtaking_limits_are_logged() -> None:
     story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0.25)))
     story.connects(1, A)
     story.is_ready(1, 847)
@@ -132,7 +132,7 @@ def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
     assert busy.take_log()[-1] == "User 700 has waited 30 s; server 848 no longer accepts new clients from user 600"
 
 
-def test_the_server_admits_newcomers_again_when_the_waiting_client_leaves(busy: Story) -> None:
+def test_the_server_admits_new_clients_again_when_the_waiting_client_leaves(busy: Story) -> None:
     turn_timer_ends(busy)
     assert busy.connects(3, A) == []
     assert admitted(busy.feed(events.WaitingClientLeft(2))) == [3]
@@ -142,7 +142,7 @@ def test_the_server_admits_newcomers_again_when_the_waiting_client_leaves(busy: 
     assert busy.take_log()[-1].startswith("User 600 has waited 30 s; server 847")
 
 
-def test_a_late_newcomer_waits_with_a_turn_timer_of_its_own(busy: Story) -> None:
+def test_a_late_new_client_waits_with_a_turn_timer_of_its_own(busy: Story) -> None:
     turn_timer_ends(busy)
     busy.connects(3, A)
     assert turn_timers(busy) == [Timer(TimerKind.TURN, 2), Timer(TimerKind.TURN, 4)]

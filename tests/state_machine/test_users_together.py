@@ -1,4 +1,4 @@
-"""Users together, event by event: each has a server at once, up to the most; none waits for another's."""
+"""Users together, event by event: each has a server immediately, up to the most; none waits for another's."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_each_user_has_a_server_at_once_and_nobody_takes_turns(together: Story) 
     assert listed.answer.printed == "847\n848\n"
 
 
-def test_without_patience_nobody_waits_either() -> None:
+def test_with_an_overtaking_limit_of_0_nobody_waits_either() -> None:
     story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES, turns=Turns(overtaking_seconds=0)))
     for number, uid in ((1, A), (2, B)):
         story.connects(number, uid)
@@ -76,7 +76,7 @@ def test_without_patience_nobody_waits_either() -> None:
     assert story.connects(3, A) == [AdmitClient(3, 1, 847, 0)]
 
 
-def test_start_server_starts_one_beside_another_users(together: Story) -> None:
+def test_start_server_starts_one_next_to_another_users(together: Story) -> None:
     assert together.says(f"start_server -uid {C}") == [SpawnServer(3, C, None)]
     (reply,) = together.feed(events.ServerSpawned(3, 849))
     assert isinstance(reply, Reply)
@@ -94,7 +94,7 @@ def test_start_server_starts_any_number_at_once_while_there_is_room() -> None:
     assert isinstance(queued, Reply)
 
 
-def test_the_next_daemon_starts_all_servers_asked_for_at_once_while_there_is_room() -> None:
+def test_the_next_daemon_starts_all_requested_servers_up_to_the_maximum() -> None:
     story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     wishes = tuple(range(1001, 1007))
     left = evolve(snapshot(story.daemon, InitialDefaults.of(story.daemon)), wishes=wishes)
@@ -160,7 +160,7 @@ def test_a_user_beyond_the_most_waits_until_a_server_has_no_clients(full: Story)
         "Client 103 of user 700 is waiting for its turn, behind one of 2 users",
         "Client 104 of user 800 is waiting for its turn, behind one of 2 users",
     ]
-    assert full.connects(5, A) == [AdmitClient(5, 1, 847, 0)], "served users go on"
+    assert full.connects(5, A) == [AdmitClient(5, 1, 847, 0)], "served users continue"
     assert full.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]
     assert full.feed(events.ServerExited(2, 0)) == [spawn(3, 3, C)], "in order of arrival"
     assert not [timer for timer, _ in full.watches if timer.kind is TimerKind.TURN]
@@ -227,7 +227,7 @@ def test_the_next_daemon_adopts_both_servers(together: Story) -> None:
     assert story.connects(4, B) == [AdmitClient(4, 2, 848, 0)]
 
 
-def test_while_one_server_is_awaited_the_other_users_go_on(together: Story) -> None:
+def test_while_one_server_is_being_taken_over_other_users_continue(together: Story) -> None:
     left = snapshot(together.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
     story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     story.feed(events.PredecessorDied(left))

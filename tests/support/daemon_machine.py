@@ -2,7 +2,7 @@
 
 The machine plays the I/O layer: it records the instructions, and draws only events that are possible then. It keeps
 its own account of when each client came and when it could no longer be overtaken, and at the end lets time pass: each
-waiting client is answered, however many newcomers of the active user connect.
+waiting client is answered, however many new clients of the active user connect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.parsed_line import ParsedLine
 
 Waiter = tuple[str, int]
-"""("client", its serial) or ("request", the uid of a start request)."""
+"""("client", its id) or ("request", the uid of a start request)."""
 UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 NUMBER = st.integers(0, 3)
@@ -88,17 +88,17 @@ class DaemonMachine(RuleBasedStateMachine):
         self.closed_since: dict[Waiter, int] = {}
         self.turn_timers: dict[Timer, Waiter] = {}
         self.debugged: dict[int, set[int]] = {}
-        self.serial = 0
+        self.id_ = 0
         self.session = 0
         self.pid = 1000
         self.uid_of: dict[int, int] = {}
         self.in_queue: set[int] = set()
-        self.settled: Counter[int] = Counter()
+        self.resolved: Counter[int] = Counter()
         self.on_server: dict[int, int] = {}
         self.watched: set[int] = set()
         """The clients whose ends the I/O layer would see: all it has to watch, but a pidfd may be lacking."""
         self.joining: dict[int, int] = {}
-        """Further connections of admitted clients, which are admitted at once, with the server that they must get."""
+        """Further connections of admitted clients, which must get the server of the client."""
         self.ended: set[int] = set()
         """The clients whose processes have ended, as the state machine knows."""
         self.spawning: dict[int, int] = {}
@@ -127,17 +127,17 @@ class DaemonMachine(RuleBasedStateMachine):
         self.exits = 0
         self.quit_begun = False
         self.quit_asked = False
-        """An operator began the quit: it goes on under the next daemon."""
+        """An operator began the quit: it continues under the next daemon."""
         self.phases: dict[int, Phase] = {}
 
     daemon_uid = 0
     multiuser = False
     static = False
-    turn_patience = 30.0
+    overtaking_seconds = 30.0
     most_servers = 1
     turn_policy = staticmethod(order())
     steps_for_each = 10
-    """What has to happen at most, for each client so far, until all that wait are served."""
+    """What has to happen at most, for each client until now, until all that wait are served."""
 
     @property
     def together(self) -> bool:
@@ -154,7 +154,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.daemon_uid, multiuser=self.multiuser, max_servers=self.most_servers, static=self.static
             ),
             DEVICES,
-            turns=Turns(policy=self.turn_policy, overtaking_seconds=self.turn_patience),
+            turns=Turns(policy=self.turn_policy, overtaking_seconds=self.overtaking_seconds),
         )
 
     def environment_of(self, client: int) -> dict[str, str]:
@@ -198,7 +198,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert server not in self.pending
                 assert self.uid_of_server[server] == self.serving(self.uid_of[client])
                 assert server not in self.shutting_down
-                self._settle(client)
+                self._resolve(client)
                 self._check_overtaking(client)
                 self.on_server[client] = server
                 self.watched.add(client)
@@ -209,12 +209,12 @@ class DaemonMachine(RuleBasedStateMachine):
             case do.RefuseClient(client, code, reason):
                 assert code == 805
                 assert reason
-                self._settle(client)
+                self._resolve(client)
                 self.refused[client] = reason
             case do.ContinueWithoutMps(client, reason):
                 assert reason
                 assert not self.debugged[client] & self._clients()
-                self._settle(client)
+                self._resolve(client)
             case do.ShutDownServer(server, forced):
                 assert server in self.running
                 assert forced or server not in self.shutting_down
@@ -244,7 +244,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 assert seconds >= 0
                 self.timers.append(timer)
                 if timer.kind is TimerKind.TURN:
-                    assert seconds == self.turn_patience > 0
+                    assert seconds == self.overtaking_seconds > 0
                     assert not self.together
                     self.turn_timers[timer] = self._timed_by(timer.key)
             case do.CancelTimer(timer):
@@ -261,7 +261,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def _came_last(self, ticket: int) -> Waiter:
         last = max(self.came.values())
         came = [waiter for waiter, moment in self.came.items() if moment == last]
-        # Only a daemon that starts takes several at once: the start requests of the previous one.
+        # Only a daemon that starts takes several at the same time: the start requests of the previous one.
         (uid,) = {entry.uid for entry in self.daemon.queue if entry.ticket == ticket}
         return next(waiter for waiter in came if len(came) == 1 or waiter == ("request", uid))
 
@@ -269,11 +269,11 @@ class DaemonMachine(RuleBasedStateMachine):
         """Return who waits with a ticket: in order of arrival only the last one to come gets a timer."""
         return self._came_last(ticket)
 
-    def _settle(self, client: int) -> None:
+    def _resolve(self, client: int) -> None:
         assert client in self.in_queue or client in self.debugged, "answered twice, or after it left"
         self.in_queue.discard(client)
         self.debugged.pop(client, None)
-        self.settled[client] += 1
+        self.resolved[client] += 1
 
     def _clients(self, uid: int | None = None) -> set[int]:
         """Return the clients that are queued or admitted; with a user, those that his debugged clients wait for."""
@@ -298,7 +298,7 @@ class DaemonMachine(RuleBasedStateMachine):
         came = {waiter: self.came[waiter] for waiter in self._waiters() if self._user_of(waiter) in waiting}
         first = min(came.values())
         users = {self._user_of(waiter) for waiter, moment in came.items() if moment == first}
-        # Only the start requests of a previous daemon come at once: they are in the queue in their old order.
+        # Only the start requests of a previous daemon come together: they are in the queue in their old order.
         return next(entry.uid for entry in self.daemon.queue if entry.uid in users)
 
     def _others_wait(self, server: int) -> bool:
@@ -327,7 +327,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def _joins(self, waiter: Waiter) -> None:
         self.came[waiter] = self.moment + 1
         self.closed_since.pop(waiter, None)
-        if self.turn_patience == 0:
+        if self.overtaking_seconds == 0:
             self.closed_since[waiter] = self.moment + 1
 
     def _check_why_it_shuts_down(self, server: int, forced: bool) -> None:
@@ -347,9 +347,9 @@ class DaemonMachine(RuleBasedStateMachine):
         return known.thread_percentage.value, {n: limit.value for n, limit in known.memory_limits.items()}
 
     def _follow_phases(self) -> None:
-        now = {serial: server.phase for serial, server in self.daemon.servers.items()}
-        for serial, phase in now.items():
-            before = self.phases.get(serial, Phase.SPAWNING)
+        now = {id_: server.phase for id_, server in self.daemon.servers.items()}
+        for id_, phase in now.items():
+            before = self.phases.get(id_, Phase.SPAWNING)
             assert phase is before or phase in _reachable(before)
         self.phases = now
 
@@ -368,8 +368,8 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @rule(target=waiting, uid=UIDS, foreign=st.sampled_from([False, False, False, True]))
     def connect(self, uid: int, foreign: bool) -> object:
-        self.serial += 1
-        client = self.serial
+        self.id_ += 1
+        client = self.id_
         self.uid_of[client] = uid
         self.in_queue.add(client)
         self._joins(("client", client))
@@ -381,8 +381,8 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @rule(target=waiting, uid=UIDS)
     def connect_under_a_debugger(self, uid: int) -> object:
-        self.serial += 1
-        client = self.serial
+        self.id_ += 1
+        client = self.id_
         self.uid_of[client] = uid
         self.debugged[client] = self._clients(uid)
         servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
@@ -426,7 +426,7 @@ class DaemonMachine(RuleBasedStateMachine):
         return parse(line, 2).command == "quit"
 
     def _give(self, line: bytes, uid: int) -> None:
-        """Let an operator give a line; it is answered at once, unless its command takes some time."""
+        """Let an operator give a line; it is answered immediately, unless its command takes some time."""
         self.session += 1
         parsed = parse(line, 2)
         known = parsed.command if parsed.is_whole and uid in (0, self.daemon_uid) else ""
@@ -457,7 +457,7 @@ class DaemonMachine(RuleBasedStateMachine):
         assert session is None or self.replies[session] == 1
 
     def running_server(self, pid: int) -> int:
-        """Return the serial of the running server with a PID."""
+        """Return the id of the running server with a PID."""
         return next(server for server, running in self.running.items() if running == pid)
 
     def _a_server_pid(self, data: st.DataObject) -> int:
@@ -604,12 +604,12 @@ class DaemonMachine(RuleBasedStateMachine):
         """Kill the daemon and start another; the clients that waited connect again, in any order."""
         defaults = self._defaults()
         left = snapshot(self.daemon, self.initial)
-        assert [server.serial for server in left.servers] == sorted(self.running)
+        assert [server.id_ for server in left.servers] == sorted(self.running)
         alone = set(self.running) - set(self.on_server.values())
         # A server without clients leaves, sooner or later.
         gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it has ended already")}
         self._drop_daemon_state(gone)
-        left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
+        left = evolve(left, servers=tuple(server for server in left.servers if server.id_ not in gone))
         self.daemon = self._new_daemon()
         self.pending = set(self.running)
         self.verified |= self.pending
@@ -641,7 +641,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.quitters.clear()
         self.shut_down |= self.shutting_down & set(self.running)
         self.shutting_down, self.ever_forced = set(), set()
-        # If no server is left, serials begin anew.
+        # If no server is left, ids begin again.
         for marked in (self.verified, self.killed, self.shut_down):
             marked &= set(self.running)
         # Without servers there is nothing left that it waits for.
@@ -722,11 +722,11 @@ class DaemonMachine(RuleBasedStateMachine):
         """Let a client's process connect once more, as those of the driver's server do."""
         client = data.draw(st.sampled_from(self._that_may_join()))
         server = self.on_server[client]
-        self.serial += 1
-        self.joining[self.serial] = server
+        self.id_ += 1
+        self.joining[self.id_] = server
         self._has_served(server)
         peer = Peer(5000 + client, self.uid_of[client], self.uid_of[client])
-        self.feed(events.ClientConnected(self.serial, ClientProcess(peer, "c", 1), joins=True))
+        self.feed(events.ClientConnected(self.id_, ClientProcess(peer, "c", 1), joins=True))
         assert not self.joining, "it waits, though its process was admitted"
 
     def _that_may_join(self) -> list[int]:
@@ -735,11 +735,11 @@ class DaemonMachine(RuleBasedStateMachine):
         return sorted(client for client, server in self.on_server.items() if server in ready - self._forced())
 
     def _forced(self) -> set[int]:
-        return {serial for serial, server in self.daemon.servers.items() if server.forced}
+        return {id_ for id_, server in self.daemon.servers.items() if server.forced}
 
     @precondition(lambda self: self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending)
     @rule(data=st.data(), status=st.sampled_from(["ACTIVE", "FAULT"]), number=NUMBER)
-    def is_asked(self, data: st.DataObject, status: str, number: int) -> None:
+    def gets_a_status_query(self, data: st.DataObject, status: str, number: int) -> None:
         """Let a server that does not report by itself say its status and its clients' contexts."""
         server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending, number)
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
@@ -860,7 +860,7 @@ class DaemonMachine(RuleBasedStateMachine):
             others.discard(-server)
         self.on_server = {client: on for client, on in self.on_server.items() if on != server}
         waiting = [session for session, on in self.terminating.values() if on == server]
-        self.terminating = {token: asked for token, asked in self.terminating.items() if asked[1] != server}
+        self.terminating = {token: request for token, request in self.terminating.items() if request[1] != server}
         self.feed(event)
         assert all(self.replies[session] == bool(session) for session in waiting)
 
@@ -873,7 +873,8 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_termination_is_answered_once(self) -> None:
-        known = {token: (asked.session, asked.server) for token, asked in self.daemon.terminations.pending.items()}
+        pending = self.daemon.terminations.pending
+        known = {token: (request.session, request.server) for token, request in pending.items()}
         assert known == self.terminating
         # None waits for ever.
         assert {Timer(TimerKind.TERMINATION, token) for token in known} <= set(self.timers)
@@ -902,7 +903,7 @@ class DaemonMachine(RuleBasedStateMachine):
     @invariant()
     def no_client_is_lost(self) -> None:
         assert {entry.client for entry in self.daemon.queue if entry.client} == self.in_queue
-        assert all(count == 1 for count in self.settled.values())
+        assert all(count == 1 for count in self.resolved.values())
         known = {client for server in self.daemon.servers.values() for client in server.clients}
         assert known == {client for client, server in self.on_server.items() if server not in self.pending}
         assert {server.id for server in self.daemon.servers.values() if server.pending} == self.pending
@@ -995,14 +996,14 @@ class DaemonMachine(RuleBasedStateMachine):
     # --- the end
 
     def teardown(self) -> None:
-        """Let time pass until every waiting client is answered, while newcomers of the active user connect.
+        """Let time pass until every waiting client is answered, while new clients of the active user connect.
 
         If users are together there are none: with enough of them a user beyond the most would wait for ever.
         """
         for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
             self._timer_ends(timer)
         owed = self.in_queue | set(self.debugged)
-        for _ in range(50 + self.steps_for_each * self.serial):
+        for _ in range(50 + self.steps_for_each * self.id_):
             if not owed & (self.in_queue | set(self.debugged)):
                 return
             self._time_passes()
@@ -1018,29 +1019,29 @@ class DaemonMachine(RuleBasedStateMachine):
         assert pauses, "nothing moves the queue on"
         self._timer_ends(pauses[0])
 
-    def _goes_on(self, serial: int) -> bool:
+    def _goes_on(self, id_: int) -> bool:
         """Let a server do what is next; return whether there was anything."""
-        server = self.daemon.servers[serial]
-        own = [client for client, on in self.on_server.items() if on == serial]
+        server = self.daemon.servers[id_]
+        own = [client for client, on in self.on_server.items() if on == id_]
         if server.pending:
-            self.returns("ACTIVE", leaving=False, number=sorted(self.pending).index(serial))
+            self.returns("ACTIVE", leaving=False, number=sorted(self.pending).index(id_))
         elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
-            self.feed(events.StatusPushed(serial, "ACTIVE"))
-        elif self._is_abandoned(serial) and self._is_waited_for(serial):
+            self.feed(events.StatusPushed(id_, "ACTIVE"))
+        elif self._is_abandoned(id_) and self._is_waited_for(id_):
             # It is stopped for ever, whatever it is asked to do.
-            for timer in (Timer(TimerKind.SILENCE, serial), Timer(TimerKind.LEAVE, serial)):
+            for timer in (Timer(TimerKind.SILENCE, id_), Timer(TimerKind.LEAVE, id_)):
                 if timer in self.timers:
                     self._timer_ends(timer)
-            assert serial in self.killed
-            self._exits(serial, -9)
+            assert id_ in self.killed
+            self._exits(id_, -9)
         elif own:
             if not self.together:
                 self.connect(uid=server.uid, foreign=False)
-            self._has_served(serial)
+            self._has_served(id_)
             del self.on_server[min(own)]
-            self.feed(events.ClientGonePushed(serial, min(own)))
+            self.feed(events.ClientGonePushed(id_, min(own)))
         elif server.phase is Phase.LEAVING:
-            self._exits(serial, 0)
+            self._exits(id_, 0)
         else:
             return False
         return True
@@ -1086,7 +1087,7 @@ class FewestTurnsMachine(DaemonMachine):
 class NoOvertakingMachine(DaemonMachine):
     """Newcomers never overtake."""
 
-    turn_patience = 0.0
+    overtaking_seconds = 0.0
 
 
 class MultiuserMachine(DaemonMachine):

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[1] / "data" / "driver-wire"
 NAMES = ("commands-and-users", "limits-and-ends", "multiuser", "two-devices", "descriptors")
 ROLES = {1: "server", 2: "client", 4: "tool"}
 FOLLOWS = {2: 1, 9: 1, 13: 1, 15: 1, 19: 1, 20: 2, 24: 1}
-"""The number of packets that the daemon sends after a command's number, 0 where nothing is said."""
+"""The number of packets that the daemon sends after a command's number, 0 where nothing is reported."""
 DEFAULTS_AFTER_LIMITS = 1
 
 
@@ -51,7 +51,7 @@ class Conversation:
 
 @define
 class ToolSession:
-    """A tool's lines, what was printed, and what the servers were asked meanwhile."""
+    """A tool's lines, what was printed, and what the servers were asked."""
 
     lines: list[bytes] = field(factory=list)
     printed: list[bytes] = field(factory=list)
@@ -72,7 +72,7 @@ class Recording:
         """Return the conversations of servers."""
         return [one for one in self.conversations.values() if one.role == "server"]
 
-    def asked(self, line: str) -> ToolSession:
+    def session_of(self, line: str) -> ToolSession:
         """Return the session that gave this line alone."""
         (found,) = (tool for tool in self.tools if tool.lines == [line.encode()])
         return found

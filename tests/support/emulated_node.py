@@ -19,7 +19,7 @@ class Node:
     directory: Path
     text: str = "[[device]]\n"
     variables: dict[str, str] = field(factory=dict, init=False)
-    """For pympsd-smi, beside the machine's."""
+    """For pympsd-smi, next to the machine's."""
     _daemons: list[DaemonProcess] = field(factory=list, init=False)
     _clients: list[ClientProcess] = field(factory=list, init=False)
 

@@ -49,7 +49,7 @@ def _harmless(line: bytes, source: random.Random) -> bytes:
 
 
 def _open(control: str, data: bytes, source: random.Random) -> socket.socket | None:
-    """Send it; close at once, or leave the connection to be read from later."""
+    """Send it; close immediately, or leave the connection to be read from later."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(30)
@@ -83,7 +83,7 @@ def _read_to_its_end(sock: socket.socket) -> None:
 
 
 def fuzz_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found:
-    """Hold that many sessions, some at once; raise AssertionError when the daemon took harm."""
+    """Hold that many sessions, some at the same time; raise AssertionError when the daemon took harm."""
     control = str(daemon.directory / "pipe" / "control")
     assert daemon.say("ps") == "Server not found\n"
     wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the first session")

@@ -113,7 +113,7 @@ def fuzz_driver_daemon(daemon: DaemonProcess, seed: int, sessions: int) -> Found
     for number in range(sessions):
         packets = Packets(random.Random(f"{seed}/driver/{number}"))
         name = packets.source.choice(("control", "control_privileged"))
-        # It hangs up at what is wrong, perhaps before all is said.
+        # It hangs up at what is wrong, perhaps before all is reported.
         gone = contextlib.suppress(BrokenPipeError, ConnectionResetError)
         with gone, visitor(daemon.directory / "pipe" / name) as here:
             _session(here, packets)

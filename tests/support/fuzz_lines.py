@@ -109,7 +109,7 @@ class Lines:
 
 
 def conversation(source: random.Random, lines: list[bytes]) -> bytes:
-    """Return what a peer says to the daemon: lines in frames, whole or spoilt, or no frames at all."""
+    """Return what a peer reports to the daemon: lines in frames, whole or spoilt, or no frames at all."""
     kind = source.random()
     if kind < 0.15:
         return source.randbytes(source.randint(0, 400))

@@ -1,6 +1,6 @@
-"""Invalid session messages thrown at a live server, while another client computes: it goes on, and leaks nothing.
+"""Invalid session messages thrown at a live server, while another client computes: it continues, and leaks nothing.
 
-The bad client has a session as any other: what it says there is cut, spoilt, not for the server, or not its own.
+The bad client has a session as any other: what it reports there is cut, spoilt, not for the server, or not its own.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def _received(
 
 
 def _said(source: random.Random) -> tuple[bytes, int]:
-    """One thing to say, with that many descriptors beside it."""
+    """One thing to say, with that many descriptors next to it."""
     request, number = source.randrange(1 << 16), source.choice((*_NUMBERS[:10], source.getrandbits(63)))
     match source.randrange(12):
         case 0 | 1:
-            # What others have: their serials are small numbers, and easy to guess.
+            # What others have: their ids are small numbers, and easy to guess.
             data = messages.encode(CloseContext(request, source.randrange(64)))
         case 2:
             data = messages.encode(CloseContext(request, number))
@@ -155,8 +155,8 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     control = str(daemon.directory / "pipe" / "control")
     (server,) = daemon.servers()
     executors = children_of(server)
-    (serial,) = (line for line in daemon.say(f"get_client_list {server}").split())
-    assert serial == str(good.pid)
+    (pid,) = (line for line in daemon.say(f"get_client_list {server}").split())
+    assert pid == str(good.pid)
     before, said, answered, checks = _descriptors(server), 0, 0, 0
     for number in range(sessions):
         source = random.Random(f"{seed}/session/{number}")
@@ -169,7 +169,7 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     wait_until(lambda: _descriptors(server) <= before, "the server's descriptors back to before")
     assert daemon.servers() == [server]
     assert children_of(server) == executors
-    wait_until(lambda: daemon.say(f"get_client_list {server}").split() == [serial], "the bad client's end")
+    wait_until(lambda: daemon.say(f"get_client_list {server}").split() == [pid], "the bad client's end")
     log = (daemon.directory / "log" / "server.log").read_bytes()
     assert b"internal error" not in log
     assert b"Traceback" not in log

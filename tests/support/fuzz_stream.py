@@ -59,10 +59,10 @@ class Found:
     sessions: int
     stalled: int
     """Sessions ended behind a kernel without end."""
-    poisoned: int
+    faulted: int
     """Contexts that faulted; all of them the bad client's."""
     checks: int
-    """Results of others that were right meanwhile."""
+    """Results of others that were right."""
     results: Counter[int]
     """Answers by result."""
     kib_before: int
@@ -136,7 +136,7 @@ class Attack:
     modules: list[int] = field(factory=list)
     graphs: list[int] = field(factory=list)
 
-    def settle(self) -> None:
+    def wait_for_answers(self) -> None:
         """Create a few objects of its own."""
         self.addresses = [self.client.allocate(size) for size in (64, 4096, 1 << 20)]
         for size in (100, 4096):
@@ -299,7 +299,7 @@ class StreamFuzz:
     consumed: int = 0
     sessions: int = 0
     stalled: int = 0
-    poisoned: int = 0
+    faulted: int = 0
     results: Counter[int] = field(factory=Counter)
 
     def session(self) -> None:
@@ -308,7 +308,7 @@ class StreamFuzz:
         self.executor.by_ring = self.has_ring and source.random() < BY_RING
         client = self.executor.attach(client=1, context=1)
         attack = Attack(source, client, source.random() < ENDLESS_SESSIONS, source.choice((0.02, 0.1, 0.5, 0.9)))
-        attack.settle()
+        attack.wait_for_answers()
         sent = 0
         try:
             for record in attack.records():
@@ -384,8 +384,8 @@ class StreamFuzz:
         self.executor.send(DropClient(1 << 40, 1))
         while not isinstance(message := self.executor.receive()[0], ExecutorDone):
             assert isinstance(message, ContextFaulted), message
-            assert message.context == 1, "another client's context was poisoned"
-            self.poisoned += 1
+            assert message.context == 1, "another client's context was faulted"
+            self.faulted += 1
         assert self.executor.alive, "the executor has ended"
 
 
@@ -428,5 +428,5 @@ def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:
     assert all(witness.checks for witness in witnesses), "a witness had no turn"
     after = _resident_kib(executor.process.pid)
     return Found(
-        fuzz.consumed, fuzz.sessions, fuzz.stalled, fuzz.poisoned, checks, Counter(fuzz.results), before, after
+        fuzz.consumed, fuzz.sessions, fuzz.stalled, fuzz.faulted, checks, Counter(fuzz.results), before, after
     )

@@ -1,6 +1,6 @@
 """A daemon with nothing but a keeper: keeping_daemon.py FOLDER WAITING-SECONDS STALLED-SECONDS [NAME=FD ...]
 
-It says what it was given by an earlier daemon's keeper, and then does one thing a line; tests kill it.
+It reports what it was given by an earlier daemon's keeper, and then does one thing a line; tests kill it.
 """
 
 from __future__ import annotations

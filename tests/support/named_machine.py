@@ -74,13 +74,13 @@ class NamedMachine(RuleBasedStateMachine):
         self.leaving: set[int] = set()
         self.timers: list[Timer] = []
         self.terminating: dict[int, int] = {}
-        self.serial = 0
+        self.id_ = 0
         self.waiting: dict[int, tuple[str, str]] = {}
         self.on_server: dict[int, int] = {}
         self.came_to: dict[int, str] = {}
         self.partitions: dict[int, dict[int, str]] = {}
         """By client and device."""
-        self.settled: Counter[int] = Counter()
+        self.resolved: Counter[int] = Counter()
         self.session = 0
         self.unanswered: set[int] = set()
         self.printed = ""
@@ -119,35 +119,35 @@ class NamedMachine(RuleBasedStateMachine):
             case do.CloseNamespace(server, namespace):
                 self.sockets.discard((server, namespace))
                 self.wanted.pop((server, namespace), None)
-            case do.SpawnServer(serial, uid, _, name):
+            case do.SpawnServer(id_, uid, _, name):
                 named = self.daemon.named_servers[name]
                 assert (named.uid, named.deleted) == (uid, False)
                 assert (name, DEFAULT) in self.sockets
                 assert name not in (*self.spawning.values(), *self.running.values())
-                self.spawning[serial] = name
-            case do.AdmitClient(client, serial, _, priority, limits):
+                self.spawning[id_] = name
+            case do.AdmitClient(client, id_, _, priority, limits):
                 server, namespace = self.waiting.pop(client)
-                assert self.running[serial] == server
-                assert serial not in self.leaving
+                assert self.running[id_] == server
+                assert id_ not in self.leaving
                 self._check_limits(server, namespace, priority, limits)
-                self.on_server[client] = serial
+                self.on_server[client] = id_
                 assert limits is not None
                 self.partitions[client] = {device: one.name for device, one in limits.partitions.items()}
                 self._check_partitions(server, limits)
-                self.settled[client] += 1
+                self.resolved[client] += 1
             case do.RefuseClient(client, code, reason):
                 del self.waiting[client]
                 assert code in (800, 805, 807)
                 assert reason
-                self.settled[client] += 1
-            case do.ShutDownServer(serial, _):
-                assert serial in self.running
-                self.leaving.add(serial)
-            case do.KillServer(serial):
-                assert serial in self.running
-            case do.TerminateClient(serial, token, _):
-                assert serial in self.running
-                self.terminating[token] = serial
+                self.resolved[client] += 1
+            case do.ShutDownServer(id_, _):
+                assert id_ in self.running
+                self.leaving.add(id_)
+            case do.KillServer(id_):
+                assert id_ in self.running
+            case do.TerminateClient(id_, token, _):
+                assert id_ in self.running
+                self.terminating[token] = id_
             case do.Reply(session, answer):
                 self.unanswered.remove(session)
                 self.printed = answer.printed
@@ -223,7 +223,7 @@ class NamedMachine(RuleBasedStateMachine):
 
     @rule(servers=FILES, prune=st.booleans(), force=st.booleans())
     def apply(self, servers: dict[str, dict[str, str]], prune: bool, force: bool) -> None:
-        """Apply a file: applied again at once, it changes nothing but what could not be changed then."""
+        """Apply a file: applied again immediately, it changes nothing but what could not be changed then."""
         if self.multiuser:
             servers.pop("uid_500", None)  # no other server than root's is possible
         text = self._written(servers)
@@ -259,14 +259,14 @@ class NamedMachine(RuleBasedStateMachine):
 
     @rule(server=st.one_of(st.just(""), SERVERS), namespace=NAMESPACES, uid=UIDS, partition=CHOICES)
     def connect(self, server: str, namespace: str, uid: int, partition: str = "") -> None:
-        self.serial += 1
+        self.id_ += 1
         own = f"uid_{0 if self.multiuser else uid}"
         came = (server or own, namespace if server else DEFAULT)
-        self.waiting[self.serial] = came
-        peer = Peer(5000 + self.serial, uid, uid, (uid,))
+        self.waiting[self.id_] = came
+        peer = Peer(5000 + self.id_, uid, uid, (uid,))
         process = ClientProcess(peer, "train", 7, namespace if server else "")
         environment = {"CUDA_MPS_SM_PARTITION": partition}
-        self.feed(events.ClientConnected(self.serial, process, environment, server=server))
+        self.feed(events.ClientConnected(self.id_, process, environment, server=server))
 
     @precondition(lambda self: self.waiting)
     @rule(number=NUMBER)
@@ -279,26 +279,26 @@ class NamedMachine(RuleBasedStateMachine):
     @rule(number=NUMBER)
     def client_gone(self, number: int) -> None:
         client = _one_of(self.on_server, number)
-        serial = self.on_server[client]
-        if serial not in self.pending:
+        id_ = self.on_server[client]
+        if id_ not in self.pending:
             del self.on_server[client]
-            self.feed(events.ClientGonePushed(serial, client))
+            self.feed(events.ClientGonePushed(id_, client))
 
     @precondition(lambda self: self.spawning)
     @rule(number=NUMBER)
     def spawned(self, number: int) -> None:
         if self.spawning:
-            serial = _one_of(self.spawning, number)
-            self.running[serial] = self.spawning.pop(serial)
+            id_ = _one_of(self.spawning, number)
+            self.running[id_] = self.spawning.pop(id_)
             self.pid += 1
-            self.feed(events.ServerSpawned(serial, self.pid))
+            self.feed(events.ServerSpawned(id_, self.pid))
 
     @precondition(lambda self: self.spawning)
     @rule(number=NUMBER)
     def not_spawned(self, number: int) -> None:
-        serial = _one_of(self.spawning, number)
-        del self.spawning[serial]
-        self.feed(events.SpawnFailed(serial, "no memory"))
+        id_ = _one_of(self.spawning, number)
+        del self.spawning[id_]
+        self.feed(events.SpawnFailed(id_, "no memory"))
 
     @precondition(lambda self: self.running)
     @rule(number=NUMBER)
@@ -310,18 +310,18 @@ class NamedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(number=NUMBER, stated=st.booleans())
     def exits(self, number: int, stated: bool) -> None:
-        serial = _one_of(self.running, number)
-        if stated and serial not in self.pending:
-            self.feed(events.StartRefused(serial, "the devices are gone"))
-        self._end(serial)
+        id_ = _one_of(self.running, number)
+        if stated and id_ not in self.pending:
+            self.feed(events.StartRefused(id_, "the devices are gone"))
+        self._end(id_)
 
-    def _end(self, serial: int) -> None:
-        del self.running[serial]
-        self.pending.discard(serial)
-        self.leaving.discard(serial)
-        self.terminating = {token: server for token, server in self.terminating.items() if server != serial}
-        self.on_server = {client: server for client, server in self.on_server.items() if server != serial}
-        self.feed(events.ServerExited(serial, 1))
+    def _end(self, id_: int) -> None:
+        del self.running[id_]
+        self.pending.discard(id_)
+        self.leaving.discard(id_)
+        self.terminating = {token: server for token, server in self.terminating.items() if server != id_}
+        self.on_server = {client: server for client, server in self.on_server.items() if server != id_}
+        self.feed(events.ServerExited(id_, 1))
 
     @precondition(lambda self: self.terminating)
     @rule(number=NUMBER)
@@ -358,8 +358,8 @@ class NamedMachine(RuleBasedStateMachine):
         before = {name: named for name, named in self.daemon.named_servers.items() if not named.deleted}
         known = self.daemon.configuration
         in_force = known.generation, known.source, known.applied, known.failed
-        for serial in list(self.spawning):
-            del self.spawning[serial]  # it ends with its link
+        for id_ in list(self.spawning):
+            del self.spawning[id_]  # it ends with its link
         self.daemon = self._new_daemon()
         self.initial = InitialDefaults.of(self.daemon)
         self.timers, self.terminating, self.unanswered = [], {}, set()
@@ -381,17 +381,17 @@ class NamedMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule(number=NUMBER)
     def returns(self, number: int) -> None:
-        serial = sorted(self.pending)[number % len(self.pending)]
-        self.pending.remove(serial)
-        mine = [client for client, server in self.on_server.items() if server == serial]
+        id_ = sorted(self.pending)[number % len(self.pending)]
+        self.pending.remove(id_)
+        mine = [client for client, server in self.on_server.items() if server == id_]
         reports = tuple(
             Client(
                 client, 0, ClientProcess(Peer(5000 + client, 0, 0), "train", 7), partitions=self.partitions[client]
             )
             for client in mine
         )
-        status = "INITIALIZING" if serial not in self.leaving and not mine else "ACTIVE"
-        self.feed(events.ServerTakenOver(serial, status, serial in self.leaving, reports))
+        status = "INITIALIZING" if id_ not in self.leaving and not mine else "ACTIVE"
+        self.feed(events.ServerTakenOver(id_, status, id_ in self.leaving, reports))
 
     # --- what always holds
 
@@ -439,13 +439,13 @@ class NamedMachine(RuleBasedStateMachine):
 
     @invariant()
     def processes_are_those_of_servers(self) -> None:
-        for serial, name in (self.spawning | self.running).items():
-            assert self.daemon.servers[serial].name == name
+        for id_, name in (self.spawning | self.running).items():
+            assert self.daemon.servers[id_].name == name
             assert name in self.daemon.named_servers
 
     @invariant()
     def nobody_is_answered_twice(self) -> None:
-        assert all(count == 1 for count in self.settled.values())
+        assert all(count == 1 for count in self.resolved.values())
 
     def teardown(self) -> None:
         """Let everything go its way."""
@@ -480,8 +480,8 @@ class NamedMachine(RuleBasedStateMachine):
             return False
         return True
 
-    def _may_end(self, serial: int) -> bool:
-        return self.daemon.servers[serial].forced or serial not in self.on_server.values()
+    def _may_end(self, id_: int) -> bool:
+        return self.daemon.servers[id_].forced or id_ not in self.on_server.values()
 
 
 class MultiuserNamedMachine(NamedMachine):

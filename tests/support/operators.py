@@ -1,4 +1,4 @@
-"""Operators over bare sockets: one that can misbehave, and a load generator that asks a thousand times at once."""
+"""Operators over bare sockets: one that can misbehave, and a load generator with a thousand of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def line_frame(line: str) -> bytes:
 
 @define
 class Operator:
-    """A user interface by hand: says hello, gives lines, reads whole answers (or does not)."""
+    """A user interface by hand: sends its hello, gives lines, reads whole answers (or does not)."""
 
     sock: socket.socket
     _data: bytearray = field(factory=bytearray)

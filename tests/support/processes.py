@@ -40,7 +40,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans(take_over: bool = True) -> None:
-    """Become the parent of daemons, so that they are reaped at once whatever PID 1 is; or be that no more."""
+    """Become the parent of daemons, so that they are reaped immediately whatever PID 1 is; or be that no more."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(take_over), 0, 0, 0)
 
 
@@ -80,7 +80,7 @@ def suspend(pid: int) -> None:
 def shared_memory() -> set[str]:
     """Return what is in /dev/shm but for other tests' own; on a GPU also without what its driver keeps there.
 
-    Nor are the semaphores of multiprocessing counted: pympsd has none, and other programs run beside the tests.
+    Nor are the semaphores of multiprocessing counted: pympsd has none, and other programs run next to the tests.
     """
     others = (*TESTS_OWN, "sem.mp-", *(("cuda", "nv") if on_gpu() else ()))
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
@@ -90,7 +90,7 @@ def children_of(pid: int) -> list[int]:
     """Return the PIDs of a process's children; raise FileNotFoundError when it is gone."""
     while True:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        # A thread that ends meanwhile leaves its children to another one, which may have been read before.
+        # A thread that ends leaves its children to another one, which may have been read before.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
@@ -146,7 +146,7 @@ class DaemonProcess:
         self._reaper.start()
 
     def kill(self) -> None:
-        """Kill it with -9, and reap it; what it served goes on."""
+        """Kill it with -9, and reap it; what it served continues."""
         os.kill(self.pid, signal.SIGKILL)
         self.await_end()
 
@@ -255,7 +255,7 @@ class DaemonProcess:
         """End the daemon whatever state it is in, and all its servers."""
         if self.pid and alive(self.pid):
             servers: list[int] = []
-            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it has ended
                 servers = children_of(self.pid)
             self.run([], "quit -t 0\n", uid=0)
             for pid in (self.pid, *servers):
@@ -276,11 +276,11 @@ class DaemonProcess:
 def _await_executors() -> None:
     """Wait until those that were adopted have ended: no server waits for the executors of one that was killed."""
     give_up = time.monotonic() + EXECUTORS_SECONDS
-    while any(alive(pid) and _is_awaited(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
+    while any(alive(pid) and _ends_soon(pid) for pid in children_of(os.getpid())) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
 
 
-def _is_awaited(pid: int) -> bool:
+def _ends_soon(pid: int) -> bool:
     """Whether it is an executor; on a GPU also a server, which leads its session, and may be another daemon's."""
     with contextlib.suppress(OSError):
         return _command_of(pid) == "pympsd-server" and (on_gpu() or os.getsid(pid) != pid)
@@ -369,7 +369,7 @@ class ClientProcess:
     def end(self, number: int = 0) -> None:
         """End it, cleanly or by a signal, and reap it."""
         if self.process.poll() is None and not number:
-            with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+            with contextlib.suppress(BrokenPipeError):  # it has ended
                 self.begin("exit")
         elif number:
             self.process.send_signal(number)

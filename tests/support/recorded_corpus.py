@@ -22,7 +22,7 @@ KERNELS: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())["ke
 
 @cache
 def module_of(name: str) -> ModuleType:
-    """Return a module of the corpus, which is no package."""
+    """Return a module of the corpus, which is not a package."""
     spec = importlib.util.spec_from_file_location(f"corpus_{name}", CORPUS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -25,7 +25,7 @@ class StaticMachine(DaemonMachine):
     """A daemon that was started with -S."""
 
     static = True
-    is_asked = None
+    gets_a_status_query = None
     """Only servers of the driver are asked for contexts, and they have no partitions."""
 
     def __init__(self) -> None:

@@ -201,7 +201,7 @@ def test_termination(daemon: MinimalDaemon, launcher: Path, start: Callable[...,
     assert daemon.number(13, client.pid) == 0
     daemon.log()
     daemon.say(13, struct.pack("<i", client.pid))
-    # The server sees the ends of clients before what the daemon sent meanwhile: it has to have heard this command.
+    # The server sees the ends of clients before what the daemon sent: it has to have heard this command.
     daemon.await_line(f"MPS server requesting client {{PID: {client.pid}, Context ID: 2}} to exit")
     assert other.ask("sync") == "sync CUDA_SUCCESS"
     client.end()
@@ -232,9 +232,9 @@ def test_a_fault_and_the_recovery(daemon: MinimalDaemon, launcher: Path, start: 
         str(pids[0]),
         str(pids[1]),
     ]
-    with DriverClient.start(daemon.directory) as newcomer:
-        assert daemon.serve(newcomer, "init") == "init CUDA_ERROR_MPS_SERVER_NOT_READY"
-        refused = f"{{PID: {newcomer.pid}, Context ID: 0}}"
+    with DriverClient.start(daemon.directory) as new_client:
+        assert daemon.serve(new_client, "init") == "init CUDA_ERROR_MPS_SERVER_NOT_READY"
+        refused = f"{{PID: {new_client.pid}, Context ID: 0}}"
     assert daemon.log()[-2:] == [
         f"Server teardown in progress. Refusing to accept new client {refused}",
         f"Failed to accept client {refused} with status 807",
@@ -384,7 +384,7 @@ def test_a_client_that_leaves_without_a_word_blocks_the_server_for_ever(
         pass
     daemon.await_line("User did not send valid credentials")
     daemon.say(17, 17)
-    assert other.ask("sync") == "sync CUDA_SUCCESS", "its other clients go on"
+    assert other.ask("sync") == "sync CUDA_SUCCESS", "its other clients continue"
     assert daemon.is_silent()
 
 

@@ -86,7 +86,7 @@ def test_it_hangs_at_a_command(daemon: MinimalDaemon, tmp_path: Path, start: Cal
     daemon.start(install(tmp_path, hang="on_command:17"))
     client = start(0)
     daemon.say(17, 8)
-    assert client.ask("sync") == "sync CUDA_SUCCESS", "its clients go on"
+    assert client.ask("sync") == "sync CUDA_SUCCESS", "its clients continue"
     assert daemon.is_silent()
 
 

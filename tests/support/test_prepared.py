@@ -41,7 +41,7 @@ def client(environment: dict[str, str], uid: int) -> Iterator[ClientProcess]:
     assert running.process.returncode == 0
 
 
-def facts(pid: int) -> dict[str, Any]:
+def state_of(pid: int) -> dict[str, Any]:
     """What the kernel reports of a process."""
     folder = Path(f"/proc/{pid}")
     status: dict[str, str] = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
@@ -67,11 +67,11 @@ def test_a_client_looks_like_an_executed_one(uid: int, monkeypatch: pytest.Monke
     monkeypatch.chdir("/")
     environment = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent", "PLAIN": "a b=c"}
     with client(environment, uid) as ordinary:
-        expected = facts(ordinary.pid)
+        expected = state_of(ordinary.pid)
         assert not isinstance(ordinary.process, PreparedProcess)
     with prepared(CLIENT), client(environment, uid) as forked:
         assert isinstance(forked.process, PreparedProcess)
-        assert facts(forked.pid) == expected
+        assert state_of(forked.pid) == expected
 
 
 def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
             try:
                 done = daemon.start()
                 assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-                reported = facts(daemon.pid)
+                reported = state_of(daemon.pid)
             finally:
                 daemon.stop()
         assert not alive(daemon.pid)
@@ -121,7 +121,7 @@ def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
                     make_client(uid).connect()
                     (server,) = daemon.servers()
                     (executor,) = children_of(server)
-                    reported = [facts(server), facts(executor)]
+                    reported = [state_of(server), state_of(executor)]
             finally:
                 daemon.stop()
         assert [each["parent, group, session"][1:] for each in reported] == 2 * [[str(server)] * 2]

@@ -24,7 +24,7 @@ OF_ALL = ("PYMPSD_WORKER", "PYMPSD_KERNEL_CACHE")
 PASSED_ON = ("LD_LIBRARY_PATH",)
 """What else of the test process's environment a GPU's daemons get: where the driver is."""
 CHOICES = ("PYMPSD_BACKEND", "PYMPSD_EMULATED_DEVICES")
-"""A test that sets one of these says itself which machine it means."""
+"""A test that sets one of these reports itself which machine it means."""
 
 
 def rehearses() -> bool:
@@ -60,12 +60,12 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def gpus() -> tuple[DeviceProperties, ...]:
-    """Return the facts of all GPUs of this machine."""
+    """Return the properties of all GPUs of this machine."""
     return tuple(describe(LIKE_A_GPU) if rehearses() else _probed().devices)
 
 
 def gpu() -> DeviceProperties:
-    """Return the facts of the GPU that is tested."""
+    """Return the properties of the GPU that is tested."""
     devices = gpus()
     assert devices, f"there is no GPU to test on: {_probed().unusable or _probed().absent}"
     return devices[0]

@@ -1,6 +1,6 @@
 """A debugger as small as can be: attaches to a process by ptrace, lets it run, and stays until it has ended.
 
-Prints a line when it is attached. Whatever stops the process goes on as it would without a debugger (ptrace(2)).
+Prints a line when it is attached. Whatever stops the process continues as it would without a debugger (ptrace(2)).
 """
 
 from __future__ import annotations

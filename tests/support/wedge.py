@@ -1,4 +1,4 @@
-"""Wedges an executor: the thread of its link hangs in the kernel and does not come back; all else in it goes on.
+"""Wedges an executor: the thread of its link hangs in the kernel and does not come back; all else in it continues.
 
 Its link's socket is set to deliver nothing before a MiB is there, which is never: a receive of that thread, once
 begun, does not return. That is no SIGSTOP, and no debugger: the process sleeps as it does while no one wants
@@ -46,7 +46,7 @@ def wedge(executor: int, owner: int) -> None:
 def _sockets(pid: int) -> list[int]:
     found = []
     for entry in list(Path(f"/proc/{pid}/fd").iterdir()):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed
             if os.readlink(entry).startswith("socket:"):
                 found.append(int(entry.name))
     return found

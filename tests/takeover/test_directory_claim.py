@@ -137,7 +137,7 @@ def test_a_daemon_that_does_not_end_in_time_is_reported_to_end_later(
 # --- without --replace
 
 
-def test_the_lock_of_a_killed_daemon_is_awaited(
+def test_the_lock_of_a_killed_daemon_is_waited_for(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that it was just starting shares the lock until it calls exec."""
@@ -154,9 +154,9 @@ def test_the_lock_of_a_killed_daemon_is_awaited(
     assert len(waits) == 1
 
 
-@pytest.mark.parametrize(("pid", "patience"), [(GONE, DEAD_SECONDS), ("", 0.0), ("1", 0.0)])
+@pytest.mark.parametrize(("pid", "seconds"), [(GONE, DEAD_SECONDS), ("", 0.0), ("1", 0.0)])
 def test_a_lock_that_stays_held_belongs_to_a_running_daemon(
-    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: str, patience: float
+    holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: str, seconds: float
 ) -> None:
     (tmp_path / files.PID).write_text(pid)
     waits: list[float] = []
@@ -164,7 +164,7 @@ def test_a_lock_that_stays_held_belongs_to_a_running_daemon(
     monkeypatch.setattr(directory_claim.time, "monotonic", lambda: sum(waits))
     with pytest.raises(AlreadyRunning):
         claim(str(tmp_path))
-    assert patience <= sum(waits) <= patience + 0.1
+    assert seconds <= sum(waits) <= seconds + 0.1
     assert holder.poll() is None
 
 

@@ -28,7 +28,7 @@ from pympsd.takeover.keeper.process import Entry
 from pympsd.vocabulary import files
 
 PROGRAM = str(Path(__file__).parents[1] / "support" / "keeping_daemon.py")
-STRANGER = 10002
+OTHER_USER = 10002
 SHORT = 0.05
 """A waiting time that tests wait out."""
 OWN_DESCRIPTORS = 5
@@ -326,7 +326,7 @@ def test_a_next_daemon_that_dies_halfway_costs_nothing(daemons: Daemons) -> None
             data, (fd, *_), _, _ = socket.recv_fds(halfway, packets.PACKET_BYTES, 1)
             assert packets.decode(data) == (packets.HOLD, "server 1", b"")
             wait_until(lambda: _state(keeper) == "S" and not _open(halfway), "a link that takes no more")
-            # It dies with packets unread; what it said itself counts, even if the keeper sees both at once.
+            # It dies with packets unread; what it reported itself counts, even if the keeper sees both together.
             suspend(keeper)
             socket.send_fds(halfway, [packets.encode(packets.HOLD, "client 1", b"new")], [fd])
             os.close(fd)
@@ -397,10 +397,10 @@ def test_a_daemon_that_does_not_read_does_not_stop_the_keeper(daemons: Daemons) 
     peer, ours = _pair()
     with peer:
         daemons.start(server_1=ours).kill()
-        mute = _connect(daemons)
-        with mute:
+        silent = _connect(daemons)
+        with silent:
             for number in range(5000):
-                mute.send(packets.encode(packets.HOLD, f"without a descriptor {number}"))
+                silent.send(packets.encode(packets.HOLD, f"without a descriptor {number}"))
             another, entries = _next_daemon(daemons)
             another.close()
             assert entries == {"server 1": b""}
@@ -438,7 +438,7 @@ def test_it_waits_as_long_as_a_server_lives_and_then_ends(daemons: Daemons, tmp_
         wait_until(lambda: not alive(with_server), "the end of the keeper whose server ended")
 
 
-def test_after_a_long_time_without_a_daemon_servers_without_clients_are_asked_to_end(daemons: Daemons) -> None:
+def test_after_a_long_time_without_a_daemon_servers_without_clients_have_to_end(daemons: Daemons) -> None:
     """Not while a client lives; then again and again, the answer to the time before being taken."""
     server, ours = _pair()
     client = subprocess.Popen(["sleep", "1000"])
@@ -613,11 +613,11 @@ sys.stdin.read()
 """
 
 
-def _as_stranger(program: str, path: Path) -> subprocess.Popen[str]:
+def _as_other_user(program: str, path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", program, str(path)],
-        user=STRANGER,
-        group=STRANGER,
+        user=OTHER_USER,
+        group=OTHER_USER,
         extra_groups=[],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -642,11 +642,11 @@ async def test_another_user_gets_nothing(open_daemons: Daemons) -> None:
     with peer:
         open_daemons.start(server_1=ours).kill()
         assert stat.S_IMODE(path.lstat().st_mode) == 0o600
-        with _as_stranger(CONNECT, path) as stranger:
-            assert stranger.communicate(timeout=SECONDS)[0] == "refused\n"
+        with _as_other_user(CONNECT, path) as other:
+            assert other.communicate(timeout=SECONDS)[0] == "refused\n"
         path.chmod(0o666)
-        with _as_stranger(CONNECT, path) as stranger:
-            assert stranger.communicate(timeout=SECONDS)[0] == "(b'', [])\n"
+        with _as_other_user(CONNECT, path) as other:
+            assert other.communicate(timeout=SECONDS)[0] == "(b'', [])\n"
         async with open_daemons.fetched() as (held, _):
             assert list(held) == ["server 1"]
 
@@ -655,13 +655,13 @@ async def test_another_user_gets_nothing(open_daemons: Daemons) -> None:
 async def test_another_users_keeper_is_not_believed(open_daemons: Daemons) -> None:
     open_daemons.folder.mkdir()
     open_daemons.folder.chmod(0o777)
-    with _as_stranger(LISTEN, open_daemons.folder / files.KEEPER) as stranger:
-        assert stranger.stdout is not None
-        assert stranger.stdout.readline() == "listening\n"
+    with _as_other_user(LISTEN, open_daemons.folder / files.KEEPER) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "listening\n"
         async with open_daemons.fetched() as (held, events):
             assert (held, events) == ({}, [])
-        assert stranger.poll() is None
-        stranger.communicate(timeout=SECONDS)
+        assert other.poll() is None
+        other.communicate(timeout=SECONDS)
 
 
 # --- connections that the keeper accepts
@@ -718,7 +718,7 @@ async def test_without_a_connection_or_a_listening_socket_it_says_so(tmp_path: P
         assert await keeper.accept("listener log", "connection 2", b"", _unexpected) is None
 
 
-async def test_a_stopped_keeper_is_not_asked_twice_and_its_late_answer_counts(tmp_path: Path) -> None:
+async def test_a_stopped_keeper_gets_one_request_and_its_late_answer_counts(tmp_path: Path) -> None:
     late, came = [], trio.Event()
 
     def take(fd: int) -> None:
@@ -768,9 +768,7 @@ async def test_what_changes_while_a_killed_keeper_is_reaped_is_held_by_the_next(
         assert "keeper_lacks" not in log.events
 
 
-def test_a_connection_that_a_daemon_asked_for_is_the_next_ones_when_it_is_killed(
-    daemons: Daemons, tmp_path: Path
-) -> None:
+def test_a_connection_that_a_killed_daemon_requested_goes_to_the_next_one(daemons: Daemons, tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(tmp_path / "control"))
     listener.listen()

@@ -1,4 +1,4 @@
-"""What an earlier daemon left with its keeper: the next one goes on with it, or has it dropped."""
+"""What an earlier daemon left with its keeper: the next one continues with it, or has it dropped."""
 
 from __future__ import annotations
 
@@ -172,13 +172,13 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
             await go_on(daemon, left)
             while not daemon.dispatcher.state.queue:
                 await trio.lowlevel.checkpoint()
-            ((serial, session),) = daemon.dispatcher.clients.items()
+            ((id_, session),) = daemon.dispatcher.clients.items()
             assert (session.peer.pid, session.peer.uid) == (process.pid, os.geteuid())
             assert daemon.dispatcher.state.queue.entries[0].process.command.startswith(sys.executable), (
                 "of that process"
             )
             assert "Accepting connection..." not in daemon.sentences(), "the earlier daemon has"
-            daemon.dispatcher._refuse(serial, 805, "a reason")
+            daemon.dispatcher._refuse(id_, 805, "a reason")
             answer = await trio.to_thread.run_sync(said, process)
             (frame,) = FrameReader().feed(bytes.fromhex(answer))
             assert messages.decode(frame) == messages.Refused(805, "a reason")
@@ -231,7 +231,7 @@ async def test_an_operator_is_answered_by_the_next_daemon_and_dropped_from_the_k
     async with next_daemon(daemon, earlier) as left:
         await go_on(daemon, left)
         assert await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
-        # What it was answered, and was not, only this daemon knows: the next one could not go on with it.
+        # What it was answered, and was not, only this daemon knows: the next one could not continue with it.
         assert earlier.left() == {}
 
 
@@ -263,7 +263,7 @@ async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
         await client.send(messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, environment)))
         while not daemon.dispatcher.state.queue:
             await trio.lowlevel.checkpoint()
-        # Without its hello, which is out of the socket, no later daemon could go on with it.
+        # Without its hello, which is out of the socket, no later daemon could continue with it.
         assert earlier.left() == {}
 
 
@@ -306,8 +306,8 @@ def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_sid
             )
             opened.callback(daemon.kill)
             wait_until((folder / files.CONTROL).exists, "the daemon's socket")
-            mute = opened.enter_context(socket.socket(socket.AF_UNIX))
-            wait_until(lambda mute=mute: mute.connect_ex(str(folder / files.CONTROL)) == 0, "the daemon")
+            silent = opened.enter_context(socket.socket(socket.AF_UNIX))
+            wait_until(lambda silent=silent: silent.connect_ex(str(folder / files.CONTROL)) == 0, "the daemon")
             with socket.socket(socket.AF_UNIX) as operator:
                 operator.settimeout(SECONDS)
                 operator.connect(str(folder / files.CONTROL))
@@ -400,7 +400,7 @@ async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_i
     async with next_daemon(daemon, earlier) as left:
         assert {file: one.note for file, one in left.listeners.items()} == {"control": b"1 2"}
         assert list(left.links) == [1]
-        assert {serial: one.note for serial, one in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
+        assert {id_: one.note for id_, one in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
         assert [(one.name, one.note) for one in left.new_clients] == [("newcomer 6", 1)]
         (connection,) = left.connections
         assert (connection.name, connection.note) == (NAME, HELLO)
@@ -522,7 +522,7 @@ def test_a_client_goes_on_with_the_connection_that_it_was_offered_if_both_ends_a
     """An earlier daemon may have been killed between any two of its packets to the keeper."""
     names = ["newcomer 1", "offer 1", "newcomer 2", "offer 3", "newcomer 4", "offer 4"]
     notes = {"newcomer 4": b"9"}
-    names += [f"connection {serial} control" for serial in range(1, 5)]
+    names += [f"connection {id_} control" for id_ in range(1, 5)]
     fds = dict(zip(names, descriptors(len(names)), strict=True))
     left = KeptEntries.of(None, {name: Entry(notes.get(name, b""), fd) for name, fd in fds.items()})
     # A server that may have the end that is still on offer is freed from it, too, if the client does not answer.

@@ -78,7 +78,7 @@ def test_no_process_is_killed_if_the_session_id_is_in_use_again() -> None:
 async def test_a_wait_for_an_end_is_not_ended_by_a_file_that_had_the_same_number() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, subprocess.Popen(["sleep", "600"]) as process:
-        copy = os.dup(ours.fileno())  # as the keeper has one: epoll goes on watching the file
+        copy = os.dup(ours.fileno())  # as the keeper has one: epoll continues watching the file
         number = ours.fileno()
         with trio.move_on_after(0):
             await trio.lowlevel.wait_readable(number)

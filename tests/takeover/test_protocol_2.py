@@ -1,4 +1,4 @@
-"""What a daemon of protocol 2 goes on with after one of protocol 3, and what it could not go on with."""
+"""What a daemon of protocol 2 continues with after one of protocol 3, and what it could not continue with."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from pympsd.wire.messages import Versions
 from tests.service.conftest import RunningDaemon
 
 ME = os.getpid()
-SERIAL = 1
+SERVER_ID = 1
 CLIENT = link.ReturningClient(5, 4105, 0, "train", 99, ((3, 1, 0),))
 
 
@@ -40,7 +40,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def save_predecessor(daemon: RunningDaemon, *, pid: int = ME, uid: int = 0, backend: str = "") -> Path:
     """Write the state file of an earlier daemon that had one server; return its path."""
-    return daemon.save_predecessor(PersistentServer(SERIAL, pid, uid, 60.0, {0: 1 << 30}), backend)
+    return daemon.save_predecessor(PersistentServer(SERVER_ID, pid, uid, 60.0, {0: 1 << 30}), backend)
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -53,7 +53,7 @@ def edit(path: Path, old: str, new: str) -> None:
 @bounded
 async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     assert [server.pending for server in daemon.dispatcher.state.servers.values()] == [True]
     await server_end.report(ME, CLIENT)
     assert await server_end.message() == link.ServerAdopted()
@@ -62,7 +62,7 @@ async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) 
     (client,) = server.clients.values()
     assert (client.id, client.pid, client.process.command, list(client.contexts)) == (5, 4105, "train", [3])
     assert daemon.pending[0].resolved.is_set()
-    # New serials are above all earlier ones.
+    # New ids are above all earlier ones.
     assert daemon.dispatcher.ids.take() > 1 << 40
     # From now on it is a server like any other.
     await server_end.send(messages.encode(link.ClientGone(5)))
@@ -77,7 +77,7 @@ async def test_a_server_whose_clients_cannot_hold_what_it_says_is_killed(
     daemon: RunningDaemon, killed: list[int], memory: dict[int, int]
 ) -> None:
     save_predecessor(daemon)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     await server_end.report(ME, CLIENT)
     await server_end.send(messages.encode(link.MemoryReported(memory, device=0)))
     while await server_end.message() is not None:
@@ -89,7 +89,7 @@ async def test_a_server_whose_clients_cannot_hold_what_it_says_is_killed(
 @bounded
 async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     # Most of it was true for the earlier daemon; a new one knows none of these clients and contexts.
     report = link.ServerReturn(Versions(), ME, "FAULT", False, 0, 1)
     for message in (
@@ -113,7 +113,7 @@ async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
 ) -> None:
     monkeypatch.setattr(servers, "LEAVE_SECONDS", 0.0)
     save_predecessor(daemon)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     if said == "its report without its clients":
         await server_end.report(ME, CLIENT, count=2)
     elif said == "half of a message":
@@ -134,7 +134,7 @@ async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_ge
     daemon: RunningDaemon, adopted: bool
 ) -> None:
     save_predecessor(daemon, backend="" if adopted else "cuda")
-    (server_end,) = daemon.take_over(SERIAL, full=True)
+    (server_end,) = daemon.take_over(SERVER_ID, full=True)
     await trio.testing.wait_all_tasks_blocked()
     while (message := await server_end.message()) == link.ShutDown(False):
         pass
@@ -153,7 +153,7 @@ async def test_the_link_of_a_server_that_is_not_in_the_file_is_closed(daemon: Ru
         path = save_predecessor(daemon)
     if case == "a later process":
         edit(path, f'"started":{{"{ME}":', f'"started":{{"{ME}":1')
-    (server_end,) = daemon.take_over(2 if case == "another link" else SERIAL)
+    (server_end,) = daemon.take_over(2 if case == "another link" else SERVER_ID)
     assert await server_end.message() is None
     # The server without a link has some seconds to end, and is then killed.
     servers = [server.pending for server in daemon.dispatcher.state.servers.values()]
@@ -163,7 +163,7 @@ async def test_the_link_of_a_server_that_is_not_in_the_file_is_closed(daemon: Ru
 @bounded
 async def test_a_process_that_says_that_it_is_a_server_is_refused(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     caller = await daemon.connect()
     await caller.send(messages.encode(link.ServerReturn(Versions(), ME, "ACTIVE", False, 0)))
     assert await caller.message() is None
@@ -179,7 +179,7 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
     path = save_predecessor(daemon, backend="cuda" if why == "backend" else "")
     if why == "devices":
         edit(path, "GPU-", "GPU-x")
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     if why == "versions":
         await server_end.report(ME, CLIENT, versions=Versions(oldest=8, newest=9))
     reasons = {
@@ -198,7 +198,7 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
 @bounded
 async def test_a_driver_s_server_that_cannot_be_adopted_ends_with_its_link(daemon: RunningDaemon) -> None:
     save_predecessor(daemon, backend="vendor")
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     assert await server_end.receive() is None
     assert daemon.dispatcher.state.servers == {}
 
@@ -225,7 +225,7 @@ async def test_a_server_with_an_impossible_report_is_killed(
     daemon: RunningDaemon, killed: list[int], client: link.ReturningClient, count: int
 ) -> None:
     save_predecessor(daemon)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     await server_end.report(ME, client, count=count)
     assert await server_end.message() is None
     assert len(killed) == 1
@@ -239,7 +239,7 @@ async def test_a_server_whose_messages_contradict_themselves_is_killed(
     daemon: RunningDaemon, killed: list[int], case: str
 ) -> None:
     save_predecessor(daemon, uid=10001 if case == "another user's client" else 0)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     if case == "no status":
         await server_end.report(ME, status="HAPPY")
     elif case == "not a client":
@@ -259,7 +259,7 @@ async def test_a_server_whose_messages_contradict_themselves_is_killed(
 async def test_a_state_file_that_is_not_its_own_is_ignored_and_logged(daemon: RunningDaemon) -> None:
     path = save_predecessor(daemon)
     path.chmod(0o644)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
     assert daemon.sentences() == [f"Ignoring {path}: others than its owner may have changed it"]
@@ -269,7 +269,7 @@ async def test_a_state_file_that_is_not_its_own_is_ignored_and_logged(daemon: Ru
 async def test_a_damaged_state_file_is_ignored_and_logged(daemon: RunningDaemon) -> None:
     path = save_predecessor(daemon)
     path.write_text(path.read_text()[:-5])
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
     (line,) = daemon.sentences()
@@ -287,7 +287,7 @@ async def test_a_server_that_cannot_be_watched_is_logged_and_one_that_is_gone_is
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "pidfd_open", fail)
-    (server_end,) = daemon.take_over(SERIAL)
+    (server_end,) = daemon.take_over(SERVER_ID)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
     said = f"Not taking over server {ME} (Too many open files: raise the limit"

@@ -29,7 +29,7 @@ def test_the_windows_of_32_devices_are_user_space_addresses() -> None:
 
 
 def test_volta_begins_at_7_0() -> None:
-    def facts(*capability: int) -> DeviceProperties:
+    def device_of(*capability: int) -> DeviceProperties:
         return DeviceProperties("n", "GPU-0", "0000:00.06.00", (capability[0], capability[1]), 8, 1 << 30, {})
 
-    assert [facts(*c).is_volta_or_newer for c in ((6, 2), (7, 0), (9, 0), (10, 0))] == [False, True, True, True]
+    assert [device_of(*c).is_volta_or_newer for c in ((6, 2), (7, 0), (9, 0), (10, 0))] == [False, True, True, True]

@@ -80,11 +80,11 @@ def test_memory_of_a_device_without_a_limit_is_that_of_the_other_place() -> None
 def test_a_client_chooses_its_priority_unless_a_rule_has_one(
     own: int | None, rule: int | None, environment: int | None, expected: int | None
 ) -> None:
-    own_, rule_, asked, combined = (
+    own_, rule_, requested, combined = (
         Limits(client_priority=None if level is None else ClientPriority(level))
         for level in (own, rule, environment, expected)
     )
-    assert combine(own_, rule_, environment=asked) == combined
+    assert combine(own_, rule_, environment=requested) == combined
 
 
 @given(PLACES, PLACES, PLACES)

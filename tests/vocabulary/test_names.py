@@ -17,7 +17,7 @@ def test_directories_come_from_the_environment_or_are_the_documented_ones() -> N
     assert (files.pipe_directory({}), files.log_directory({})) == ("/tmp/nvidia-mps", "/var/log/nvidia-mps")
 
 
-def test_serials_count_from_1_without_repetition() -> None:
+def test_ids_count_from_1_without_repetition() -> None:
     ids = Ids()
     assert [ids.take() for _ in range(1000)] == list(range(1, 1001))
 

@@ -58,7 +58,7 @@ def test_every_variable_is_read() -> None:
         ClientPriority(1),
         "r580",
         (),
-        turn_patience=2.5,
+        overtaking_seconds=2.5,
         driver=580,
         vendor_server="/usr/bin/server",
         users="together",
@@ -66,13 +66,13 @@ def test_every_variable_is_read() -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0.0), ("0.5", 0.5), ("", 30.0), ("999999999", 999999999.0)])
-def test_the_turn_patience(text: str, seconds: float) -> None:
-    assert Settings.from_environment({"PYMPSD_TURN_PATIENCE": text}).turn_patience == seconds
-    assert Settings.from_environment({}).turn_patience == 30.0
+def test_the_overtaking_limit(text: str, seconds: float) -> None:
+    assert Settings.from_environment({"PYMPSD_TURN_PATIENCE": text}).overtaking_seconds == seconds
+    assert Settings.from_environment({}).overtaking_seconds == 30.0
 
 
 @pytest.mark.parametrize("text", ["-1", "x", "30s", "nan", "inf", "1e9", " "])
-def test_an_invalid_turn_patience_is_refused(text: str) -> None:
+def test_an_invalid_overtaking_limit_is_refused(text: str) -> None:
     with pytest.raises(BadSetting, match="PYMPSD_TURN_PATIENCE is a number of seconds, 0 or more, not"):
         Settings.from_environment({"PYMPSD_TURN_PATIENCE": text})
 

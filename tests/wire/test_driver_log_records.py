@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pympsd.wire.driver.log_records import MAGIC, PIPE_BUF, Foreign, LogReader, LogRecord, Origin
 
 RECORDED = Path(__file__).parents[1] / "data" / "driver-logs" / "log-fifo.hex"
-"""Each line was read from the FIFO at once, in hexadecimal digits."""
+"""Each line was read from the FIFO immediately, in hexadecimal digits."""
 NOON = datetime(2026, 11, 22, 12, 0, 0, 376000)
 RECORD = LogRecord(Origin.SERVER, 430, NOON, b"Server has started")
 HEADER = 48
@@ -102,4 +102,4 @@ def test_little_is_held() -> None:
     reader = LogReader()
     promised = LogRecord(Origin.SERVER, 1, NOON, b"x" * (PIPE_BUF - HEADER)).encode()[:-1]
     list(reader.feed(b"y" * 3 * PIPE_BUF + promised))
-    assert list(reader.feed(b"\1\n")) == [Foreign((b"y" * PIPE_BUF,))]  # \1 is in no text: that was no record
+    assert list(reader.feed(b"\1\n")) == [Foreign((b"y" * PIPE_BUF,))]  # \1 is in no text: that was not a record

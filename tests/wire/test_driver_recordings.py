@@ -330,8 +330,8 @@ class Replay:
                     self._feed(events.OperatorLine(1, 0, parse(line, 2)))
         spawned = self._feed(events.OperatorLine(1, 0, parse(b"start_server -uid 0", 2)))
         (spawn,) = [one for one in spawned if isinstance(one, SpawnServer)]
-        self.serial = spawn.server
-        self._feed(events.ServerSpawned(self.serial, server))
+        self.server_id = spawn.server
+        self._feed(events.ServerSpawned(self.server_id, server))
 
     def _devices(self) -> tuple[DeviceProperties, ...]:
         (exchange, *_) = [one for one in self.recording.exchanges if one.command == 24]
@@ -361,7 +361,7 @@ class Replay:
         dispatcher = cast(
             Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, client_memory=None)
         )
-        session = VendorServerSession(dispatcher, self.serial, 0, self.pid, kill=lambda: None)
+        session = VendorServerSession(dispatcher, self.server_id, 0, self.pid, kill=lambda: None)
         ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = PacketChannel(ours)
         with theirs, closing(channel), trio.fail_after(SECONDS):
@@ -393,10 +393,10 @@ async def _answer(server: trio.socket.SocketType, answers: dict[int, list[bytes]
 async def replayed(name: str, tool: ToolSession, command: int) -> Replay:
     """Return the state after the servers' answers around a tool's session, with the clients of that time."""
     recording = RECORDINGS[name]
-    (asked,) = [one for one in tool.exchanges if one.command == command]
-    around = {one.command: one.answer for one in recording.exchanges if one.server == asked.server}
-    answers = {17: around[17], 14: around[14], 7: around[7], command: asked.answer}
-    replay = Replay(recording, asked.server)
+    (exchange,) = [one for one in tool.exchanges if one.command == command]
+    around = {one.command: one.answer for one in recording.exchanges if one.server == exchange.server}
+    answers = {17: around[17], 14: around[14], 7: around[7], command: exchange.answer}
+    replay = Replay(recording, exchange.server)
     await replay.report({17: [struct.pack("<i", 1)], **answers})
     return replay
 
@@ -557,7 +557,7 @@ def test_another_status_is_refused(status: int) -> None:
 
 @given(st.data())
 @each_question
-def test_what_nobody_asked_for_is_refused(number: int, data: st.DataObject) -> None:
+def test_what_nobody_requested_is_refused(number: int, data: st.DataObject) -> None:
     packets, _ = data.draw(answers_of(number))
     with pytest.raises(RemoteError, match="4 bytes that nobody asked for"):
         link_of(QUESTIONS[number](), [*packets, bytes(4)])
@@ -630,7 +630,7 @@ def test_any_line_comes_back(line: bytes) -> None:
 OWN = 12345 / 1024
 """What a daemon that resumes sets, and no other."""
 PERCENTAGES = st.integers(1, 100 << 10).map(lambda number: number / 1024).filter(lambda one: one != OWN)
-ASKED = (5, 6, 7, 13, 14, 17, 24)
+QUERIES = (5, 6, 7, 13, 14, 17, 24)
 """What a daemon asks a server; percentage and memory limit it asks when it resumes, or never."""
 
 
@@ -663,13 +663,13 @@ def test_resume_finds_its_place_after_any_part_of_an_answer(number: int, data: s
 def daemons_questions(draw: st.DrawFn) -> list[bytes]:
     """Draw the answers to all that a daemon asks, the resuming of its own first unless it started the server."""
     packets = [struct.pack("<d", percentage) for percentage in draw(st.lists(PERCENTAGES, max_size=1))]
-    for number in draw(st.lists(st.sampled_from(ASKED), max_size=4)):
+    for number in draw(st.lists(st.sampled_from(QUERIES), max_size=4)):
         packets += draw(answers_of(number))[0]
     return packets
 
 
 @given(st.lists(daemons_questions(), max_size=4), st.data())
-def test_resume_finds_its_place_after_all_that_earlier_daemons_asked(
+def test_resume_finds_its_place_after_all_requests_of_earlier_daemons(
     earlier: list[list[bytes]], data: st.DataObject
 ) -> None:
     """They died in a row, and what the server said to the last of them is cut anywhere."""

@@ -17,7 +17,10 @@ from pympsd.vocabulary.rules import Origin
 
 @frozen
 class ClientProcess:
-    """A client process as the daemon saw it when it connected."""
+    """A client process, as the daemon saw it when it connected.
+
+    It is frozen and held by everything that refers to the process: the event, the queue's entry and the client.
+    """
 
     peer: Peer
     """Its PID, user and groups, as the kernel reports them of the connection."""
@@ -39,18 +42,21 @@ class ClientProcess:
 
     @property
     def cgroups(self) -> tuple[str, ...]:
-        """Its cgroups, as in Origin; empty: unknown."""
+        """The paths of its cgroups (see `pympsd.vocabulary.rules.Origin`); empty if the daemon could not see them."""
         return (self.origin.cgroups if self.origin is not None else None) or ()
 
     def is_same(self, other: ClientProcess) -> bool:
-        """Whether two records are of one process; not if nothing distinguishes it from others."""
+        """Return whether two records describe the same process.
+
+        False if nothing distinguishes the process from others, such as a PID of 0 in another PID namespace.
+        """
         identity = self.peer.pid, self.number
         return any(identity) and identity == (other.peer.pid, other.number)
 
 
 @frozen
 class Context:
-    """A client context as its server reported it."""
+    """A context of a client, as its server reported it."""
 
     id: int
     number: int
@@ -59,7 +65,7 @@ class Context:
 
 @define
 class Client:
-    """A client process on a server."""
+    """A client process that a server has, with its contexts and limits."""
 
     id: int
     uid: int
@@ -80,11 +86,11 @@ class Client:
     """Whether terminate_client has ended its contexts, and it has made none since."""
 
     def connections_on(self, device: int) -> int:
-        """Return the number of a device's connections that its contexts take there."""
+        """Return how many of a device's connections its contexts take there."""
         count = sum(context.device == device for context in self.contexts.values())
         return count * (1 if self.limits is None else self.limits.connections)
 
     @property
     def pid(self) -> int:
-        """The PID of its process; 0: not visible here."""
+        """Its PID as the daemon sees it; 0 if the process is in a PID namespace that the daemon cannot see."""
         return self.process.peer.pid

@@ -22,7 +22,7 @@ from pympsd.vocabulary.identities import Ids
 
 @define
 class CompoundCommand:
-    """A command with several parts, for an operator session."""
+    """A control command with several parts, which is answered when all of them are."""
 
     session: int
     texts: dict[int, str] = field(factory=dict)
@@ -53,7 +53,7 @@ class CompoundCommand:
 
 @frozen
 class Configuration:
-    """The configuration that was applied last."""
+    """The configuration file that was applied last, and what came of it."""
 
     generation: int = 0
     """Counts those of this daemon, and of those that it follows."""
@@ -80,19 +80,19 @@ class Configuration:
 
 @define
 class CompoundCommands:
-    """All compound commands that have pending parts."""
+    """The compound commands that have pending parts."""
 
     ids: Ids = field(factory=Ids)
     pending: list[CompoundCommand] = field(factory=list)
 
     def begin(self, session: int) -> CompoundCommand:
-        """Begin a command; it is answered after the event in which its last part is."""
+        """Begin a command. Its answer is sent after the event that answers its last part."""
         command = CompoundCommand(session)
         self.pending.append(command)
         return command
 
     def add_part(self, command: CompoundCommand, text: str = "") -> int:
-        """Return the session of a new part."""
+        """Add a part to a command, and return the session under which it is answered."""
         session = self.add_text(command, text)
         command.pending.add(session)
         return session
@@ -124,7 +124,7 @@ class CompoundCommands:
                     command.notes.append(answer.diagnostic)
 
     def take_answers(self) -> list[tuple[int, Answer]]:
-        """Return the answers that are due, with their sessions; forget the commands whose parts are all answered."""
+        """Return the answers that are complete, with their sessions, and forget their commands."""
         answers = []
         for command in tuple(self.pending):
             if not command.pending:

@@ -176,7 +176,10 @@ class Lifetime:
 
 @define
 class Daemon:
-    """The whole state, in parts."""
+    """The whole state of the daemon, in parts. Only `decide.handle` changes it.
+
+    Each part is in a module of its own next to this one, and handlers import the part that they need.
+    """
 
     options: DaemonOptions
     devices: tuple[DeviceProperties, ...]
@@ -202,25 +205,29 @@ class Daemon:
 
     @property
     def needs_origins(self) -> bool:
-        """Whether rules depend on a client's process, or a drain or lists and limits of protocol 3 on its cgroup."""
+        """Whether the properties of a client's process must be read when it connects.
+
+        They must if there are rules, if a drain has a cgroup as its target, and always in protocol 3, whose lists and
+        limits name cgroups.
+        """
         has_rules = self.process_limits.rules is not None
         drains_cgroup = any(drain.target.kind is TargetKind.CGROUP for drain in self.drains)
         return has_rules or drains_cgroup or self.options.policy.has_named_servers
 
     def server_by_pid(self, pid: int) -> Server | None:
-        """Return the server with a PID, or None."""
+        """Return the server process with a PID, or None."""
         return next((server for server in self.running_servers() if server.pid == pid), None)
 
     def running_servers(self) -> list[Server]:
-        """Return the servers that have a process, oldest first."""
+        """Return the servers that have a process, the oldest first."""
         return [server for server in self.servers.values() if server.pid]
 
     def server_named(self, name: str) -> Server | None:
-        """Return the process of the server with a name, or None."""
+        """Return the process of the server with a name, or None if it has none."""
         return next((server for server in self.servers.values() if server.name == name), None)
 
     def ordinals_of(self, server: Server) -> tuple[int, ...]:
-        """Return the ordinals of the devices that a server's clients may see, in their order."""
+        """Return the indices of the devices that a server's clients may see, in the order in which they see them."""
         named_server = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named_server is None else named_server.ordinals(len(self.devices))
 
@@ -241,5 +248,5 @@ class Daemon:
 
     @property
     def is_full(self) -> bool:
-        """Whether a server has to end before another one may start."""
+        """Whether the maximum of servers runs, so that one has to end before another can start."""
         return len(self.servers) >= self.options.max_servers

@@ -15,7 +15,7 @@ from pympsd.vocabulary.rules import at_or_above
 
 
 class TargetKind(StrEnum):
-    """The target of a drain; the values are the names of the options."""
+    """What a drain's target is. The values are the names of the command's options."""
 
     ALL = "all"
     DEVICE = "device"
@@ -28,7 +28,11 @@ class TargetKind(StrEnum):
 
 @frozen
 class DrainTarget:
-    """Some of the clients of a daemon."""
+    """The clients that a drain concerns, such as those of a server, a user or a device.
+
+    >>> str(DrainTarget(TargetKind.SERVER, "serve").kind)
+    'server'
+    """
 
     kind: TargetKind
     name: str = ""
@@ -59,7 +63,7 @@ class DrainTarget:
 
 @frozen
 class RunningClient:
-    """A client of a drain's target, as it is reported when it has ended."""
+    """A client that a drain waits for, with what is reported when it has ended."""
 
     pid: int
     uid: int = 0
@@ -77,7 +81,10 @@ class Waiter:
 
 @define
 class Drain:
-    """A drain in force."""
+    """A drain in force: its target, its options and the clients that it waits for.
+
+    Operators who wait for its end are answered when no clients remain, or when its time is over.
+    """
 
     target: DrainTarget
     id: int = 0
@@ -110,7 +117,7 @@ class Drain:
 
     @property
     def state(self) -> str:
-        """The state as an operator sees it: draining, terminating, drained, or not drained."""
+        """The state that operators see: draining, terminating, drained or not drained."""
         if not self.is_over:
             return "terminating" if self.is_expired and self.terminates else "draining"
         return "not drained" if self.clients else "drained"
@@ -118,7 +125,7 @@ class Drain:
 
 @define
 class Drains:
-    """All drains in force, in the order in which they began; iterating yields them."""
+    """All drains in force, in the order in which they began. Iterating yields them."""
 
     by_target: dict[DrainTarget, Drain] = field(factory=dict)
     ids: Ids = field(factory=Ids)
@@ -131,13 +138,21 @@ class Drains:
 
     @property
     def releasing(self) -> Drain | None:
-        """The drain that ends all servers; None: servers may start."""
+        """The drain that ends every server (``--release``), while which none starts; None if there is none."""
         return next((drain for drain in self if drain.releases), None)
 
     def find_by_client(self, client: int) -> Drain | None:
-        """Return the first drain that waits for a client, by the client's id; None if there is none."""
+        """Return the first drain that waits for a client, or None.
+
+        Args:
+            client: The daemon's id of the client.
+        """
         return next((drain for drain in self if client in drain.clients), None)
 
     def has_terminated(self, client: int) -> bool:
-        """Return whether a drain has terminated a client, by its id, that is still connected."""
+        """Return whether a drain has terminated a client that is still connected.
+
+        Args:
+            client: The daemon's id of the client.
+        """
         return any(client in drain.terminated for drain in self)

@@ -43,7 +43,7 @@ class NamedStatus(StrEnum):
 
 @define
 class Namespace:
-    """Clients of a server with limits of their own; they come by its socket."""
+    """A namespace of a server: a socket, and limits for each of the clients that connect through it."""
 
     name: str
     limits: Limits = field(factory=Limits)
@@ -58,7 +58,10 @@ class Namespace:
 
 @define
 class NamedServer:
-    """A server by name. Its process, if it has one, is the Server of that name."""
+    """A server with a name, whether or not it has a process.
+
+    Its process is the `Server` with the same name (``Daemon.server_named``).
+    """
 
     name: str
     uid: int
@@ -92,7 +95,7 @@ class NamedServer:
 
     @property
     def unreachable(self) -> str:
-        """Why clients cannot reach it, without its own socket or that of ``default``; empty: they can."""
+        """The reason why no client can connect to it: its sockets could not be created. Empty if clients can."""
         default = self.namespaces.get(DEFAULT)
         return self.unopened or (default.unopened if default is not None else "")
 
@@ -104,7 +107,11 @@ class NamedServer:
         return self.namespaces.get(name or DEFAULT) or self.namespaces[DEFAULT]
 
     def ordinals(self, count: int) -> tuple[int, ...]:
-        """Return the ordinals of its devices out of the daemon's, in its clients' order."""
+        """Return the daemon's indices of its devices, in the order in which its clients see them.
+
+        Args:
+            count: How many devices the daemon has.
+        """
         return tuple(range(count)) if self.allowed_devices is None else self.allowed_devices
 
 
@@ -130,11 +137,15 @@ class NamedServers(Mapping[str, NamedServer]):
         return len(self._by_name)
 
     def add(self, named_server: NamedServer) -> None:
-        """Add a server, or replace the one with its name."""
+        """Add a server; a server with the same name is replaced."""
         self._by_name[named_server.name] = named_server
         self.changes += 1
 
     def remove(self, name: str) -> None:
-        """Remove a server; raise KeyError if there is none of this name."""
+        """Remove a server.
+
+        Raises:
+            KeyError: There is no server with this name.
+        """
         del self._by_name[name]
         self.changes += 1

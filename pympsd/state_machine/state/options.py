@@ -19,7 +19,7 @@ MAX_NAMED_SERVERS: Final = SERVERS.total
 
 @frozen
 class ServerPolicy:
-    """How a protocol has servers: all that the state machine does differently for protocols 2 and 3."""
+    """How a protocol uses servers: everything that the state machine does differently for protocols 2 and 3."""
 
     has_named_servers: bool
     """Whether servers are named, have namespaces with limits, and are kept and logged by their names."""
@@ -82,7 +82,7 @@ class DaemonOptions:
         return SERVER_POLICIES[self.protocol]
 
     def serving_uid(self, uid: int) -> int:
-        """Return the uid whose server serves a user: root's in multi-user mode."""
+        """Return the user whose server serves a user's clients: root in multi-user mode, and otherwise the user."""
         return 0 if self.multiuser else uid
 
     def socket_problem(self, server: str, namespace: str = DEFAULT) -> str:
@@ -91,7 +91,10 @@ class DaemonOptions:
 
     @property
     def together(self) -> bool:
-        """Whether users have servers at the same time, and none waits for another's until the maximum is reached."""
+        """Whether users have servers at the same time.
+
+        Then no user waits for another until the maximum of servers is reached.
+        """
         return self.max_servers > 1
 
     def refusal_of_other_user(self, uid: int) -> str:

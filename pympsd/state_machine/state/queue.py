@@ -35,7 +35,10 @@ from pympsd.vocabulary.limit_table import Limits
 
 @define
 class QueueEntry:
-    """A waiting client, or (client 0) an operator's request to start a server."""
+    """An entry of the queue: a client that waits, or with ``client`` 0 an operator's request to start a server.
+
+    ``ticket`` decides its place; a client keeps its ticket when the daemon is replaced.
+    """
 
     ticket: int
     uid: int
@@ -97,20 +100,20 @@ class ClientQueue:
         return len(self.entries)
 
     def insert(self, entry: QueueEntry) -> None:
-        """Insert an entry at the place of its ticket: the last one, unless the ticket was reserved."""
+        """Insert an entry at the place that its ticket has: at the end, unless the ticket was reserved for it."""
         insort(self.entries, entry, key=lambda other: other.ticket)
 
     def hold(self, entry: QueueEntry) -> None:
-        """Keep an entry out of the queue, with its ticket, until no drain holds it."""
+        """Keep an entry out of the queue as long as a drain holds it. It keeps its ticket."""
         insort(self.held, entry, key=lambda other: other.ticket)
 
     @property
     def all_entries(self) -> list[QueueEntry]:
-        """All entries, those that a drain holds included, in the order of their tickets."""
+        """All entries in the order of their tickets, including those that a drain holds."""
         return sorted((*self.entries, *self.held), key=lambda entry: entry.ticket) if self.held else self.entries
 
     def take(self, is_taken: Callable[[QueueEntry], bool]) -> list[QueueEntry]:
-        """Remove the entries, held ones included, for which a predicate is true, and return them in order."""
+        """Remove the entries for which a predicate is true, including held ones, and return them in order."""
         taken = [entry for entry in self.all_entries if is_taken(entry)]
         if taken:
             self.entries = [entry for entry in self.entries if not is_taken(entry)]
@@ -134,7 +137,7 @@ class ClientQueue:
         return self.take(lambda entry: entry.ticket in admissible)
 
     def take_all(self) -> list[int]:
-        """Empty the queue; return the clients that waited, those under a debugger last."""
+        """Empty the queue, and return the clients that waited; those that are being debugged come last."""
         clients = [*(entry.client for entry in self.all_entries if entry.client), *self.debugged]
         self.entries.clear()
         self.held.clear()
@@ -150,11 +153,11 @@ class ClientQueue:
         self.take(lambda entry: entry.client == client)
 
     def waits_for(self, server: str) -> bool:
-        """Whether a client or a start request waits for a server, by name."""
+        """Return whether a client or a start request waits for the server with a name."""
         return any(entry.server == server for entry in self.entries)
 
     def clients(self, uid: int | None = None) -> set[int]:
-        """Return the clients that wait: all, or one user's."""
+        """Return the clients that wait: all of them, or those of one user."""
         return {entry.client for entry in self.all_entries if entry.client and uid in (None, entry.uid)}
 
     def reserve(self, connection: int) -> None:
@@ -166,7 +169,10 @@ class ClientQueue:
         self.reserved[connection] = self.tickets.take()
 
     def is_behind_a_reservation(self, entry: QueueEntry) -> bool:
-        """Whether a client that waited before an entry has not returned yet."""
+        """Return whether a client with an earlier ticket has not connected again yet.
+
+        Such a client waited in the queue of the previous daemon.
+        """
         return any(ticket < entry.ticket for ticket in self.reserved.values())
 
     def raise_barrier(self, ticket: int) -> None:
@@ -180,7 +186,7 @@ class ClientQueue:
                 entry.last_to_overtake = self.tickets.take()
 
     def barrier_for(self, uid: int) -> QueueEntry | None:
-        """Return the first entry that new clients of a user may not overtake; None: there is none."""
+        """Return the first entry that new clients of a user may not overtake, or None."""
         return next(
             (entry for entry in self.entries if entry.uid != uid and entry.last_to_overtake is not None), None
         )

@@ -26,7 +26,7 @@ MAX_REASON: Final = 1000
 
 @frozen
 class RefusedClient:
-    """A refused client."""
+    """A refused client, as get_refusal_list lists it."""
 
     pid: int
     """0: not visible here."""
@@ -44,7 +44,7 @@ class RefusedClient:
 
 @define
 class Refusals:
-    """The last refusals, by user."""
+    """The latest refusals of each user, at most 16 of a user."""
 
     _of_users: dict[int, deque[RefusedClient]] = field(factory=dict, init=False)
     """The user whose client was refused last comes last."""

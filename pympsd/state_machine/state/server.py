@@ -21,7 +21,7 @@ from pympsd.vocabulary.results import ServerStatus
 
 
 class Phase(Enum):
-    """Where a server is in its life."""
+    """The phase of a server's life, as the daemon sees it. `MOVES` has the allowed transitions."""
 
     RETURNING = "returning"
     """A server of a daemon that died, expected to return."""
@@ -59,7 +59,11 @@ STATUS: Final = {
 
 @define
 class Server:
-    """A server process; ``pid`` is 0 until it is spawned."""
+    """A server process, with its clients and the time limits that run for it.
+
+    ``id`` is the daemon's and is never used again; ``pid`` is 0 until the process exists; ``uid`` is the user that it
+    serves.
+    """
 
     id: int
     uid: int
@@ -99,7 +103,11 @@ class Server:
         return title(self.name, self.uid)
 
     def become(self, phase: Phase) -> None:
-        """Move to a phase; raise IllegalMove if the table does not allow it."""
+        """Move to another phase.
+
+        Raises:
+            IllegalMove: `MOVES` does not allow it. Nothing is changed.
+        """
         self.phase = move(MOVES, self.phase, phase)
 
     @property
@@ -109,12 +117,12 @@ class Server:
 
     @property
     def launches(self) -> dict[int, int]:
-        """Kernels that it has started, by device ordinal, as it reported."""
+        """How many kernels it has started, by device index, as it reported last."""
         return {device: use.launches for device, use in self.use.items()}
 
     @property
     def utilization(self) -> dict[int, int]:
-        """Percentages of the last second in which its kernels ran, by device ordinal; of GPUs it is not counted."""
+        """The percentage of the last second in which its kernels ran, by device index. Real GPUs are left out."""
         return {device: use.utilization for device, use in self.use.items() if use.utilization is not None}
 
     @property
@@ -124,7 +132,7 @@ class Server:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether it has clients whose processes have all ended, as far as is known."""
+        """Whether it has clients, and the processes of all of them are known to have ended."""
         return bool(self.clients) and all(client.ended for client in self.clients.values())
 
     @property
@@ -134,7 +142,7 @@ class Server:
 
     @property
     def status(self) -> str:
-        """The status an operator sees."""
+        """The status that operators see, as get_server_status prints it."""
         return STATUS[self.phase]
 
 

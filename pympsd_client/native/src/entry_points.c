@@ -30,7 +30,10 @@
  *     the copies. In such a child no call enters Python: all fail with NOT_INITIALIZED, as nearly all do in a child anyway.
  *   - Slots and names are never freed, because programs keep the addresses. */
 
+#define _GNU_SOURCE
+
 #include "python.h"
+#include "stack.h"
 #include "trampolines.h"
 
 #include <dlfcn.h>
@@ -40,7 +43,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, NOT_SUPPORTED = 801, NOT_INITIALIZED = 3, DEINITIALIZED = 4, INVALID_VALUE = 1, PER_THREAD = 2 };
+enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, NOT_SUPPORTED = 801, NOT_INITIALIZED = 3, DEINITIALIZED = 4, OPERATING_SYSTEM = 304, INVALID_VALUE = 1, PER_THREAD = 2 };
 
 /* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, t a stream of which NULL
  * is the calling thread's own, v a structure by value of `bytes`. An output (its pointer is what is passed): i, I, Q, f
@@ -53,8 +56,9 @@ typedef struct {
 
 enum { ONE_IS_NEEDED = 2 }; /* the outputs of a function may be NULL, but not all of them */
 
-/* The result of a call at the interpreter's end, when everything is freed anyway. */
-typedef enum { FAILS, SUCCEEDS, RETURNS_NULL } End;
+/* The result of a call at the interpreter's end, when everything is freed anyway. Destructors that report errors ask for
+ * the texts of the one result that other calls then have. */
+typedef enum { FAILS, SUCCEEDS, RETURNS_NULL, NAMES_ERROR, DESCRIBES_ERROR } End;
 
 typedef struct {
     char *name, *signature;
@@ -342,9 +346,14 @@ static Slot *launch_without_attributes(const uint64_t *words, uint64_t *others) 
 static int result_at_end(const Slot *slot, const uint64_t *words) {
     if (slot->always_passes)
         return PASS_ON;
+    int has_text = slot->at_end == NAMES_ERROR || slot->at_end == DESCRIBES_ERROR;
     if (slot->at_end == RETURNS_NULL && words[0] != 0)
         *(void **)(uintptr_t)words[0] = NULL;
-    return slot->at_end == FAILS ? DEINITIALIZED : 0;
+    if (has_text && words[1] != 0)
+        *(const char **)(uintptr_t)words[1] = (int)words[0] != DEINITIALIZED       ? NULL
+                                              : slot->at_end == NAMES_ERROR ? "CUDA_ERROR_DEINITIALIZED"
+                                                                            : "driver shutting down";
+    return slot->at_end == FAILS ? DEINITIALIZED : has_text && (int)words[0] != DEINITIALIZED ? INVALID_VALUE : 0;
 }
 
 static int has_finished(void) {
@@ -361,14 +370,17 @@ static void leave_thread(void *state) {
     PyThreadState_Delete(PyEval_SaveThread());
 }
 
-/* Give a thread that Python did not start one state for all of its calls; the state holds its current context. */
-static void keep_state(void) {
-    has_state = 1;
-    if (PyGILState_GetThisThreadState() != NULL)
-        return;
-    PyGILState_Ensure();
-    PyThreadState *state = PyEval_SaveThread();
-    pthread_setspecific(leaving, state);
+/* Give a thread that Python did not start one state for all of its calls; the state holds its current context. Return
+ * whether the thread can enter Python. */
+static int keep_state(void) {
+    if (PyGILState_GetThisThreadState() == NULL) {
+        if (refuse_small_stack())
+            return 0;
+        PyGILState_Ensure();
+        PyThreadState *state = PyEval_SaveThread();
+        pthread_setspecific(leaving, state);
+    }
+    return has_state = 1;
 }
 
 /* In a child: the parent's threads that were in Python do not exist. */
@@ -392,8 +404,8 @@ static int enter(Slot *slot, const uint64_t *words) {
         return result_at_end(slot, words);
     if (is_cut_off)
         return slot->always_passes ? PASS_ON : NOT_INITIALIZED;
-    if (!has_state)
-        keep_state();
+    if (!has_state && !keep_state())
+        return OPERATING_SYSTEM;
     PyGILState_STATE state = PyGILState_Ensure();
     int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception propagates */
     if (had_error)

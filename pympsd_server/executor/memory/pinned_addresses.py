@@ -133,8 +133,8 @@ class PinnedAddresses:
         if used + size > self._client_limit:
             raise _no_memory(
                 f"{size} bytes of page-locked memory, with {used} in use, are more than a client may have: "
-                f"{self._client_limit} bytes, a quarter of this machine's memory (what was freed counts until "
-                "nothing on the device can be at work on it); free some, or use pageable memory"
+                f"{self._client_limit} bytes, a quarter of this machine's memory (freed memory "
+                "counts until no work on the device can use it); free some, or use pageable memory"
             )
         if all_used + size > self._limit:
             raise _no_memory(

@@ -37,7 +37,7 @@ void kernels_publish(Batch *b, const ReachableMemory *a) { atomic_store(&b->allo
 
 void kernels_look(Worker *c) { use(c, atomic_load(&c->batch->allocations)); }
 
-static int check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes) {
+int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes) {
     const ReachableMemory *a = atomic_load(&c->batch->allocations), *earlier = a;
     int64_t offset = (int64_t)(address - (uint64_t)c->batch->base), at = find(a, offset, nbytes);
     if (at < 0) {
@@ -77,7 +77,7 @@ int kernels_resolve(
             uint64_t at = address + (uint64_t)accesses[2 * i];
             uint32_t nbytes = (uint32_t)accesses[2 * i + 1];
             if (kind == GLOBAL) {
-                if (check_global(c, site, at, lane, nbytes))
+                if (kernels_check_global(c, site, at, lane, nbytes))
                     return 1;
                 continue;
             }
@@ -97,17 +97,27 @@ int kernels_resolve(
     return 0;
 }
 
+// Copy elements of a power of two bytes, of which the compiler makes single instructions.
+static inline void copy_element(void *to, const void *from, uint32_t size) {
+    switch (size) {
+    case 1: memcpy(to, from, 1); break;
+    case 2: memcpy(to, from, 2); break;
+    case 4: memcpy(to, from, 4); break;
+    default: memcpy(to, from, 8); break;
+    }
+}
+
 void kernels_gather(const uint64_t *addresses, uint32_t mask, uint32_t size, uint8_t *out) {
     for (; mask; mask &= mask - 1) {
         uint32_t lane = (uint32_t)__builtin_ctz(mask);
-        memcpy(out + lane * size, (void *)addresses[lane], size);
+        copy_element(out + lane * size, (void *)addresses[lane], size);
     }
 }
 
 void kernels_scatter(const uint64_t *addresses, uint32_t mask, uint32_t size, const uint8_t *in) {
     for (; mask; mask &= mask - 1) {
         uint32_t lane = (uint32_t)__builtin_ctz(mask);
-        memcpy((void *)addresses[lane], in + lane * size, size);
+        copy_element((void *)addresses[lane], in + lane * size, size);
     }
 }
 
@@ -211,7 +221,7 @@ int kernels_copy(
         int is_quick = find_quickly(c, site, sources[lane], GLOBAL, size) && !(sources[lane] & (size - 1));
         if (!there)
             continue;
-        if (!is_quick && check_global(c, site, sources[lane], lane, size))
+        if (!is_quick && kernels_check_global(c, site, sources[lane], lane, size))
             return 1;
         memcpy(data[lane], (uint8_t *)(sources[lane] + (uint64_t)c->delta), there);
     }

@@ -129,6 +129,8 @@ static inline Worker *worker_of(const Batch *b, uint32_t index) {
 // kernel_memory.c: forget what is known of allocations if there are others.
 void kernels_look(Worker *c);
 int kernels_fail(Worker *c, uint64_t address, uint32_t lane, uint32_t kind, uint32_t nbytes, uint32_t space);
+// Check an access of a lane, and note its allocation at a place in the code. Returns 1 with the fault in the worker.
+int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes);
 // kernels.c: run a worker's blocks until the batch's deadline, or there is nothing to run.
 void kernels_work(Worker *c);
 // kernel_threads.c: let threads of the pool join a batch; end that, and wait for those that have.

@@ -1,1 +1,1 @@
-"""``scripts/bench vendor``: pympsd with the driver's own server, beside the vendor's daemon with the same one."""
+"""``scripts/bench vendor``: pympsd with the driver's own server, next to the vendor's daemon with the same one."""

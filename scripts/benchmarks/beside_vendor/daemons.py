@@ -1,4 +1,4 @@
-"""Both daemons at once, each with a server of the driver's, in private directories; quit afterwards."""
+"""Both daemons at the same time, each with a server of the driver's, in private directories; quit afterwards."""
 
 from __future__ import annotations
 

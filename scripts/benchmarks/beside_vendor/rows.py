@@ -40,7 +40,7 @@ def _over(ours: float | None, theirs: float | None) -> float | None:
     return ours / theirs if ours is not None and theirs else None
 
 
-def _beside(figures: Figures, section: str, what: str) -> float | None:
+def _with_others(figures: Figures, section: str, what: str) -> float | None:
     return _over(figures.get(section, ways.PYMPSD, what), figures.get(section, ways.VENDOR, what))
 
 
@@ -68,14 +68,14 @@ def _launches(figures: Figures, counts: tuple[int, ...]) -> Iterator[Row]:
 
 def _joins(figures: Figures) -> Iterator[Row]:
     what = "cuInit to first kernel, p50"
-    value = {1: _beside(figures, sections.JOIN, what)}
+    value = {1: _with_others(figures, sections.JOIN, what)}
     yield Row(what, ways.VENDOR, value, AT_MOST, JOIN_BOUND, _ONE)
     what = "cuInit, p50"
-    yield Row(what, ways.VENDOR, {1: _beside(figures, sections.JOIN, what)}, AT_MOST)
+    yield Row(what, ways.VENDOR, {1: _with_others(figures, sections.JOIN, what)}, AT_MOST)
 
 
 def _arrivals(figures: Figures) -> Iterator[Row]:
-    value = {sections.ARRIVALS: _beside(figures, sections.ARRIVAL, "until all have a context")}
+    value = {sections.ARRIVALS: _with_others(figures, sections.ARRIVAL, "until all have a context")}
     yield Row("all connect at once, until all have a context", ways.VENDOR, value, AT_MOST, ARRIVAL_BOUND, (48,))
 
 
@@ -98,4 +98,4 @@ def _questions(figures: Figures) -> Iterator[Row]:
     ours = figures.get(sections.PS, ways.PYMPSD, "echo ps |")
     bare = _over(ours, figures.get(sections.PS, sections.BARE, "echo ps |"))
     yield Row("echo ps | pympsd", sections.BARE, {1: bare}, AT_MOST, PS_BOUND, _ONE)
-    yield Row("echo ps | pympsd", ways.VENDOR, {1: _beside(figures, sections.PS, "echo ps |")}, AT_MOST)
+    yield Row("echo ps | pympsd", ways.VENDOR, {1: _with_others(figures, sections.PS, "echo ps |")}, AT_MOST)

@@ -1,4 +1,4 @@
-"""``scripts/bench vendor``: pympsd with the driver's own server beside the vendor's daemon, in one run on one GPU.
+"""``scripts/bench vendor``: pympsd with the driver's own server next to the vendor's daemon, in one run on one GPU.
 
 Both daemons run at the same time, in private directories; what is measured of one is measured of the other next,
 with the same unmodified programs. PYMPSD_VENDOR_SERVER names the server where it is not in PATH. Exit status 1 when
@@ -17,7 +17,7 @@ from pathlib import Path
 from gpu.clients import Failure
 from gpu.figures import Figures, Run
 from gpu.kernels import COUNTS
-from gpu.machine import facts
+from gpu.machine import conditions
 from gpu.measure import counts_of
 from gpu.processes import adopt_orphans
 from gpu.ratios import table
@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> int:
     began = time.monotonic()
     figures = Figures([section for section in SECTIONS if section in given.only])
     run = Run(figures, given.seconds, given.counts, began + given.limit, bool(given.program))
-    figures.facts = {**facts(given.commit), "seconds": given.seconds, "counts": given.counts}
-    figures.facts |= {"rounds": given.rounds, "rehearsal": run.rehearsal}
-    print(", ".join(f"{name}: {value}" for name, value in figures.facts.items()), flush=True)
+    figures.conditions = {**conditions(given.commit), "seconds": given.seconds, "counts": given.counts}
+    figures.conditions |= {"rounds": given.rounds, "rehearsal": run.rehearsal}
+    print(", ".join(f"{name}: {value}" for name, value in figures.conditions.items()), flush=True)
     place = given.json or Path(tempfile.mkdtemp(prefix="pympsd-figures-")) / "vendor.json"
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     except Failure as error:
         figures.fail("everything that follows", str(error))
     finally:
-        figures.facts["took"] = round(time.monotonic() - began, 1)
+        figures.conditions["took"] = round(time.monotonic() - began, 1)
         figures.save(place)
         print(f"the raw figures are in {place}", flush=True)
     return _report(figures)
@@ -66,14 +66,14 @@ def _measure(run: Run, section: str, daemons: tuple[Daemon, Daemon], made: Progr
 
 def _report(figures: Figures) -> int:
     """Print the table and the notes on it; return the exit status."""
-    found = rows.rows(figures, tuple(figures.facts["counts"]))
+    found = rows.rows(figures, tuple(figures.conditions["counts"]))
     short = sum(row.is_short(count) for row in found for count in row.ratios)
-    print(f"\n{table(found, tuple(figures.facts['counts']))}\n")
+    print(f"\n{table(found, tuple(figures.conditions['counts']))}\n")
     for name, notes in (("not measured", figures.failures), ("left out", figures.left_out)):
         for note in notes:
             print(f"{name}: {note['cell']}: {note['reason']}")
-    print(f"short of their bounds: {short}; failures: {len(figures.failures)}; took {figures.facts['took']} s")
-    if figures.facts["rehearsal"]:
+    print(f"short of their bounds: {short}; failures: {len(figures.failures)}; took {figures.conditions['took']} s")
+    if figures.conditions["rehearsal"]:
         print("this was a rehearsal with fake programs: its figures say nothing of any GPU")
         return 1 if figures.failures else 0
     return 1 if short or figures.failures else 0
@@ -100,8 +100,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sections(text: str) -> tuple[str, ...]:
-    asked = tuple(text.split(","))
-    for section in asked:
+    sections_ = tuple(text.split(","))
+    for section in sections_:
         if section not in SECTIONS:
             raise argparse.ArgumentTypeError(f"{section!r} is not one of {', '.join(SECTIONS)}")
-    return asked
+    return sections_

@@ -34,7 +34,7 @@ QUIET_SECONDS: Final = 15.0
 _ROUND: Final = ", round "
 _JOINS, _TURNS, _CROWDS, _QUESTIONS = 15, 5, 3, 40
 _JOIN_SECONDS: Final = 60.0
-_SETTLE_SECONDS: Final = 0.3
+_PAUSE_SECONDS: Final = 0.3
 _MILLI: Final = 1e6
 """Nanoseconds."""
 
@@ -94,7 +94,7 @@ def joins(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
 
 
 def arrivals(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
-    """Measure the time until all of many that come at once have a context."""
+    """Measure the time until all of many that come at the same time have a context."""
     count = 4 if run.rehearsal else ARRIVALS
     taken: dict[str, list[float]] = {daemon.name: [] for daemon in daemons}
     for _, daemon in in_turn(daemons, 1 if run.rehearsal else _CROWDS):
@@ -125,7 +125,7 @@ def idle(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
         watched = {}
         for daemon, client in zip(daemons, clients, strict=True):
             watched[daemon.name] = _processes_of(daemon, {*daemon.servers(), client.process.pid})
-        time.sleep(_SETTLE_SECONDS if run.rehearsal else QUIET_SECONDS)
+        time.sleep(_PAUSE_SECONDS if run.rehearsal else QUIET_SECONDS)
         before = {name: _switches(pids) for name, pids in watched.items()}
         time.sleep(seconds)  # the time in which nothing is to happen
         after = {name: _switches(pids) for name, pids in watched.items()}
@@ -163,7 +163,7 @@ def _turn(daemon: Daemon, programs: Programs) -> dict[str, float]:
         clients.append(waiting)
         waiting.tell("join")
         daemon.await_line(rf"CLIENT {waiting.process.pid}\b", _JOIN_SECONDS)
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_PAUSE_SECONDS)
         clients[0].end()
         clients[0].process.wait(_JOIN_SECONDS)
         exit_at = time.time()
@@ -187,13 +187,13 @@ def _turn(daemon: Daemon, programs: Programs) -> dict[str, float]:
 def questions(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
     """Measure ``echo ps |`` of both tools, and the start of a bare interpreter."""
     bare = [sys.executable, "-I", "-S", "-c", "pass"]
-    asked: dict[str, Callable[[], object]] = {
+    queries: dict[str, Callable[[], object]] = {
         **{daemon.name: lambda daemon=daemon: daemon.say("ps") for daemon in daemons},  # type: ignore[misc]
         BARE: lambda: subprocess.run(bare, input=b"ps\n", stdout=subprocess.PIPE, check=True, timeout=30),
     }
-    taken: dict[str, list[float]] = {name: [] for name in asked}
+    taken: dict[str, list[float]] = {name: [] for name in queries}
     for _ in range(3 if run.rehearsal else _QUESTIONS):
-        for name, ask in asked.items():
+        for name, ask in queries.items():
             start = time.perf_counter()
             ask()
             taken[name].append((time.perf_counter() - start) * 1000)
@@ -228,7 +228,7 @@ def _processes_of(daemon: Daemon, others: set[int]) -> list[int]:
 
 
 def _switches(pids: Sequence[int]) -> int:
-    """Return how often processes have gone to sleep so far, all threads together: each time they had woken up."""
+    """Return how often processes have gone to sleep until now, all threads together: each time they had woken up."""
     total = 0
     for pid in pids:
         for task in Path(f"/proc/{pid}/task").iterdir():

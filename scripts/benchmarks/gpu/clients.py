@@ -22,7 +22,7 @@ _CHUNK: Final = 1 << 16
 
 
 class Failure(Exception):
-    """A figure could not be measured; the message says why."""
+    """A figure could not be measured; the message reports why."""
 
 
 @define

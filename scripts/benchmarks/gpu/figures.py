@@ -14,10 +14,10 @@ from gpu.clients import Failure
 
 @define
 class Figures:
-    """Raw figures: nested dicts of numbers under section, way and more keys. ``facts``: the machine, the worker."""
+    """Raw figures: nested dicts of numbers by section, way and more keys. ``conditions``: the machine, the worker."""
 
     sections: list[str]
-    facts: dict[str, Any] = field(factory=dict)
+    conditions: dict[str, Any] = field(factory=dict)
     values: dict[str, Any] = field(factory=dict)
     failures: list[dict[str, str]] = field(factory=list)
     left_out: list[dict[str, str]] = field(factory=list)
@@ -50,7 +50,7 @@ class Figures:
 
     def save(self, path: Path) -> None:
         """Write all figures to a file."""
-        said = {"sections": self.sections, **self.facts, "failures": self.failures}
+        said = {"sections": self.sections, **self.conditions, "failures": self.failures}
         said |= {"left_out": self.left_out, "figures": self.values}
         path.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
 

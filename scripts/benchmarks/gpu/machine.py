@@ -15,8 +15,8 @@ from pympsd_client._command_stream.launch_cache import is_native
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def facts(commit: str | None) -> dict[str, Any]:
-    """Return the facts; None for those that cannot be determined."""
+def conditions(commit: str | None) -> dict[str, Any]:
+    """Return the conditions of a measurement; None for those that cannot be determined."""
     name, driver = _gpu()
     git = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     return {

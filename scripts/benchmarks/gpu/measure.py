@@ -1,7 +1,7 @@
 """``scripts/bench gpu``: everything in one run, then one table of ratios; it changes no setting of the GPU.
 
-pympsd beside native processes that share the GPU by time slicing, beside the vendor's MPS where
-nvidia-cuda-mps-control is installed (in directories of its own), and beside one context with a thread for each
+pympsd next to native processes that share the GPU by time slicing, next to the vendor's MPS where
+nvidia-cuda-mps-control is installed (in directories of its own), and next to one context with a thread for each
 client. The raw figures are kept as JSON. Exit status 1 when a target is missed, a figure could not be measured, or
 the workers measured are not the native ones.
 """
@@ -22,7 +22,7 @@ from gpu import quality, ratios, single, throughput, ways
 from gpu.clients import Failure
 from gpu.figures import Figures, Run
 from gpu.kernels import COUNTS
-from gpu.machine import facts
+from gpu.machine import conditions
 from gpu.processes import adopt_orphans
 
 MEASURES: Final = {
@@ -65,16 +65,21 @@ def main(arguments: list[str]) -> int:
     if given.ways is None:
         given.ways = (ways.PYMPSD,) if given.backend == EMULATED else tuple(SECTIONS_OF)
     run = Run(figures, given.seconds, given.counts, began + given.limit, given.backend == EMULATED)
-    figures.facts = {**facts(given.commit), "seconds": given.seconds, "counts": given.counts, "ways": given.ways}
-    figures.facts |= {"worker": ways.UNKNOWN, "rehearsal": run.rehearsal}
-    print(", ".join(f"{name}: {value}" for name, value in figures.facts.items()), flush=True)
+    figures.conditions = {
+        **conditions(given.commit),
+        "seconds": given.seconds,
+        "counts": given.counts,
+        "ways": given.ways,
+    }
+    figures.conditions |= {"worker": ways.UNKNOWN, "rehearsal": run.rehearsal}
+    print(", ".join(f"{name}: {value}" for name, value in figures.conditions.items()), flush=True)
     place = given.json or Path(tempfile.mkdtemp(prefix="pympsd-figures-")) / "gpu.json"
     adopt_orphans()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         _measure(run, given)
     finally:
-        figures.facts["took"] = round(time.monotonic() - began, 1)
+        figures.conditions["took"] = round(time.monotonic() - began, 1)
         figures.save(place)
         print(f"the raw figures are in {place}", flush=True)
     return _report(figures)
@@ -90,7 +95,7 @@ def _measure(run: Run, given: argparse.Namespace) -> None:
             ways.VENDOR: lambda: ways.vendor(baseline),
             ways.ONE_CONTEXT: lambda: ways.one_context(baseline),
         }
-        for name in SECTIONS_OF:  # pympsd first: end a run of the wrong worker at once
+        for name in SECTIONS_OF:  # pympsd first: end a run of the wrong worker immediately
             if name in given.ways and (baseline or name not in NEED_BASELINE):
                 _measure_way(run, name, starts[name])
 
@@ -105,7 +110,7 @@ def _baseline(run: Run, directory: str) -> str:
 
 
 def _measure_way(run: Run, name: str, running: Running) -> None:
-    sections = [section for section in SECTIONS_OF[name] if run.asked(section)]
+    sections = [section for section in SECTIONS_OF[name] if run.requested(section)]
     if not sections:
         return
     print(f"--- {name}", flush=True)
@@ -115,9 +120,9 @@ def _measure_way(run: Run, name: str, running: Running) -> None:
             for section in sections:
                 MEASURES[section](run, way)
             if name == ways.PYMPSD:
-                run.figures.facts["worker"] = way.check()
+                run.figures.conditions["worker"] = way.check()
     except ways.WrongWorker as error:
-        run.figures.facts["worker"] = error.kind
+        run.figures.conditions["worker"] = error.kind
         raise SystemExit(f"{error}: nothing else is measured; --any-worker goes on") from None
     except ways.NotInstalled as error:
         run.figures.leave_out(name, str(error))
@@ -127,19 +132,19 @@ def _measure_way(run: Run, name: str, running: Running) -> None:
 
 def _report(figures: Figures) -> int:
     """Print the table and the notes on it; return the exit status."""
-    counts = tuple(figures.facts["counts"])
+    counts = tuple(figures.conditions["counts"])
     rows = ratios.rows(figures, counts)
     short = sum(row.is_short(count) for row in rows for count in row.ratios)
     print(f"\n{ratios.table(rows, counts)}\n")
     for name, notes in (("not measured", figures.failures), ("left out", figures.left_out)):
         for note in notes:
             print(f"{name}: {note['cell']}: {note['reason']}")
-    worker = figures.facts["worker"]
+    worker = figures.conditions["worker"]
     print(f"workers: {worker}; ratios short of their targets: {short}; failures: {len(figures.failures)}")
-    if figures.facts["rehearsal"]:
+    if figures.conditions["rehearsal"]:
         print("this was a rehearsal on the emulated GPU: its figures say nothing of any GPU")
         return 1 if figures.failures else 0
-    wrong = ways.PYMPSD in figures.facts["ways"] and worker != NATIVE
+    wrong = ways.PYMPSD in figures.conditions["ways"] and worker != NATIVE
     if wrong:
         print(f"the workers measured are not the native ones but {worker}: this run does not count")
     return 1 if short or figures.failures or wrong else 0
@@ -170,11 +175,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _sections(text: str) -> tuple[str, ...]:
-    asked = tuple(text.split(","))
-    for section in asked:
+    requested = tuple(text.split(","))
+    for section in requested:
         if section not in MEASURES:
             raise argparse.ArgumentTypeError(f"{section!r} is not one of {', '.join(MEASURES)}")
-    return asked
+    return requested
 
 
 def _ways(text: str) -> tuple[str, ...]:

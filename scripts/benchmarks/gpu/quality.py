@@ -1,4 +1,4 @@
-"""Quality of service: a small kernel's latency beside a neighbour that fills the GPU."""
+"""Quality of service: a small kernel's latency next to a neighbour that fills the GPU."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _samples(run: Run, way: ways.Way, situation: Situation) -> list[float]:
         small = _ready(clients, way, situation.small)
         neighbour = None if situation.neighbour is None else _ready(clients, way, situation.neighbour)
         way.check()
-        return _beside(run, small, neighbour)
+        return _with_neighbour(run, small, neighbour)
     finally:
         end_all(clients)
 
@@ -83,7 +83,7 @@ def _ready(clients: list[Client], way: ways.Way, environment: Mapping[str, str])
     return clients[-1]
 
 
-def _beside(run: Run, small: Client, neighbour: Client | None) -> list[float]:
+def _with_neighbour(run: Run, small: Client, neighbour: Client | None) -> list[float]:
     """Return ns of each launch and synchronise, while the neighbour works from before the first to after the last."""
     seconds = 2 * run.seconds
     begin = time.monotonic_ns() + int(_LEAD_SECONDS * _NANO)

@@ -16,7 +16,7 @@ from gpu.kernels import KERNELS, UNBOUNDED, Kernel
 SECTION: Final = "launches"
 WARM_SECONDS: Final = 0.2
 TAIL_SECONDS: Final = 0.1
-PATIENCE: Final = 3
+MAX_FAILURES: Final = 3
 """The number of failures after which the rest of a way is skipped."""
 UNBOUNDED_CLIENTS: Final = 16
 _NANO: Final = 1_000_000_000
@@ -30,15 +30,15 @@ def measure(run: Run, way: ways.Way) -> None:
         for count, kernel, name in _cells(way, run.counts):
             cell = f"{kernel.name}, {name}, N={count}"
             try:
-                if failures == PATIENCE:
-                    raise Failure(f"given up after {PATIENCE} failures")
+                if failures == MAX_FAILURES:
+                    raise Failure(f"given up after {MAX_FAILURES} failures")
                 run.check_time()
                 batch = kernel.batch if name == way.name else UNBOUNDED
                 rate = _rate(run, way, crowd, count, evolve(kernel, batch=batch // 8 if run.rehearsal else batch))
             except ways.WrongWorker:
                 raise
             except Failure as error:
-                failures += failures < PATIENCE
+                failures += failures < MAX_FAILURES
                 crowd.end()
                 run.figures.fail(cell, str(error))
             else:

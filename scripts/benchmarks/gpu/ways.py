@@ -208,7 +208,7 @@ def run_tool(command: tuple[str, ...], environment: Mapping[str, str], said: str
 
 
 def stop_daemon(command: tuple[str, ...], environment: Mapping[str, str], said: str) -> None:
-    """Give a daemon the command that ends it; say so if that fails."""
+    """Give a daemon the command that ends it; report it if that fails."""
     try:
         run_tool(command, environment, said)
     except Failure as error:

@@ -22,7 +22,7 @@ from tests.backends.contract.port_user import PortUser
 
 HERE = Path(__file__).parent
 DEVICE_BYTES = 8 << 30
-_FACTS: dict[str, dict[str, DeviceProperties]] = {
+_PROPERTIES: dict[str, dict[str, DeviceProperties]] = {
     "emulated": {
         **{model: describe(model)[0] for model in ("H200", "P100")},
         "no-better-than-real": evolve(describe("H200")[0], stops_kernels=False, isolates_address_spaces=False),
@@ -30,17 +30,17 @@ _FACTS: dict[str, dict[str, DeviceProperties]] = {
     "cuda": {"GPU": gpu} if (gpu := first_gpu()) is not None else {},
 }
 """By backend, the devices of this machine by name; the first one of each passes all tests."""
-BACKENDS = tuple(backend for backend, devices in _FACTS.items() if devices)
+BACKENDS = tuple(backend for backend, devices in _PROPERTIES.items() if devices)
 
 
 def _open(backend: str, model: str) -> Device:
-    facts = evolve(_FACTS[backend][model], memory_bytes=DEVICE_BYTES)
-    opened = open_device(ExecutorSetup("", 0, 1, backend, facts))
+    properties = evolve(_PROPERTIES[backend][model], memory_bytes=DEVICE_BYTES)
+    opened = open_device(ExecutorSetup("", 0, 1, backend, properties))
     if backend == "cuda":
         from pympsd_server.backends.cuda.objects.device import CudaDevice
 
         assert isinstance(opened, CudaDevice)
-        # Other processes may use the GPU meanwhile: the memory they allocate and free must not count.
+        # Other processes may use the GPU: the memory they allocate and free must not count.
         opened.budget = DeviceBudget(DEVICE_BYTES)
     return opened
 
@@ -48,18 +48,18 @@ def _open(backend: str, model: str) -> Device:
 @pytest.fixture(params=BACKENDS)
 def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """A device of 8 GiB, open."""
-    opened = _open(request.param, next(iter(_FACTS[request.param])))
+    opened = _open(request.param, next(iter(_PROPERTIES[request.param])))
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def facts(request: pytest.FixtureRequest, device: Device) -> DeviceProperties:
-    """The facts of the device."""
-    return next(iter(_FACTS[request.node.callspec.params["device"]].values()))
+def properties(request: pytest.FixtureRequest, device: Device) -> DeviceProperties:
+    """The properties of the device."""
+    return next(iter(_PROPERTIES[request.node.callspec.params["device"]].values()))
 
 
-@pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in _FACTS[backend]], ids="-".join)
+@pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in _PROPERTIES[backend]], ids="-".join)
 def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Devices of 8 GiB from before and after Volta; their capabilities differ."""
     opened = _open(*request.param)
@@ -119,7 +119,7 @@ def _chosen(item: pytest.Item) -> tuple[str, str] | None:
     parameters: dict[str, Any] = item.callspec.params
     if "device" in parameters:
         backend = parameters["device"]
-        return backend, next(iter(_FACTS[backend]))
+        return backend, next(iter(_PROPERTIES[backend]))
     return parameters.get("any_device")
 
 

@@ -15,7 +15,7 @@ SECONDS = 60.0
 
 
 def first_gpu() -> DeviceProperties | None:
-    """Return the facts of the first GPU, None where there is no driver or no device."""
+    """Return the properties of the first GPU, None where there is no driver or no device."""
     probe = Path(pympsd_server.__file__).parent / "backends" / "cuda" / "driver" / "probe.py"
     done = subprocess.run([sys.executable, str(probe)], capture_output=True, timeout=SECONDS, check=True)
     devices = msgspec.json.decode(done.stdout, type=dict[str, msgspec.Raw]).get("devices")

@@ -197,25 +197,25 @@ def fill(destination: int, value: int, element_bytes: int, count: int) -> Fill:
 
 @define
 class Notified:
-    """A completion that records its outcome."""
+    """A completion that records its result."""
 
     _flag: Flag = field(factory=Flag)
-    _outcomes: list[Status] = field(factory=list)
+    _statuses: list[Status] = field(factory=list)
 
     def __call__(self, status: Status) -> None:
-        self._outcomes.append(status)
+        self._statuses.append(status)
         self._flag.set()
 
     def wait(self) -> Result:
         """Wait for the one call, and return its result."""
         assert self._flag.wait(SECONDS), "no completion came"
-        assert len(self._outcomes) == 1
-        return self._outcomes[0].code
+        assert len(self._statuses) == 1
+        return self._statuses[0].code
 
     @property
     def reason(self) -> str:
-        """The reason in its outcome."""
-        return self._outcomes[0].reason
+        """The reason in its result."""
+        return self._statuses[0].reason
 
     @property
     def called(self) -> bool:

@@ -93,7 +93,7 @@ def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_dev
         assert running.same.word(running.result) == 0, "what waited behind it was dropped"
 
 
-def test_memory_of_a_departed_client_is_kept_until_its_kernel_has_ended(any_device: Device) -> None:
+def test_memory_of_an_exited_client_is_kept_until_its_kernel_has_ended(any_device: Device) -> None:
     other = PortUser.on(any_device, client=2)
     assert other.module  # loaded before: loading may wait for running kernels
     running = RunningKernel(any_device)

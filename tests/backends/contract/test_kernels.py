@@ -209,10 +209,10 @@ def test_a_context_keeps_to_its_multiprocessors(device: Device) -> None:
 
 @pytest.mark.needs("limits_multiprocessors")
 def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(
-    device: Device, facts: DeviceProperties
+    device: Device, properties: DeviceProperties
 ) -> None:
-    size, count = chunk_size(facts), chunk_count(facts)
-    rest = facts.multiprocessors - size * count
+    size, count = chunk_size(properties), chunk_count(properties)
+    rest = properties.multiprocessors - size * count
     users = [PortUser.on(device, chunks=chunks) for chunks in ((0, 1), (2,), (3, 4, count))]
     for user in users:
         words = user.words()
@@ -227,8 +227,8 @@ def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(
 
 
 @pytest.mark.needs("limits_multiprocessors")
-def test_a_limit_in_a_partition_holds_whatever_its_last_chunk_has(device: Device, facts: DeviceProperties) -> None:
-    size, count = chunk_size(facts), chunk_count(facts)
+def test_a_limit_in_a_partition_holds_for_any_last_chunk(device: Device, properties: DeviceProperties) -> None:
+    size, count = chunk_size(properties), chunk_count(properties)
     users = [PortUser.on(device, chunks=(0, 1, 2, count), multiprocessors=2 * size - 1) for _ in range(3)]
     assert all(user.synchronize() == Result.SUCCESS for user in users)
     assert {len(trace.multiprocessors) for trace in device.context_traces} <= {2 * size - 1, 2 * size}
@@ -245,7 +245,7 @@ def test_the_trace_counts(user: PortUser) -> None:
     assert trace["bytes_used"] > 400_000
 
 
-def test_allocating_beside_a_running_kernel_does_not_disturb_it(user: PortUser) -> None:
+def test_allocating_during_a_kernel_does_not_disturb_it(user: PortUser) -> None:
     others = [user.words() for _ in range(50)]
     for address in others[::2]:
         assert user.free(address).wait() == Result.SUCCESS

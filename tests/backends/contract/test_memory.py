@@ -49,7 +49,7 @@ def test_copies_of_every_size(user: PortUser, count: int) -> None:
     data, first, second = os.urandom(count), user.context.allocate(count), user.context.allocate(count)
     written = user.write(first, data)
     user.default.copy(copy_on_device(second, first, count))
-    assert written.wait() == Result.SUCCESS  # both at once may be more than a client's staging memory
+    assert written.wait() == Result.SUCCESS  # both at the same time may be more than a client's staging memory
     assert user.read(second, count) == data
 
 

@@ -45,20 +45,20 @@ def test_every_change_is_notified(any_device: Device) -> None:
     assert dict(any_device.memory_used) == {}
 
 
-def test_what_an_audited_client_takes_and_returns_is_told(any_device: Device) -> None:
-    told: list[tuple[int, int, int, int]] = []
-    any_device.audit_memory(lambda *change: told.append(change))
+def test_what_an_audited_client_takes_and_returns_is_reported(any_device: Device) -> None:
+    reports: list[tuple[int, int, int, int]] = []
+    any_device.audit_memory(lambda *change: reports.append(change))
     silent = PortUser.on(any_device, client=1)
     user = PortUser.on(any_device, client=2, audited=True)
     held, limit = any_device.memory_used[2], user.context.memory_info()[1]
-    assert sum(change for _, change, _, _ in told) == held, "its context"
-    assert {(client, most) for client, _, _, most in told} == {(2, limit)}
-    told.clear()
+    assert sum(change for _, change, _, _ in reports) == held, "its context"
+    assert {(client, most) for client, _, _, most in reports} == {(2, limit)}
+    reports.clear()
     silent.context.allocate(4 << 20)
     small, large = (user.context.allocate(count) for count in (1 << 20, 2 << 20))
-    assert told == [(2, 2 << 20, held + (3 << 20), limit)]
+    assert reports == [(2, 2 << 20, held + (3 << 20), limit)]
     user.free(small)
     user.free(large)
-    assert told[1:] == [(2, -(2 << 20), held, limit)]
+    assert reports[1:] == [(2, -(2 << 20), held, limit)]
     user.context.destroy()
-    assert sum(change for _, change, _, _ in told) == -held
+    assert sum(change for _, change, _, _ in reports) == -held

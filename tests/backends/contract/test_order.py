@@ -12,7 +12,7 @@ from tests.backends.contract.test_memory import refused
 
 
 def notification_of(stream: Stream) -> Notified:
-    """Return the notification that the work so far is done."""
+    """Return the notification that the work before it is done."""
     notified = Notified()
     stream.notify(notified)
     return notified

@@ -16,7 +16,7 @@ from pympsd_server.backends.interface import Status
 from tests.backends.cuda.fake_driver import MEMORY_BYTES, FakeDriver
 
 ROOM: Final = "pympsd_server.backends.cuda."
-FACTS: Final = DeviceProperties(
+PROPERTIES: Final = DeviceProperties(
     "a fake GPU",
     "GPU-00000000-0000-0000-0000-000000000000",
     "0",
@@ -47,7 +47,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
 @pytest.fixture
 def device(driver: FakeDriver) -> Iterator[CudaDevice]:
     """A device on it; at the end all work runs, and its threads end."""
-    opened = CudaDevice(FACTS, 0)
+    opened = CudaDevice(PROPERTIES, 0)
     yield opened
     driver.codes.clear()
     driver.hooks.clear()
@@ -57,7 +57,7 @@ def device(driver: FakeDriver) -> Iterator[CudaDevice]:
 
 @pytest.fixture
 def faults() -> list[Status]:
-    """The errors that poisoned the contexts of ``make_context``."""
+    """The errors that faulted the contexts of ``make_context``."""
     return []
 
 

@@ -1,6 +1,6 @@
 """A fake ``cuda.bindings.driver``: no device, memory by mapped pages, streams whose work waits.
 
-Work of a stream is done at once, unless the stream is stalled (a long kernel) or waits for an event. Calls can be
+Work of a stream is done immediately, unless the stream is stalled (a long kernel) or waits for an event. Calls can be
 refused with a code, and a hook can run at the beginning of one, in the thread that makes it.
 """
 
@@ -159,7 +159,7 @@ class FakeDriver:
         """Count a call and run its hook; raise Refused if it has a code."""
         with self.changed:
             self.calls[name] = self.calls.get(name, 0) + 1
-        # Each looked up once: the test may take it away meanwhile.
+        # Each looked up once: the test may take it away.
         if (hook := self.hooks.get(name)) is not None:
             hook(*arguments)
         if code := self.codes.get(name, 0):
@@ -377,8 +377,8 @@ class FakeDriver:
 
     @_call
     def cuEventQuery(self, event: int) -> None:
-        asked = self.events[int(event)]
-        if asked.passed < asked.recorded:
+        queried = self.events[int(event)]
+        if queried.passed < queried.recorded:
             raise Refused(NOT_READY)
 
     @_call
@@ -387,9 +387,9 @@ class FakeDriver:
 
     @_call
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
-        awaited = self.events[int(event)]
-        number = awaited.recorded
-        self._put(stream, lambda: None, lambda: awaited.passed >= number)
+        target = self.events[int(event)]
+        number = target.recorded
+        self._put(stream, lambda: None, lambda: target.passed >= number)
 
     # --- work
 
@@ -479,22 +479,22 @@ class FakeDriver:
 
 @define(eq=False)
 class Recorder:
-    """A completion that records its outcomes, in order."""
+    """A completion that records its results, in order."""
 
-    outcomes: list[Status] = field(factory=list)
+    statuses: list[Status] = field(factory=list)
     _called: Condition = field(factory=Condition, init=False)
 
     def __call__(self, status: Status) -> None:
-        """Record an outcome."""
+        """Record a result."""
         with self._called:
-            self.outcomes.append(status)
+            self.statuses.append(status)
             self._called.notify_all()
 
     def wait(self, count: int = 1) -> list[Status]:
-        """Return the outcomes as soon as there are ``count``."""
+        """Return the results as soon as there are ``count``."""
         with self._called:
-            assert self._called.wait_for(lambda: len(self.outcomes) >= count, SECONDS), f"only {self.outcomes}"
-            return list(self.outcomes)
+            assert self._called.wait_for(lambda: len(self.statuses) >= count, SECONDS), f"only {self.statuses}"
+            return list(self.statuses)
 
 
 @define(eq=False)

@@ -27,7 +27,7 @@ SIZES = st.one_of(
 
 
 class Allocating(RuleBasedStateMachine):
-    """Allocations and what is mapped, beside a model of both."""
+    """Allocations and what is mapped, next to a model of both."""
 
     allocations = Bundle("allocations")
 

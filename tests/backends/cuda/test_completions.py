@@ -1,4 +1,4 @@
-"""Completions, the thread that sees markers passed, and the janitor; without a driver."""
+"""Completions, the thread that sees markers passed, and the cleanup thread; without a driver."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ FAULT = Status(Result.ERROR_LAUNCH_FAILED, "a fault")
 
 @define(eq=False)
 class FakeMarker:
-    """A marker that is passed when the test sets it; querying it fails with ``error``, as on a poisoned device."""
+    """A marker that is passed when the test sets it; querying it fails with ``error``, as on a faulted device."""
 
     is_passed: bool = False
-    asked: Flag = field(factory=Flag)
+    was_queried: Flag = field(factory=Flag)
     error: Exception | None = None
 
     @property
     def passed(self) -> bool:
         """Whether it is."""
-        self.asked.set()
+        self.was_queried.set()
         if self.error is not None:
             raise self.error
         return self.is_passed
@@ -70,7 +70,7 @@ def watcher(poisonings: Notes) -> Iterator[MarkerWatcher]:
 
 @pytest.fixture
 def cleanup() -> Iterator[CleanupThread]:
-    """A janitor."""
+    """A cleanup thread."""
     opened = CleanupThread()
     yield opened
     opened.close()
@@ -100,11 +100,11 @@ def test_markers_of_a_stream_pass_in_order_and_streams_do_not_wait_for_each_othe
     watcher.add("stream", first, lambda: notes.add("first"))
     watcher.add("stream", second, lambda: notes.add("second"))
     watcher.add("other", other, lambda: notes.add("other"))
-    assert first.asked.wait(SECONDS)
+    assert first.was_queried.wait(SECONDS)
     other.is_passed = True
     notes.wait()
     assert notes.values == ["other"]
-    assert not second.asked.is_set(), "only a stream's first marker is queried"
+    assert not second.was_queried.is_set(), "only a stream's first marker is queried"
     last = Notes()
     watcher.add("stream", FakeMarker(is_passed=True), lambda: last.add("third"))
     first.is_passed = True
@@ -170,16 +170,18 @@ def test_it_continues_after_an_error_in_that(capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("error", [BackendError(FAULT.code, FAULT.reason), KeyError("a defect")])
-def test_the_janitor_acts_when_ready_and_continues_after_errors(cleanup: CleanupThread, error: Exception) -> None:
+def test_the_cleanup_thread_acts_when_ready_and_continues_after_errors(
+    cleanup: CleanupThread, error: Exception
+) -> None:
     notes, may = Notes(), Flag()
 
     def broken() -> bool:
         raise error
 
-    asked = Notes()
+    was_queried = Notes()
 
     def ready() -> bool:
-        asked.add("asked")
+        was_queried.add("asked")
         return may.is_set()
 
     cleanup.add(ready, lambda: notes.add("waited"))

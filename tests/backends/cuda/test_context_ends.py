@@ -287,8 +287,8 @@ def test_a_stream_that_cannot_be_queried_poisons_the_device(
     driver.stall(other.handle)
     other.fill(fill(address, 1, 1, 16))
     driver.codes["cuStreamQuery"] = 999
-    outcomes = done.wait(2)
-    assert [status.code for status in outcomes] == [Result.SUCCESS, Result.ERROR_UNKNOWN]
+    statuses = done.wait(2)
+    assert [status.code for status in statuses] == [Result.SUCCESS, Result.ERROR_UNKNOWN]
     assert [status.code for status in faults] == [Result.ERROR_UNKNOWN]
     call.finish()
 
@@ -347,13 +347,13 @@ def test_a_destroyed_stream_is_waited_for_when_the_driver_makes_no_event(
     assert context.queue.native_state.leaving == 1
     driver.codes.clear()
     context.notify(done)
-    assert not done.outcomes, "the context's work is not done"
+    assert not done.statuses, "the context's work is not done"
     driver.run(left.handle)
     assert done.wait() == [Status()]
     driver.until(lambda: left.handle not in driver.streams and context.queue.native_state.leaving == 0)
 
 
-def test_contexts_of_a_poisoned_device_end_without_driver_calls(
+def test_contexts_of_a_faulted_device_end_without_driver_calls(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
     one, other = make_context(1), make_context(2)

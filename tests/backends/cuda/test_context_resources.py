@@ -44,7 +44,7 @@ def test_freed_memory_stays_until_queued_work_of_a_sibling_is_done(
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
     assert victim.allocate(4 * MIB) == address
-    assert freed.outcomes == [Status()]
+    assert freed.statuses == [Status()]
 
 
 def test_freed_memory_stays_when_that_sibling_ends_before_its_work_does(
@@ -124,7 +124,7 @@ def test_however_much_is_freed_few_markers_are_watched(
     made = driver.calls["cuEventCreate"]
     for _ in range(100):
         owner.free(owner.allocate(4 * MIB), done)
-    assert len(done.outcomes) == 100
+    assert len(done.statuses) == 100
     assert driver.calls["cuEventCreate"] - made <= 2 * len(streams)
     driver.run()
     driver.until(lambda: device.memory_used[1] <= used + len(streams) * STREAM_BYTES)
@@ -147,7 +147,7 @@ def test_a_client_of_one_context_frees_at_once(driver: FakeDriver, make_context:
     address = context.allocate(4 * MIB)
     driver.calls.clear()
     context.free(address, freed)
-    assert freed.outcomes == [Status()], "at once"
+    assert freed.statuses == [Status()], "immediately"
     assert driver.calls.keys() <= {"cuStreamSynchronize", "cuMemUnmap", "cuMemRelease", "cuStreamQuery"}
 
 
@@ -237,7 +237,7 @@ def test_a_refused_request_is_not_completed_at_the_end(
     driver.run()
     assert freed.wait() == [Status()]
     context.destroy()
-    assert done.outcomes == []
+    assert done.statuses == []
 
 
 def test_memory_whose_free_was_refused_stays_accessible(

@@ -115,7 +115,7 @@ def test_the_slot_of_a_copy_that_may_be_running_is_not_reused(
     assert driver.bytes_at(first, 4096) == (b"a" if call == "cuEventRecord" else b"\7") * 4096
     driver.until(lambda: not device.services.staging._taken)
     assert context.status.code is Result.SUCCESS
-    assert done.outcomes == [Status()], "a refused copy is not completed too"
+    assert done.statuses == [Status()], "a refused copy is not completed too"
 
 
 def test_scratch_of_a_copy_that_may_be_running_stays(
@@ -141,10 +141,10 @@ def test_a_copy_that_poisons_the_device_completes_and_does_not_raise(
     address = context.allocate(4096)
     driver.codes["cuMemcpyHtoDAsync"] = ILLEGAL_ADDRESS
     context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
-    assert [status.code for status in done.outcomes] == [Result.ERROR_ILLEGAL_ADDRESS]
+    assert [status.code for status in done.statuses] == [Result.ERROR_ILLEGAL_ADDRESS]
     with refused(Result.ERROR_ILLEGAL_ADDRESS):
         context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
-    assert len(done.outcomes) == 1
+    assert len(done.statuses) == 1
 
 
 # --- copies that never begin
@@ -166,7 +166,7 @@ def test_held_copies_release_their_buffers_when_the_context_ends(
     context.destroy()
     driver.until(lambda: not device.services.staging._taken and not space.budget.used)
     assert neighbour.memory_info()[0] > memory
-    assert [status.code for status in done.outcomes] == [Result.ERROR_CONTEXT_IS_DESTROYED] * 2
+    assert [status.code for status in done.statuses] == [Result.ERROR_CONTEXT_IS_DESTROYED] * 2
     assert call.step is not None
     context.queue.release_step(call.step)  # as a finish just before the end would
     assert "cuMemcpyHtoDAsync" not in driver.calls

@@ -1,4 +1,4 @@
-"""What departed clients leave on a device is bounded while it is never idle, and released when it is."""
+"""What exited clients leave on a device is bounded while it is never idle, and released when it is."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def copies(context: CudaContext) -> bytes:
     return back[:4]
 
 
-def test_shared_memory_of_departed_clients_is_bounded_and_released_on_an_idle_device(
+def test_shared_memory_of_exited_clients_is_bounded_and_released_on_an_idle_device(
     driver: FakeDriver, busy: CudaContext, make_context: Make
 ) -> None:
     before = len(driver.registered)

@@ -1,4 +1,4 @@
-"""The driver errors that poison the device: no call succeeds after them, and all completions are called."""
+"""The driver errors that fault the device: no call succeeds after them, and all completions are called."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ def test_a_poisoning_error_completes_all_work_of_all_clients(
     driver.run(stream.handle)
     with pytest.raises(BackendError):
         other.allocate(1)
-    assert len(done.outcomes) == 1
+    assert len(done.statuses) == 1

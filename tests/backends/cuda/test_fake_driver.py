@@ -1,4 +1,4 @@
-"""The fake driver behaves as the tests beside it assume."""
+"""The fake driver behaves as the tests next to it assume."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_work_of_a_stalled_stream_and_of_streams_behind_it_waits(
     context.default_stream.fill(fill(address, 2, 1, 8))
     context.notify(done)
     assert driver.bytes_at(address, 16) == bytes(16)
-    assert not done.outcomes
+    assert not done.statuses
     driver.run(stream.handle)
     assert done.wait() == [Status()]
     assert driver.bytes_at(address, 16) == b"\x02" * 8 + b"\x01" * 8

@@ -154,7 +154,7 @@ def test_regions_outside_of_the_clients_memory_are_refused(
         with pytest.raises(BackendError) as caught:
             work()
         assert caught.value.code is Result.ERROR_INVALID_VALUE
-    assert done.outcomes == []
+    assert done.statuses == []
 
 
 def test_host_memory_of_another_length_is_refused(make_context: MakeContext) -> None:
@@ -175,7 +175,7 @@ def test_an_empty_copy_does_nothing_and_completes(
         context.default_stream.copy(Copy(on_device(0), source, extent), done)
     context.default_stream.copy(Copy(on_device(0), on_device(1), extent))
     context.default_stream.fill(Fill(on_device(0), 1, 1, extent))
-    assert done.outcomes == [Status()] * 3
+    assert done.statuses == [Status()] * 3
     assert not driver.calls.keys() - {"cuStreamQuery"}
 
 

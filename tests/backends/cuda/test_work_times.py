@@ -19,7 +19,7 @@ MakeContext = Callable[..., CudaContext]
 
 
 @frozen
-class Told:
+class Report:
     """A piece of work that was told of."""
 
     stream: int
@@ -33,13 +33,13 @@ class Told:
 class Timeline:
     """Keeps what it is told."""
 
-    work: list[Told] = field(factory=list)
+    work: list[Report] = field(factory=list)
 
     def ran(self, context: int, name: str, began: int, ended: int) -> None:
         raise AssertionError("a GPU does not tell of slices")
 
     def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
-        self.work.append(Told(stream, name, submitted, began, ended))
+        self.work.append(Report(stream, name, submitted, began, ended))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def timeline() -> Timeline:
     return Timeline()
 
 
-def test_work_is_told_with_its_times(
+def test_work_is_reported_with_its_times(
     driver: FakeDriver, device: CudaDevice, make_context: MakeContext, timeline: Timeline
 ) -> None:
     context = make_context(1)
@@ -80,7 +80,7 @@ def test_native_workers_leave_work_to_python_meanwhile(
     assert not context.queue.native_state.held
 
 
-def test_nothing_is_told_before_and_after(
+def test_nothing_is_reported_before_and_after(
     driver: FakeDriver, device: CudaDevice, make_context: MakeContext, timeline: Timeline
 ) -> None:
     context = make_context(1)
@@ -97,10 +97,10 @@ def test_nothing_is_told_before_and_after(
     began = time.perf_counter_ns()
     stream.fill(fill(address, 4, 1, 32))
     driver.until(lambda: bool(later.work))
-    (told,) = later.work
+    (report,) = later.work
     assert not timeline.work
-    assert (told.stream, told.name) == (0, "fill")
-    assert told.submitted >= began
+    assert (report.stream, report.name) == (0, "fill")
+    assert report.submitted >= began
     assert driver.bytes_at(address, 64) == bytes([4]) * 32 + bytes([3]) * 32
 
 

@@ -76,8 +76,8 @@ def test_a_limit_below_a_contexts_own_cost_leaves_no_context(open_model: Open) -
 
 
 def test_the_cost_grows_with_the_multiprocessors() -> None:
-    facts = describe("H200")[0]
-    costs = [context_overhead(facts, count) for count in range(1, 133)]
+    properties = describe("H200")[0]
+    costs = [context_overhead(properties, count) for count in range(1, 133)]
     assert {after - before for before, after in pairwise(costs)} == {7537 * 512}
     assert 512 * MIB < costs[-1] <= 528 * MIB
     assert 28 * MIB < costs[0] < 32 * MIB

@@ -27,7 +27,7 @@ def ignore(status: Status) -> None:
 
 @pytest.fixture
 def devices() -> Iterator[list[EmulatedDevice]]:
-    opened = [EmulatedDevice(facts, number) for number, facts in enumerate(describe("2xH200"))]
+    opened = [EmulatedDevice(properties, number) for number, properties in enumerate(describe("2xH200"))]
     yield opened
     for device in opened:
         device.close()

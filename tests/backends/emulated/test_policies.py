@@ -249,6 +249,6 @@ def test_a_plug_in_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
         load_policy(TURN_POLICIES, "PYMPSD_TURN_POLICY", "number")
 
 
-def test_a_plug_in_is_asked_for_all_that_a_policy_is_asked() -> None:
+def test_every_method_of_a_policy_is_called_on_a_plug_in() -> None:
     public = {name for name in vars(Policy) if not name.startswith("_")}
     assert set(METHODS[SCHEDULING_POLICIES]) == public

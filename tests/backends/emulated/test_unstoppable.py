@@ -58,7 +58,7 @@ def test_its_capabilities_say_so(device: EmulatedDevice) -> None:
 def test_a_grid_that_has_begun_runs_all_its_blocks(device: EmulatedDevice) -> None:
     ends, stays = PortUser.on(device, client=1, multiprocessors=2), PortUser.on(device, client=1)
     gate, word = stays.words(), stays.words()
-    # Two multiprocessors hold 64 blocks at once; the rest begin after the context is gone.
+    # Two multiprocessors hold 64 blocks at the same time; the rest begin after the context is gone.
     ends.launch("until", gate, 1, grid=(1000, 1, 1), block=(32, 1, 1))
     ends.launch("store", word, 5)
     begun(device, 1)

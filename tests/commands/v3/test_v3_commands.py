@@ -169,7 +169,7 @@ def test_what_later_clients_of_a_server_get_by_its_pid_is_that_of_namespace_defa
     assert _ask(daemon, "get_active_thread_percentage 848") == refusal("Server 848 not found")
 
 
-def test_a_tenant_is_not_told_what_holds_in_namespace_default(daemon: Daemon) -> None:
+def test_a_tenant_does_not_learn_the_limits_of_namespace_default(daemon: Daemon) -> None:
     event = OperatorLine(1, 9, parse(b"get_active_thread_percentage 847", 3), server="a", namespace="hi")
     assert _answers(_handle(daemon, event)) == [refusal("Server 847 not found")]
 
@@ -845,7 +845,7 @@ def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon)
     assert _cgroups(daemon, "/awaited") == _cgroups(daemon) == ["/awaited"]
 
 
-def test_a_cgroup_whose_client_came_and_went_between_two_commands_is_not_awaited(daemon: Daemon) -> None:
+def test_a_cgroup_whose_client_came_and_went_between_two_commands_is_not_waited_for(daemon: Daemon) -> None:
     _ask(daemon, "memacct limit /pod --hard-limit=2G")
     origin = Origin(7, cgroups=("/pod/box",))
     came = ClientConnected(
@@ -861,12 +861,12 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
         rows = json.loads(_printed(daemon, "client list --all --format=json"))
         return [(row["pid"], row["memory_hard_limit"]) for row in rows if row["device"] == DEVICES[0].uuid]
 
-    def joins(serial: int) -> None:
+    def joins(client_id: int) -> None:
         came = ClientConnected(
-            serial, ClientProcess(Peer(50 + serial, 7, 7, (7,)), "c", 7, origin=origin), server="a"
+            client_id, ClientProcess(Peer(50 + client_id, 7, 7, (7,)), "c", 7, origin=origin), server="a"
         )
         _handle(daemon, came)
-        _handle(daemon, ContextPushed(1, serial, serial, 1, 0))
+        _handle(daemon, ContextPushed(1, client_id, client_id, 1, 0))
 
     origin = Origin(7, cgroups=("/pod",))
     _ask(daemon, "memacct limit /pod --hard-limit=2G")

@@ -45,8 +45,8 @@ def daemon() -> Daemon:
 
 def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None, **event: str) -> Answer:
     text = None if file is None else file.encode()
-    asked = OperatorLine(1, uid, parse(line.encode(), daemon.options.protocol), at=1.0, file=text, **event)
-    instructions = handle(daemon, asked, answer_line)
+    request = OperatorLine(1, uid, parse(line.encode(), daemon.options.protocol), at=1.0, file=text, **event)
+    instructions = handle(daemon, request, answer_line)
     answers = [each.answer for each in instructions if isinstance(each, do.Reply)]
     return answers[0] if answers else Answer()
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Regenerate the corpus's PTX from its CUDA C++: ``compile.py [NAME...]``.
 
-Needs ``cuda-bindings``, and an NVRTC no newer than 13.0 (README.md says how to get one): the PTX of a newer
+Needs ``cuda-bindings``, and an NVRTC no newer than 13.0 (README.md reports how to get one): the PTX of a newer
 one is refused by the driver that recorded the results. Each source is compiled a second time to machine code,
 which is thrown away: NVRTC does not read inline assembly, only the assembler inside it does.
 """
@@ -15,12 +15,12 @@ from cuda.bindings import nvrtc
 
 HERE = Path(__file__).resolve().parent
 NEWEST_PTX = (9, 0)
-# Sums of products are rounded twice unless a kernel asks otherwise: then only what PTX says can happen.
+# Sums of products are rounded twice unless a kernel asks otherwise: then only what PTX states can happen.
 OPTIONS = ("--fmad=false", "--std=c++17")
 
 
 def include_folders() -> list[str]:
-    """Where the headers are: in the packages beside NVRTC's, or where CORPUS_INCLUDE says."""
+    """Where the headers are: in the packages next to NVRTC's, or where CORPUS_INCLUDE says."""
     folders = [os.environ["CORPUS_INCLUDE"]] if "CORPUS_INCLUDE" in os.environ else []
     patterns = ("nvidia/*/include", "nvidia/*/include/cccl")
     return folders + [str(path) for entry in sys.path for each in patterns for path in Path(entry).glob(each)]

@@ -1,4 +1,4 @@
-"""Make one of the files beside this one from a recording: ``convert.py < RECORDING.txt > NAME.txt``.
+"""Make one of the files next to this one from a recording: ``convert.py < RECORDING.txt > NAME.txt``.
 
 A line: the connection's number, its socket (c: control, p: control_privileged), who speaks (``<`` the daemon, ``>``
 its peer), and the packet in hexadecimal digits. Eight or more zero bytes at its end are written as ``+N``; ``fd``

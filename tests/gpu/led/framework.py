@@ -93,21 +93,21 @@ def train() -> None:
     given = torch.rand(512, 64).cuda()
     wanted = given.sum(1, keepdim=True)
     say("connected")
-    losses, awaited = [], 0
+    losses, requested = [], 0
     while True:
         if select.select([0], [], [], 0)[0]:
             line = sys.stdin.readline()
             if not line.startswith("until "):
                 break
-            awaited = int(line.split()[1])
+            requested = int(line.split()[1])
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(network(given), wanted)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        if awaited and len(losses) >= awaited:
-            say(hashlib.sha256(struct.pack(f"<{awaited}d", *losses[:awaited])).hexdigest())
-            awaited = 0
+        if requested and len(losses) >= requested:
+            say(hashlib.sha256(struct.pack(f"<{requested}d", *losses[:requested])).hexdigest())
+            requested = 0
 
 
 def main(name: str) -> None:

@@ -93,9 +93,9 @@ def why_not(module: str) -> str:
     """Return why the python3 in PATH cannot run a framework's program; nothing if it has the module."""
     if shutil.which("python3") is None:
         return "there is no python3 in PATH"
-    asked = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    program = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     environment = {name: text for name, text in os.environ.items() if not name.startswith(DROPPED)}
-    done = subprocess.run(["python3", "-c", asked], env=environment, capture_output=True, timeout=IMPORT_SECONDS)
+    done = subprocess.run(["python3", "-c", program], env=environment, capture_output=True, timeout=IMPORT_SECONDS)
     return f"the python3 in PATH has no {module}" if done.returncode else ""
 
 

@@ -24,7 +24,7 @@ DEFAULTS: dict[str, object] = {
     "late_answer": 0,
     "late_registration": False,
 }
-"""Every key, and what it is when nothing is said; the README says what each does."""
+"""Every key, and what it is when nothing is reported; the README reports what each does."""
 
 
 def write(path: Path, keys: Mapping[str, object]) -> None:
@@ -61,7 +61,7 @@ class Behaviour:
             signal.pause()
 
     def crash_at(self, moment: str) -> None:
-        """Die as by an error of its own if that was asked for this moment: nothing is said or closed before."""
+        """Die as by an error of its own if that was asked for this moment: nothing is reported or closed before."""
         if self._crash == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -71,13 +71,13 @@ class Behaviour:
             time.sleep(POLL_SECONDS)
 
     def wait_before_registration(self) -> None:
-        """Wait, having made a file that says so, as long as that is asked for."""
+        """Wait, having made a file that reports it, as long as that is asked for."""
         while json.loads(self._path.read_text()).get("late_registration"):
             self._path.with_name("waits").touch()
             time.sleep(POLL_SECONDS)
 
     def hangs_at(self, command: int) -> bool:
-        """Whether the thread of the commands is to stop at this one; those of the clients go on."""
+        """Whether the thread of the commands is to stop at this one; those of the clients continue."""
         return self._hang == f"on_command:{command}"
 
     def changed(self, command: int, answer: list[bytes]) -> tuple[list[bytes], bool]:

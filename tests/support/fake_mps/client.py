@@ -120,7 +120,7 @@ class Program:
         try:
             look()
         except OSError:
-            return "NO_DAEMON"  # the real one would go on without MPS
+            return "NO_DAEMON"  # the real one would continue without MPS
         self.first = self._converse()
         return SUCCESS
 
@@ -224,11 +224,11 @@ class Lines:
 
 def compute(program: Program, lines: Lines) -> None:
     """Step until "stop" or the end of the input; "steps N" is answered when N more are done."""
-    awaited = 0
+    target = 0
     while True:
         line = lines.next(STEP_PAUSE_SECONDS)
         if line is not None and line.startswith("steps "):
-            awaited = program.steps + int(line.split()[1])
+            target = program.steps + int(line.split()[1])
         elif line is not None:
             result = SUCCESS
             break
@@ -237,7 +237,7 @@ def compute(program: Program, lines: Lines) -> None:
         except Failure as failure:
             result = str(failure)
             break
-        if program.steps == awaited:
+        if program.steps == target:
             print(f"steps {program.steps}", flush=True)
     print(f"loop {result} {program.steps} {program.value}", flush=True)
 

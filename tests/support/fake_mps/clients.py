@@ -39,13 +39,13 @@ class Limits:
 
 @dataclass(eq=False)
 class Connection:
-    """One connection of a client; a context once it has said so."""
+    """One connection of a client; a context once it has reported so."""
 
     socket: socket.socket
     limits: Limits
     pid: int = -1
     number: int = -1
-    """-1 until it has said hello, 0 for cuInit's, then 1, 2, ... in its process."""
+    """-1 until it has sent its hello, 0 for cuInit's, then 1, 2, ... in its process."""
     words: int = 0
     """How many packets it has sent before its hello."""
     device: int = -1
@@ -143,12 +143,12 @@ class Clients:
         if not taken.getsockopt(socket.SOL_SOCKET, SO_PASSCRED):
             taken.detach()  # it stays open for ever: the client waits, and is sent nothing
             return None
-        with contextlib.suppress(OSError):  # it has gone meanwhile, and its end comes next
+        with contextlib.suppress(OSError):  # it has gone, and its end comes next
             _greet(taken)
         return Connection(taken, limits)
 
     def serve(self, connection: Connection) -> bool:
-        """Take one packet, or the end; return whether the connection goes on."""
+        """Take one packet, or the end; return whether the connection continues."""
         message, descriptors, pid = receive(connection.socket)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -173,7 +173,7 @@ class Clients:
         answer = (
             self._hello(connection, pid or 0, request) if connection.number < 0 else _ask(self, connection, request)
         )
-        with contextlib.suppress(OSError):  # it has gone meanwhile, and its end comes next
+        with contextlib.suppress(OSError):  # it has gone, and its end comes next
             connection.socket.send(json.dumps(answer).encode())
         if connection.number < 0:
             connection.socket.close()
@@ -228,7 +228,7 @@ class Clients:
             return
         process = self.processes[connection.pid]
         if connection.number == 0 and connection.pid and any(c.number for c in process.connections):
-            connection.number = -2  # a killed process: its contexts follow at once, and are logged before it
+            connection.number = -2  # a killed process: its contexts follow immediately, and are logged before it
             return
         process.connections.remove(connection)
         write(f"Server failed to recevie command with status 806, assuming client {connection} exit")
@@ -265,7 +265,7 @@ class Clients:
         reset: list[int] = []
         struck: list[int] = []
         self._reset(culprit.device, reset, struck)
-        for pid in struck:  # it grows meanwhile
+        for pid in struck:  # it grows
             write(f"All clients belonging to error trigging process {pid} will be torn down")
             own = [context for context in self.contexts() if context.pid == pid]
             for context in own:
@@ -292,7 +292,7 @@ class Clients:
 
 
 def _greet(client: socket.socket) -> None:
-    """Say what a server says before its client says anything."""
+    """Say what a server reports before its client reports anything."""
     for _ in range(GREETING_DESCRIPTORS):
         with open(os.devnull, "rb") as nothing:
             rights = array.array("i", [nothing.fileno()])
@@ -313,15 +313,15 @@ def _ask(clients: Clients, context: Connection, request: dict[str, Any]) -> dict
     """Answer what a context asks of its device."""
     if context.error:
         return {"result": context.error}
-    asked = request["ask"]
-    if asked == "sms":
+    question = request["ask"]
+    if question == "sms":
         return {"result": "CUDA_SUCCESS", "value": devices.multiprocessors(context.percentage)}
-    if asked == "alloc":
+    if question == "alloc":
         return {"result": _allocate(clients, context, request["bytes"])}
-    if asked == "step":
+    if question == "step":
         context.value = (context.value * STEP_FACTOR + STEP_TERM + request["number"]) % STEP_MODULUS
         return {"result": "CUDA_SUCCESS", "value": context.value}
-    if asked == "fault":
+    if question == "fault":
         clients.fail(context)
         return {"result": context.error}
     return {"result": "CUDA_SUCCESS"}  # sync, launch

@@ -157,7 +157,7 @@ class MinimalDaemon:
         return not select.select([self.server], [], [], 0)[0]
 
     def await_end(self) -> tuple[int, str]:
-        """Wait until the server has ended; return its status and what it said on standard error."""
+        """Wait until the server has ended; return its status and what it reported on standard error."""
         assert self.process is not None
         _, said = self.process.communicate(timeout=SECONDS)
         return self.process.returncode, said.decode()

@@ -15,7 +15,7 @@ SERVER, CLIENT = 1, 2
 GREETING_DESCRIPTORS = 4
 """What a server sends a client first, one with each packet; a packet of a zero byte follows."""
 INIT, CONTEXT = (0, 255), (1, 0)
-"""What a client says after its credentials: in cuInit, and for a context."""
+"""What a client reports after its credentials: in cuInit, and for a context."""
 SO_PASSCRED = getattr(socket, "SO_PASSCRED", 16)
 SCM_CREDENTIALS = getattr(socket, "SCM_CREDENTIALS", 2)
 MESSAGE_BYTES = 1 << 16

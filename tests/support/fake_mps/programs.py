@@ -88,7 +88,7 @@ class DriverClient:
         return self
 
     def waits(self) -> bool:
-        """Whether it has said nothing that was not yet heard."""
+        """Whether it has reported nothing that was not yet heard."""
         assert self.process.stdout is not None
         return not self._said and not is_readable(self.process.stdout)
 
@@ -128,7 +128,7 @@ class DriverClient:
                 stream.close()
 
     def _hear(self, seconds: float) -> bool:
-        """Take in what it says next; return whether it said anything, False at its end."""
+        """Take in what it reports next; return whether it said anything, False at its end."""
         assert self.process.stdout is not None
         assert is_readable(self.process.stdout, seconds), "the client says nothing"
         more = os.read(self.process.stdout.fileno(), 4096)

@@ -57,7 +57,7 @@ class MpsServer:
         self._command = 0
         self._awaits_confirmation = False
         self._newcomer: Connection | None = None
-        """Whom it talks with: it hears nothing from the daemon meanwhile."""
+        """Whom it talks with: it hears nothing from the daemon."""
         self._awaits_end_of = 0
         """The process that it was asked to terminate a second time: until it ends no command is heard."""
         # Not epoll: a connection that is closed here stays in its set as long as another process has a copy of it.
@@ -172,7 +172,7 @@ class MpsServer:
         self._awaits_end_of = pid
 
     def watch(self, connection: Connection) -> None:
-        """Serve a client from now on, and nobody else's commands until it has said who it is."""
+        """Serve a client from now on, and nobody else's commands until it has reported who it is."""
         self._selector.unregister(self.daemon)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
         self._newcomer = connection

@@ -25,7 +25,7 @@ def record(origin: int, text: str, now: float) -> bytes:
 def write(text: str, origin: int = SERVER) -> None:
     """Write one line; it is lost, as the real server's are, without a pipe or without a reader."""
     with contextlib.suppress(OSError):
-        # Opened anew for each line: the next daemon may have made another pipe.
+        # Opened again for each line: the next daemon may have made another pipe.
         pipe = os.open(os.path.join(pipe_directory(), "log"), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             os.write(pipe, record(origin, text, time.time()))

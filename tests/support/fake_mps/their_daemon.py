@@ -16,18 +16,18 @@ from .programs import SECONDS
 END = struct.pack("<ii", 1, 0)
 PACKET_BYTES = 1 << 18
 Printed = Callable[[str], list[bytes] | None]
-"""The lines printed for a line; None: it closes at once."""
+"""The lines printed for a line; None: it closes immediately."""
 
 
 class TheirDaemon:
-    """Its lines so far, and how it goes wrong: the hello, and packets said instead of answers."""
+    """Its lines until now, and how it goes wrong: the hello, and packets said instead of answers."""
 
     def __init__(self, printed: Printed) -> None:
         self.printed = printed
         self.lines: list[str] = []
         self.hello = HELLO
         self.sessions = 0
-        self.patience = SECONDS
+        self.timeout = SECONDS
         """Seconds in which a tool must read or say something."""
         self.raw: list[bytes] | None = None
         """Said after the role, whatever the tool says; then it closes."""
@@ -76,7 +76,7 @@ def their_daemon(pipe_directory: Path, printed: Printed) -> Iterator[TheirDaemon
                 except OSError:
                     return  # shut down
                 with connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    connection.settimeout(daemon.patience)
+                    connection.settimeout(daemon.timeout)
                     try:
                         daemon.serve(connection)
                     except (AssertionError, TimeoutError, struct.error) as error:

@@ -1,4 +1,4 @@
-"""Somebody who connects to a daemon's socket and says what a test says, right or wrong."""
+"""Somebody who connects to a daemon's socket and reports what a test says, right or wrong."""
 
 from __future__ import annotations
 

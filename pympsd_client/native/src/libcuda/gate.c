@@ -28,6 +28,7 @@
 
 #define _GNU_SOURCE
 
+#include "../stack.h"
 #include "gate.h"
 #include "interpreter.h"
 
@@ -128,7 +129,7 @@ static void *import(const Python *py) {
 
 static int attach(const char *library, int count, const char *const *prototypes, void **table) {
     int is_own, result = OPERATING_SYSTEM;
-    const Python *py = find_python(&is_own);
+    const Python *py = refuse_small_stack() ? NULL : find_python(&is_own);
     if (py == NULL)
         return result;
     int state = py->PyGILState_Ensure();

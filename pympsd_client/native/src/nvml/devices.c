@@ -193,6 +193,19 @@ NUMBER_FUNCTION(nvmlDeviceGetDisplayMode, 0)
 NUMBER_FUNCTION(nvmlDeviceGetNumFans, 0)
 NUMBER_FUNCTION(nvmlDeviceGetPersistenceMode, 0)
 NUMBER_FUNCTION(nvmlDeviceGetMaxMigDeviceCount, 0)
+NUMBER_FUNCTION(nvmlDeviceGetVirtualizationMode, 0)
+
+/* NVML_DEVICE_ADDRESSING_MODE_NONE, because kernels have no access to pageable memory of the host. */
+static int own_nvmlDeviceGetAddressingMode(nvmlDevice_t handle, void *place) {
+    struct {
+        unsigned version, mode;
+    } *info = place;
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !info);
+    if (info->version != STRUCT_VERSION(*info, 1))
+        return unlock(VERSION_MISMATCH);
+    info->mode = 0;
+    return unlock(SUCCESS);
+}
 
 static int own_nvmlDeviceSetPersistenceMode(nvmlDevice_t handle, int mode) {
     int result;
@@ -348,6 +361,8 @@ const struct own_function device_functions[] = {
     EMULATED(nvmlDeviceGetComputeMode),
     EMULATED(nvmlDeviceGetMigMode),
     EMULATED(nvmlDeviceGetMaxMigDeviceCount),
+    EMULATED(nvmlDeviceGetVirtualizationMode),
+    EMULATED(nvmlDeviceGetAddressingMode),
     EMULATED(nvmlDeviceGetMigDeviceHandleByIndex),
     EMULATED(nvmlDeviceGetPciInfo),
     EMULATED(nvmlDeviceGetPciInfo_v2),

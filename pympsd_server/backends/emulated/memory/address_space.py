@@ -103,6 +103,10 @@ class AccessibleMemory(ABC):
     def view(self, address: int, nbytes: int) -> memoryview:
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
 
+    def is_untouched(self, address: int, nbytes: int) -> bool:
+        """Return whether bytes are known to be zero without a look at them."""
+        return False
+
     def read(self, address: int, nbytes: int) -> bytes:
         """Return a copy of bytes. Raises IllegalAddress as `view`."""
         return bytes(self.view(address, nbytes))
@@ -305,6 +309,11 @@ class AddressSpace(AccessibleMemory):
         # What kernels reach at an offset in a peer's allocation has another place in the mapping.
         low += next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
         return self._window.bytes(low, low + nbytes)
+
+    def is_untouched(self, address: int, nbytes: int) -> bool:
+        """Return whether bytes of an allocation are zero because their pages have never been accessed."""
+        low = address - self.base
+        return holds(*self._ranges, low, low + nbytes) and self._window.is_untouched(low, low + nbytes)
 
     def _is_peers(self, low: int, nbytes: int) -> bool:
         """Return whether all of a range lies in an allocation of a peer."""

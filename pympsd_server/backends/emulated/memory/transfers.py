@@ -81,11 +81,14 @@ def copy(memory: AccessibleMemory, copy: Copy) -> Iterator[None]:
 
 
 def fill(memory: AccessibleMemory, fill: Fill) -> Iterator[None]:
-    """Set elements to the low bytes of a value."""
+    """Set elements to the low bytes of a value. Zeros do not give pages to memory that has none yet."""
     element = np.dtype(f"u{fill.element_bytes}")
-    value = fill.value & ((1 << 8 * fill.element_bytes) - 1)
+    value, region = fill.value & ((1 << 8 * fill.element_bytes) - 1), fill.destination
     for piece in _pieces(fill.extent):
-        _array(memory, fill.destination, piece, element)[...] = value
+        start, width = piece[0], piece[3]
+        is_row = region.host is None and fill.extent.height == fill.extent.depth == 1
+        if value or not is_row or not memory.is_untouched(region.base + start, width):
+            _array(memory, region, piece, element)[...] = value
         yield
 
 

@@ -1,5 +1,9 @@
-"""The memory behind a client's addresses on one device: a file in memory, mapped, and what is mapped behind it."""
+"""The memory behind a client's addresses on one device: a file in memory, mapped, and what is mapped behind it.
 
+The file has no pages where nothing was accessed yet, and again none where memory was freed: there it is zero.
+"""
+
+import errno
 import mmap
 import os
 from collections.abc import Iterable
@@ -123,6 +127,13 @@ class Window:
         self._bytes[start:first] = 0
         self._bytes[last:end] = 0
         self._map.madvise(mmap.MADV_REMOVE, first, last - first)
+
+    def is_untouched(self, start: int, end: int) -> bool:
+        """Return whether bytes of allocations are zero because their pages have never been accessed (lseek(2))."""
+        try:
+            return end <= self.allocatable and os.lseek(self._file, start, os.SEEK_DATA) >= end
+        except OSError as error:
+            return error.errno == errno.ENXIO
 
     # --- peers
 

@@ -84,6 +84,8 @@ class CodeSegment:
     following: int | None = None
     live_in: frozenset[int] = frozenset()
     meeting: Meeting | None = None
+    attempts: bool = False
+    """Whether the escaping instruction has an attempt, so that it seldom escapes."""
 
     @property
     def successors(self) -> tuple[int, ...]:
@@ -270,22 +272,25 @@ def find_pending(plan: WarpPlan) -> list[set[int]]:
     segments = plan.segments
     pending, reached, work = [0] * len(segments), 1, {0: None}
 
-    def note(segment: int, others: int) -> bool:
-        """Note where other lanes may be pending while a segment runs; return whether that is new."""
+    def note(segment: int, others: int) -> None:
+        """Note where other lanes may be pending while a segment runs, and then while each of these segments runs."""
         nonlocal reached
-        if reached >> segment & 1 and not others & ~pending[segment]:
-            return False
-        reached |= 1 << segment
-        pending[segment] |= others
-        work[segment] = None
-        return True
+        while not reached >> segment & 1 or others & ~pending[segment]:
+            reached |= 1 << segment
+            pending[segment] |= others
+            work[segment] = None
+            if not pending[segment]:
+                return
+            # They run when its lanes have gone, also those that were noted earlier.
+            lowest = pending[segment] & -pending[segment]
+            segment, others = lowest.bit_length() - 1, pending[segment] ^ lowest
 
     def choose_among(candidates: int, parked: int = 0) -> None:
         while candidates:
             lowest = candidates & -candidates
             candidates ^= lowest
-            is_new = note(lowest.bit_length() - 1, candidates | parked)
-            if not is_new and not parked:  # all others were, or will be, candidates when it ends
+            note(lowest.bit_length() - 1, candidates | parked)
+            if not parked:
                 return
 
     while work:

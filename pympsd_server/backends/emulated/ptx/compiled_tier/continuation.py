@@ -38,6 +38,8 @@ class Exits:
     def __init__(self, code: MachineCode, blocks: int) -> None:
         self.code = code
         self._chances, self._next_chance = 0, 1
+        self.reached: Array | None = None
+        """The stops of the batch for which `are_reached` has last returned True."""
         self._stops = np.full(blocks, _NOWHERE)
         self._pending = np.zeros((blocks, blocks), np.bool_)
         for number, stop in enumerate(code.stops):
@@ -56,7 +58,8 @@ class Exits:
         if self._chances < self._next_chance:
             return False
         self._next_chance = self._chances * 5 // 4 + 1
-        return self.find_stops(batch) is not None
+        self.reached = self.find_stops(batch)
+        return self.reached is not None
 
     def find_stops(self, batch: Batch) -> Array | None:
         """Return the stop of each warp, -1 of one that has ended; None if the batch cannot be taken over now."""

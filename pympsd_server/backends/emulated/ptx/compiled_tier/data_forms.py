@@ -2,19 +2,27 @@
 
 Loads and stores are written by memory_text.py. Atomics act lane by lane, the lowest first, in one loop; accesses that
 no compiler may move (volatile, relaxed, atomic) stand between fences for LLVM.
+
+Textures and surfaces are attempts, whose common cases are in C (native/src/kernel_textures.c). It finds handles and
+coordinates of all lanes in `%fragments`, and the values:
+
+    64-bit handles | 3 rows of 32-bit coordinates | 4 rows of values, each as wide as the access; a row has 32 lanes
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import SPACES, differs_by_lane, space_of
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import call_integer, writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import widen_bfloat, write_small_conversion
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.backends.emulated.ptx.isa.machine import WINDOW_BITS, WINDOWS
+from pympsd_server.backends.emulated.ptx.isa.machine import WARP, WINDOW_BITS, WINDOWS
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Argument,
     Both,
     Group,
     Memory,
@@ -23,6 +31,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Symbol,
     items_of,
 )
+from pympsd_server.backends.emulated.ptx.textures.surfaces import SURFACE_GEOMETRIES
 
 _RELATIONS: Final = {r: r for r in ("eq", "ne", "lt", "le", "gt", "ge")} | {
     "lo": "lt",
@@ -41,9 +50,14 @@ def _compare_values(text: MemoryText, operation: Operation, type_name: str, shap
     if type_name in FLOATS:
         a, b = (text.use_float(v, type_name, shape) for v in operation.operands[1:3])
         return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of(FLOATS[type_name]), a, b)
-    if type_name.endswith("x2") or type_name == "bf16":
+    if type_name.endswith("x2"):
         raise text.refuse()
     a, b = (text.use(v, type_name, shape) for v in operation.operands[1:3])
+    if type_name == "bf16":
+        if operation.has("ftz"):
+            raise text.refuse()
+        a, b = (widen_bfloat(text, shape, v) for v in (a, b))
+        return text.op(f"fcmp {_FLOAT_RELATIONS[which]}", shape.of("float"), a, b)
     relation = _RELATIONS[which]
     if relation not in ("eq", "ne"):
         relation = ("s" if is_signed(type_name) else "u") + relation
@@ -159,10 +173,13 @@ def _is_space(text: MemoryText, operation: Operation) -> None:
 _INTEGRAL: Final = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 _HALF_BITS: Final = 16
 _CONVERTED: Final = frozenset(f"{letter}{bits}" for letter in "usb" for bits in (8, 16, 32, 64)) | set(FLOATS)
+_SMALL_FLOATS: Final = frozenset({"bf16", "bf16x2", "f16x2", "tf32"})
 
 
 @writes("cvt")
 def _convert(text: MemoryText, operation: Operation) -> None:
+    if len(operation.types) == 2 and not _SMALL_FLOATS.isdisjoint(operation.types):
+        return write_small_conversion(text, operation)
     is_plain = len(operation.types) == 2 and len(operation.operands) == 2 and _CONVERTED.issuperset(operation.types)
     if not is_plain or operation.has("relu") or operation.has("pack"):
         raise text.refuse()
@@ -363,3 +380,74 @@ def _fence(text: MemoryText, operation: Operation) -> None:
 @writes("prefetch prefetchu griddepcontrol nanosleep discard applypriority pmevent")
 def _nothing(text: MemoryText, operation: Operation) -> None:
     """Do nothing: there is no cache, and a sleeping warp runs again when the others have run."""
+
+
+# --- textures and surfaces
+
+_PLACES, _VALUES = 8 * WARP, 20 * WARP
+"""Where the coordinates and the values begin."""
+_LAYERED, _INTEGERS, _STORES = 4, 8, 8
+_BEYOND: Final = {"trap": 0, "clamp": 16, "zero": 32}
+
+
+def _set_access(text: MemoryText, operation: Operation, place: Argument) -> int:
+    """Store the handles and coordinates of `[object, {...}]`; return the dimensions, and whether there are layers."""
+    geometry = operation.one_of(*SURFACE_GEOMETRIES)
+    if not geometry or not isinstance(place, Group):
+        raise text.refuse()
+    handle, *rest = items_of(place)
+    if isinstance(handle, Memory):
+        handle = handle.base
+    text.needs_fragments = True
+    how = SURFACE_GEOMETRIES[geometry] | (_LAYERED if geometry.startswith("a") else 0)
+    text.store(text.vector.of("i64"), text.use(handle, "u64", text.vector), "%fragments")
+    for index, item in enumerate(rest[: SURFACE_GEOMETRIES[geometry] + geometry.startswith("a")]):
+        at = text.field("%fragments", _PLACES + 4 * WARP * index)
+        text.store(text.vector.of("i32"), text.use(item, "u32", text.vector), at)
+    return how
+
+
+def _new_sites(text: MemoryText) -> str:
+    """Return the first of two places of accesses: to the object, and to its elements."""
+    text.site_count += 2
+    return str(text.site_count - 2)
+
+
+def _row(text: MemoryText, index: int) -> str:
+    return text.field("%fragments", _VALUES + 8 * WARP * index)
+
+
+def _call(text: MemoryText, name: str, *arguments: int) -> None:
+    """Call a function of C for the lanes that execute the operation; escape if it has not done it."""
+    numbers = [("i32", str(number)) for number in arguments]
+    where = ("ptr", "%ctx"), ("i64", _new_sites(text)), ("i32", text.as_word(text.active()))
+    failed = text.call(name, "i32", *where, *numbers, ("ptr", "%fragments"))
+    text.escape_unless(text.op("icmp eq", "i32", failed, "0"))
+
+
+def _get_values(text: MemoryText, targets: Sequence[Argument], type_name: str, bits: int) -> None:
+    for index, item in enumerate(targets):
+        value = text.load(text.vector.of(f"i{bits}"), _row(text, index))
+        text.assign(item, value, type_name, text.vector)
+
+
+@attempts("tex")
+def _sample(text: MemoryText, operation: Operation) -> None:
+    if operation.has("grad"):
+        raise text.refuse()
+    how = _set_access(text, operation, operation.operands[1]) | (_INTEGERS if operation.types[1] == "s32" else 0)
+    _call(text, "kernels_sample", how)
+    _get_values(text, items_of(operation.operands[0]), operation.types[0], 32)
+
+
+@attempts("suld sust")
+def _access_surface(text: MemoryText, operation: Operation) -> None:
+    stores, bits = operation.name == "sust", BITS[operation.type]
+    place, values = operation.operands if stores else reversed(operation.operands)
+    how = _set_access(text, operation, place) | _BEYOND[operation.one_of(*_BEYOND)] | (_STORES if stores else 0)
+    items = items_of(values)
+    for index, item in enumerate(items if stores else ()):
+        text.store(text.vector.of(f"i{bits}"), text.use(item, operation.type, text.vector), _row(text, index))
+    _call(text, "kernels_surface", how, bits // 8, len(items))
+    if not stores:
+        _get_values(text, items, operation.type, bits)

@@ -173,12 +173,40 @@ def round_to_half(value: Expression) -> Expression:
 
 def _narrow_to_half(near: Expression, error: Expression) -> Expression:
     """Return the exact sum of a float and an error as a half."""
+    return _to_odd(near, error).cast("fptrunc", "half")
+
+
+def _to_odd(near: Expression, error: Expression) -> Expression:
+    """Return the exact sum of the nearest float and an error, rounded to odd."""
     bits = near.cast("bitcast", "i32")
     away = (error > 0.0) ^ (bits < 0)  # the exact sum is farther from zero
     odd = (((error > 0.0) | (error < 0.0)) & ((bits & 1) == 0)).choose(
         away.choose(bits + 1, bits - 1, "i32"), bits, "i32"
     )
-    return odd.cast("bitcast", "float").cast("fptrunc", "half")
+    return odd.cast("bitcast", "float")
+
+
+def bfloat_from_sum(terms: list[Expression]) -> Expression:
+    """Return one double, or the exact sum of two, as the bits of a bfloat16, rounded once."""
+    high, low = _two_sum(terms) if len(terms) == 2 else (terms[0], terms[0].make(0.0, "double"))
+    near = high.cast("fptrunc", "float")
+    return bfloat_from_float(_to_odd(near, (high - near.cast("fpext", "double")) + low))
+
+
+def bfloat_from_float(value: Expression) -> Expression:
+    """Return the bits of the nearest bfloat16, of even ones between two; 0x7fff for NaN."""
+    bits = value.cast("bitcast", "i32")
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    rounded = ((bits & 0x7FFFFFFF) == 0x7F800000).choose(bits, rounded, "i32")
+    return ((value == value).choose(rounded, 0x7FFF0000, "i32") >> 16).cast("trunc", "i16")
+
+
+def tf32_from_float(value: Expression, mode: str) -> Expression:
+    """Return the bits of a float rounded to tf32 by a mode: rna, rn or rz; 0x7fffffff for NaN."""
+    bits = value.cast("bitcast", "i32")
+    rounded = {"rz": bits, "rna": bits + 0x1000, "rn": bits + 0x0FFF + ((bits >> 13) & 1)}[mode] & ~0x1FFF
+    rounded = ((bits & 0x7FFFFFFF) == 0x7F800000).choose(bits, rounded, "i32")
+    return (value == value).choose(rounded, 0x7FFFFFFF, "i32")
 
 
 def _two_sum(terms: list[Expression]) -> tuple[Expression, Expression]:

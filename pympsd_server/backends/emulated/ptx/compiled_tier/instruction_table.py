@@ -3,6 +3,9 @@
 A form gets the text of a kernel and an operation. It writes scalars or vectors, depending on the shape of the result.
 It raises Refused for types, modifiers and operands that it does not support: then the operation escapes. The NumPy
 tier has already checked which modifiers the instruction may have, when it translated the kernel.
+
+An *attempt* is the form of an instruction of which the runtime in C does the common cases: whether it can is known
+when it runs. It calls `escape_unless` before it sets any register; then the operation escapes if the truth is false.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import nam
 
 Form = Callable[[MemoryText, Operation], None]
 _TABLE: Final[dict[str, Form]] = {}
+_ATTEMPTS: Final[dict[str, Form]] = {}
 
 
 def writes(names: str) -> Callable[[Form], Form]:
@@ -28,6 +32,25 @@ def writes(names: str) -> Callable[[Form], Form]:
         return form
 
     return register
+
+
+def attempts(names: str) -> Callable[[Form], Form]:
+    """Register the attempt of some instructions."""
+
+    def register(form: Form) -> Form:
+        _ATTEMPTS.update(dict.fromkeys(names.split(), form))
+        return form
+
+    return register
+
+
+def write_attempt(text: MemoryText, operation: Operation) -> None:
+    """Write an operation that escapes in rare cases; raise Refused for one that always escapes."""
+    text.operation, text.escape = operation, text.label("escape")
+    if operation.name not in _ATTEMPTS:
+        raise text.refuse()
+    _ATTEMPTS[operation.name](text, operation)
+    text.end_attempt()
 
 
 def write(text: MemoryText, operation: Operation) -> None:

@@ -23,7 +23,7 @@ _MAX_DIVIDED_AS_DOUBLES: Final = 32
 
 @writes("add sub mul div rem min max abs neg mad")
 def _arithmetic(text: MemoryText, operation: Operation) -> None:
-    if operation.type in FLOATS:
+    if operation.type.removesuffix("x2") in (*FLOATS, "bf16"):
         return write_float(text, operation)
     if operation.type not in _INTEGERS or operation.has("sat") or operation.has("relu"):
         raise text.refuse()

@@ -17,8 +17,8 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
   a loop that may wait for other threads, SPIN if lanes of the warp wait elsewhere meanwhile.
 - TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
-- ESCAPE: the next instruction is one that only the NumPy tier has. Its function runs on the registers in the frames,
-  for all warps that wait there together (batch.py).
+- ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
+  runs on the registers in the frames, for all warps that wait there together (batch.py).
 - BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
   lanes stop at the beginnings of blocks, as the groups of its threads do.
 - DONE, FAULT and TRAP end the warp.
@@ -50,9 +50,10 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     is_left_whole,
 )
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
+from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import size_of_bank
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BANK_ALIGNMENT, Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
@@ -124,6 +125,7 @@ class KernelText(MemoryText):
     slots: dict[int, int] = field(factory=dict, init=False)
     """Where registers are saved in a frame, in bytes."""
     frame_bytes: int = field(default=0, init=False)
+    _bank_start: int = field(default=0, init=False)
     module_text: str = field(default="", init=False)
 
     @property
@@ -172,7 +174,7 @@ class KernelText(MemoryText):
         """
         saved = self._saved[self.at][stop.barrier >= 0]
         for register in self.registers_of(stop):
-            if register not in saved:
+            if register not in saved and register not in self.bank:
                 value, kind = self.read(register), self.storage(register)
                 self.store(kind, value, self.slot(register), 4)
         for k in stop.pending:
@@ -199,14 +201,16 @@ class KernelText(MemoryText):
         for k, lanes in masks.items():
             self.store(self.mask_type, lanes, f"%m{k}")
         for number in self.registers_of(stop):
+            if number in self.bank:
+                continue
             kind = self.storage(number)
-            self.store(kind, self.load(kind, self.slot(number), 4), f"%r{number}")
+            self.store(kind, self.load(kind, self.slot(number), 4), self.home(number))
             if number in self.sequences.certain:
                 here = [lanes for k, lanes in masks.items() if number in self.segments[k].live_in]
                 self.restore_sequence(number, self.slot(number), here)
         if stop.result is not None:
             self.store(self.mask_type, mask, "%cur")
-            self.at, self.operation = stop.segment, None
+            self.at, self.operation = stop.segment, stop.result
             self._set_reduction(stop.result)
         self.jump(f"run{stop.segment}")
 
@@ -491,6 +495,8 @@ class KernelText(MemoryText):
             self._take_turn(segment.turn, self.current())
         if segment.escapes or is_left_whole(segment.terminator):
             stop = self._here()
+            if segment.attempts:
+                write_attempt(self, segment.operations[0])
             self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
             if segment.escapes:
                 behind = self.number_of(Stop(self.at + 1, stop.pending))
@@ -507,9 +513,16 @@ class KernelText(MemoryText):
             self.write_first(operation, write)
         self.write_end(segment)
 
+    def _begin_frame(self) -> None:
+        """Lay out the beginning of a frame."""
+        self._bank_start = -(-(FRAME_HEADER + 4 * len(self.segments)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
+        self.frame_bytes = self._bank_start + size_of_bank(self.code, self.bank)
+        lives = set().union(*(segment.live_in for segment in self.segments))
+        self.slots = {number: self._bank_start + at for number, at in self.bank.items() if number in lives}
+
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
-        self.frame_bytes = FRAME_HEADER + 4 * len(self.segments)
+        self._begin_frame()
         for index, segment in enumerate(self.segments):
             self.at = index
             self.write_segment(segment)
@@ -531,10 +544,7 @@ class KernelText(MemoryText):
         ]
         # Lanes are alive but in no segment: this cannot happen.
         tail += [
-            "lost:",
-            "  call void @llvm.trap()",
-            "  unreachable",
-            "fault:",
+            *("lost:", "  call void @llvm.trap()", "  unreachable", "fault:"),
             f"  ret i32 {StopReason.FAULT.value}",
             "}",
         ]
@@ -557,7 +567,11 @@ class KernelText(MemoryText):
         for k in range(len(self.segments)):
             self.line(f"%m{k} = alloca {mask}")
             self.store(mask, "0", f"%m{k}")
+        for place in sorted(set(self.bank.values())):
+            self.line(f"%b{place} = getelementptr i8, ptr %frame, i64 {self._bank_start + place}")
         for number in range(len(self.code.register_types)):
+            if number in self.bank:
+                continue
             kind = self.storage(number)
             self.line(f"%r{number} = alloca {kind}")
             self.store(kind, "zeroinitializer", f"%r{number}")
@@ -580,14 +594,7 @@ class KernelText(MemoryText):
             else:
                 self.line(f"%tid{axis} = load {self.vector.of('i32')}, ptr {places}, align 4")
         if not self.whole_warps:
-            self._write_lanes_here()
+            self.write_lanes_here()
         self.store(mask, self._saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
         cases = " ".join(f"i32 {index}, label %enter{index}" for index in range(1, len(self.stops)))
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")
-
-    def _write_lanes_here(self) -> None:
-        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
-        extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
-        threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
-        before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
-        self.line(f"%lanes_here = sub i32 {threads}, {before}")

@@ -8,6 +8,7 @@ plan in other ways.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Final
 
 from attrs import define, field
@@ -18,7 +19,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     split_blocks,
 )
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write
+from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find_bank
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import Form, write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
@@ -30,7 +32,8 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Spe
 
 _MAX_ESCAPES: Final = 24
 _MAX_BLOCKS: Final = 4000
-_HALVES: Final = frozenset({"f16", "e4m3", "e5m2"})
+_SMALL_WIDTH: Final = 8
+_HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
 """The types whose values are converted by way of halves."""
 
 
@@ -43,10 +46,16 @@ def is_forced(operation: Operation) -> bool:
 
 
 def choose_width(code: Code, block: tuple[int, int, int]) -> int:
-    """Return the lanes of a vector: a warp's, or 16 if rows have that width and nothing depends on warps."""
-    if block[0] % WARP == 0 or block[0] % 16 or any(map(_needs_warps, code.operations)):
+    """Return the lanes of a vector: a warp's, or fewer if nothing depends on warps.
+
+    It is 8 for blocks of at most so many threads, 16 if rows have that width.
+    """
+    is_small = prod(block) <= _SMALL_WIDTH
+    if not is_small and (block[0] % WARP == 0 or block[0] % 16):
         return WARP
-    return 16
+    if any(map(_needs_warps, code.operations)):
+        return WARP
+    return _SMALL_WIDTH if is_small else 16
 
 
 def _needs_warps(operation: Operation) -> bool:
@@ -79,7 +88,9 @@ def write_text(
     escapes = _Escapes(probe, has_halves)
     plan = _plan(code, escapes, rows=rows)
     _refuse_hot_escapes(plan, escapes)
-    text = KernelText(code, plan, width, whole, offsets, find_sequences(code, plan, linear=linear), static_shared)
+    sequences = find_sequences(code, plan, linear=linear)
+    text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
+    text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text
@@ -94,15 +105,30 @@ class _Escapes:
     _needed: dict[int, bool] = field(factory=dict)
     """The results of earlier calls, by the id() of operations."""
     _forced: dict[int, bool] = field(factory=dict)
-    kept: set[int] = field(factory=set)
-    """The id() of operations that are not forced to escape."""
+    _kept: set[int] = field(factory=set)
 
     def is_needed(self, operation: Operation) -> bool:
         """Return whether no form writes an operation."""
         if id(operation) not in self._needed:
             is_half = bool(_HALVES & {*operation.types}) and operation.name not in ("ld", "ldu", "st", "mov")
-            self._needed[id(operation)] = (is_half and not self.has_halves) or _is_refused(self.probe, operation)
+            self._needed[id(operation)] = (is_half and not self.has_halves) or self._is_refused(write, operation)
         return self._needed[id(operation)]
+
+    def has_attempt(self, operation: Operation) -> bool:
+        """Return whether an escaping operation is attempted first."""
+        return not is_forced(operation) and not self._is_refused(write_attempt, operation)
+
+    def _is_refused(self, form: Form, operation: Operation) -> bool:
+        """Return whether a form refuses an operation, when all registers are vectors."""
+        try:
+            self.probe.begin_accesses(group_accesses([operation], self.probe.code.carry))
+            self.probe.index = 0
+            form(self.probe, operation)
+        except (Refused, KeyError):
+            return True
+        finally:
+            self.probe.lines.clear()
+        return False
 
     def is_escape(self, operation: Operation) -> bool:
         """Return whether an operation escapes, because it has to or is forced to."""
@@ -110,11 +136,11 @@ class _Escapes:
             return True
         if id(operation) not in self._forced:
             self._forced[id(operation)] = not _reads_special(operation) and is_forced(operation)
-        return self._forced[id(operation)] and id(operation) not in self.kept
+        return self._forced[id(operation)] and id(operation) not in self._kept
 
     def keep(self, operations: Iterable[Operation]) -> None:
         """Force no escape of these operations."""
-        self.kept.update(map(id, operations))
+        self._kept.update(map(id, operations))
 
 
 def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
@@ -132,32 +158,20 @@ def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
         if end is not None and end.name in ("bar", "barrier"):
             turns = {at: kind for at, kind in turns.items() if at not in map(id, operations[number])}
             escapes.keep(operations[number])
-    if not turns and not escapes.kept:
-        return plan
-    return analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, turns), rows=rows)
+    segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
+    for segment in segments:
+        segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
+    return analyse(code, segments, rows=rows)
 
 
 def _everything_varies(code: Code) -> WarpPlan:
     return WarpPlan([], False, [set()], set(range(len(code.register_types))), [set()])
 
 
-def _is_refused(probe: KernelText, operation: Operation) -> bool:
-    """Return whether a form refuses an operation, when all registers are vectors."""
-    try:
-        probe.begin_accesses(group_accesses([operation], probe.code.carry))
-        probe.index = 0
-        write(probe, operation)
-    except (Refused, KeyError):
-        return True
-    finally:
-        probe.lines.clear()
-    return False
-
-
 def _refuse_hot_escapes(plan: WarpPlan, escapes: _Escapes) -> None:
     """Refuse a kernel in which the NumPy tier would do most of the work, on few threads at a time."""
     segments = enumerate(plan.segments)
-    escaping = [index for index, s in segments if s.escapes and escapes.is_needed(s.operations[0])]
+    escaping = [index for index, s in segments if s.escapes and not s.attempts and escapes.is_needed(s.operations[0])]
     ends = {h: e for e, s in enumerate(plan.segments) for h in s.successors if h != EXIT and h <= e}
     hot = [index for index in escaping if any(h <= index <= e for h, e in ends.items())]
     if hot or len(escaping) > _MAX_ESCAPES:

@@ -44,6 +44,9 @@ _SINGLE_BLOCK_OF_CLUSTER: Final = {
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
 """As bits."""
 
+BANK_ALIGNMENT: Final = 64
+"""In bytes, of a frame and of the bank in it."""
+
 
 class Refused(Exception):
     """An instruction, or a kernel, that this tier does not write; it is left to the NumPy tier."""
@@ -66,6 +69,8 @@ class Lanes(Text):
     """Whether all warps of a block have all their lanes."""
     offsets: dict[tuple[str, str], int]
     """Offsets of shared and local variables in their frames; -1: dynamic shared memory."""
+    bank: dict[int, int] = field(factory=dict, init=False)
+    """The registers that are in the bank, and where (fragment_bank.py)."""
     globals_used: list[tuple[str, int]] = field(factory=list, init=False)
     """The variables and offsets whose addresses are passed to the kernel."""
     at: int = field(default=0, init=False)
@@ -89,6 +94,8 @@ class Lanes(Text):
 
     def home(self, number: int) -> str:
         """Return the variable that a register, or lane 0 of one, is kept in."""
+        if number in self.bank:
+            return f"%b{self.bank[number]}"
         return f"%f{number}" if self.first and number in self.plan.varying else f"%r{number}"
 
     def register_bits(self, number: int) -> int:
@@ -104,7 +111,7 @@ class Lanes(Text):
 
     def read(self, number: int) -> str:
         """Return a register as it is kept."""
-        return self.load(self.storage(number), self.home(number))
+        return self.load(self.storage(number), self.home(number), BANK_ALIGNMENT * (number in self.bank))
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
         """Return an operand's bits as an integer of the type's width, in a shape."""
@@ -163,8 +170,11 @@ class Lanes(Text):
 
     def use_float(self, argument: Argument, type_name: str, shape: Shape) -> str:
         """Return a float operand as float, double or half, flushed if the operation has .ftz."""
-        source = shape.of(f"i{BITS[type_name]}")
-        value = self.cast("bitcast", self.use(argument, type_name, shape), source, shape.of(FLOATS[type_name]))
+        return self.as_float(self.use(argument, type_name, shape), type_name, shape)
+
+    def as_float(self, bits: str, type_name: str, shape: Shape) -> str:
+        """Return bits as float, double or half, flushed if the operation has .ftz."""
+        value = self.cast("bitcast", bits, shape.of(f"i{BITS[type_name]}"), shape.of(FLOATS[type_name]))
         assert self.operation is not None
         return self.flush(value, shape, type_name) if self.operation.has("ftz") else value
 
@@ -263,7 +273,7 @@ class Lanes(Text):
         kind, condition = self.storage(target.number), self._condition(target.number, of)
         if condition:
             value = self.choose(of, condition, kind, value, self.read(target.number))
-        self.store(kind, value, self.home(target.number))
+        self.store(kind, value, self.home(target.number), BANK_ALIGNMENT * (target.number in self.bank))
 
     def _condition(self, number: int, shape: Shape) -> str:
         """Return the mask of lanes in which a register takes its new value; "": all lanes that matter."""
@@ -277,14 +287,17 @@ class Lanes(Text):
 
     def assign_float(self, target: Argument, value: str, type_name: str, shape: Shape) -> None:
         """Set a register from a float, saturated if the operation has .sat."""
+        self.assign(target, self.bits_of_float(value, type_name, shape), type_name, shape)
+
+    def bits_of_float(self, value: str, type_name: str, shape: Shape) -> str:
+        """Return the bits of a float, saturated if the operation has .sat."""
         assert self.operation is not None
         kind = FLOATS[type_name]
         if self.operation.has("sat"):
             one = self.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), shape.of(kind))
             value = self.intrinsic("maximumnum", kind, shape, value, shape.zero())
             value = self.intrinsic("minimumnum", kind, shape, value, one)
-        bits = f"i{BITS[type_name]}"
-        self.assign(target, self.cast("bitcast", value, shape.of(kind), shape.of(bits)), type_name, shape)
+        return self.cast("bitcast", value, shape.of(kind), shape.of(f"i{BITS[type_name]}"))
 
     def assign_predicate(self, target: Argument, value: str, shape: Shape) -> None:
         """Set a predicate from i1 or a vector of i1."""
@@ -353,3 +366,10 @@ class Lanes(Text):
         if name in ("clock", "clock_hi", "globaltimer_lo", "globaltimer_hi"):
             return self.cast("trunc", now, "i64", "i32"), False, 32
         return now, False, 64
+
+    def write_lanes_here(self) -> None:
+        """Compute how many lanes the warp has; for all but the last warp, a number above the vector's width."""
+        extents = [self.load("i32", self.field("%ctx", offset_of("ntid") + 4 * axis)) for axis in range(3)]
+        threads = self.op("mul", "i32", self.op("mul", "i32", extents[0], extents[1]), extents[2])
+        before = self.op("mul", "i32", self.load("i32", self.field("%ctx", offset_of("warp"))), str(self.width))
+        self.line(f"%lanes_here = sub i32 {threads}, {before}")

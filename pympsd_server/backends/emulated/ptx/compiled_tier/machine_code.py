@@ -36,7 +36,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
 
 _LEVEL: Final = 2
-_MAX_TEXT: Final = 4_000_000
+_MAX_TEXT: Final = 6_000_000
 """Characters of a kernel's text: LLVM takes 1 to 4 microseconds for each."""
 
 

@@ -3,7 +3,10 @@
 A product is a function of its own in the kernel's module, one for each shape and each choice of types, which gets the
 fragments as arrays of registers:
 
-    %fragments   A: register 0 of lanes 0 to 31, register 1 ...   |   B   |   C   |   D
+    A: register 0 of lanes 0 to 31, register 1 ...   |   B   |   C   |   D
+
+They are in the bank (fragment_bank.py) or, copied, in %fragments. Absent lanes have any values: PTX does not define
+the instruction then.
 
 A block of 8 rows of A is 8 times the 4 * `packed` elements of a register, by rows; a block of B the same by columns
 (matrices/fragments.py). The function converts both to doubles, B transposed, and adds the products in the order of k:
@@ -73,39 +76,62 @@ def _multiply(text: MemoryText, operation: Operation) -> None:
     if text.width != WARP:
         raise text.refuse("width")
     size, kinds = _size(operation), (a, b, c, d)
-    for index, (matrix, operand) in enumerate(zip("abc", operation.operands[1:], strict=True)):
-        _put(text, operand, index * _AREA, matrix, fragment_of(matrix, size, kinds[index]), kinds[index])
+    areas = [
+        _put(text, operand, index * _AREA, matrix, fragment_of(matrix, size, kind), kind)
+        for index, (matrix, operand, kind) in enumerate(zip("abc", operation.operands[1:], kinds[:3], strict=True))
+    ]
     name, function, declared = _product(size, kinds, operation.has("satfinite"), operation.has("xor"))
     text.declared |= declared
     if function not in text.tables:
         text.tables.append(function)
-    areas = [f"ptr {text.field('%fragments', index * _AREA)}" for index in range(4)]
-    text.line(f"call void @{name}({', '.join(areas)})")
-    _take(text, operation.operands[0], 3 * _AREA, "d", fragment_of("d", size, d), d)
+    fragment = fragment_of("d", size, d)
+    areas.append(_area_of(text, operation.operands[0], 3 * _AREA, fragment, is_result=True))
+    text.line(f"call void @{name}({', '.join(f'ptr {area}' for area in areas)})")
+    _take(text, operation.operands[0], areas[3], "d", fragment, d)
 
 
-def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> None:
-    """Write registers to %fragments; absent lanes have zeros."""
+def _area_of(text: MemoryText, operand: Argument, area: int, fragment: Fragment, *, is_result: bool) -> str:
+    """Return a pointer to where the registers of an operand are one after the other, or will be copied to."""
+    items = items_of(operand)[: fragment.registers]
+    places = [text.bank.get(item.number) if isinstance(item, Register) else None for item in items]
+    assert text.operation is not None
+    first = places[0]
+    if first is not None and not (is_result and text.operation.guard is not None):
+        nbytes = WARP * text.register_bits(_number_of(items[0])) // 8
+        if places == list(range(first, first + nbytes * len(places), nbytes)):
+            return f"%b{first}"
     text.needs_fragments = True
+    return text.field("%fragments", area)
+
+
+def _number_of(item: Argument) -> int:
+    assert isinstance(item, Register)
+    return item.number
+
+
+def _put(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> str:
+    """Let the registers of an operand be one after the other in memory; return a pointer to them."""
+    pointer = _area_of(text, operand, area, fragment, is_result=False)
+    if pointer.startswith("%b"):
+        return pointer
     type_name = _register_type(matrix, kind)
-    element = f"i{BITS[type_name]}"
-    present = text.as_lanes(text.current())
+    bits = BITS[type_name]
     for index, item in enumerate(items_of(operand)[: fragment.registers]):
         value = text.use(item, type_name, text.vector)
-        value = text.choose(text.vector, present, text.vector.of(element), value, "zeroinitializer")
-        text.store(
-            text.vector.of(element), value, text.field("%fragments", area + index * WARP * BITS[type_name] // 8)
-        )
+        text.store(text.vector.of(f"i{bits}"), value, text.field(pointer, index * WARP * bits // 8))
+    return pointer
 
 
-def _take(text: MemoryText, operand: Argument, area: int, matrix: str, fragment: Fragment, kind: str) -> None:
-    """Set the registers of an operand from %fragments; those beyond the fragment repeat it."""
-    text.needs_fragments = True
+def _take(text: MemoryText, operand: Argument, pointer: str, matrix: str, fragment: Fragment, kind: str) -> None:
+    """Set the registers of an operand from memory; those beyond the fragment repeat it."""
+    is_there = pointer.startswith("%b")
     type_name = _register_type(matrix, kind)
+    bits = BITS[type_name]
     for index, item in enumerate(items_of(operand)):
-        at = area + index % fragment.registers * WARP * BITS[type_name] // 8
-        value = text.load(text.vector.of(f"i{BITS[type_name]}"), text.field("%fragments", at))
-        text.assign(item, value, type_name, text.vector)
+        if is_there and index < fragment.registers:
+            continue
+        place = text.field(pointer, index % fragment.registers * WARP * bits // 8)
+        text.assign(item, text.load(text.vector.of(f"i{bits}"), place), type_name, text.vector)
 
 
 @lru_cache(maxsize=64)
@@ -117,7 +143,7 @@ def _product(
     name = f"product_{m}_{n}_{k}_{'_'.join(kinds)}" + "_saturated" * saturates + "_differing" * differs
     writer = _ProductText(size, kinds, saturates, differs)
     writer.write()
-    head = f"define internal void @{name}(ptr noalias %a, ptr noalias %b, ptr noalias %c, ptr noalias %d) #1 {{"
+    head = f"define internal void @{name}(ptr %a, ptr %b, ptr %c, ptr %d) #1 {{"
     return name, "\n".join([head, "entry:", *writer.text.lines, "}"]), frozenset(writer.text.declared)
 
 
@@ -385,19 +411,20 @@ def _transfer(text: MemoryText, operation: Operation) -> None:
         strides = text.op("lshr", _WORDS, strides, text.vector.constant("i32", 5))
     text.store(_WORDS, strides, "%scratch1")
     if is_store:
-        _put(text, operand, 0, "d", fragment, kind)
+        area = _put(text, operand, 0, "d", fragment, kind)
+    else:
+        area = _area_of(text, operand, 0, fragment, is_result=True)
     table = _table(text, (SPACE_NUMBERS[space], *_pieces(fragment, kind, by_columns)))
-    text.needs_fragments = True
     mask = text.as_word(text.active())
     bad = text.call(
         "kernels_move_fragment",
         "i32",
         *(("ptr", "%ctx"), ("i64", str(site)), ("ptr", "%scratch0"), ("ptr", "%scratch1"), ("i32", mask)),
-        *(("ptr", table), ("ptr", "%fragments"), ("i32", str(int(is_store)))),
+        *(("ptr", table), ("ptr", area), ("i32", str(int(is_store)))),
     )
     text.fault_unless_zero(bad)
     if not is_store:
-        _take(text, operand, 0, matrix, fragment, kind)
+        _take(text, operand, area, matrix, fragment, kind)
     return None
 
 

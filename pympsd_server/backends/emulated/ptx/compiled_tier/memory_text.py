@@ -58,6 +58,8 @@ class MemoryText(Lanes):
     index: int = field(default=0, init=False)
     """The index of the operation in its segment."""
     site_count: int = field(default=0, init=False)
+    escape: str = field(default="escape", init=False)
+    """The label of the escape of the attempt that is being written."""
     needs_fragments: bool = field(default=False, init=False)
     _checked: dict[int, Pointers] = field(factory=dict, init=False)
     """The groups whose check was written in this segment, by their id()."""
@@ -165,6 +167,18 @@ class MemoryText(Lanes):
         self.branch(self.op("icmp ne", "i32", result, "0"), "fault", on, UNLIKELY)
         self.place(on)
         return on
+
+    def escape_unless(self, truth: str) -> None:
+        """Write the branch of an attempt: to its escape, or on."""
+        on = self.label("attempted")
+        self.branch(truth, on, self.escape, LIKELY)
+        self.place(on)
+
+    def end_attempt(self) -> None:
+        """Write the way from an attempt to the next segment, and begin its escape."""
+        self.store(self.mask_type, self.current(), f"%m{self.at + 1}")
+        self.jump(f"segment{self.at + 1}")
+        self.place(self.escape)
 
     def _check_lanes(self, group: Accesses, mask: str) -> Pointers:
         vector, kind, space = self.vector, self.vector.of("i64"), group.space
@@ -398,10 +412,23 @@ class MemoryText(Lanes):
         return self.load(kind, "%scratch1")
 
     def _gather(self, group: Accesses, pointers: Pointers, offset: int, bits: int, mask: str) -> str:
-        kind = self.vector.of(f"i{bits}")
-        if bits not in _GATHERED_BITS:
-            return self._gather_slowly(group, pointers, offset, kind, bits // 8, mask)
         places = self._lane_pointers(group, pointers, offset)
+        if bits in _GATHERED_BITS:
+            return self._gather_elements(places, bits, mask)
+        # Processors gather words. The aligned one that has the element is in the same page of the host's memory.
+        wide, word, kind = self.vector.of("i64"), self.vector.of("i32"), self.vector.of(f"i{bits}")
+        address = self.cast("ptrtoint", places, self.vector.of("ptr"), wide)
+        aligned = self.op("and", wide, address, self.vector.constant("i64", -4))
+        places = self.cast("inttoptr", aligned, wide, self.vector.of("ptr"))
+        by = self.cast("trunc", address, wide, word)
+        by = self.op(
+            "and", word, self.op("shl", word, by, self.vector.constant("i32", 3)), self.vector.constant("i32", 24)
+        )
+        words = self.op("lshr", word, self._gather_elements(places, 32, mask), by)
+        return self.cast("trunc", words, word, kind)
+
+    def _gather_elements(self, places: str, bits: int, mask: str) -> str:
+        kind = self.vector.of(f"i{bits}")
         return self.call(
             f"llvm.masked.gather.{self.vector.mangled(f'i{bits}')}.v{self.width}p0",
             kind,

@@ -195,6 +195,7 @@ refresh_function: Final = _REFRESH
 FUNCTIONS: Final = (
     *("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock"),
     *("kernels_move_fragment", "kernels_move_rows", "kernels_copy"),
+    *("kernels_sample", "kernels_surface"),
 )
 """The functions that generated code calls."""
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {

@@ -82,7 +82,7 @@ def _ways_from(plan: WarpPlan, number: int) -> set[int]:
     """Return the segments to which a warp goes from one without the way over its frame."""
     segment = plan.segments[number]
     if segment.escapes or is_left_whole(segment.terminator):
-        return set()
+        return {number + 1} if segment.attempts else set()
     ways = {*segment.successors, *plan.pending[number]} - {EXIT}
     if is_barrier(segment):
         ways = {k for k in ways if not comes_by_frame(plan, k)}

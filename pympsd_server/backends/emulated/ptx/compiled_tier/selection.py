@@ -119,10 +119,10 @@ def switch_tier(
     _tell_program(module, code)
     if not isinstance(code, MachineCode):
         return batch
-    exits = Exits(code, len(batch.kernel.translation.plans))
-    stops = exits.find_stops(batch)
+    exits = batch.exits if isinstance(batch.exits, Exits) else Exits(code, len(batch.kernel.translation.plans))
+    stops = exits.reached if batch.is_at_exit else exits.find_stops(batch)
     if stops is None:
-        batch.may_leave = batch.may_leave or exits.are_reached
+        batch.exits = exits
         return batch
     compiled = CompiledBatch(module, batch.kernel.name, setup, first_block, sm_of_block, code)
     take_over(batch, compiled, code, stops)

@@ -26,8 +26,11 @@ step runs one block for one group and then looks at the deadline and the cancel 
 stopped between two blocks. A batch in which nobody can run and nothing can be released is a deadlock and faults.
 """
 
+from __future__ import annotations
+
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
@@ -66,6 +69,13 @@ def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: 
     return max(1, threads // threads_per_block)
 
 
+class ExitsOfBatch(Protocol):
+    """The places at which another tier can take a batch over."""
+
+    def are_reached(self, batch: Batch) -> bool:
+        """Return whether a batch is at such places; asked after each block that has run."""
+
+
 class Batch:
     """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
 
@@ -102,8 +112,8 @@ class Batch:
         self._burst, self._favoured = 0, -1
         self._running = self._state.all
         self.steps = 0
-        self.may_leave: Callable[[Batch], bool] | None = None
-        """Whether another tier can take the batch over; asked after each block that has run, a step ends there."""
+        self.exits: ExitsOfBatch | None = None
+        """Where another tier can take the batch over; a step ends there."""
         self.is_at_exit = False
         """Whether the last step ended because another tier can take the batch over."""
 
@@ -134,7 +144,7 @@ class Batch:
                     if fault.position < len(ids):
                         fault.block, fault.thread = self._state.place_of(int(ids[fault.position]))
                     raise
-                self.is_at_exit = self.may_leave is not None and self.may_leave(self)
+                self.is_at_exit = self.exits is not None and self.exits.are_reached(self)
                 if self.is_at_exit or time.perf_counter() >= deadline:
                     break
         self.kernel.translation.numpy_seconds += time.perf_counter() - began

@@ -41,9 +41,12 @@ SYSTEM_FUNCTIONS = {
 
 
 def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequence[Argument], line: int) -> None:
-    """Append the call of a function in SYSTEM_FUNCTIONS. Raises InvalidPtx unless the arguments are as many."""
+    """Append the call of a function in SYSTEM_FUNCTIONS. Raises InvalidPtx unless the arguments are as many.
+
+    A compiler may declare a function without its result (Taichi's vprintf).
+    """
     called = SYSTEM_FUNCTIONS[name]
-    if len(inputs) != len(called.parameters) or len(results) != len(called.results):
+    if len(inputs) != len(called.parameters) or len(results) not in {0, len(called.results)}:
         raise InvalidPtx(f"wrong number of arguments for {name}", line)
     arguments = [
         fetch_argument(code, value, type_name, line)
@@ -51,7 +54,7 @@ def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequ
     ]
     targets = [code.new_register(type_name) for type_name in called.results]
     code.operations.append(plain(called.operation, (), (*targets, *arguments), line))
-    for register, result, type_name in zip(targets, results, called.results, strict=True):
+    for register, result, type_name in zip(targets, results, called.results, strict=bool(results)):
         code.operations.append(store_argument(result, register, type_name, line))
 
 

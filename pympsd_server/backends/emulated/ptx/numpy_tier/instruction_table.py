@@ -35,7 +35,15 @@ def emits(
 ) -> Callable[[Emit], Emit]:
     """Register an emitter for some instructions, with the modifiers, types and operand counts that it accepts.
 
-    A name may have the modifiers that an opcode begins with: ``st.async`` is not ``st``.
+    The emitter writes the NumPy code of one instruction; ``_copysign`` in emit_float.py is a short example. An
+    instruction in any other form is refused by its name and line.
+
+    Args:
+        names: Opcodes, separated by blanks. A name may have the modifiers that an opcode begins with: ``st.async`` is
+            not ``st``.
+        operands: How many operands the instruction has, or the lowest and the highest number.
+        modifiers: The modifiers that it accepts, separated by blanks, without their dots.
+        types: The types that it accepts; default: all.
     """
     count = (operands, operands) if isinstance(operands, int) else operands
 

@@ -19,8 +19,8 @@ from tests.chaos.ended_contexts import (
     ended_before,
 )
 from tests.chaos.history import CONNECTING_STEPS, FOR_EVER, History, Incident, Life, Step
-from tests.chaos.recoveries import Recovery, recoveries
-from tests.chaos.schedule import ADOPTION, STOPS, Backend, Containment, Kind
+from tests.chaos.recoveries import SLACK, Recovery, recoveries
+from tests.chaos.schedule import STOPS, TAKEOVER, Backend, Containment, Kind
 
 HANG_SECONDS: Final = 60.0
 """The longest time to a client's answer, whatever happened; what it or its server was stopped for comes on top."""
@@ -190,7 +190,7 @@ def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int
     """Return the CUresults that an incident allows by role, on this machine and with what else was done then."""
     if history.backend is Backend.VENDOR:
         return VENDOR_TABLE.get(incident.kind, {})
-    if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, ADOPTION, history):
+    if incident.kind is Kind.SERVER_STOP and _lasts_over(incident, RETURN_SECONDS, TAKEOVER, history):
         return KILLED_SERVER
     if incident.kind in FAULTS and history.containment is Containment.SERVER:
         return THE_WHOLE_SERVER
@@ -242,7 +242,7 @@ def _roles_in_fault(
         if own and (history.containment is not Containment.CLIENT or incident.context == step.context):
             yield Role.VICTIM
         # A process that a fault has reached gets no context any more: its sticky error instead.
-        if step.device == incident.device or step.name == "open":
+        if step.device == incident.device or step.name == "open" or _has_one_error(history, incident, life, step):
             yield Role.SAME_DEVICE
         if step.device != incident.device or step.name == "open":
             yield Role.CONNECTED
@@ -252,6 +252,12 @@ def _roles_in_fault(
     refuses = step.device in recovery.devices or history.backend is Backend.VENDOR
     if step.name == "open" and refuses and step.began <= recovery.ended:
         yield Role.OPENING
+
+
+def _has_one_error(history: History, incident: Incident, life: Life, step: Step) -> bool:
+    """Whether a server's last message, with one error for all contexts of a process, may have that of a fault."""
+    devices = life.on_devices(incident.began - SLACK, step.ended)
+    return history.containment is Containment.SERVER and incident.device in devices
 
 
 def _silences(incident: Incident, life: Life) -> bool:
@@ -266,7 +272,7 @@ def _is_connecting(incident: Incident, life: Life) -> bool:
     return incident.uid in (life.uid, -1)
 
 
-def patience(history: History, life: Life, now: float) -> float:
+def remaining_seconds(history: History, life: Life, now: float) -> float:
     """Return how many seconds a client may still be silent."""
     since = max(life.heard, life.started)
     stopped = sum(

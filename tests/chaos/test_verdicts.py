@@ -1,4 +1,4 @@
-"""The table of allowed outcomes, and the judge."""
+"""The table of allowed results, and the judge."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pympsd.vocabulary.results import Result
 from tests.chaos.ended_contexts import CONTAINED_SECONDS
 from tests.chaos.history import FOR_EVER, History, Incident, Life, Span, Step
-from tests.chaos.outcomes import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, VENDOR_TABLE, patience, problems
-from tests.chaos.recoveries import NOTICED, SLACK, reach, recoveries, settled
+from tests.chaos.recoveries import NOTICED, SLACK, end_of_interval, reach, recoveries
 from tests.chaos.schedule import FAULTS, KINDS_OF, LONG_STOP_SECONDS, Backend, ClientPlan, Containment, Kind
+from tests.chaos.verdicts import CULPRITS, FAULT_CODES, HANG_SECONDS, TABLE, VENDOR_TABLE, problems, remaining_seconds
 
 ALICE, BOB = 1001, 1002
 
@@ -121,7 +121,7 @@ def test_the_culprit_has_its_own_code() -> None:
     assert judged(culprit, a_step(700, 11.0), incidents=(incident,)) == []
 
 
-def test_newcomers_are_refused_until_those_it_reached_have_gone() -> None:
+def test_new_clients_are_refused_until_the_affected_ones_have_gone() -> None:
     culprit = a_life(1, ended=20.0)
     incident = fault(culprit, 0, 10.0)
     early, late, other = a_life(2), a_life(3), a_life(4, BOB)
@@ -144,8 +144,8 @@ def test_a_context_on_an_affected_device_is_refused_to_others() -> None:
 
 def test_a_terminated_client_gets_that_code_and_never_a_success() -> None:
     life = a_life(1)
-    facts = {"pid": life.pid, "client": 1, "uid": ALICE, "note": "0"}
-    incident = Incident(Kind.CLIENT_TERMINATE, 1, 5.0, 5.2, **facts)
+    details = {"pid": life.pid, "client": 1, "uid": ALICE, "note": "0"}
+    incident = Incident(Kind.CLIENT_TERMINATE, 1, 5.0, 5.2, **details)
     assert judged(life, a_step(810, 5.3), incidents=(incident,)) == []
     assert len(judged(a_life(1), a_step(0, 6.0), incidents=(incident,))) == 1
     assert len(judged(a_life(2), a_step(810, 5.3), incidents=(incident,))) == 1
@@ -235,23 +235,36 @@ def test_a_killed_executor_is_the_end_of_its_contexts() -> None:
 def test_a_machine_that_contains_faults_keeps_them_in_their_context() -> None:
     culprit, neighbour = a_life(1, devices=(0, 0)), a_life(2)
     incident = fault(culprit, 0, 5.0)
-    facts = {"incidents": (incident,), "containment": Containment.CLIENT}
-    assert judged(culprit, a_step(700, 5.2), **facts) == []
-    assert len(judged(a_life(1, devices=(0, 0)), a_step(700, 5.2, context=2), others=(culprit,), **facts)) == 1
-    assert len(judged(neighbour, a_step(700, 5.2), others=(culprit,), **facts)) == 1
+    details = {"incidents": (incident,), "containment": Containment.CLIENT}
+    assert judged(culprit, a_step(700, 5.2), **details) == []
+    assert len(judged(a_life(1, devices=(0, 0)), a_step(700, 5.2, context=2), others=(culprit,), **details)) == 1
+    assert len(judged(neighbour, a_step(700, 5.2), others=(culprit,), **details)) == 1
     init_step = a_step(807, 5.2, -1, "init", -1)
-    assert len(judged(a_life(3), init_step, others=(culprit,), **facts)) == 1
+    assert len(judged(a_life(3), init_step, others=(culprit,), **details)) == 1
 
 
 def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
     culprit = a_life(1, ended=6.0)
-    facts = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),), "containment": Containment.SERVER}
+    details = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),), "containment": Containment.SERVER}
     for step in (a_step(700, 5.2), a_step(719, 5.2, 1), a_step(806, 5.2, 2), a_step(806, 5.2, 2, "open", 2)):
-        assert judged(a_life(2, devices=(0, 1, 2)), step, **facts) == []
-    assert len(judged(a_life(3), a_step(810, 5.2), **facts)) == 1
-    assert len(judged(a_life(4, BOB), a_step(806, 5.2), **facts)) == 1
+        assert judged(a_life(2, devices=(0, 1, 2)), step, **details) == []
+    assert len(judged(a_life(3), a_step(810, 5.2), **details)) == 1
+    assert len(judged(a_life(4, BOB), a_step(806, 5.2), **details)) == 1
     for code, count in ((807, 0), (805, 0), (806, 1)):
-        assert len(judged(a_life(5), a_step(code, 5.2, -1, "init", -1), **facts)) == count
+        assert len(judged(a_life(5), a_step(code, 5.2, -1, "init", -1), **details)) == count
+
+
+def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of_a_process() -> None:
+    culprit = a_life(1, ended=6.0)
+    facts = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),)}
+    for devices, containment, right in (
+        ((0, 1), Containment.SERVER, True),
+        ((1, 2), Containment.SERVER, False),
+        ((0, 1), Containment.DEVICE, False),
+    ):
+        life = a_life(2, devices=devices)
+        found = judged(life, a_step(700, 5.2, 1, context=2), containment=containment, **facts)
+        assert (found == []) is right
 
 
 def test_only_a_server_that_is_stopped_for_too_long_may_be_killed_by_a_new_daemon() -> None:
@@ -380,15 +393,15 @@ def test_faults_that_overlap_are_one_recovery() -> None:
 
 def test_what_is_stopped_settles_later() -> None:
     stops = [Incident(Kind.SERVER_STOP, 1, 9.0, 12.0), Incident(Kind.EXECUTOR_STOP, 2, 13.0, 30.0)]
-    assert settled([], 10.0, 2.0) == 12.0
-    assert settled(stops[:1], 10.0, 2.0) == 14.0
-    assert settled(stops[::-1], 10.0, 2.0) == 32.0
-    assert settled(stops, 31.0, 2.0) == 33.0
-    assert settled([Incident(Kind.QUERIES, 1, 9.0, 12.0)], 10.0, 2.0) == 12.0
+    assert end_of_interval([], 10.0, 2.0) == 12.0
+    assert end_of_interval(stops[:1], 10.0, 2.0) == 14.0
+    assert end_of_interval(stops[::-1], 10.0, 2.0) == 32.0
+    assert end_of_interval(stops, 31.0, 2.0) == 33.0
+    assert end_of_interval([Incident(Kind.QUERIES, 1, 9.0, 12.0)], 10.0, 2.0) == 12.0
 
 
-def test_patience_is_longer_by_what_it_was_stopped() -> None:
+def test_a_wait_is_longer_by_the_time_for_which_it_was_stopped() -> None:
     life = a_life(1, ended=FOR_EVER)
     life.heard = 10.0
     history = History([life], [Incident(Kind.SERVER_STOP, 1, 9.0, 12.0), Incident(Kind.QUERIES, 2, 10.0, 30.0)])
-    assert patience(history, life, 20.0) == HANG_SECONDS + 2.0 - 10.0
+    assert remaining_seconds(history, life, 20.0) == HANG_SECONDS + 2.0 - 10.0

@@ -1,0 +1,36 @@
+/* Refuses to enter Python in a thread whose stack is too small for it.
+ *
+ * A program may start threads with stacks of 16 KB (PTHREAD_STACK_MIN). cuInit, with all that it imports, needs 38 KB
+ * with Python 3.11 and 52 KB with 3.13. Past its stack's end the program would get a signal that does not name the cause.
+ *
+ * Included with _GNU_SOURCE defined. */
+
+#pragma once
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { MIN_STACK_BYTES = 64 << 10 };
+
+/* Return whether the calling thread has less than MIN_STACK_BYTES left; if so, after one sentence on standard error for
+ * the first such thread. A coroutine's stack, which only the program knows, is not judged; nor is the main thread's,
+ * which grows. */
+static inline int refuse_small_stack(void) {
+    static atomic_int has_reported;
+    pthread_attr_t attributes;
+    void *start = NULL;
+    size_t size = 0;
+    if (gettid() == getpid() || pthread_getattr_np(pthread_self(), &attributes) != 0)
+        return 0;
+    pthread_attr_getstack(&attributes, &start, &size);
+    pthread_attr_destroy(&attributes);
+    size_t remaining = (size_t)((char *)__builtin_frame_address(0) - (char *)start);
+    if (remaining >= size || remaining >= MIN_STACK_BYTES)
+        return 0;
+    if (!atomic_exchange(&has_reported, 1))
+        fprintf(stderr, "pympsd: a thread cannot use CUDA: its stack of %zu KB is too small; start it with 128 KB or more "
+                        "(pthread_attr_setstacksize)\n", size >> 10);
+    return 1;
+}
