@@ -72,23 +72,12 @@ def give_commands(
     protocol of a daemon that the words are for; another one is given standard input. ``sendable``: QUERIES, LINES or
     FILES, for a daemon that is neither root's nor the caller's; what is not sent is reported, and the status is 1.
     """
-    daemon = Daemon()
-    withheld: list[bytes] = []
+    daemon = DaemonConnection()
     try:
         path = control_socket()
         reason = daemon.connect(path, timeout)
         if reason == OTHER_KIND and (reason := daemon.connect(own_socket(), timeout)):
-            from pympsd.cli import driver_daemon
-
-            def select(daemon: "_socket.socket", lines: "list[bytes]") -> "tuple[list[bytes], bool]":
-                if not (warning := owner_warning(daemon, path)):
-                    return lines, False
-                _complain(warning)
-                return _select_sendable(lines, sendable, withheld), True
-
-            lines = _source([] if if_protocol else words)
-            status = driver_daemon.give_commands(path, lines, strict, timeout, select)
-            return REFUSED if withheld else status
+            return _give_to_driver(path, [] if if_protocol else words, strict, timeout, sendable)
         if not reason and daemon.has_ended():
             reason = "its daemon has ended"
         if reason:
@@ -97,36 +86,7 @@ def give_commands(
         if warning := daemon.owner_warning(path, timeout):
             _complain(warning)
             daemon.distrust(timeout)
-        typed = not words and posix.isatty(0) and posix.isatty(1)
-        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
-        protocol = daemon.protocol() if if_protocol or typed else b""
-        if protocol != if_protocol:
-            words = ()
-        if words[:2] == ["config", "apply"] and (sendable == FILES or not daemon.is_foreign):
-            from pympsd.channel import attached_file
-
-            daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
-            words = [*words[:2], *attached_file.with_full_path(words[2:])]
-        if words[:2] == ["config", "status"] and "/" in "".join(words):
-            from pympsd.channel import attached_file
-
-            words = attached_file.with_hash_of_file(words)
-        groups = _source(words, protocol)
-        if daemon.is_foreign:
-            groups = (_select_sendable(lines, sendable, withheld) for lines in groups)
-        refused = _give(daemon, groups, timeout)
-    except TimeoutError:
-        _complain(SILENCE % timeout)
-        return SILENT
-    except DaemonGone as error:
-        _complain(UNFINISHED % error.args[0] if error.args else CLOSED)
-        return UNREACHABLE
-    except (BrokenPipeError, ConnectionResetError):
-        _complain(CLOSED)
-        return UNREACHABLE
-    except ConnectionError as error:  # the vendor's daemon
-        _complain(f"{error}\n".encode())
-        return UNREACHABLE
+        return _converse(daemon, words, strict, timeout, if_protocol, sendable)
     except KeyboardInterrupt:
         import _signal  # type: ignore[import-not-found]
 
@@ -138,9 +98,76 @@ def give_commands(
     except LookupError as error:  # a file cannot be read
         _complain(f"{error.args[0]}\n".encode("utf-8", "surrogateescape"))
         return REFUSED
+    except (TimeoutError, DaemonGone, ConnectionError) as error:
+        return _report_end(error, timeout)
     finally:
         daemon.close()
+
+
+def _give_to_driver(path: bytes, words: "Sequence[str]", strict: bool, timeout: float, sendable: int) -> int:
+    """Send commands to a daemon that manages the driver's server; return the exit status."""
+    from pympsd.cli import driver_daemon
+
+    withheld: list[bytes] = []
+
+    def select(daemon: "_socket.socket", lines: "list[bytes]") -> "tuple[list[bytes], bool]":
+        if not (warning := owner_warning(daemon, path)):
+            return lines, False
+        _complain(warning)
+        return _select_sendable(lines, sendable, withheld), True
+
+    status = driver_daemon.give_commands(path, _source(words), strict, timeout, select)
+    return REFUSED if withheld else status
+
+
+def _converse(
+    daemon: "DaemonConnection",
+    words: "Sequence[str]",
+    strict: bool,
+    timeout: float,
+    if_protocol: bytes,
+    sendable: int,
+) -> int:
+    """Send commands over a connection; return the exit status. The arguments are those of `give_commands`."""
+    typed = not words and posix.isatty(0) and posix.isatty(1)
+    daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
+    protocol = daemon.protocol() if if_protocol or typed else b""
+    if protocol != if_protocol:
+        words = ()
+    if words[:1] == ["config"]:
+        words = _with_file(daemon, words, sendable == FILES or not daemon.is_foreign)
+    groups = _source(words, protocol)
+    withheld: list[bytes] = []
+    if daemon.is_foreign:
+        groups = (_select_sendable(lines, sendable, withheld) for lines in groups)
+    refused = _give(daemon, groups, timeout)
     return REFUSED if withheld or ((words or strict) and refused) else 0
+
+
+def _with_file(daemon: "DaemonConnection", words: "Sequence[str]", may_send: bool) -> "Sequence[str]":
+    """Return the words of `config apply`, whose file is sent ahead, or of `config status` with the file's hash."""
+    from pympsd.channel import attached_file
+
+    if words[1:2] == ["apply"] and may_send:
+        daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
+        return [*words[:2], *attached_file.with_full_path(words[2:])]
+    if words[1:2] == ["status"] and "/" in "".join(words):
+        return attached_file.with_hash_of_file(words)
+    return words
+
+
+def _report_end(error: Exception, timeout: float) -> int:
+    """Report why a conversation ended early; return the exit status."""
+    if isinstance(error, TimeoutError):
+        _complain(SILENCE % timeout)
+        return SILENT
+    if isinstance(error, DaemonGone):
+        _complain(UNFINISHED % error.args[0] if error.args else CLOSED)
+    elif isinstance(error, (BrokenPipeError, ConnectionResetError)):
+        _complain(CLOSED)
+    else:  # the vendor's daemon
+        _complain(f"{error}\n".encode())
+    return UNREACHABLE
 
 
 def print_text(text: str) -> int:
@@ -170,7 +197,7 @@ def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]
     return allowed
 
 
-def _give(daemon: "Daemon", source: "Iterator[list[bytes]]", timeout: float) -> bool:
+def _give(daemon: "DaemonConnection", source: "Iterator[list[bytes]]", timeout: float) -> bool:
     """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
     refused = False
     for lines in source:
@@ -222,7 +249,7 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
         yield [rest]
 
 
-def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
+def _answer(daemon: "DaemonConnection", line: bytes, timeout: float) -> "bool | None":
     """Print the answer to a line; return whether it was refused, None if it was a quit that ended the daemon."""
     watched = None
     daemon.begin_answer()
@@ -251,7 +278,7 @@ def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
             _write(2, _as_displayed(daemon, 2, body))
 
 
-def _as_displayed(daemon: "Daemon", fd: int, body: bytes) -> bytes:
+def _as_displayed(daemon: "DaemonConnection", fd: int, body: bytes) -> bytes:
     """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
     if not daemon.is_foreign and not posix.isatty(fd):
         return body
@@ -260,7 +287,7 @@ def _as_displayed(daemon: "Daemon", fd: int, body: bytes) -> bytes:
     return escape_controls(body)
 
 
-class Daemon:
+class DaemonConnection:
     """The connection: sends and receives frames. The kernel bounds each wait, which saves the call of a poll."""
 
     def __init__(self) -> None:
@@ -417,7 +444,7 @@ def _time_value(seconds: float) -> bytes:
     return whole.to_bytes(8, "little") + rest.to_bytes(8, "little")
 
 
-def _watch(daemon: "Daemon") -> "tuple[int, int]":
+def _watch(daemon: "DaemonConnection") -> "tuple[int, int]":
     """Return the daemon's PID and a pidfd of it, -1 if that is impossible (another PID namespace)."""
     pid = daemon.pid()
     try:

@@ -26,7 +26,7 @@ from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, BadOption, Options
 from pympsd.configuration.plan import FileContext, Plan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
-from pympsd.devices.driver_probe import ask_driver, find_vendor_server
+from pympsd.devices.driver_probe import ask_driver, find_driver_server
 from pympsd.devices.state_folder import unusable_directory, with_machine_file
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.errors import InputError, PympsdError, StartError
@@ -92,7 +92,7 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
 def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup:
     """Return everything that the daemon starts with, its directory claimed; raise PympsdError or ValueError."""
     settings = _read_settings(options, protocol)
-    machine = visible_machine(settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ))
+    machine = visible_machine(settings, ask_driver, lambda: find_driver_server(settings.vendor_server, os.environ))
     settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
     _check_machine(options, machine, protocol)
     turn_policy = _policies(machine)

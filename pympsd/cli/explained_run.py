@@ -55,7 +55,7 @@ def run_explained(command: Sequence[str], environment: dict[str, str]) -> int | 
 
 def _leads_drivers_server() -> bool:
     """Return whether pympsd manages the driver's own server here: it has its own socket next to the driver's."""
-    daemon = control_client.Daemon()
+    daemon = control_client.DaemonConnection()
     try:
         path, problem = daemon.reach(control_client.TIMEOUT)
         return not problem and path == control_client.own_socket()

@@ -9,7 +9,7 @@ import sys
 from typing import Final
 
 from pympsd.cli import control_client
-from pympsd.cli.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
+from pympsd.cli.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, DaemonConnection, DaemonGone
 from pympsd.vocabulary import files
 from pympsd.wire import frames
 
@@ -24,7 +24,7 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
     """Return a line that names the daemon, the status, and its protocol, nothing if it does not report one; wait
     ``timeout`` seconds for an answer.
     """
-    daemon = Daemon()
+    daemon = DaemonConnection()
     path, status, protocol = control_client.control_socket(), 0, b""
     contacted_path = path
     try:
@@ -48,7 +48,7 @@ def identify_daemon(timeout: float) -> tuple[str, int, bytes]:
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status, protocol
 
 
-def _ask_protocol(daemon: Daemon, path: bytes) -> bytes:
+def _ask_protocol(daemon: DaemonConnection, path: bytes) -> bytes:
     """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
     if daemon.owner_warning(path, TIMEOUT):
         daemon.distrust(TIMEOUT)

@@ -246,11 +246,11 @@ class Options:
 
 def _share(text: str) -> str:
     """Return the value of --user-share; raise BadOption if it is not a share."""
-    from pympsd.vocabulary.shares import BadShare, read_shares
+    from pympsd.vocabulary.shares import BadResourceShare, read_shares
 
     try:
         read_shares([text])
-    except BadShare as error:
+    except BadResourceShare as error:
         raise BadOption(f"{USER_SHARE}: {error}") from None
     return text
 

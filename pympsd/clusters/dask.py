@@ -7,8 +7,6 @@ An example::
 A worker that is killed gives its share back; the one that its nanny starts in its place gets one again.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from distributed import Worker, WorkerPlugin

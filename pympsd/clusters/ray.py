@@ -10,8 +10,6 @@ Ray chooses the device; the share of it is a percentage of its SMs and of its me
 process: tasks need ``max_calls=1``, unless all tasks of a worker have the same one. An actor has its own process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar

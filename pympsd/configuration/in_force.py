@@ -9,8 +9,6 @@ The hash is one that an administrator can compute without pympsd. In protocol 3 
 prints, with its defaults (``pympsd config show | sha256sum``).
 """
 
-from __future__ import annotations
-
 from hashlib import sha256
 from typing import cast
 

@@ -36,7 +36,7 @@ from pympsd.vocabulary.identities import (
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.partitions import chunk_count, has_remainder, no_partition_note, partition_name_problem
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
-from pympsd.vocabulary.shares import BY_NAME, TABLE, BadShare, read_share
+from pympsd.vocabulary.shares import BY_NAME, TABLE, BadResourceShare, read_share
 from pympsd.vocabulary.texts import MAX_COUNT, BadText, read_containment
 
 DEVICE_KEYS: Final = ("uuid", "sm_partitions")
@@ -222,7 +222,7 @@ class _Reading(Tables):
                 continue
             try:
                 shares[name] = read_share(name, raw[name])
-            except BadShare as error:
+            except BadResourceShare as error:
                 self.wrong((TABLE, name), str(error))
         return shares
 

@@ -75,7 +75,7 @@ class Control:
     ) -> None:
         folder = pipe_directory.encode()
         self._timeout, self._trust_daemon = timeout, trust_daemon
-        self._daemon = control_client.Daemon()
+        self._daemon = control_client.DaemonConnection()
         try:
             path, reason = self._daemon.reach(timeout, folder)  # a daemon of the vendor itself has no JSON
             if reason:

@@ -17,7 +17,7 @@ import msgspec
 from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
-from pympsd.devices.driver_probe import ask_driver, find_vendor_server
+from pympsd.devices.driver_probe import ask_driver, find_driver_server
 from pympsd.devices.nvml_text import nvml_text
 from pympsd.devices.state_folder import unusable_directory, with_current_modes, with_machine_file
 from pympsd.vocabulary.settings import Settings
@@ -31,7 +31,7 @@ def main() -> int:
         if settings.backend == "vendor" and not is_daemons:
             # The driver's server is the daemon's: for a program without a daemon it makes no difference.
             settings = evolve(settings, backend="auto")
-        server = find_vendor_server(settings.vendor_server, os.environ) if is_daemons else ""
+        server = find_driver_server(settings.vendor_server, os.environ) if is_daemons else ""
         machine = visible_machine(settings, ask_driver, lambda: server)
         devices = machine.devices
         if machine.backend == "emulated":

@@ -76,7 +76,7 @@ def driver_version() -> str:
     return next((word for word in words if word[0].isdigit()), "of unknown version")
 
 
-def find_vendor_server(configured_path: str, environment: Mapping[str, str]) -> str:
+def find_driver_server(configured_path: str, environment: Mapping[str, str]) -> str:
     """Return the path of the driver's server: the given one, or the first of PATH that is not a link to ours.
 
     Empty if there is none.

@@ -11,7 +11,7 @@ from pympsd.process.spawn import open_process
 from pympsd.service.children import START_ERRORS, as_user, attend, spawn_failed, wait_for_end
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_child
-from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.waiting import wait_first
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.state.server import Phase
@@ -22,14 +22,14 @@ PASSED_PREFIXES: Final = ("CUDA_", "NVIDIA_")
 """Variables of the daemon's environment that the server gets; its user can read them."""
 
 
-async def spawn_vendor_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
+async def spawn_driver_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
     """Start a server, and reap it; feed the events of its start and end. Its session begins when it registers."""
     try:
         process = await _start(dispatcher, instruction)
     except START_ERRORS as error:
         dispatcher.feed(spawn_failed(instruction, error))
         return
-    session = VendorServerSession(dispatcher, instruction.server, instruction.uid, process.pid, process.kill)
+    session = DriverServerSession(dispatcher, instruction.server, instruction.uid, process.pid, process.kill)
 
     async def wait_for_session() -> None:
         """Wait until the server closes its connection, or its process ends before it has one."""
@@ -68,14 +68,14 @@ def _environment(dispatcher: Dispatcher) -> dict[str, str]:
 def note_line(dispatcher: Dispatcher, pid: int, text: str) -> None:
     """Pass a line that a server of the driver's has logged to its session."""
     for server in dispatcher.servers.values():
-        if server.pid == pid and isinstance(server, VendorServerSession):
+        if server.pid == pid and isinstance(server, DriverServerSession):
             server.note_line(text)
 
 
-def is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
+def is_driver_server(dispatcher: Dispatcher, pid: int) -> bool:
     """Whether a process is a server of the driver's that this daemon manages."""
     servers = dispatcher.servers.values()
-    if any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers):
+    if any(server.pid == pid and isinstance(server, DriverServerSession) for server in servers):
         return True
     # A server may write its first lines before this daemon hears that it was started.
     is_spawning = any(server.phase is Phase.SPAWNING for server in dispatcher.state.servers.values())

@@ -17,7 +17,7 @@ from attrs import define, field
 from pympsd.journal.line_format import sanitise
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import RateLimit, cost_of
-from pympsd.wire.driver.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
+from pympsd.wire.driver.log_records import PIPE_BUF, DriverLogRecord, ForeignLines, LogReader
 
 LINES_PER_SECOND: Final = 100
 """The limit of all writers but servers together."""
@@ -55,9 +55,9 @@ class _FifoLog:
     _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
     """The servers that wrote: the last lines of a server may be read after its end."""
 
-    def log(self, record: LogRecord | Foreign) -> int:
+    def log(self, record: DriverLogRecord | ForeignLines) -> int:
         """Log a record or lines; return how many of them were over the limit."""
-        if isinstance(record, Foreign):
+        if isinstance(record, ForeignLines):
             return self._log_foreign(record.lines)
         if not self._is_servers(record.pid):
             return self._log_foreign((record.text,))
@@ -108,7 +108,7 @@ class _FifoLog:
                     self._journal.write_server(who, pid, "records_dropped", {"count": writer.dropped})
 
 
-def _time_of(record: LogRecord) -> float:
+def _time_of(record: DriverLogRecord) -> float:
     """Return a record's time; now, if the two are far apart.
 
     Its local time is one of two in the hour that summer time's end repeats, and any in a forged record.

@@ -17,8 +17,6 @@ The invariants:
   there is none, and NVML is the driver's.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

@@ -28,8 +28,8 @@ from pympsd.process.spawn import map_buffers
 from pympsd.process.version import CUDA_VERSIONS
 from pympsd.service.children import spawn_server
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.driver_server import NAME, is_vendor_server, note_line, spawn_vendor_server
-from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
+from pympsd.service.driver_server import NAME, is_driver_server, note_line, spawn_driver_server
+from pympsd.service.files.pipe_directory import DRIVERS_PID_MODE, PID_MODE, PipeDirectory
 from pympsd.service.followers import MemorySharing, follow
 from pympsd.service.listeners import Listener
 from pympsd.service.log_fifo import read_fifo
@@ -39,7 +39,7 @@ from pympsd.service.nvml_file import NvmlFile
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.sessions.conversation import Conversation
-from pympsd.service.sessions.driver.conversation import VendorConversation
+from pympsd.service.sessions.driver.conversation import DriverConversation
 from pympsd.service.sessions.operator import apply_configuration
 from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.state_machine.events import StopSignal
@@ -187,7 +187,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     listening = _listening(setup, kept_entries)
     fifo = _fifo(directory, kept_entries, keeper)
     # Under the vendor's names callers may expect the vendor's modes.
-    directory.write_pid(os.getpid(), VENDORS_PID_MODE if setup.show_server_as == NAME else PID_MODE)
+    directory.write_pid(os.getpid(), DRIVERS_PID_MODE if setup.show_server_as == NAME else PID_MODE)
     directory.mark_named_servers(setup.protocol == 3)
     async with trio.open_nursery() as nursery:
         limits, complaints = default_limits(setup.machine.devices, setup.settings.memory_limits)
@@ -211,7 +211,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             nursery.start_soon(follow, dispatcher, MemorySharing(dispatcher).send, nvml.update)
         else:
             directory.remove(files.NVML)
-        of_servers = partial(is_vendor_server, dispatcher), partial(note_line, dispatcher)
+        of_servers = partial(is_driver_server, dispatcher), partial(note_line, dispatcher)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, *of_servers)
         os.chdir("/")
         await wait_for_reports(pending)
@@ -247,7 +247,7 @@ def _listening(setup: DaemonSetup, kept_entries: KeptEntries) -> dict[str, trio.
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
     # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
     kinds = {
-        file: socket.SOCK_SEQPACKET if protocol is VendorConversation else socket.SOCK_STREAM
+        file: socket.SOCK_SEQPACKET if protocol is DriverConversation else socket.SOCK_STREAM
         for file, (protocol, _) in _protocols(setup.settings).items()
     }
     listening = {
@@ -274,16 +274,16 @@ def _listeners(
 ) -> Iterator[Listener]:
     for file, (protocol, accepts_clients) in _protocols(dispatcher.settings).items():
         conversation = protocol(dispatcher, accepts_clients=accepts_clients)
-        greeting = HELLO if protocol is VendorConversation else b""
+        greeting = HELLO if protocol is DriverConversation else b""
         connections = kept_entries.take_connections(file)
         yield Listener(dispatcher, file, listening[file], conversation.run, connections, greeting)
 
 
-def _protocols(settings: Settings) -> dict[str, tuple[type[Conversation] | type[VendorConversation], bool]]:
+def _protocols(settings: Settings) -> dict[str, tuple[type[Conversation] | type[DriverConversation], bool]]:
     """Return the protocol of each listening socket, by its file, and whether clients are accepted there."""
     if settings.backend != "vendor":
         return {files.CONTROL: (Conversation, True), files.CONTROL_PRIVILEGED: (Conversation, False)}
-    vendors = {files.CONTROL: (VendorConversation, True), files.CONTROL_PRIVILEGED: (VendorConversation, False)}
+    vendors = {files.CONTROL: (DriverConversation, True), files.CONTROL_PRIVILEGED: (DriverConversation, False)}
     return {**vendors, files.OWN_CONTROL: (Conversation, False)}
 
 
@@ -354,7 +354,7 @@ def _dispatcher(
         log=keeper.log,
         nursery=nursery,
         keeper=keeper,
-        spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
+        spawn=spawn_driver_server if settings.backend == "vendor" else spawn_server,
         pipe_directory=setup.directory.path,
         origin_of_pid=origin_of_pid,
         client_memory=ClientMemory(keeper.log, nursery) if settings.backend == "vendor" else None,

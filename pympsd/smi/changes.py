@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from pympsd.devices.machine import COMPUTE_MODES
-from pympsd.smi.machine import MODE_NAMES, Device, Machine
-from pympsd.smi.options import BAD_VALUE, Refused
+from pympsd.smi.machine import MODE_NAMES, MonitoredDevice, MonitoredMachine
+from pympsd.smi.options import BAD_VALUE, UnsupportedRequest
 
 NO_PERMISSION: Final = 4
 OTHER_ERROR: Final = 255
@@ -16,7 +16,7 @@ _RETIRED: Final = ("1", "EXCLUSIVE_THREAD")
 _RETIRED_WARNING: Final = "Warning: Exclusive_Thread was deprecated! Setting Exclusive_Process instead.\n"
 
 
-def set_mode(machine: Machine, devices: Sequence[Device], word: str) -> tuple[str, int]:
+def set_mode(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], word: str) -> tuple[str, int]:
     """Set the compute mode of devices, which only root may do.
 
     Args:
@@ -61,20 +61,22 @@ def _mode(word: str) -> str:
     if word.upper() in COMPUTE_MODES:
         return word.upper()
     if not word.isascii() or not word.isdecimal():
-        raise Refused(f"ERROR: Option {word} is invalid for -c. Please run '{{program}} -h' for help.\n\n", BAD_VALUE)
+        raise UnsupportedRequest(
+            f"ERROR: Option {word} is invalid for -c. Please run '{{program}} -h' for help.\n\n", BAD_VALUE
+        )
     mode = MODE_NAMES.get(int(word)) if len(word) < len("1000") else None
     if mode is None:
-        raise Refused(f"Invalid compute mode: {word}\n{EARLY_END}", BAD_VALUE)
+        raise UnsupportedRequest(f"Invalid compute mode: {word}\n{EARLY_END}", BAD_VALUE)
     return mode
 
 
-def set_persistence(devices: Sequence[Device], word: str) -> tuple[str, int]:
+def set_persistence(devices: Sequence[MonitoredDevice], word: str) -> tuple[str, int]:
     """Accept a persistence mode, which changes nothing: no client has to wait for an emulated device to be ready.
 
     Scripts set it before they start MPS, and take a failure for a broken GPU.
     """
     if word.upper() not in ("0", "1", "DISABLED", "ENABLED"):
-        raise Refused(f"ERROR: Option {word} is invalid for -pm; it is 0 or 1.\n\n", BAD_VALUE)
+        raise UnsupportedRequest(f"ERROR: Option {word} is invalid for -pm; it is 0 or 1.\n\n", BAD_VALUE)
     if os.geteuid() != 0:
         gpu = devices[0].bus_id
         return f"Unable to set persistence mode for GPU {gpu}: Insufficient Permissions\n{EARLY_END}", NO_PERMISSION
@@ -84,7 +86,7 @@ def set_persistence(devices: Sequence[Device], word: str) -> tuple[str, int]:
     return "".join(lines) + ALL_DONE, 0
 
 
-def reset(devices: Sequence[Device]) -> tuple[str, int]:
+def reset(devices: Sequence[MonitoredDevice]) -> tuple[str, int]:
     """Reset devices that no process uses. Nothing has to be done to an emulated device.
 
     Returns:
@@ -103,7 +105,7 @@ def reset(devices: Sequence[Device]) -> tuple[str, int]:
     return "".join(f"GPU {device.bus_id} was successfully reset.\n" for device in devices) + ALL_DONE, 0
 
 
-def _in_use(devices: Sequence[Device]) -> str:
+def _in_use(devices: Sequence[MonitoredDevice]) -> str:
     device_lines = "".join(f"  GPU {device.bus_id}: In use by another client\n" for device in devices)
     count = "1 device is" if len(devices) == 1 else f"{len(devices)} devices are"
     advice = "End them first: quit stops an MPS daemon and its servers."

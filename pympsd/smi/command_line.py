@@ -15,14 +15,14 @@ from pympsd.devices.state_folder import unusable_directory
 from pympsd.errors import BAD_USAGE
 from pympsd.process.version import DRIVER, VERSION, cuda_version, driver_version
 from pympsd.smi import changes, monitors, queries, report, source, summary
-from pympsd.smi.machine import Machine, NoSuchDevice
+from pympsd.smi.machine import MonitoredMachine, NoSuchDevice
 from pympsd.smi.options import (
     NOT_SUPPORTED,
     UNSUPPORTED_COMMANDS,
     Action,
-    Refused,
-    Request,
+    SmiRequest,
     UnknownOption,
+    UnsupportedRequest,
     parse,
     usage,
 )
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
                     break
             else:
                 return status
-        except Refused as error:
+        except UnsupportedRequest as error:
             if isinstance(error, UnknownOption) and name != VENDORS_NAME:
                 sys.stderr.write(f"{name}: {error.own_text}")
                 return BAD_USAGE
@@ -117,7 +117,7 @@ def _answers(arguments: list[str], name: str) -> tuple[str, Iterator[Answer]]:
     if command == "topo":
         return "", iter([(monitors.topology(rest, _machine(name, False).devices), 0)])
     if command in UNSUPPORTED_COMMANDS:
-        raise Refused(f"ERROR: {command} is not supported by emulated GPUs.\n\n", NOT_SUPPORTED)
+        raise UnsupportedRequest(f"ERROR: {command} is not supported by emulated GPUs.\n\n", NOT_SUPPORTED)
     request = parse(arguments)
     return request.file, _repeat(request, name)
 
@@ -128,13 +128,13 @@ def _reports(monitor: monitors.Monitor, name: str) -> Iterator[Answer]:
     for number in count():
         if number:
             time.sleep(monitor.seconds)
-            machine = Machine.of(machine.text)
+            machine = MonitoredMachine.of(machine.text)
         yield monitors.report(monitor, machine.select(monitor.ids), number), 0
         if number + 1 == monitor.count:
             return
 
 
-def _repeat(request: Request, name: str) -> Iterator[Answer]:
+def _repeat(request: SmiRequest, name: str) -> Iterator[Answer]:
     """Yield the answer to a request, and if it has an interval again and again."""
     immediate: dict[Action, Callable[[], str]] = {
         Action.HELP: lambda: usage(name),
@@ -152,11 +152,11 @@ def _repeat(request: Request, name: str) -> Iterator[Answer]:
         if request.interval is None:
             return
         time.sleep(request.interval)
-        machine = Machine.of(machine.text, has_processes)
+        machine = MonitoredMachine.of(machine.text, has_processes)
         request = evolve(request, form=request.form | {"noheader"})
 
 
-def _machine(name: str, has_processes: bool = True) -> Machine:
+def _machine(name: str, has_processes: bool = True) -> MonitoredMachine:
     """Return the machine that is shown; raise BadMachine."""
 
     def warn(sentence: str) -> None:
@@ -165,10 +165,10 @@ def _machine(name: str, has_processes: bool = True) -> Machine:
     text = source.machine(warn)
     if complaint := unusable_directory(text):
         warn(complaint)
-    return Machine.of(text, has_processes)
+    return MonitoredMachine.of(text, has_processes)
 
 
-def _answer(request: Request, machine: Machine) -> Answer:
+def _answer(request: SmiRequest, machine: MonitoredMachine) -> Answer:
     devices = machine.select(request.ids)
     match request.action:
         case Action.LIST:

@@ -28,7 +28,7 @@ class NoSuchDevice(InputError):
 
 
 @frozen
-class Process:
+class MonitoredProcess:
     """A process on a device: a server, or one of its clients.
 
     ``pid`` is as this program's PID namespace numbers it; ``kind`` is ``C`` for a server and ``M+C`` for a client, as
@@ -61,7 +61,7 @@ class Process:
 
 
 @frozen
-class Device:
+class MonitoredDevice:
     """One device of the machine, with its current compute mode and the processes on it.
 
     ``index`` counts the machine's devices from 0, regardless of CUDA_VISIBLE_DEVICES, as in nvidia-smi.
@@ -69,7 +69,7 @@ class Device:
 
     index: int
     properties: DeviceProperties
-    processes: tuple[Process, ...]
+    processes: tuple[MonitoredProcess, ...]
     """Each server, followed by its clients, by PID; empty if they were not looked up."""
     utilization: int = 0
     """The percentage of the last second in which kernels ran, of all servers together."""
@@ -104,7 +104,7 @@ class Device:
 
 
 @frozen
-class Machine:
+class MonitoredMachine:
     """An emulated machine as it is now: its devices and the folder of its state.
 
     ``text`` is the value of PYMPSD_EMULATED_DEVICES that describes it: the short form, or the path of a machine file.
@@ -115,7 +115,7 @@ class Machine:
     """
 
     text: str
-    devices: tuple[Device, ...]
+    devices: tuple[MonitoredDevice, ...]
     folder: StateFolder
 
     @property
@@ -124,7 +124,7 @@ class Machine:
         return self.devices[0].properties.driver
 
     @classmethod
-    def of(cls, text: str, with_processes: bool = True) -> Machine:
+    def of(cls, text: str, with_processes: bool = True) -> MonitoredMachine:
         """Read the state of a machine.
 
         Args:
@@ -140,10 +140,10 @@ class Machine:
         for index, device in enumerate(properties):
             servers = list_registered(folder, device.uuid) if with_processes else []
             utilization = combine_utilization(server.utilization for server in servers)
-            devices.append(Device(index, device, _processes(servers, device), utilization))
+            devices.append(MonitoredDevice(index, device, _processes(servers, device), utilization))
         return cls(text, tuple(devices), folder)
 
-    def select(self, ids: str | None) -> tuple[Device, ...]:
+    def select(self, ids: str | None) -> tuple[MonitoredDevice, ...]:
         """Return the devices that ``-i`` names, in the machine's order; without ``-i`` all of them.
 
         Args:
@@ -157,25 +157,25 @@ class Machine:
         requested = [self._find(word.strip()) for word in ids.split(",")]
         return tuple(device for device in self.devices if device in requested)
 
-    def _find(self, word: str) -> Device:
+    def _find(self, word: str) -> MonitoredDevice:
         for device in self.devices:
             if word in (str(device.index), device.properties.uuid) or word.upper() == device.bus_id:
                 return device
         raise NoSuchDevice(word)
 
 
-def _processes(servers: Iterable[Registered], properties: DeviceProperties) -> tuple[Process, ...]:
-    processes: list[Process] = []
+def _processes(servers: Iterable[Registered], properties: DeviceProperties) -> tuple[MonitoredProcess, ...]:
+    processes: list[MonitoredProcess] = []
     for server in servers:
         if properties.is_volta_or_newer:
             used_by_pid: Counter[int] = Counter()
             for pid, used in server.clients:
                 used_by_pid[pid] += used
             # Memory of exited clients is the server's.
-            processes.append(Process(server.pid, "C", used_by_pid.pop(GONE, 0), server.utilization))
-            processes += [Process(pid, "M+C", used) for pid, used in sorted(used_by_pid.items())]
+            processes.append(MonitoredProcess(server.pid, "C", used_by_pid.pop(GONE, 0), server.utilization))
+            processes += [MonitoredProcess(pid, "M+C", used) for pid, used in sorted(used_by_pid.items())]
         else:
             # Before Volta all clients' memory is the server's (MPS documents, 2.3.1.1).
             used = sum(used for _, used in server.clients)
-            processes.append(Process(server.pid, "C", used, server.utilization))
+            processes.append(MonitoredProcess(server.pid, "C", used, server.utilization))
     return tuple(processes)

@@ -12,7 +12,7 @@ import msgspec
 
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Count, convert
-from pympsd.smi.options import Refused
+from pympsd.smi.options import UnsupportedRequest
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import MAX_MEMORY
 from pympsd.vocabulary.mistyped import Parser
@@ -38,11 +38,11 @@ class _Limits(msgspec.Struct, rename="kebab"):
 
 class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
-        raise Refused(f"{message}\n\n{self.format_usage()}", INVALID)
+        raise UnsupportedRequest(f"{message}\n\n{self.format_usage()}", INVALID)
 
 
 def _show(text: str) -> NoReturn:
-    raise Refused(text, 0)  # printed as all answers are
+    raise UnsupportedRequest(text, 0)  # printed as all answers are
 
 
 def answer(arguments: list[str], name: str) -> tuple[str, int]:
@@ -69,9 +69,9 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
     options = parser.parse_args(arguments)
     soft, hard = _mebibytes(options, "soft_limit"), _mebibytes(options, "hard_limit")
     if options.get != (options.soft_limit is None and options.hard_limit is None):
-        raise Refused(f"--get, or --soft-limit, --hard-limit or both\n\n{parser.format_usage()}", INVALID)
+        raise UnsupportedRequest(f"--get, or --soft-limit, --hard-limit or both\n\n{parser.format_usage()}", INVALID)
     if any(word.isspace() for word in (*options.namespace, *options.id)):
-        raise Refused("names of cgroups and devices have no spaces\n", INVALID)
+        raise UnsupportedRequest("names of cgroups and devices have no spaces\n", INVALID)
     try:
         with Control(warn=partial(print, file=sys.stderr)) as daemon:
             if options.get:
@@ -93,7 +93,9 @@ def _mebibytes(arguments: argparse.Namespace, option: str) -> int | str | None:
     least = 1 if option == "hard_limit" else 0
     if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= _MAX_MIB):
         allowed = "a MebiByte value above 0" if least else "a non-negative MebiByte value"
-        raise Refused(f"--{option.replace('_', '-')} must be {allowed}, max or default, not {text!r}\n", INVALID)
+        raise UnsupportedRequest(
+            f"--{option.replace('_', '-')} must be {allowed}, max or default, not {text!r}\n", INVALID
+        )
     return int(text)
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.smi.machine import Device
-from pympsd.smi.options import BAD_OPTION, BAD_VALUE, NOT_SUPPORTED, Refused, interval
+from pympsd.smi.machine import MonitoredDevice
+from pympsd.smi.options import BAD_OPTION, BAD_VALUE, NOT_SUPPORTED, UnsupportedRequest, interval
 from pympsd.smi.summary import MIB, in_order
 
 COMMANDS: Final = ("dmon", "pmon")
@@ -101,7 +101,7 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
     return Monitor(command, values.get("-i"), seconds, count, metrics, stamps, values.get("-f", ""))
 
 
-def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
+def report(monitor: Monitor, devices: Sequence[MonitoredDevice], number: int) -> str:
     """Return the lines of one report, each with its line end.
 
     Args:
@@ -120,7 +120,7 @@ def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
     return "".join(f"{line}\n" for line in (*lines, *(f"{stamp}{row}" for row in rows)))
 
 
-def topology(arguments: Sequence[str], devices: Sequence[Device]) -> str:
+def topology(arguments: Sequence[str], devices: Sequence[MonitoredDevice]) -> str:
     """Return the matrix that ``topo -m`` prints: how each two devices are connected.
 
     The devices of an emulated machine share one NUMA node, so each pair is ``NODE``.
@@ -129,7 +129,7 @@ def topology(arguments: Sequence[str], devices: Sequence[Device]) -> str:
         Refused: The arguments are not ``-m`` or ``--matrix`` alone.
     """
     if list(arguments) not in (["-m"], ["--matrix"]):
-        raise Refused("ERROR: of topo only -m is supported by emulated GPUs.\n\n", NOT_SUPPORTED)
+        raise UnsupportedRequest("ERROR: of topo only -m is supported by emulated GPUs.\n\n", NOT_SUPPORTED)
     names = [f"GPU{device.index}" for device in devices]
     lines = ["\t".join(("", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for name in names:
@@ -150,7 +150,7 @@ def _header(monitor: Monitor) -> list[str]:
     return [f"#{stamps} gpu{process[0]}{first}{command[0]}", f"#{units} Idx{process[1]}{second}{command[1]}"]
 
 
-def _process_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
+def _process_rows(monitor: Monitor, devices: Sequence[MonitoredDevice]) -> Iterator[str]:
     for device in devices:
         for process in in_order(device.processes):
             name = process.name.rpartition("/")[2][:15]
@@ -161,7 +161,7 @@ def _process_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
             yield f"{device.index:>5}{'-':>11}{'-':>7}{_cells(monitor, {})}    -"
 
 
-def _values(device: Device) -> dict[str, int]:
+def _values(device: MonitoredDevice) -> dict[str, int]:
     return {"sm": device.utilization, "mem": 0, "fb": device.used // MIB}
 
 
@@ -170,4 +170,4 @@ def _cells(monitor: Monitor, values: Mapping[str, int]) -> str:
 
 
 def _refuse(sentence: str, status: int) -> None:
-    raise Refused(f"ERROR: {sentence}\n\n", status)
+    raise UnsupportedRequest(f"ERROR: {sentence}\n\n", status)

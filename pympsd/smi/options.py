@@ -22,7 +22,7 @@ _MAX_INTERVAL: Final = 1 << 31
 """In the unit of the option; nvidia-smi takes a 32-bit number."""
 
 
-class Refused(InputError):
+class UnsupportedRequest(InputError):
     """Raised for a request that pympsd-smi does not carry out.
 
     Args:
@@ -36,7 +36,7 @@ class Refused(InputError):
         self.status = status
 
 
-class UnknownOption(Refused):
+class UnknownOption(UnsupportedRequest):
     """Raised for an option that does not exist, or is not written in this way.
 
     Under the name ``nvidia-smi`` the message is nvidia-smi's, about ``word``. Under pympsd's own name it is
@@ -71,7 +71,7 @@ class Action(Enum):
 
 
 @frozen
-class Request:
+class SmiRequest:
     """A parsed command line.
 
     ``ids`` is the value of ``-i`` (None: all devices) and ``value`` that of the action's option, such as the fields
@@ -190,7 +190,7 @@ _ALLOWED: Final = {
 """The actions that an option goes with."""
 
 
-def parse(arguments: Sequence[str]) -> Request:
+def parse(arguments: Sequence[str]) -> SmiRequest:
     """Parse a command line without the commands ``dmon``, ``pmon``, ``topo`` and ``memory-limits``.
 
     >>> parse(["-i", "1", "-c", "EXCLUSIVE_PROCESS"]).action
@@ -205,7 +205,7 @@ def parse(arguments: Sequence[str]) -> Request:
     requested = [option for option in by_option if option in _ACTIONS]
     for early in _IMMEDIATE:
         if early.value in requested:
-            return Request(early)
+            return SmiRequest(early)
     if len(requested) > 1:
         _not_valid(by_option[requested[1]][0])
     action = _ACTIONS[requested[0]] if requested else Action.SUMMARY
@@ -214,7 +214,7 @@ def parse(arguments: Sequence[str]) -> Request:
             _not_valid(by_option[option][0])
     values = {option: value for option, (_, value) in by_option.items()}
     value = values[requested[0]] if requested else ""
-    return Request(
+    return SmiRequest(
         action,
         values.get("--id"),
         values.get("--display", "") if action is Action.QUERY else value,
@@ -254,7 +254,7 @@ def _is_number(words: Sequence[str]) -> bool:
 def _form(values: dict[str, str]) -> frozenset[str]:
     words = [word.strip() for word in values["--format"].split(",")] if "--format" in values else []
     if not _CSV_MODIFIERS.issuperset(words):
-        raise Refused("Format modifier is not recognized.\n", BAD_VALUE)
+        raise UnsupportedRequest("Format modifier is not recognized.\n", BAD_VALUE)
     return frozenset(words)
 
 
@@ -291,7 +291,7 @@ def _not_valid(written: str) -> NoReturn:
 
 
 def _refuse(sentence: str, status: int) -> NoReturn:
-    raise Refused(f"ERROR: {sentence}\n\n", status)
+    raise UnsupportedRequest(f"ERROR: {sentence}\n\n", status)
 
 
 def usage(program: str) -> str:

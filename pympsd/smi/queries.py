@@ -12,8 +12,8 @@ from itertools import product
 from typing import Final
 
 from pympsd.process.version import driver_version
-from pympsd.smi.machine import Device, Machine, Process
-from pympsd.smi.options import BAD_VALUE, Refused
+from pympsd.smi.machine import MonitoredDevice, MonitoredMachine, MonitoredProcess
+from pympsd.smi.options import BAD_VALUE, UnsupportedRequest
 from pympsd.smi.summary import MIB
 
 
@@ -104,7 +104,7 @@ PROCESS_ALIASES: Final = {"used_memory": "used_gpu_memory", "name": "process_nam
 
 NOT_AVAILABLE: Final = "[N/A]"
 
-_OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
+_OF_DEVICES: Final[dict[str, Callable[[MonitoredDevice], object]]] = {
     "timestamp": lambda _: _now(),
     "index": lambda device: device.index,
     "uuid": lambda device: device.properties.uuid,
@@ -124,7 +124,7 @@ _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
     "driver_version": lambda device: driver_version(device.properties.driver),
 }
 """The fields that an emulated device has."""
-_OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
+_OF_PROCESSES: Final[dict[str, Callable[[MonitoredDevice, MonitoredProcess], object]]] = {
     "timestamp": lambda _, process: _now(),
     "pid": lambda _, process: process.pid,
     "process_name": lambda _, process: process.name,
@@ -135,7 +135,9 @@ _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
 }
 
 
-def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
+def of_devices(
+    machine: MonitoredMachine, devices: Sequence[MonitoredDevice], fields: str, form: frozenset[str]
+) -> str:
     """Return the answer to ``--query-gpu``: a header, and a line for each device.
 
     Args:
@@ -150,13 +152,13 @@ def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: f
     Raises:
         Refused: nvidia-smi does not have one of the fields.
     """
-    readers: dict[str, Callable[[Device], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
+    readers: dict[str, Callable[[MonitoredDevice], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
     names = _names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
     rows = ([readers[name](device) if name in readers else None for name in names] for device in devices)
     return _csv(DEVICE_FIELDS, names, rows, form)
 
 
-def of_processes(devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
+def of_processes(devices: Sequence[MonitoredDevice], fields: str, form: frozenset[str]) -> str:
     """Return the answer to ``--query-compute-apps``: a header, and a line for each process on each device.
 
     A server comes before its clients. Arguments and errors are those of `of_devices`.
@@ -194,7 +196,7 @@ def _names(fields: str, all_fields: Iterable[str], others: Mapping[str, str]) ->
     for field in (word.strip() for word in fields.split(",")):
         name = others.get(field, field)
         if name not in all_fields:
-            raise Refused(f'Field "{field}" is not a valid field to query.\n\n', BAD_VALUE)
+            raise UnsupportedRequest(f'Field "{field}" is not a valid field to query.\n\n', BAD_VALUE)
         names.append(name)
     return names
 

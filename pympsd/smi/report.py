@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.process.version import cuda_version, driver_version
-from pympsd.smi.machine import Device, Machine
-from pympsd.smi.options import BAD_VALUE, Refused
+from pympsd.smi.machine import MonitoredDevice, MonitoredMachine
+from pympsd.smi.options import BAD_VALUE, UnsupportedRequest
 from pympsd.smi.summary import MIB, in_order
 
 _COLUMN: Final = 55
 
 
-def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
+def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], display: str) -> str:
     """Return the report that ``-q`` prints.
 
     Args:
@@ -54,11 +54,11 @@ def parts(display: str) -> frozenset[str]:
     """
     requested = frozenset(word.strip().upper() for word in display.split(",")) if display else frozenset()
     if not requested <= DISPLAYS.keys():
-        raise Refused("Failed to parse --display/-d flags\n", BAD_VALUE)
+        raise UnsupportedRequest("Failed to parse --display/-d flags\n", BAD_VALUE)
     return requested
 
 
-def _identity(device: Device) -> Iterator[str]:
+def _identity(device: MonitoredDevice) -> Iterator[str]:
     yield _line(1, "Product Name", device.properties.name)
     yield _line(1, "GPU UUID", device.properties.uuid)
     yield _line(1, "CUDA Compute Capability", ".".join(map(str, device.properties.compute_capability)))
@@ -67,20 +67,20 @@ def _identity(device: Device) -> Iterator[str]:
     yield _line(2, "Bus Id", device.bus_id)
 
 
-def _memory(device: Device) -> Iterator[str]:
+def _memory(device: MonitoredDevice) -> Iterator[str]:
     used, total = device.used // MIB, device.total // MIB
     yield "    FB Memory Usage"
     for name, mebibytes in (("Total", total), ("Reserved", 0), ("Used", used), ("Free", total - used)):
         yield _line(2, name, f"{mebibytes} MiB")
 
 
-def _utilization(device: Device) -> Iterator[str]:
+def _utilization(device: MonitoredDevice) -> Iterator[str]:
     yield "    Utilization"
     for name, percentage in (("GPU", device.utilization), ("Memory", 0)):
         yield _line(2, name, f"{percentage} %")
 
 
-def _pids(device: Device) -> Iterator[str]:
+def _pids(device: MonitoredDevice) -> Iterator[str]:
     if not device.processes:
         yield _line(1, "Processes", "None")
         return

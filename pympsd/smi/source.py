@@ -44,7 +44,7 @@ def machine(warn: Callable[[str], None]) -> str:
 
 def _ask(warn: Callable[[str], None]) -> dict[str, str]:
     """Return the daemon's answer; nothing if there is no daemon, or none that answers."""
-    daemon = control_client.Daemon()
+    daemon = control_client.DaemonConnection()
     path = control_client.control_socket()
     try:
         path, reason = daemon.reach(SECONDS)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.process.version import DRIVER, VERSION, cuda_version, driver_version
-from pympsd.smi.machine import Device, Process
+from pympsd.smi.machine import MonitoredDevice, MonitoredProcess
 
 MIB: Final = 1 << 20
 _WIDTH: Final = 89
@@ -24,14 +24,14 @@ _PROCESS_HEADINGS: Final = (
 )
 
 
-def listing(devices: Sequence[Device]) -> str:
+def listing(devices: Sequence[MonitoredDevice]) -> str:
     """Return what ``-L`` prints: a line for each device, with its index, name and UUID."""
     return "".join(
         f"GPU {device.index}: {device.properties.name} (UUID: {device.properties.uuid})\n" for device in devices
     )
 
 
-def table(devices: Sequence[Device]) -> str:
+def table(devices: Sequence[MonitoredDevice]) -> str:
     """Return what pympsd-smi prints without an option: a table of the devices and one of the processes on them.
 
     The layout is that of nvidia-smi 580. Memory is in MiB, and ``N/A`` stands for what an emulated device lacks.
@@ -40,7 +40,7 @@ def table(devices: Sequence[Device]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _device_lines(devices: Sequence[Device]) -> Iterator[str]:
+def _device_lines(devices: Sequence[MonitoredDevice]) -> Iterator[str]:
     driver = devices[0].properties.driver if devices else DRIVER
     versions = f"{f'Driver Version: {driver_version(driver)}':<31}{f'CUDA Version: {cuda_version(driver)}':<23}"
     title = f" {f'PYMPSD-SMI {VERSION}':<34}{versions}"
@@ -55,7 +55,7 @@ def _device_lines(devices: Sequence[Device]) -> Iterator[str]:
         yield rule
 
 
-def _cells(device: Device) -> Iterator[str]:
+def _cells(device: MonitoredDevice) -> Iterator[str]:
     used, total = device.used // MIB, device.total // MIB
     mode = _SHOWN_MODES[device.mode]
     yield f" {device.index:>3}  {device.properties.name[:30]:<30}N/A  |{device.bus_id:>19} Off |{'N/A':>21} "
@@ -64,7 +64,7 @@ def _cells(device: Device) -> Iterator[str]:
     yield f"{'':41}|{'':24}|{'N/A':>21} "
 
 
-def _process_lines(devices: Sequence[Device]) -> Iterator[str]:
+def _process_lines(devices: Sequence[MonitoredDevice]) -> Iterator[str]:
     edge = "+" + "-" * _WIDTH + "+"
     yield edge
     yield from (f"|{heading}|" for heading in _PROCESS_HEADINGS)
@@ -74,12 +74,12 @@ def _process_lines(devices: Sequence[Device]) -> Iterator[str]:
     yield edge
 
 
-def in_order(processes: Sequence[Process]) -> list[Process]:
+def in_order(processes: Sequence[MonitoredProcess]) -> list[MonitoredProcess]:
     """Return processes in the order in which tables and reports list them: by PID."""
     return sorted(processes, key=lambda process: process.pid)
 
 
-def _process_line(device: Device, process: Process) -> str:
+def _process_line(device: MonitoredDevice, process: MonitoredProcess) -> str:
     name = process.name
     if len(name) >= _NAME_WIDTH:
         name = "..." + name[-(_NAME_WIDTH - 4) :]

@@ -9,7 +9,7 @@ from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
 from pympsd.process.version import cuda_version, driver_version
-from pympsd.smi.machine import Device, Machine
+from pympsd.smi.machine import MonitoredDevice, MonitoredMachine
 from pympsd.smi.summary import MIB, in_order
 
 _HEAD: Final = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
@@ -18,7 +18,7 @@ Elements = Sequence[tuple[str, object]]
 """Names of elements, with a text or the elements in them."""
 
 
-def report(machine: Machine, devices: Sequence[Device], parts: frozenset[str]) -> str:
+def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], parts: frozenset[str]) -> str:
     """Return the report that ``-q -x`` prints: XML, as nvidia-smi writes it.
 
     Args:
@@ -49,7 +49,7 @@ def _elements(elements: Elements, depth: int) -> str:
     return "".join(lines)
 
 
-def _device(device: Device, parts: frozenset[str]) -> Elements:
+def _device(device: MonitoredDevice, parts: frozenset[str]) -> Elements:
     sections = {
         "": _identity(device),
         "MEMORY": _memory(device),
@@ -65,7 +65,7 @@ def _lacking(*names: str) -> Elements:
     return tuple((name, _LACKING) for name in names)
 
 
-def _identity(device: Device) -> Elements:
+def _identity(device: MonitoredDevice) -> Elements:
     domain, bus, rest = device.bus_id.split(":")
     pci = (
         ("pci_bus", bus),
@@ -92,7 +92,7 @@ def _identity(device: Device) -> Elements:
     )
 
 
-def _memory(device: Device) -> Elements:
+def _memory(device: MonitoredDevice) -> Elements:
     total, used = device.total // MIB, device.used // MIB
     sizes = (("total", total), ("reserved", 0), ("used", used), ("free", total - used))
     return (
@@ -101,7 +101,7 @@ def _memory(device: Device) -> Elements:
     )
 
 
-def _utilization(device: Device) -> Elements:
+def _utilization(device: MonitoredDevice) -> Elements:
     rates = (("gpu_util", f"{device.utilization} %"), ("memory_util", "0 %"))
     return (*rates, *_lacking("encoder_util", "decoder_util", "jpeg_util", "ofa_util"))
 
@@ -118,7 +118,7 @@ def _sensors() -> Elements:
     )
 
 
-def _processes(device: Device) -> Elements:
+def _processes(device: MonitoredDevice) -> Elements:
     return tuple(
         (
             "process_info",

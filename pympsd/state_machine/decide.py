@@ -63,7 +63,7 @@ from pympsd.state_machine.instructions import (
     Working,
     reply,
 )
-from pympsd.state_machine.state.client import Context
+from pympsd.state_machine.state.client import ReportedContext
 from pympsd.state_machine.state.compound_commands import CompoundCommands
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Phase, Server
@@ -199,7 +199,7 @@ def _context_made(daemon: Daemon, server: Server, event: events.ContextPushed) -
     client = server.clients.get(event.client)
     if client is None:
         return
-    client.contexts[event.context] = Context(event.context, event.number, event.device)
+    client.contexts[event.context] = ReportedContext(event.context, event.number, event.device)
     client.terminated = False
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)

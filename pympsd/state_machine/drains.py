@@ -71,7 +71,7 @@ from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind, Waiter
 from pympsd.state_machine.state.server import Server
-from pympsd.vocabulary.answers import Answer, Part
+from pympsd.vocabulary.answers import Answer, AnswerPart
 from pympsd.vocabulary.results import Result
 
 MAX_LISTED: Final = 16
@@ -322,16 +322,16 @@ def _answer(daemon: Daemon, drain: Drain, problem: str, *, is_refused: bool) -> 
     answers = []
     for waiter in drain.waiters:
         if waiter.is_json:
-            answer = Answer((Part(_json(drain, record), logged=False),), refused=is_refused)
+            answer = Answer((AnswerPart(_json(drain, record), logged=False),), refused=is_refused)
         elif is_refused:
             pids = ", ".join(str(client.pid) for client in remaining[:MAX_LISTED])
             more = f" and {len(remaining) - MAX_LISTED} more" if len(remaining) > MAX_LISTED else ""
             clients = f"; remaining clients: {pids}{more}" if remaining else ""
             treatment = "refused" if drain.refuses else "held"
             hint = f"new clients are {treatment} until 'undrain {drain.target}'" if drain.is_over else ""
-            answer = Answer((Part(f"{drain.target} {problem}{clients}."),), hint, refused=True)
+            answer = Answer((AnswerPart(f"{drain.target} {problem}{clients}."),), hint, refused=True)
         else:
-            answer = Answer((Part(f"Drained {drain.target}: no clients remain."),))
+            answer = Answer((AnswerPart(f"Drained {drain.target}: no clients remain."),))
         answers.append(Reply(waiter.session, answer))
     drain.waiters.clear()
     if drain.releases and not is_refused:

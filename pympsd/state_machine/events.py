@@ -8,7 +8,7 @@ find out itself because it does no I/O: the time, the process behind a connectio
 from attrs import field, frozen
 
 from pympsd.state_machine.instructions import Timer
-from pympsd.state_machine.state.client import Client, ClientProcess, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
 from pympsd.vocabulary.device_properties import DeviceProperties, DeviceUse
@@ -276,7 +276,7 @@ class ServerReported(Event):
 
     server: int
     status: str
-    contexts: dict[int, tuple[Context, ...]]
+    contexts: dict[int, tuple[ReportedContext, ...]]
 
 
 @frozen

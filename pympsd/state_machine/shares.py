@@ -23,7 +23,7 @@ from pympsd.vocabulary.shares import (
     SERVERS,
     SM_CHUNKS,
     TABLE,
-    Resource,
+    SharedResource,
 )
 
 SERVER_DESCRIPTORS: Final = 10
@@ -40,7 +40,7 @@ _REMEDIES: Final = {
 _MAX_SHOWN: Final = 8
 """Of a user's servers, in a refusal."""
 
-Cost = Mapping[Resource, int]
+Cost = Mapping[SharedResource, int]
 
 
 def exempt_users(daemon: Daemon) -> frozenset[int]:
@@ -53,7 +53,7 @@ def is_exempt(daemon: Daemon, uid: int) -> bool:
     return uid in exempt_users(daemon)
 
 
-def resources_of(daemon: Daemon) -> tuple[Resource, ...]:
+def resources_of(daemon: Daemon) -> tuple[SharedResource, ...]:
     """Return the resources that exist in the daemon's protocol; named servers exist in protocol 3 only."""
     return tuple(
         resource for resource in RESOURCES if daemon.options.policy.has_named_servers or not resource.is_named
@@ -71,7 +71,7 @@ def set_shares(daemon: Daemon, configured: Mapping[str, int]) -> Iterator[Instru
     yield Log("shares_set", {"shares": shares_text(daemon)})
 
 
-def count_used(daemon: Daemon, resource: Resource, uid: int) -> int:
+def count_used(daemon: Daemon, resource: SharedResource, uid: int) -> int:
     """Return how much of a resource a user has. The user's own server (uid_N) does not count."""
     if not resource.is_named:
         return daemon.usage.taken[resource.name][uid]
@@ -80,7 +80,7 @@ def count_used(daemon: Daemon, resource: Resource, uid: int) -> int:
     return sum(_cost(daemon, server, resource) for server in daemon.named_servers.values() if server.uid == uid)
 
 
-def count_used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exempt: bool = False) -> int:
+def count_used_together(daemon: Daemon, resource: SharedResource, *, own: bool = True, exempt: bool = False) -> int:
     """Return what users have together; ``own``: users' own servers included; ``exempt``: root's included."""
     if not resource.is_named:
         return sum(n for uid, n in daemon.usage.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
@@ -174,7 +174,7 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
     return text
 
 
-def take(daemon: Daemon, resource: Resource, uid: int, amount: int) -> str:
+def take(daemon: Daemon, resource: SharedResource, uid: int, amount: int) -> str:
     """Count what a user's connection takes of a resource.
 
     Returns:
@@ -186,7 +186,7 @@ def take(daemon: Daemon, resource: Resource, uid: int, amount: int) -> str:
     return text
 
 
-def give_back(daemon: Daemon, resource: Resource, uid: int, amount: int) -> None:
+def give_back(daemon: Daemon, resource: SharedResource, uid: int, amount: int) -> None:
     """Count that a user's connection has given back what it took of a resource."""
     counts = daemon.usage.taken[resource.name]
     counts[uid] -= amount
@@ -194,7 +194,7 @@ def give_back(daemon: Daemon, resource: Resource, uid: int, amount: int) -> None
         del counts[uid]
 
 
-def _problem(daemon: Daemon, resource: Resource, asker: int, more: int) -> str:
+def _problem(daemon: Daemon, resource: SharedResource, asker: int, more: int) -> str:
     if not is_exempt(daemon, asker):
         has, share = count_used(daemon, resource, asker), daemon.usage.shares.share(resource)
         if has + more > share:
@@ -209,7 +209,7 @@ def _problem(daemon: Daemon, resource: Resource, asker: int, more: int) -> str:
     return _total_problem(daemon, resource, more)
 
 
-def _over_share(daemon: Daemon, resource: Resource, uid: int, has: int, share: int, more: int) -> str:
+def _over_share(daemon: Daemon, resource: SharedResource, uid: int, has: int, share: int, more: int) -> str:
     names = _servers_of(daemon, uid) if resource is SERVERS else ""
     needs = f", and {more} more are needed" if more > 1 else ""
     remedy = f"{_REMEDIES[resource]}, or " if resource in _REMEDIES else ""
@@ -229,21 +229,21 @@ def _servers_of(daemon: Daemon, uid: int) -> str:
     return f" ({', '.join(names[:_MAX_SHOWN])}{more})" if names else ""
 
 
-def _together(daemon: Daemon, resource: Resource, most: int, exempt: bool, *, own: bool = True) -> str:
+def _together(daemon: Daemon, resource: SharedResource, most: int, exempt: bool, *, own: bool = True) -> str:
     has = count_used_together(daemon, resource, own=own, exempt=exempt)
     whose = "everybody together has" if exempt else "all users together have"
     kept = "" if exempt else " that are not reserved"
     return f"{whose} {has} of at most {most} {resource.unit}{kept}"
 
 
-def _total_problem(daemon: Daemon, resource: Resource, more: int) -> str:
+def _total_problem(daemon: Daemon, resource: SharedResource, more: int) -> str:
     most = daemon.usage.shares.total(resource)
     if not most or count_used_together(daemon, resource, exempt=True) + more <= most:
         return ""
     return f"{_together(daemon, resource, most, True)}; {_remedy_of_all(daemon, resource)}"
 
 
-def _remedy_of_all(daemon: Daemon, resource: Resource) -> str:
+def _remedy_of_all(daemon: Daemon, resource: SharedResource) -> str:
     if resource.of_descriptors:
         limit = daemon.usage.shares.descriptors
         return f"an administrator can start the daemon with more open files than {limit} (ulimit -n, or LimitNOFILE=)"
@@ -278,14 +278,14 @@ def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:
     return max((own * 100 // every for own, every in counts if own), default=0)
 
 
-def _cost(daemon: Daemon, named_server: NamedServer, resource: Resource) -> int:
+def _cost(daemon: Daemon, named_server: NamedServer, resource: SharedResource) -> int:
     """Return what a server costs its user; of the user's own server only further namespaces and partitions cost."""
     return _additional_cost(named_server, resource) + (
         0 if is_own(named_server) else _base_cost(daemon, named_server, resource)
     )
 
 
-def _base_cost(daemon: Daemon, named_server: NamedServer, resource: Resource) -> int:
+def _base_cost(daemon: Daemon, named_server: NamedServer, resource: SharedResource) -> int:
     if resource is SERVERS:
         return 1
     if resource is PROCESSES:
@@ -293,7 +293,7 @@ def _base_cost(daemon: Daemon, named_server: NamedServer, resource: Resource) ->
     return SERVER_DESCRIPTORS if resource is DESCRIPTORS else 0
 
 
-def _additional_cost(named_server: NamedServer, resource: Resource) -> int:
+def _additional_cost(named_server: NamedServer, resource: SharedResource) -> int:
     namespaces = len(named_server.namespaces) - 1
     if resource is NAMESPACES:
         return namespaces

@@ -33,11 +33,11 @@ from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
 from pympsd.service.processes.status import SESSION, STARTED, has_ended, process_end, start_time_of, stat
-from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.server import MAX_CONTEXTS, ServerSession
 from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
-from pympsd.state_machine.state.client import Client, ClientProcess, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.state_machine.takeover import first_id
 from pympsd.takeover.keeper.entries import KeptEntries
 from pympsd.takeover.state.entries import ClientNote, KeptFd, id_of, link_name
@@ -141,7 +141,7 @@ READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
 
-class Ended(ProcessError):
+class ServerEnded(ProcessError):
     """A server ended before it had reported."""
 
 
@@ -149,7 +149,7 @@ class Ended(ProcessError):
 class PendingServer:
     """A server of the previous daemon. ``obstacle``: why it cannot be taken over, or empty."""
 
-    session: ServerSession | VendorServerSession
+    session: ServerSession | DriverServerSession
     process: KnownProcess
     obstacle: str
     started: int
@@ -170,7 +170,7 @@ class PendingServer:
         self.resolved.set()
         dispatcher.servers.pop(self.session.id, None)
         dispatcher.feed(events.ServerExited(self.session.id, None))
-        if isinstance(self.session, VendorServerSession):
+        if isinstance(self.session, DriverServerSession):
             self.session.handoffs.close()
 
     async def serve(self, dispatcher: Dispatcher, fd: int) -> None:
@@ -180,7 +180,7 @@ class PendingServer:
         allowance = dispatcher.buffers.link(self.session.uid)
         try:
             with dispatcher.drop_after(link_name(self.session.id)):
-                if isinstance(self.session, VendorServerSession):
+                if isinstance(self.session, DriverServerSession):
                     self.resolved.set()
                     await _resume_session(self.session, PacketChannel(sock, allowance))
                 else:
@@ -199,7 +199,7 @@ class PendingServer:
         except RemoteError as error:
             dispatcher.log.error("server_misbehaved", server=session.pid, reason=str(error))
             session.kill()
-        except Ended:
+        except ServerEnded:
             return
         finally:
             channel.close()
@@ -214,7 +214,7 @@ class PendingServer:
                 if not is_taken_over:
                     with trio.move_on_after(LAST_SECONDS):
                         await channel.drain()
-            except (RemoteError, Ended) as error:
+            except (RemoteError, ServerEnded) as error:
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -248,7 +248,7 @@ class PendingServer:
         return True
 
 
-async def _resume_session(session: VendorServerSession, channel: PacketChannel) -> None:
+async def _resume_session(session: DriverServerSession, channel: PacketChannel) -> None:
     try:
         await session.resume(channel)
     finally:
@@ -328,7 +328,7 @@ def _find_server(
     if process.ended or start_time_of(server.pid) != saved.started.get(server.pid):
         os.close(process.pidfd)
         return None
-    session: ServerSession | VendorServerSession = ServerSession(server.serial, server.uid, server.pid, process.kill)
+    session: ServerSession | DriverServerSession = ServerSession(server.serial, server.uid, server.pid, process.kill)
     if saved.backend == "vendor":
         session = _driver_session(dispatcher, server, process, kept_entries)
     return PendingServer(session, process, obstacle, saved.started[server.pid])
@@ -336,9 +336,9 @@ def _find_server(
 
 def _driver_session(
     dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, kept_entries: KeptEntries
-) -> VendorServerSession:
+) -> DriverServerSession:
     """Return the session of a driver's server with the keeper's data on its clients."""
-    session = VendorServerSession(
+    session = DriverServerSession(
         dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
     )
     own = {
@@ -393,7 +393,7 @@ async def _receive_report(
 async def _next(channel: MessageChannel) -> object:
     received = await channel.receive_message()
     if received is None:
-        raise Ended
+        raise ServerEnded
     return received[0]
 
 
@@ -425,7 +425,7 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
         since=report.since,
         origin=_origin_of(dispatcher, report.pid),
     )
-    contexts = {context[0]: Context(*context) for context in report.contexts}
+    contexts = {context[0]: ReportedContext(*context) for context in report.contexts}
     groups, limits = report.groups, report.limits
     return Client(report.client, uid, process, contexts, partitions=report.partitions, groups=groups, limits=limits)
 

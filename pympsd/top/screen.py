@@ -7,7 +7,7 @@ import time
 
 from pympsd.control import CannotAsk, Control
 from pympsd.errors import StartError
-from pympsd.top.table import COLUMNS, QUERIES, SORTS, Answers, Rates, Row, lines, rows, summary
+from pympsd.top.table import COLUMNS, QUERIES, SORTS, Answers, ClientRow, Rates, lines, rows, summary
 from pympsd.vocabulary.untrusted import printable
 
 ESCAPE = "\x1b"
@@ -66,7 +66,7 @@ class _Screen:
             if not self._handle(self._window.getch(), visible_rows):
                 return
 
-    def _handle(self, key: int, visible_rows: list[Row]) -> bool:
+    def _handle(self, key: int, visible_rows: list[ClientRow]) -> bool:
         """Carry out a key, -1: none was pressed; return whether to continue."""
         if key != -1:
             self._note = ""
@@ -85,7 +85,7 @@ class _Screen:
             self._terminate(visible_rows[self._selected])
         return True
 
-    def _terminate(self, row: Row) -> None:
+    def _terminate(self, row: ClientRow) -> None:
         if not row.server:
             self._note = f"{row.pid} is not a client of a server: select one"
         elif self._ask(f"terminate client {row.pid} of server {row.server}? yes or no: ") == "yes":
@@ -122,7 +122,7 @@ class _Screen:
             elif isinstance(key, str) and key.isprintable():
                 text += key
 
-    def _draw(self, first: str, visible_rows: list[Row]) -> None:
+    def _draw(self, first: str, visible_rows: list[ClientRow]) -> None:
         curses.update_lines_cols()
         self._window.erase()
         self._line(0, f"{first}; order: {self._sort}" + (f"; filter: {self._filter}" if self._filter else ""))

@@ -27,7 +27,7 @@ WAITING: Final = ("WAITING", "HELD")
 QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
 
 
-class Row(NamedTuple):
+class ClientRow(NamedTuple):
     """A client, a server (``server`` is 0), or a waiting client (status WAITING or HELD)."""
 
     pid: int
@@ -55,61 +55,61 @@ class Row(NamedTuple):
 
 
 @frozen
-class Column:
+class TableColumn:
     """A column of the table."""
 
     heading: str
     width: int
     """The least, in characters: the table does not change its shape with every cell."""
-    cell: Callable[[Row], str]
+    cell: Callable[[ClientRow], str]
     meaning: str
     """For the help."""
     is_left_aligned: bool = False
 
 
 COLUMNS: Final = (
-    Column("PID", 8, lambda row: str(row.pid), "of a client or a server"),
-    Column("UID", 6, lambda row: str(row.uid), "its user"),
-    Column("SERVER", 8, lambda row: str(row.server or "-"), "the PID of a client's server"),
-    Column("NAMESPACE", 12, lambda row: row.namespace or "-", "a client's, in protocol 3", True),
-    Column(
+    TableColumn("PID", 8, lambda row: str(row.pid), "of a client or a server"),
+    TableColumn("UID", 6, lambda row: str(row.uid), "its user"),
+    TableColumn("SERVER", 8, lambda row: str(row.server or "-"), "the PID of a client's server"),
+    TableColumn("NAMESPACE", 12, lambda row: row.namespace or "-", "a client's, in protocol 3", True),
+    TableColumn(
         "STATUS",
         8,
         lambda row: row.status,
         "a client with contexts is ACTIVE; WAITING clients have no server yet; DRAINING and HELD ones are of a drain",
         True,
     ),
-    Column("SM %", 5, lambda row: _percentages(row.percentage), "active thread percentage"),
-    Column("CTX", 4, lambda row: str(row.contexts), "contexts"),
-    Column(
+    TableColumn("SM %", 5, lambda row: _percentages(row.percentage), "active thread percentage"),
+    TableColumn("CTX", 4, lambda row: str(row.contexts), "contexts"),
+    TableColumn(
         "MEMORY",
         9,
         lambda row: in_use_text(row.memory),
         "device memory in use, in MiB",
     ),
-    Column(
+    TableColumn(
         "LIMIT",
         6,
         lambda row: _memory_limits(row.memory_limits),
         "the most memory that a client may hold on a device, or on each",
     ),
-    Column(
+    TableColumn(
         "PRIO",
         4,
         lambda row: "-" if row.priority is None else str(row.priority),
         "a client's priority: 0 normal, 1 below normal",
     ),
-    Column(
+    TableColumn(
         "LAUNCH/S",
         8,
         lambda row: "-" if row.launches is None else f"{row.launches:.0f}",
         "kernels that a server starts in a second",
     ),
-    Column("COMMAND", 7, lambda row: row.command, "the program", True),
+    TableColumn("COMMAND", 7, lambda row: row.command, "the program", True),
 )
 
 
-def lines(table_rows: Iterable[Row], counts_launches: bool = True) -> list[str]:
+def lines(table_rows: Iterable[ClientRow], counts_launches: bool = True) -> list[str]:
     """Return the heading and a line for each row: a column is as wide as its widest cell.
 
     Namespaces and limits of memory are there if a row has one.
@@ -135,7 +135,7 @@ def lines(table_rows: Iterable[Row], counts_launches: bool = True) -> list[str]:
     ]
 
 
-SORTS: Final[dict[str, Callable[[Row], Any]]] = {
+SORTS: Final[dict[str, Callable[[ClientRow], Any]]] = {
     # Clients that wait come last, in the order of the queue.
     "server": lambda row: (
         (True, 0, False) if row.status in WAITING else (False, row.server or row.pid, row.server > 0)
@@ -200,7 +200,7 @@ class Rates:
 
 def rows(
     answers: Answers, sort: str = "server", text: str = "", rates: Mapping[int, float] = MappingProxyType({})
-) -> list[Row]:
+) -> list[ClientRow]:
     """Return the rows whose line contains ``text``, in any case, in the order of ``sort``, a key of SORTS.
 
     ``rates``: launches per second, by server.
@@ -209,10 +209,10 @@ def rows(
     return sorted(matching, key=SORTS[sort])
 
 
-def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
+def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[ClientRow]:
     for server in answers.servers:
         clients = [
-            Row(
+            ClientRow(
                 client.pid,
                 client.uid,
                 server.pid,
@@ -228,7 +228,7 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
             for client in server.clients
         ]
         memory_values = [client.memory for client in clients if client.memory is not None]
-        yield Row(
+        yield ClientRow(
             server.pid,
             server.uid,
             0,
@@ -242,7 +242,7 @@ def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
         yield from clients
     for client in answers.waiting:
         status = WAITING[client.held_by is not None]
-        yield Row(client.pid, client.uid, 0, status, None, 0, None, client.command or "start_server")
+        yield ClientRow(client.pid, client.uid, 0, status, None, 0, None, client.command or "start_server")
 
 
 def _memory_limits(limits: Mapping[int, int]) -> str:

@@ -21,7 +21,7 @@ def clients_only(server: str) -> str:
 
 
 @frozen
-class Part:
+class AnswerPart:
     """A piece of an answer.
 
     If it is ``printed``, it goes to standard output, with a newline after it; if it is ``logged``, it is one entry of
@@ -45,7 +45,7 @@ class Answer:
     ('50.0\\n', False)
     """
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AnswerPart, ...] = ()
     diagnostic: str = ""
     refused: bool = False
 
@@ -61,7 +61,7 @@ def lines(*texts: str) -> Answer:
     >>> lines("847", "848").printed
     '847\\n848\\n'
     """
-    return Answer(tuple(Part(text) for text in texts))
+    return Answer(tuple(AnswerPart(text) for text in texts))
 
 
 def refusal(*texts: str, diagnostic: str = "") -> Answer:
@@ -71,4 +71,4 @@ def refusal(*texts: str, diagnostic: str = "") -> Answer:
         texts: Lines that are printed and logged, as recorded of the driver; often none.
         diagnostic: A sentence for standard error: what was wrong, and what is allowed.
     """
-    return Answer(tuple(Part(text) for text in texts), diagnostic=diagnostic, refused=True)
+    return Answer(tuple(AnswerPart(text) for text in texts), diagnostic=diagnostic, refused=True)

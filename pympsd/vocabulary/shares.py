@@ -44,7 +44,7 @@ _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30}
 _VALUE: Final = re.compile(r"([0-9]{1,12})([KMG]?)B?", re.ASCII | re.IGNORECASE)
 
 
-class BadShare(InputError, ValueError):
+class BadResourceShare(InputError, ValueError):
     """Raised for a share that is not allowed.
 
     The message is a sentence without its full stop, which explains what is allowed.
@@ -52,7 +52,7 @@ class BadShare(InputError, ValueError):
 
 
 @frozen
-class Resource:
+class SharedResource:
     """A resource of the daemon that users share: its default, its bounds and its reserves."""
 
     name: str
@@ -99,7 +99,7 @@ class Resource:
         return self.total_of(descriptors) * (RESERVE_PARTS - kept) // RESERVE_PARTS
 
 
-SERVERS: Final = Resource(
+SERVERS: Final = SharedResource(
     "servers",
     "servers",
     share=16,
@@ -110,7 +110,7 @@ SERVERS: Final = Resource(
     root_reserve=1,
     own_reserve=3,
 )
-PROCESSES: Final = Resource(
+PROCESSES: Final = SharedResource(
     "processes",
     "processes",
     share=64,
@@ -119,7 +119,7 @@ PROCESSES: Final = Resource(
     description="Processes that a user's named servers can cost, about 33 MB each: the server, and an executor for "
     "each of its devices, or for each static SM partition that contains faults.",
 )
-NAMESPACES: Final = Resource(
+NAMESPACES: Final = SharedResource(
     "namespaces",
     "namespaces",
     share=64,
@@ -127,7 +127,7 @@ NAMESPACES: Final = Resource(
     maximum=1 << 16,
     description="Namespaces of a user's servers, other than default.",
 )
-DESCRIPTORS: Final = Resource(
+DESCRIPTORS: Final = SharedResource(
     "descriptors",
     "descriptors",
     share=1024,
@@ -139,7 +139,7 @@ DESCRIPTORS: Final = Resource(
     root_reserve=3,
     own_reserve=2,
 )
-SM_CHUNKS: Final = Resource(
+SM_CHUNKS: Final = SharedResource(
     "sm-chunks",
     "% of a device's SM chunks",
     share=50,
@@ -149,7 +149,7 @@ SM_CHUNKS: Final = Resource(
     total=100,
     root_reserve=2,
 )
-CONNECTIONS: Final = Resource(
+CONNECTIONS: Final = SharedResource(
     "connections",
     "connections",
     share=4096,
@@ -162,7 +162,7 @@ CONNECTIONS: Final = Resource(
     root_reserve=1,
     is_named=False,
 )
-BUFFERS: Final = Resource(
+BUFFERS: Final = SharedResource(
     "buffers",
     "bytes of buffers",
     share=16 << 20,
@@ -189,7 +189,7 @@ class Shares:
     configured: Mapping[str, int] = field(factory=dict)
     """The same of the configuration file, which beats the option."""
 
-    def share(self, resource: Resource) -> int:
+    def share(self, resource: SharedResource) -> int:
         """Return how much of a resource one user may have, in the resource's unit."""
         value = self.configured.get(resource.name, self.given.get(resource.name))
         if value is not None:
@@ -197,11 +197,11 @@ class Shares:
         largest = self.total(resource) // resource.part if resource.part else resource.share
         return max(resource.minimum, min(resource.share, largest))
 
-    def total(self, resource: Resource) -> int:
+    def total(self, resource: SharedResource) -> int:
         """Return how much of a resource all users together may have; 0: there is no bound."""
         return resource.total_of(self.descriptors)
 
-    def for_users(self, resource: Resource, *, own: bool = True) -> int:
+    def for_users(self, resource: SharedResource, *, own: bool = True) -> int:
         """Return how much of a resource users other than root may have together.
 
         Args:
@@ -227,7 +227,7 @@ def read_shares(texts: Iterable[str]) -> dict[str, int]:
     for pair in (pair for text in texts for pair in text.split(",")):
         name, equals, value = pair.strip().partition("=")
         if not equals:
-            raise BadShare(f"a user's share is RESOURCE=VALUE, as in servers=16, not {pair!r}")
+            raise BadResourceShare(f"a user's share is RESOURCE=VALUE, as in servers=16, not {pair!r}")
         shares[name] = read_share(name, value)
     return shares
 
@@ -246,15 +246,17 @@ def read_share(name: str, value: object) -> int:
     if resource is None:
         similar = find_similar(name, BY_NAME)
         meant = f"did you mean {similar}? Users" if similar else "they"
-        raise BadShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
+        raise BadResourceShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
     if number is None or not resource.minimum <= number <= resource.maximum:
         form = "a number of bytes, optionally followed by K, M or G," if resource is BUFFERS else "a number"
-        raise BadShare(f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}")
+        raise BadResourceShare(
+            f"the share of {name} is {form} from {resource.minimum} to {resource.maximum}, not {value!r}"
+        )
     return number
 
 
-def _number(resource: Resource, value: object) -> int | None:
+def _number(resource: SharedResource, value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _VALUE.fullmatch(value) if isinstance(value, str) else None

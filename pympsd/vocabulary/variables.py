@@ -89,7 +89,7 @@ Check = Callable[[str], str]
 
 
 @frozen
-class Variable:
+class Setting:
     """A setting."""
 
     name: str
@@ -182,7 +182,7 @@ def _by_device(text: str, parse: Callable[[str], object], form: str, allowed: st
 def _shares(text: str) -> str:
     try:
         shares.read_shares([text])
-    except shares.BadShare as error:
+    except shares.BadResourceShare as error:
         return f"RESOURCE=VALUE, several with commas ({error})"
     return ""
 
@@ -193,20 +193,20 @@ _DOES_NOT_START: Final = "the daemon does not start"
 _CUINIT_FAILS: Final = "cuInit fails"
 
 VARIABLES: Final = (
-    Variable(
+    Setting(
         "CUDA_MPS_PIPE_DIRECTORY",
         _BOTH | Reader.SMI,
         "directory of the daemon's sockets, lock and PID file; default `/tmp/nvidia-mps`, of root's daemon in "
         "protocol 3 `/run/nvidia-mps`",
         "the daemon does not start, a client finds none",
     ),
-    Variable(
+    Setting(
         "CUDA_MPS_LOG_DIRECTORY",
         Reader.DAEMON,
         "directory of control.log and server.log; default `/var/log/nvidia-mps`",
         "a warning, and no logs",
     ),
-    Variable(
+    Setting(
         "CUDA_MPS_PROTOCOL_VERSION",
         Reader.DAEMON,
         "`2` (default) or `3`: the protocol of a daemon that is started; wins over `--protocol`",
@@ -214,13 +214,13 @@ VARIABLES: Final = (
         _one_of("2", "3"),
         "v3.md",
     ),
-    Variable(
+    Setting(
         "CUDA_VISIBLE_DEVICES",
         _BOTH,
         "devices that the daemon (or the client, in the daemon's numbering) sees, by index or UUID; if empty, none",
         "the list ends before the first wrong entry; without any device the daemon does not start, and cuInit fails",
     ),
-    Variable(
+    Setting(
         PERCENTAGE,
         _BOTH,
         "active thread percentage, above 0 and up to 100: the daemon's default for servers, or a client's own, which "
@@ -229,28 +229,28 @@ VARIABLES: Final = (
         "device a client's cuInit fails",
         _percentage,
     ),
-    Variable(
+    Setting(
         PRIORITY,
         _BOTH,
         "`0` (normal) or `1` (below normal): the daemon's default for clients, or a client's own priority",
         "reported, and otherwise as if it were not set",
         _priority,
     ),
-    Variable(
+    Setting(
         MEMORY_LIMITS[0],
         _BOTH,
         "`0=1G,GPU-...=512M`: limits of device memory, the daemon's defaults or a client's own",
         "the daemon reports and leaves out a wrong entry; a client's cuInit fails",
         _memory_limits,
     ),
-    Variable(
+    Setting(
         MEMORY_LIMITS[1],
         _BOTH,
         f"another name of `{MEMORY_LIMITS[0]}`, which comes first",
         "as there",
         _memory_limits,
     ),
-    Variable(
+    Setting(
         "NVIDIA_GPU_MEMORY_LIMIT",
         Reader.CLIENT,
         "MiB that a container's client may hold on each device; schedulers set it",
@@ -258,14 +258,14 @@ VARIABLES: Final = (
         lambda text: "" if text.isascii() and text.isdecimal() else "a whole number of MiB",
         "provisioning.md",
     ),
-    Variable(
+    Setting(
         PER_CONTEXT_PARTITIONING,
         Reader.CLIENT,
         f"`1`: each context of the client has the percentage that `{PERCENTAGE}` is when it is made",
         "reported, and otherwise as if it were not set",
         _switch,
     ),
-    Variable(
+    Setting(
         "CUDA_MPS_SM_PARTITION",
         Reader.CLIENT,
         "the client's static SM partition, or one for each device, separated by commas: `GPU-74d43ed3/D0f3c...`, as "
@@ -274,7 +274,7 @@ VARIABLES: Final = (
         None,
         "provisioning.md",
     ),
-    Variable(
+    Setting(
         "CUDA_DEVICE_MAX_CONNECTIONS",
         Reader.CLIENT,
         f"1 to {MAX_CONNECTIONS}, default 2; above 2, the client's contexts take more of a device's "
@@ -282,13 +282,13 @@ VARIABLES: Final = (
         "reported; above 32 counts as 32, anything else as if it were not set",
         _connections,
     ),
-    Variable(
+    Setting(
         "CUDA_FORCE_API_VERSION",
         Reader.CLIENT,
         "`3020` or so: the API that a program asks for; before CUDA 4.0 (`4000`) it gets no context",
         "ignored, as in C",
     ),
-    Variable(
+    Setting(
         BACKEND,
         _BOTH,
         "`vendor` (the driver's own MPS server), `cuda` (pympsd's server on a GPU), `emulated`, or `auto` (default): "
@@ -297,13 +297,13 @@ VARIABLES: Final = (
         _one_of(*BACKENDS),
         default=BACKENDS[0],
     ),
-    Variable(
+    Setting(
         "PYMPSD_VENDOR_SERVER",
         Reader.DAEMON,
         "path of the driver's MPS server; default: the first `nvidia-cuda-mps-server` in `PATH` that is not pympsd's",
         _DOES_NOT_START,
     ),
-    Variable(
+    Setting(
         WORKER,
         Reader.DAEMON,
         "what executes records on a GPU: `auto` (default), `native` (or start no executor) or `python`",
@@ -311,7 +311,7 @@ VARIABLES: Final = (
         _one_of(*WORKERS),
         default=WORKERS[0],
     ),
-    Variable(
+    Setting(
         LAUNCHES,
         Reader.CLIENT,
         "whether repeated launches skip the interpreter: `auto` (default), `native` (or fail) or `python`",
@@ -319,7 +319,7 @@ VARIABLES: Final = (
         _one_of(*WORKERS),
         default="auto",
     ),
-    Variable(
+    Setting(
         CONNECTIONS,
         Reader.DAEMON,
         f"hardware queues of an executor on a GPU, 1 to {MAX_CONNECTIONS} (default); fewer start quicker",
@@ -328,14 +328,14 @@ VARIABLES: Final = (
         "operations.md",
         default=str(MAX_CONNECTIONS),
     ),
-    Variable(
+    Setting(
         "PYMPSD_EMULATED_DEVICES",
         _BOTH | Reader.SMI,
         "the emulated machine: `H200`, `3xH200`, `2xH200,1xP100`, or the path of a TOML file; default: "
         "`$XDG_CONFIG_HOME/pympsd/machine.toml` (`~/.config` without it), `/etc/pympsd/machine.toml`, else one H200",
         "the daemon does not start; pympsd-smi exits with status 9",
     ),
-    Variable(
+    Setting(
         "PYMPSD_STATE_DIRECTORY",
         _BOTH | Reader.SMI,
         "where the compute modes and the servers of machines are kept that are in short form, or described in "
@@ -344,14 +344,14 @@ VARIABLES: Final = (
         None,
         "security.md",
     ),
-    Variable(
+    Setting(
         LENIENT_LIMITS,
         Reader.CLIENT,
         "`1`: invalid entries of the client's memory limits are ignored and logged; `0` (default): cuInit fails",
         _CUINIT_FAILS,
         _switch,
     ),
-    Variable(
+    Setting(
         USERS_VARIABLE,
         Reader.DAEMON,
         "`in-turn` (default) or `together`, as `--users`",
@@ -359,7 +359,7 @@ VARIABLES: Final = (
         _one_of(*USERS),
         default=USERS[0],
     ),
-    Variable(
+    Setting(
         OVERTAKING_LIMIT,
         Reader.DAEMON,
         "seconds, as `--turn-patience`; default 30",
@@ -367,7 +367,7 @@ VARIABLES: Final = (
         _seconds,
         default="30",
     ),
-    Variable(
+    Setting(
         "PYMPSD_TURN_POLICY",
         Reader.DAEMON,
         "who of the waiting users is next: `order` (default), `fewest-turns`, or a plug-in",
@@ -375,7 +375,7 @@ VARIABLES: Final = (
         None,
         "research.md",
     ),
-    Variable(
+    Setting(
         "PYMPSD_SCHEDULING_POLICY",
         Reader.DAEMON,
         "whose work an emulated device runs next: `fair` (default), `memory`, `deadline:MILLISECONDS`, or a plug-in",
@@ -383,7 +383,7 @@ VARIABLES: Final = (
         None,
         "research.md",
     ),
-    Variable(
+    Setting(
         UNMAPPED_USERS_VARIABLE,
         Reader.DAEMON,
         "`refuse` (default) or `nobody`: clients of users whose user ID is not mapped in the daemon's user namespace "
@@ -392,7 +392,7 @@ VARIABLES: Final = (
         _one_of(*UNMAPPED_USERS),
         default=UNMAPPED_USERS[0],
     ),
-    Variable(
+    Setting(
         shares.VARIABLE,
         Reader.DAEMON,
         "what each user other than root may have of the daemon, `servers=16,namespaces=64,buffers=16M`, as "
@@ -401,7 +401,7 @@ VARIABLES: Final = (
         _shares,
         "security.md",
     ),
-    Variable(
+    Setting(
         "PYMPSD_UNMAPPED_DAEMON",
         Reader.CLIENT,
         "`refuse` (default) or `trust`: what programs and the command line do in a user namespace in which the "
@@ -410,7 +410,7 @@ VARIABLES: Final = (
         _one_of("refuse", "trust"),
         "security.md",
     ),
-    Variable(
+    Setting(
         LOG_DIALECT,
         Reader.DAEMON,
         "`documented` (default), `r580` or `json`: the dialect of the logs",
@@ -418,7 +418,7 @@ VARIABLES: Final = (
         _one_of(*DIALECTS),
         default=DIALECTS[0],
     ),
-    Variable(
+    Setting(
         DRIVER_VARIABLE,
         Reader.DAEMON | Reader.SMI,
         f"the branch of the driver whose versions, number of client contexts and commands pympsd has: {_DRIVERS}, as "
@@ -426,7 +426,7 @@ VARIABLES: Final = (
         _DOES_NOT_START,
         _one_of(*map(str, CUDA_VERSIONS)),
     ),
-    Variable(
+    Setting(
         STRICT_BOUNDS,
         Reader.DAEMON,
         "`1`: the emulated GPU ends every allocation at its last byte, and not up to 1,023 bytes later",
@@ -434,7 +434,7 @@ VARIABLES: Final = (
         _switch,
         default="0",
     ),
-    Variable(
+    Setting(
         TIER,
         Reader.DAEMON,
         "what runs the kernels of the emulated GPU: `auto` (default): those that take longer than 20 ms as machine "
@@ -445,7 +445,7 @@ VARIABLES: Final = (
         _one_of(*TIERS),
         default="auto",
     ),
-    Variable(
+    Setting(
         KERNEL_THREADS,
         Reader.DAEMON,
         "the greatest number of threads that run the blocks of a compiled kernel (1 to 1024; default: as many as the "
@@ -454,7 +454,7 @@ VARIABLES: Final = (
         "backend `emulated`: the daemon does not start; others: reported",
         _whole_number(1024),
     ),
-    Variable(
+    Setting(
         KERNEL_CACHE,
         Reader.DAEMON,
         "where the emulated GPU keeps compiled kernels for later runs: a directory, in which each user gets a folder "
@@ -463,7 +463,7 @@ VARIABLES: Final = (
         "backend `emulated`: the daemon does not start; others: reported",
         lambda text: "" if text == "off" or text.startswith("/") else "the absolute path of a directory, or off",
     ),
-    Variable(
+    Setting(
         EXPLAIN,
         Reader.CLIENT,
         "`1`: each call that fails, and each wrong setting, is explained on stderr (on the driver's own server "
@@ -472,7 +472,7 @@ VARIABLES: Final = (
         "counts as 1, and is reported",
         _switch,
     ),
-    Variable(
+    Setting(
         "PYMPSD_TRACE",
         Reader.CLIENT,
         "a file to which every driver call is written, with its time",
@@ -480,7 +480,7 @@ VARIABLES: Final = (
         None,
         "timelines.md",
     ),
-    Variable(
+    Setting(
         REQUIRE_MPS,
         Reader.CLIENT,
         "`1`: a client fails without a daemon; `0`: it runs without MPS",

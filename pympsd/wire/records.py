@@ -97,7 +97,7 @@ class Completion(Enum):
     """It is answered when the work before it, or its own work, is done."""
 
 
-class Space(IntEnum):
+class CopySpace(IntEnum):
     """The place of one side of a COPY_3D or COPY_3D_STAGED; one of the latter is STAGING, none of the former."""
 
     DEVICE = 0

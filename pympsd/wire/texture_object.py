@@ -35,7 +35,7 @@ LEVELS: Final = 18
 """The most levels of a mipmapped array: its longest side has up to 131072 elements."""
 
 
-class Kind(IntEnum):
+class TexturedKind(IntEnum):
     """The kind of an object's memory."""
 
     ARRAY = 1
@@ -57,7 +57,7 @@ class AddressMode(IntEnum):
     BORDER = 3
 
 
-class Flag(IntFlag):
+class TextureFlag(IntFlag):
     """CU_TRSF_*, of which others change nothing here."""
 
     READ_AS_INTEGER = 0x01
@@ -99,7 +99,7 @@ class Level:
 class TextureObject:
     """One object: elements of 1, 2 or 4 channels of a CUarray_format."""
 
-    kind: Kind
+    kind: TexturedKind
     format: int
     channels: int
     sampling: Sampling
@@ -115,7 +115,7 @@ class TextureObject:
         """Return whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
         is_small = CHANNEL_BYTES[self.format] < 4
         always = self.format in (*_FLOATS, PACKED, *NORMALIZED)
-        return always or (is_small and not self.sampling.flags & Flag.READ_AS_INTEGER)
+        return always or (is_small and not self.sampling.flags & TextureFlag.READ_AS_INTEGER)
 
 
 _FLOATS: Final = (0x10, 0x20)
@@ -165,4 +165,4 @@ def unpack(data: bytes) -> TextureObject:
     if max(modes) > max(AddressMode):
         raise ValueError(f"address modes {modes}")
     sampling = Sampling(modes, filter, flags, level_filter, bias, least, greatest, rest[9:])
-    return TextureObject(Kind(kind), format, channels, sampling, levels)
+    return TextureObject(TexturedKind(kind), format, channels, sampling, levels)

@@ -8,7 +8,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.arrays.shapes import check_format
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
@@ -106,7 +106,7 @@ def linear_texture_width(format: int, channels: int, device: int) -> int:
     return properties.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", 0)
 
 
-def multiprocessors(device: Device) -> int:
+def multiprocessors(device: VisibleDevice) -> int:
     """Return the SMs of the current context if each has its own share, else of the process (MPS documents, 4.2.5)."""
     stack = this_thread.stack
     if process.require().per_context and stack and stack[-1].device is device:
@@ -132,7 +132,7 @@ def pci_bus_id(length: int, device: int) -> bytes:
     return _pad(_bus_id(entry), length)
 
 
-def _bus_id(device: Device) -> str:
+def _bus_id(device: VisibleDevice) -> str:
     domain, rest = device.properties.pci.split(":", 1)
     bus, number, function = rest.replace(":", ".").split(".")
     return f"{int(domain, 16):04X}:{int(bus, 16):02X}:{int(number, 16):02X}.{int(function, 16):X}"

@@ -12,7 +12,7 @@ from pympsd_client._api.device import multiprocessors
 from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.resources import SmResource, check_type, groups, put_counts, sm_resource, sm_resources
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects import green_context as green
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, context_of
@@ -28,7 +28,7 @@ _BACKFILL: Final = 1
 _STEP: Final = 2
 
 
-def _resource(device: Device, count: int) -> SmResource:
+def _resource(device: VisibleDevice, count: int) -> SmResource:
     if not device.properties.is_volta_or_newer:
         raise not_supported(
             "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on"

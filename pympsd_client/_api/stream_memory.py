@@ -59,7 +59,7 @@ NOR:
 
 
 @frozen
-class Operation:
+class MemoryOperation:
     """A wait for a word of ``size`` bytes, or its write."""
 
     waits: bool
@@ -154,7 +154,7 @@ def operations_at(count: int, argument: Any) -> list[bytes]:
     return [ctypes.string_at(int(operation.getPtr()), _OPERATION.size) for operation in (argument or ())[:count]]
 
 
-def read(operation: bytes) -> Operation:
+def read(operation: bytes) -> MemoryOperation:
     """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for any but waits and writes."""
     kind, address, value, flags = _OPERATION.unpack(operation)
     if kind not in _KINDS:
@@ -162,4 +162,4 @@ def read(operation: bytes) -> Operation:
             f"the stream memory operation {kind} is not supported; those that write or wait for a value are"
         )
     waits, size = _KINDS[kind]
-    return Operation(waits, size, address, value & (1 << 8 * size) - 1, flags)
+    return MemoryOperation(waits, size, address, value & (1 << 8 * size) - 1, flags)

@@ -66,7 +66,7 @@ _VIEW: Final = struct.Struct("=I4x3Q4I64x")
 
 
 @frozen
-class Resource:
+class ResourceDescription:
     """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the other fields are for linear memory."""
 
     type: int
@@ -94,12 +94,12 @@ class View:
     last_layer: int
 
 
-def resource(data: bytes) -> Resource:
+def resource(data: bytes) -> ResourceDescription:
     """Return the values of a CUDA_RESOURCE_DESC."""
-    return Resource(*_RESOURCE.unpack(data))
+    return ResourceDescription(*_RESOURCE.unpack(data))
 
 
-def pack_resource(values: Resource) -> bytes:
+def pack_resource(values: ResourceDescription) -> bytes:
     """Return the bytes of a CUDA_RESOURCE_DESC."""
     of = values
     fields = (of.type, of.place, of.format, of.channels, of.size_or_width, of.height, of.pitch, of.flags)

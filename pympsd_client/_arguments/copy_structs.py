@@ -123,7 +123,7 @@ _POINTER, _ARRAY = 1, 2
 
 
 @frozen
-class Operand:
+class CopyOperand:
     """A CUmemcpy3DOperand: an array, or memory at an address."""
 
     is_array: bool
@@ -144,7 +144,7 @@ class Operand:
 class BatchCopy:
     """A CUDA_MEMCPY3D_BATCH_OP; sizes are in elements."""
 
-    sides: tuple[Operand, Operand]
+    sides: tuple[CopyOperand, CopyOperand]
     """Destination and source."""
     width: int
     height: int
@@ -173,9 +173,9 @@ def batch_copies(argument: Any, count: int) -> list[BatchCopy]:
     return [BatchCopy((_operand(raw.destination), _operand(raw.source)), *raw.extent) for raw in values]
 
 
-def _operand(raw: Any) -> Operand:
+def _operand(raw: Any) -> CopyOperand:
     if raw.type not in (_POINTER, _ARRAY):
         raise invalid_value(f"the type of an operand is POINTER (1) or ARRAY (2), not {raw.type}")
     is_array = raw.type == _ARRAY
     first, second, third = raw.sizes
-    return Operand(is_array, raw.place, (first, second, third if is_array else 0))
+    return CopyOperand(is_array, raw.place, (first, second, third if is_array else 0))

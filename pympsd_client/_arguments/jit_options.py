@@ -47,7 +47,7 @@ class _Log:
 
 
 @define
-class Options:
+class JitOptions:
     """The options that have an effect here."""
 
     info: _Log
@@ -87,11 +87,11 @@ def ptxas_message(error: CudaError) -> str:
     )
 
 
-def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] | int | None) -> Options:
+def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] | int | None) -> JitOptions:
     """Return the options; INVALID_VALUE and NOT_SUPPORTED name the one that is wrong."""
     names = enums(options, count)
     slots = _slots(values, count)
-    result = Options(_Log(), _Log())
+    result = JitOptions(_Log(), _Log())
     for option, (value, address) in zip(names, slots, strict=True):
         name = _OPTIONS.get(option, "NUM_OPTIONS")
         if name == "NUM_OPTIONS":

@@ -41,7 +41,7 @@ class SmResource:
 
 
 @frozen
-class Group:
+class SmGroup:
     """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; ``count`` 0: all that remain."""
 
     count: int
@@ -79,10 +79,10 @@ def sm_resources(argument: Any, count: int) -> list[SmResource]:
     return [_resource(place) for place in addresses_of(argument, count, "CUdevResource", RESOURCE_BYTES)]
 
 
-def groups(argument: Any, count: int) -> list[Group]:
+def groups(argument: Any, count: int) -> list[SmGroup]:
     """Return ``count`` CU_DEV_SM_RESOURCE_GROUP_PARAMS, a list or a C array."""
     places = addresses_of(argument, count, "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
-    return [Group(*_GROUP.unpack(ctypes.string_at(place, GROUP_BYTES))) for place in places]
+    return [SmGroup(*_GROUP.unpack(ctypes.string_at(place, GROUP_BYTES))) for place in places]
 
 
 def put_counts(argument: Any, counts: list[int]) -> None:

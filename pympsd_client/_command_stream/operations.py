@@ -13,7 +13,7 @@ from typing import Final
 from pympsd.wire import records
 
 
-class Operation:
+class OperationLayout:
     """One operation: packs its records, unpacks its answers' operands."""
 
     def __init__(self, name: str) -> None:
@@ -35,11 +35,11 @@ class Operation:
         return self._pack(self.opcode, flags, self.size, context, sequence, *operands)
 
 
-def __getattr__(name: str) -> Operation:
+def __getattr__(name: str) -> OperationLayout:
     """Return the operation of a name in the table."""
     if name not in records.BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    operation = globals()[name] = Operation(name)
+    operation = globals()[name] = OperationLayout(name)
     return operation
 
 

@@ -26,7 +26,7 @@ GRAIN: Final = 65536
 
 
 @frozen
-class Slot:
+class StagingSlot:
     """A range of the staging memory in use by one record of a context."""
 
     offset: int
@@ -58,7 +58,7 @@ class StagingMemory:
         self.size: Final = size
         self.max_slot_bytes: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
         """The most bytes of one slot: four of them keep both sides busy."""
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, StagingSlot] = {}
         self._taking = Lock()
         # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
         weakref.finalize(self, unmap, self.address, mapped).atexit = False
@@ -75,7 +75,7 @@ class StagingMemory:
                 offset = slot.offset + slot.size
             if self.size - offset < size:
                 return None
-            self._slots[sequence] = Slot(offset, size, context, context.id, kept)
+            self._slots[sequence] = StagingSlot(offset, size, context, context.id, kept)
             return offset
 
     def max_slot_bytes_for(self, threads: int) -> int:
@@ -84,7 +84,7 @@ class StagingMemory:
             return self.max_slot_bytes
         return max(self.size // (2 * threads) // GRAIN * GRAIN, min(self.size, GRAIN))
 
-    def slot_of(self, sequence: int) -> Slot | None:
+    def slot_of(self, sequence: int) -> StagingSlot | None:
         """Return the slot that a record uses."""
         return self._slots.get(sequence)
 
@@ -94,7 +94,7 @@ class StagingMemory:
         if slot is not None:
             self._slots[sequence] = evolve(slot, kept=False)
 
-    def free(self, sequence: int) -> Slot | None:
+    def free(self, sequence: int) -> StagingSlot | None:
         """Free the record's slot and return it; None when the record has none, or no more."""
         return self._slots.pop(sequence, None)
 

@@ -14,7 +14,7 @@ from pympsd_client._command_stream.transport import Transport
 
 
 @frozen(eq=False)
-class Device:
+class VisibleDevice:
     """A visible device: ``number`` is the client's, ``ordinal`` the daemon's (it selects the address window)."""
 
     number: int
@@ -40,7 +40,7 @@ class Connection(Protocol):
     ``driver_version`` is the CUDA version that cuDriverGetVersion returns, 1000 x major + 10 x minor.
     """
 
-    devices: tuple[Device, ...]
+    devices: tuple[VisibleDevice, ...]
     driver_version: int
     provisions: bool
     """Whether contexts can be limited to some of a device's SMs: only under MPS (MPS documents, 2.3.5.2)."""
@@ -48,11 +48,11 @@ class Connection(Protocol):
     """Whether each context has an active thread percentage of its own."""
 
     def open_context(
-        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+        self, device: VisibleDevice, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
         """Open a context, on at most ``affinity`` SMs, rounded up, or on ``partition`` SMs; raise CudaError."""
 
-    def close_context(self, device: Device, context_id: int) -> None:
+    def close_context(self, device: VisibleDevice, context_id: int) -> None:
         """Close it and free what it held; raise CudaError."""
 
     def check(self) -> None:

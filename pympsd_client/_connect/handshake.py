@@ -49,7 +49,7 @@ from pympsd_client._connect.discovery import (
     is_traced,
     misspelt,
 )
-from pympsd_client._connect.session import Conversation, Ended, Session
+from pympsd_client._connect.session import Conversation, ConversationEnded, Session
 
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning names what cuInit waits for."""
@@ -110,7 +110,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
             return NoDaemon("this process is being debugged, and the MPS server does not serve debugged processes")
         daemon.send(hello)
         answer, fds = _receive_or_warn(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
-    except Ended as error:
+    except ConversationEnded as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; the reason may be in control.log"
         raise _no_connection(reason) from None
     finally:
@@ -139,7 +139,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
         if isinstance(message, SessionWelcome) and len(message.ordinals) == len(message.devices):
             return message
         reason = f"it sent {type(message).__name__} where its welcome was due"
-    except Ended as error:
+    except ConversationEnded as error:
         reason = f"{error}; the reason may be in server.log"
     server.close()
     raise NotWelcomed(Result.ERROR_MPS_CONNECTION_FAILED, f"the MPS server: {reason}")
@@ -190,7 +190,7 @@ def _has_proof(daemon: Conversation, what: str) -> bool:
                 _warn(f"{what} to prove whose it is: it is stopped", _FRAMES + 1)
             return proof.receive() is True
     except OSError as error:
-        raise Ended(f"it is gone: {error.strerror}") from None
+        raise ConversationEnded(f"it is gone: {error.strerror}") from None
 
 
 def _hello(environment: Mapping[str, str]) -> ClientHello:

@@ -36,9 +36,9 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._connect.connection import Device, Opened, open_stream
+from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
 from pympsd_client._connect.driver_library import load_driver
-from pympsd_client._connect.session import Conversation, Ended
+from pympsd_client._connect.session import Conversation, ConversationEnded
 
 GENERATION: Final = 1
 _CLIENT: Final = 1
@@ -71,7 +71,7 @@ def _interpreter() -> str:
     return os.environ.get("PYMPSD_PYTHON") or sys.executable
 
 
-def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
+def list_devices(environment: Mapping[str, str]) -> tuple[VisibleDevice, ...]:
     """Return the devices that an environment describes (see `pympsd.devices`); raise CudaError."""
     script = Path(pympsd.process.version.__file__).parents[1] / "devices" / "__main__.py"
     try:
@@ -86,7 +86,7 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
             if answer.get("backend") == b'"cuda"':
                 reason = "a private device is an emulated one, and this machine has GPUs; set PYMPSD_BACKEND=emulated"
                 raise CudaError(Result.ERROR_NO_DEVICE, reason)
-            return tuple(Device(number, number, properties) for number, properties in enumerate(properties))
+            return tuple(VisibleDevice(number, number, properties) for number, properties in enumerate(properties))
         reason = msgspec.json.decode(answer["error"], type=str)
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError, KeyError) as error:
         reason = f"the devices of this machine could not be listed: {error}"
@@ -105,14 +105,14 @@ class PrivateExecutors:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """Raise CudaError if the devices cannot be listed or there are none."""
         self.driver_version: int = API_VERSION
-        self.devices: tuple[Device, ...] = list_devices(environment)
+        self.devices: tuple[VisibleDevice, ...] = list_devices(environment)
         self._environment: Final = dict(environment)
         self._running: Final[dict[int, Executor]] = {}
         self._requesting: Final = Lock()
         self._next_id: Final = count(1).__next__
 
     def open_context(
-        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+        self, device: VisibleDevice, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
         """Make a context on a device, starting its executor if need be; raise CudaError."""
         if affinity is not None:
@@ -124,7 +124,7 @@ class PrivateExecutors:
                 executor = self._running[device.ordinal] = Executor(device, self._environment)
             return executor.attach(self._next_id(), partition or device.properties.multiprocessors)
 
-    def close_context(self, device: Device, context_id: int) -> None:
+    def close_context(self, device: VisibleDevice, context_id: int) -> None:
         """Destroy a context; raise CudaError."""
         with self._requesting:
             self._running[device.ordinal].detach(context_id)
@@ -146,7 +146,7 @@ class PrivateExecutors:
 class Executor:
     """An executor, a child process that ends when its link closes. Calls are made one at a time."""
 
-    def __init__(self, device: Device, environment: Mapping[str, str]) -> None:
+    def __init__(self, device: VisibleDevice, environment: Mapping[str, str]) -> None:
         """Start it and wait until its device is open; raise CudaError."""
         self._device: Final = device
         self._request: Final = count(1).__next__
@@ -171,7 +171,7 @@ class Executor:
             )  # fmt: skip
             answer, fds = self._link.receive()
             close_all(fds)
-        except Ended as error:
+        except ConversationEnded as error:
             self.close()
             raise lost(f"the private executor: {error}") from None
         if not isinstance(answer, ExecutorReady):
@@ -217,7 +217,7 @@ class Executor:
                     self._transport = open_stream(fds, answer.shared_bytes, lost, answer.ring_bytes)
                 else:
                     close_all(fds)
-        except (Ended, OSError) as error:
+        except (ConversationEnded, OSError) as error:
             raise lost(f"the private executor: {error}; end this process and start it again") from None
         if isinstance(answer, ExecutorRefused):
             raise CudaError(answer.code, answer.reason)

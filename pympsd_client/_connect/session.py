@@ -43,14 +43,14 @@ from pympsd.wire.messages import (
 from pympsd_client._arguments.errors import CudaError, lost, not_supported
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._connect.connection import Device, Opened, open_stream
+from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
 
 MAX_FDS: Final = 2
 """ContextOpened and Attached carry two: the command stream and the staging memory."""
 _CHUNK: Final = 65536
 
 
-class Ended(DaemonError):
+class ConversationEnded(DaemonError):
     """The other side closed the conversation, or violated the protocol."""
 
 
@@ -71,7 +71,7 @@ class Conversation:
             # Without the signal: a native program has not disabled SIGPIPE, which ends it.
             self.socket.sendall(messages.encode(message), socket.MSG_NOSIGNAL)
         except OSError as error:
-            raise Ended(f"it does not take a message: {error.strerror}") from None
+            raise ConversationEnded(f"it does not take a message: {error.strerror}") from None
 
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
@@ -88,7 +88,7 @@ class Conversation:
             return messages.decode(frame), frame.fds
         except RemoteError as error:
             close_all(frame.fds)
-            raise Ended(f"it sent {error}") from None
+            raise ConversationEnded(f"it sent {error}") from None
 
     def wait(self, timeout: float | None) -> None:
         """Wait until there is something to read; raise TimeoutError after ``timeout`` seconds."""
@@ -102,13 +102,13 @@ class Conversation:
         try:
             data, fds, lost = _receive(self.socket)
         except OSError as error:
-            raise Ended(f"it is gone: {error.strerror}") from None
+            raise ConversationEnded(f"it is gone: {error.strerror}") from None
         if not data:
-            raise Ended("it closed the conversation")
+            raise ConversationEnded("it closed the conversation")
         try:
             self._frames.extend(self._reader.feed(data, fds, lost))
         except RemoteError as error:
-            raise Ended(f"it sent {error}") from None
+            raise ConversationEnded(f"it sent {error}") from None
 
     @property
     def over(self) -> bool:
@@ -180,17 +180,17 @@ class Session:
         self._conversation: Final = conversation
         self._requesting: Final = RLock()
         self._number: Final = count(1).__next__
-        self._requested: Final[dict[int, Device]] = {}
+        self._requested: Final[dict[int, VisibleDevice]] = {}
         self._transports: Final[dict[int, Transport]] = {}
         self._lost: CudaError | None = None
         self.driver_version: int = welcome.driver_version
-        self.devices: tuple[Device, ...] = tuple(
-            Device(number, ordinal, properties)
+        self.devices: tuple[VisibleDevice, ...] = tuple(
+            VisibleDevice(number, ordinal, properties)
             for number, (ordinal, properties) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
         )
 
     def open_context(
-        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+        self, device: VisibleDevice, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
         """Ask the server for a context on a device, and return its properties.
 
@@ -226,7 +226,7 @@ class Session:
             stream_priorities=answer.stream_priorities,
         )
 
-    def close_context(self, device: Device, context_id: int) -> None:
+    def close_context(self, device: VisibleDevice, context_id: int) -> None:
         """Ask the server to close a context; return when its resources are free."""
         with self._requesting:
             number = self._number()
@@ -248,7 +248,7 @@ class Session:
                 if getattr(answer, "request", None) == number:
                     break
                 self._decline(answer)
-        except (Ended, OSError) as error:
+        except (ConversationEnded, OSError) as error:
             raise self._gone(str(error)) from None
         if isinstance(answer, RequestRefused):
             raise CudaError(answer.code, answer.reason)
@@ -261,7 +261,9 @@ class Session:
             return
         if not isinstance(answer, ContextOpened) or device is None or len(fds) != 2:
             close_all(fds)
-            raise Ended(f"it sent {type(answer).__name__} with {len(fds)} descriptors that belong to nothing")
+            raise ConversationEnded(
+                f"it sent {type(answer).__name__} with {len(fds)} descriptors that belong to nothing"
+            )
         self._transports[device.ordinal] = open_stream(
             fds, answer.shared_bytes, self._stream_ended, answer.ring_bytes
         )
@@ -295,7 +297,7 @@ class Session:
                     close_all(fds)
                     if isinstance(answer, RequestRefused) and not answer.request:
                         return CudaError(answer.code, answer.reason)
-            except (Ended, OSError):  # TimeoutError among them
+            except (ConversationEnded, OSError):  # TimeoutError among them
                 pass
             finally:
                 self._requesting.release()

@@ -13,7 +13,15 @@ from attrs import define, field, frozen
 from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
-from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space, cluster_of, pack_launch_flags
+from pympsd.wire.records import (
+    BY_NAME,
+    FLAG_COOPERATIVE,
+    HEADER,
+    STREAM_LEGACY,
+    CopySpace,
+    cluster_of,
+    pack_launch_flags,
+)
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
 from pympsd_client._arguments.errors import CudaError, not_supported
@@ -40,7 +48,7 @@ from pympsd_client._objects.context import Context
 from pympsd_client._objects.event import events
 from pympsd_client._objects.memory.allocations import ordinal_at
 from pympsd_client._objects.memory.pinned import pinned
-from pympsd_client._objects.memory.region_copy import Extent, Region
+from pympsd_client._objects.memory.region_copy import CopyExtent, CopyRegion
 
 _STREAM: Final = STREAM_LEGACY
 """What records of items name: it stands for the stream of the launch."""
@@ -66,9 +74,9 @@ class Failed(CallError):
 class HostCopy:
     """A copy with pageable host memory, which this process makes when it is due."""
 
-    destination: Region
-    source: Region
-    extent: Extent
+    destination: CopyRegion
+    source: CopyRegion
+    extent: CopyExtent
 
 
 @define(eq=False)
@@ -171,27 +179,27 @@ class Items:
             return b""
         destination, source, extent = sides_and_extent
         sides = tuple(map(self._side, (destination, source), (extent, extent)))
-        if None in sides or all(side is Space.PINNED for side in sides):
+        if None in sides or all(side is CopySpace.PINNED for side in sides):
             return self._host(HostCopy(destination, source, extent), context_id)
         to, start = sides
         assert to is not None
         assert start is not None
         if extent.height == extent.depth == 1:
             operation = {
-                (Space.DEVICE, Space.DEVICE): operations.COPY_ON_DEVICE,
-                (Space.DEVICE, Space.PINNED): operations.COPY_TO_DEVICE_PINNED,
-                (Space.PINNED, Space.DEVICE): operations.COPY_FROM_DEVICE_PINNED,
+                (CopySpace.DEVICE, CopySpace.DEVICE): operations.COPY_ON_DEVICE,
+                (CopySpace.DEVICE, CopySpace.PINNED): operations.COPY_TO_DEVICE_PINNED,
+                (CopySpace.PINNED, CopySpace.DEVICE): operations.COPY_FROM_DEVICE_PINNED,
             }[to, start]
             return operation.record(context_id, 0, _STREAM, destination.address, source.address, extent.bytes)
         operands = (*destination.operands(to), *source.operands(start), *extent.operands)
         return operations.COPY_3D.record(context_id, 0, _STREAM, *operands)
 
-    def _side(self, region: Region, extent: Extent) -> Space | None:
+    def _side(self, region: CopyRegion, extent: CopyExtent) -> CopySpace | None:
         """Return the space in which the executor finds a side of a copy; None if this process must move the bytes."""
         if not region.is_host:
-            return Space.DEVICE if ordinal_at(region.address) == self.context.device.ordinal else None
+            return CopySpace.DEVICE if ordinal_at(region.address) == self.context.device.ordinal else None
         transport = self.context.usable().transport
-        return Space.PINNED if pinned.is_reached_by(transport, region.address, region.span(extent)) else None
+        return CopySpace.PINNED if pinned.is_reached_by(transport, region.address, region.span(extent)) else None
 
 
 def _not_in_body(what: str) -> CudaError:
@@ -266,8 +274,8 @@ def work_of_record(name: str, record: bytes, context: Context) -> Any:
 def _rows(*operands: int) -> Copy3D:
     to, destination, to_pitch, to_slice, start, source, pitch, slice_pitch, width, height, depth = operands
     return Copy3D(
-        copy_side(to == Space.PINNED, destination, to_pitch, to_slice // to_pitch if to_pitch else 0),
-        copy_side(start == Space.PINNED, source, pitch, slice_pitch // pitch if pitch else 0),
+        copy_side(to == CopySpace.PINNED, destination, to_pitch, to_slice // to_pitch if to_pitch else 0),
+        copy_side(start == CopySpace.PINNED, source, pitch, slice_pitch // pitch if pitch else 0),
         width,
         height,
         depth,

@@ -222,7 +222,7 @@ def batch_at(address: int) -> BatchWork:
     return BatchWork(tuple(operations), tuple(parts), context)
 
 
-def _parts(of: stream_memory.Operation, context: Context) -> list[KernelWork | FillWork]:
+def _parts(of: stream_memory.MemoryOperation, context: Context) -> list[KernelWork | FillWork]:
     fields = (of.address, of.value, of.size, of.flags)
     if not of.waits:
         return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]

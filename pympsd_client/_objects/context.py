@@ -45,8 +45,8 @@ from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._command_stream.operations import Operation
-from pympsd_client._connect.connection import Connection, Device, Opened
+from pympsd_client._command_stream.operations import OperationLayout
+from pympsd_client._connect.connection import Connection, Opened, VisibleDevice
 
 
 class ThreadStreams:
@@ -132,7 +132,12 @@ class Context:
     """
 
     def __init__(
-        self, device: Device, flags: int, primary: bool, affinity: int | None = None, partition: int | None = None
+        self,
+        device: VisibleDevice,
+        flags: int,
+        primary: bool,
+        affinity: int | None = None,
+        partition: int | None = None,
     ) -> None:
         """``partition``: the SMs of a green context, None: no such context."""
         self.device: Final = device
@@ -247,7 +252,7 @@ class Context:
 
     # --- records
 
-    def post(self, operation: Operation, *operands: int) -> None:
+    def post(self, operation: OperationLayout, *operands: int) -> None:
         """Send a record that is not answered, and return; raise CudaError.
 
         An error of the work itself is returned by a later call (CUDA driver API, API synchronization behavior).
@@ -285,14 +290,14 @@ class Context:
             if answer[0] & FLAG_STICKY:
                 self.judge(opened, answer)
 
-    def call(self, operation: Operation, *operands: int) -> bytes:
+    def call(self, operation: OperationLayout, *operands: int) -> bytes:
         """Send a record, wait for its answer, and return the answer's operands and tail; raise CudaError."""
         opened = self.usable()
         sequence = opened.transport.sequence()
         record = operation.record(opened.context_id, sequence, *operands)
         return self.judge(opened, opened.transport.call(sequence, record))
 
-    def query(self, operation: Operation, *operands: int) -> tuple[Any, ...]:
+    def query(self, operation: OperationLayout, *operands: int) -> tuple[Any, ...]:
         """Send a record, wait for its answer, and return the answer's operands; raise CudaError."""
         return operation.answer.unpack_from(self.call(operation, *operands))
 

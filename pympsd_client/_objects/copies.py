@@ -13,7 +13,7 @@ from attrs import frozen
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.copy_structs import linear_copy
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.operations import Operation
+from pympsd_client._command_stream.operations import OperationLayout
 from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
 from pympsd_client._command_stream.transport import Transport, intercepted
 from pympsd_client._connect.connection import Opened
@@ -35,7 +35,7 @@ class Piece:
     record: Recorder
 
 
-def _linear(operation: Operation, size: int, *operands: int) -> Recorder:
+def _linear(operation: OperationLayout, size: int, *operands: int) -> Recorder:
     def record(context_id: int, sequence: int, offset: int, flags: int) -> bytes:
         return operation.record(context_id, sequence, *operands, offset, size, flags=flags)
 
@@ -191,7 +191,7 @@ def _release(transport: Transport, sequence: int) -> None:
     transport.discard(sequence)
 
 
-def by_the_device(context: Context, operation: Operation, stream: int, *operands: int, wait: bool) -> None:
+def by_the_device(context: Context, operation: OperationLayout, stream: int, *operands: int, wait: bool) -> None:
     """Let the device itself copy, in stream order, between device memory and page-locked memory of the executor.
 
     Without ``wait`` return immediately; page-locked memory is then read or written later.
@@ -201,7 +201,7 @@ def by_the_device(context: Context, operation: Operation, stream: int, *operands
         context.call(operations.SYNCHRONIZE_STREAM, stream)
 
 
-def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
+def upload(context: Context, operation: OperationLayout, handle: int, data: bytes) -> None:
     """Send bytes slot by slot and wait for the answers.
 
     Each record holds the handle, the offset in the staging memory and the number of bytes. For images of modules and

@@ -8,7 +8,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_context, invalid_value
 from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._command_stream import operations
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects import event as events
 from pympsd_client._objects.context import Context, contexts, new_handle, when_closed
 from pympsd_client._objects.process import process
@@ -43,7 +43,7 @@ def describe(device: int, count: int) -> int:
     return handle
 
 
-def create(handle: int, device: Device) -> GreenContext:
+def create(handle: int, device: VisibleDevice) -> GreenContext:
     """Make a green context by a description; raise CudaError."""
     description = _descriptions.get(handle)
     if description is None:

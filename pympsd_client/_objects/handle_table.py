@@ -7,7 +7,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from pympsd.wire.records import OPERATIONS, Kind, Use
 from pympsd_client._arguments.errors import invalid_handle
-from pympsd_client._command_stream.operations import Operation
+from pympsd_client._command_stream.operations import OperationLayout
 from pympsd_client._objects.context import Context, current, when_closed
 
 next_buffer_id: Final = count(1).__next__
@@ -31,7 +31,7 @@ class Owned(Protocol):
 
 T = TypeVar("T", bound=Owned)
 _DESTROY: Final = {
-    operand.kind: Operation(row.name)
+    operand.kind: OperationLayout(row.name)
     for row in OPERATIONS
     for operand in row.operands
     if operand.use is Use.DESTROYED

@@ -25,7 +25,7 @@ from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_context, invalid_value
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.launch_cache import check_choice, invalidate
-from pympsd_client._connect.connection import Connection, Device
+from pympsd_client._connect.connection import Connection, VisibleDevice
 from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, refusal, without_daemon
 from pympsd_client._connect.handshake import (
     GRANT_PAUSE_S,
@@ -126,7 +126,7 @@ class Process:
         if self.ended:
             raise _deinitialized_error()
 
-    def device(self, index: int) -> Device:
+    def device(self, index: int) -> VisibleDevice:
         """Return a visible device by its number; raise INVALID_DEVICE, or the error of a server that has gone."""
         connection = self.require()
         connection.check()
@@ -172,7 +172,7 @@ class Primary:
     Its handle stays the same when it is opened again. ``flags`` take effect when it opens.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: VisibleDevice) -> None:
         self.device: Final = device
         self.context: Context | None = None
         self.flags = 0

@@ -33,7 +33,7 @@ from pympsd_client.native import _entry_points
 
 
 @frozen
-class Library:
+class PointerModule:
     """A module of function pointers. ``functions`` is the module that resolves them, imported at the first call."""
 
     functions: str
@@ -46,20 +46,20 @@ class Library:
 
 
 LIBRARIES: Final = {
-    "cuda.bindings.cyruntime": Library(
+    "cuda.bindings.cyruntime": PointerModule(
         "pympsd_client.routing.runtime.functions",
         "cudaError_t",
         unless=frozenset({"cudaRuntimeGetVersion", "getLocalRuntimeVersion"}),
     ),
-    "cuda.bindings.cynvrtc": Library(
+    "cuda.bindings.cynvrtc": PointerModule(
         "pympsd_client.routing.compilers",
         "nvrtcResult",
         frozenset({"nvrtcCompileProgram", "nvrtcDestroyProgram", "nvrtcGetCUBIN", "nvrtcGetCUBINSize"}),
     ),
-    "cuda.bindings.cynvfatbin": Library(
+    "cuda.bindings.cynvfatbin": PointerModule(
         "pympsd_client.routing.compilers", "nvFatbinResult", frozenset({"nvFatbinAddCubin"})
     ),
-    "cuda.bindings.cynvjitlink": Library(
+    "cuda.bindings.cynvjitlink": PointerModule(
         "pympsd_client.routing.compilers",
         "nvJitLinkResult",
         frozenset(

@@ -12,8 +12,6 @@ when.
     device.close()
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 

@@ -40,9 +40,9 @@ from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError, Status
-from pympsd_server.executor.client import Client
+from pympsd_server.executor.client import CommandClient
 from pympsd_server.executor.memory.device_memory import Shortages
-from pympsd_server.executor.memory.pinned import PinnedMemory
+from pympsd_server.executor.memory.pinned import PinnedPieces
 from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 from pympsd_server.executor.record_source import SHARED_BYTES, create_shared_memory, native_worker
 from pympsd_server.executor.requests.client_context import ClientContext
@@ -109,10 +109,10 @@ class Attachments:
         self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)
         self._generation = generation
         self._send = send
-        self._clients: dict[int, Client] = {}
+        self._clients: dict[int, CommandClient] = {}
         self._shared_events = SharedEvents()
         self._shortages = Shortages(report_memory, send)
-        self._owners: dict[int, Client] = {}
+        self._owners: dict[int, CommandClient] = {}
         """The client of each context."""
         self._pids: dict[int, int] = {}
         """The PID of each context's client."""
@@ -203,7 +203,7 @@ class Attachments:
 
         return report
 
-    def _client(self, request: Attach) -> tuple[Client, tuple[int, ...]]:
+    def _client(self, request: Attach) -> tuple[CommandClient, tuple[int, ...]]:
         if not request.new_stream:
             return self._clients[request.client], ()
         try:
@@ -216,9 +216,9 @@ class Attachments:
         except BackendError:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
-        pinned = PinnedMemory(self._device, self._pinned_addresses, request.client)
+        pinned = PinnedPieces(self._device, self._pinned_addresses, request.client)
         staging = memory.view[:SHARED_BYTES]
-        client = Client(ours, staging, pinned, self._shared_events, self._shortages, request.client, worker)
+        client = CommandClient(ours, staging, pinned, self._shared_events, self._shortages, request.client, worker)
         try:
             client.start()
         except RuntimeError as error:

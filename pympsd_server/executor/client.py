@@ -20,8 +20,8 @@ from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.memory.device_memory import Shortages
-from pympsd_server.executor.memory.pinned import PinnedMemory
-from pympsd_server.executor.operations.table import ROWS, Row
+from pympsd_server.executor.memory.pinned import PinnedPieces
+from pympsd_server.executor.operations.table import ROWS, ExecutedOperation
 from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
 from pympsd_server.executor.requests.answers import AnswerWriter
 from pympsd_server.executor.requests.backpressure import Backpressure
@@ -33,7 +33,7 @@ from pympsd_server.native.worker import NativeWorker
 _JOIN_SECONDS: Final = 1.0
 
 
-class Client:
+class CommandClient:
     """One client process, as the executor serves it.
 
     ``contexts`` has the client's contexts by the ids that the server gave them, which records name.
@@ -43,7 +43,7 @@ class Client:
         self,
         stream: socket.socket,
         staging: memoryview,
-        pinned: PinnedMemory,
+        pinned: PinnedPieces,
         shared_events: SharedEvents,
         shortages: Shortages,
         client_id: int,
@@ -137,7 +137,9 @@ class Client:
             reason = f"the executor failed: {type(error).__name__}: {error}"
             request.fail(Status(Result.ERROR_UNKNOWN, reason))
 
-    def _run(self, request: Request, context: ClientContext | None, row: Row | None, record: records.Record) -> None:
+    def _run(
+        self, request: Request, context: ClientContext | None, row: ExecutedOperation | None, record: records.Record
+    ) -> None:
         if context is None:
             if row is None or row.scope is records.Scope.CONTEXT:
                 raise self._no_context(record.context)

@@ -25,7 +25,7 @@ class _Outgoing:
     fds: tuple[int, ...]
 
 
-class Link:
+class OwnerLink:
     """Sends without blocking the caller: a stopped owner must not hold up the compute thread."""
 
     def __init__(self, link: socket.socket) -> None:

@@ -19,7 +19,7 @@ from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, Executo
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.attachments import Attachments
-from pympsd_server.executor.link import Link
+from pympsd_server.executor.link import OwnerLink
 from pympsd_server.executor.memory.device_memory import MemoryReporter
 
 _SWITCH_SECONDS: Final = 0.0005
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         # A device's memory is this process's: out of memory, kill it before the machine's other work.
         file.write(_OOM_SCORE)
-    link = Link(socket.socket(fileno=options.link_fd))
+    link = OwnerLink(socket.socket(fileno=options.link_fd))
     try:
         status = _serve(link)
     except RemoteError as error:
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     os._exit(status)
 
 
-def _serve(link: Link) -> int:
+def _serve(link: OwnerLink) -> int:
     setup = link.first()
     if setup is None:
         return 0

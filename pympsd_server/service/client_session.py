@@ -64,7 +64,7 @@ from pympsd_server.state_machine.client_limits import (
     problem_of_entries,
     quota_on,
 )
-from pympsd_server.state_machine.client_table import Client, Context, NoSuchContext
+from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord, NoSuchContext
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
 
@@ -83,7 +83,7 @@ class ClientSession:
 
     server: Server
     containment: Containment
-    client: Client
+    client: ClientRecord
     channel: MessageChannel
     pidfd: int
     limits: ClientLimits
@@ -273,7 +273,7 @@ class ClientSession:
         except BadLimit as error:
             raise ExecutorError(Result.ERROR_INVALID_VALUE, str(error)) from None
 
-    def _number(self, executor: Executor) -> Context:
+    def _number(self, executor: Executor) -> ContextRecord:
         """Give a new context its number and its connections, before the executor makes it."""
         slots, slot = connection_slots(self.client.environment), executor.slot
         isolated = self.server.devices[slot.device].isolates_address_spaces
@@ -286,7 +286,7 @@ class ClientSession:
             self.server.log.info("context_refused_reason", reason=f"Client {self.client.pid}: {error}")
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
 
-    async def _attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:
+    async def _attach(self, executor: Executor, context: ContextRecord, multiprocessors: int) -> Answer:
         attach = partial(self._try_to_attach, executor, context, multiprocessors)
         try:
             return await with_room(self.containment, context.device, self.client, attach)
@@ -294,7 +294,7 @@ class ClientSession:
             self.server.context_refused(self.client, context, error.code, error.reason)
             raise
 
-    async def _try_to_attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:
+    async def _try_to_attach(self, executor: Executor, context: ContextRecord, multiprocessors: int) -> Answer:
         key = (executor.slot, executor.generation)
         new_stream = key not in self._streams
         # Added before the stream exists: a client that dies during the request is dropped from the executor too.

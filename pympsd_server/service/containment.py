@@ -44,7 +44,7 @@ from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, blast_of, sticky_error
-from pympsd_server.state_machine.client_table import Client, Context
+from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 
 TEARDOWN_SECONDS: Final = 5.0
@@ -89,11 +89,11 @@ class Containment:
         """Whether a fault is being handled."""
         return bool(self.slots)
 
-    def refuses(self, client: Client) -> bool:
+    def refuses(self, client: ClientRecord) -> bool:
         """Return whether a new client is refused, because executors of its user are to be replaced."""
         return any(self.server.slot_of(client, slot.device) == slot for slot in self.slots)
 
-    async def hold(self, client: Client) -> None:
+    async def hold(self, client: ClientRecord) -> None:
         """Wait while executors of a new client's user are replaced, HOLD_SECONDS at most.
 
         There is nothing to wait for while a process that the fault has reached is still there: it may stay for ever.
@@ -132,7 +132,7 @@ class Containment:
             return  # it was to be replaced, or the next client's context starts another
         self._contain(self._domains_of(slot), Result.ERROR_LAUNCH_FAILED, reason)
 
-    async def reset(self, context: Context, reason: str) -> None:
+    async def reset(self, context: ContextRecord, reason: str) -> None:
         """Stop a context's work by ending its executor, as a fatal fault of its device.
 
         The work has stopped when this returns; other contexts that the fault reaches may be torn down later.
@@ -144,17 +144,17 @@ class Containment:
             self._contain(self._domains_of(context.slot), Result.ERROR_LAUNCH_FAILED, reason)
         await self.executors.end(executor)
 
-    def context_closed(self, context: Context) -> None:
+    def context_closed(self, context: ContextRecord) -> None:
         """Handle the end of a context, which the client table no longer has."""
         self.contexts.pop(context.id, None)
         if context.slot in self.slots and not self._has_contexts(context.slot):
             self.server.device_dropped(context.device)
 
-    def context_not_opened(self, context: Context) -> None:
+    def context_not_opened(self, context: ContextRecord) -> None:
         """Handle a context that could not be opened."""
         self.contexts.pop(context.id, None)
 
-    def client_left(self, client: Client) -> None:
+    def client_left(self, client: ClientRecord) -> None:
         """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
         self.evicted.discard(client.id)
         self.clients_in_partitions.discard(client.id)
@@ -166,7 +166,7 @@ class Containment:
 
     # --- reactions
 
-    def refusal(self, client: Client, device: int) -> tuple[int, str] | None:
+    def refusal(self, client: ClientRecord, device: int) -> tuple[int, str] | None:
         """Return why a client gets no context on a device now, as a CUresult and a sentence; None if it does."""
         if client.id in self.clients or client.id in self.clients_in_partitions:
             return self._sticky_of(client.id), "a fatal GPU fault has reached this process: end it"
@@ -233,7 +233,7 @@ class Containment:
         for client in blast.clients:
             log.info("fault_client", pid=client.pid)
 
-    async def _tear_down(self, contexts: Iterable[Context], reason: str) -> None:
+    async def _tear_down(self, contexts: Iterable[ContextRecord], reason: str) -> None:
         """Stop all work of the contexts and give each its sticky error.
 
         Kill an executor that does not stop its work in time.
@@ -252,7 +252,7 @@ class Containment:
             codes = {client_id: self._sticky_of(client_id) for client_id in self.server.client_table.clients}
             self.server.end_by_fault(codes, reason)
 
-    async def _tear_one_down(self, context: Context, reason: str, unstopped: dict[int, Context]) -> None:
+    async def _tear_one_down(self, context: ContextRecord, reason: str, unstopped: dict[int, ContextRecord]) -> None:
         executor = self.executors.executor_of(context)
         code = self.contexts.get(context.id)
         if executor is not None and code is not None:
@@ -294,7 +294,7 @@ class Containment:
         self.slots -= set(slots)
         self._held.unpark_all()
 
-    def _find(self, context_id: int) -> tuple[Client, Context] | None:
+    def _find(self, context_id: int) -> tuple[ClientRecord, ContextRecord] | None:
         for client in self.server.client_table.clients.values():
             if context_id in client.contexts:
                 return client, client.contexts[context_id]

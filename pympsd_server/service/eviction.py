@@ -16,14 +16,14 @@ from pympsd_server.service.containment import Containment
 from pympsd_server.service.executor import Answer, Executor, ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.client_table import Client, Context
+from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 from pympsd_server.state_machine.eviction import MAX_VICTIMS, Victim, choose
 
 TERMINATION_SECONDS: Final = 10.0
 """The limit for stopping the work of a client that an operator terminates."""
 TERMINATED_REASON: Final = "an operator ended this context with terminate_client; destroy it and make another"
 
-Target = tuple[Client, Context]
+Target = tuple[ClientRecord, ContextRecord]
 
 
 async def terminate_client(containment: Containment, request: link.TerminateClient) -> None:
@@ -68,7 +68,7 @@ async def stop(containment: Containment, targets: Sequence[Target], reason: str)
     return not bound.cancelled_caught
 
 
-async def _terminate(containment: Containment, client: Client, context: Context, reason: str) -> None:
+async def _terminate(containment: Containment, client: ClientRecord, context: ContextRecord, reason: str) -> None:
     executor = containment.executors.executor_of(context)
     if executor is not None:
         while await _still_runs(containment.executors, executor, context, reason):
@@ -76,7 +76,7 @@ async def _terminate(containment: Containment, client: Client, context: Context,
     containment.server.client_table.mark_terminated(client, context)
 
 
-async def _still_runs(executors: Executors, executor: Executor, context: Context, reason: str) -> bool:
+async def _still_runs(executors: Executors, executor: Executor, context: ContextRecord, reason: str) -> bool:
     """Terminate a context; return whether its device cannot stop the work, after waiting for it for a while."""
     request = executors.next_request()
     try:
@@ -117,7 +117,7 @@ async def answer_shortage(containment: Containment, executor: Executor, message:
 
 
 async def with_room(
-    containment: Containment, device: int, client: Client, attach: Callable[[], Awaitable[Answer]]
+    containment: Containment, device: int, client: ClientRecord, attach: Callable[[], Awaitable[Answer]]
 ) -> Answer:
     """Call ``attach``, which creates a context, and return its answer.
 
@@ -132,7 +132,7 @@ async def with_room(
     return await attach()
 
 
-async def make_room(containment: Containment, device: int, caller: Client, short: int) -> bool:
+async def make_room(containment: Containment, device: int, caller: ClientRecord, short: int) -> bool:
     """End clients that hold at least as many bytes on a device, unless the memory was freed for another one before.
 
     Return whether the caller should try again.
@@ -166,7 +166,7 @@ async def make_room(containment: Containment, device: int, caller: Client, short
         return True
 
 
-def _targets(server: Server, client: Client, device: int) -> list[Target]:
+def _targets(server: Server, client: ClientRecord, device: int) -> list[Target]:
     """Return a client with each of its contexts to end; none if it has none on the device."""
     contexts = [context for context in client.active_contexts() if context.id not in server.opening]
     return (

@@ -25,7 +25,7 @@ RETRY_SECONDS: Final = 0.5
 """The interval between attempts to register a device that could not be at the start."""
 
 
-class CannotStart(StartError):
+class ServerCannotStart(StartError):
     """The server cannot start; ``reasons`` are sentences for its log."""
 
     def __init__(self, *reasons: str) -> None:
@@ -87,11 +87,11 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
     try:
         properties = with_current_modes(setup.devices, setup.machine)
     except BadMachine as error:
-        raise CannotStart(str(error)) from None
+        raise ServerCannotStart(str(error)) from None
     devices = RegisteredDevices(properties, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
     reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, properties, setup.used)
     if reasons:
-        raise CannotStart(*reasons)
+        raise ServerCannotStart(*reasons)
     try:
         for ordinal in range(len(properties)) if setup.used is None else setup.used:
             _register(devices, ordinal)
@@ -107,7 +107,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
     if folder is None:
         if alone:
             reason = "only an emulated device can be kept for one server."
-            raise CannotStart(start_checks.cannot_be_held(ordinal, device, reason))
+            raise ServerCannotStart(start_checks.cannot_be_held(ordinal, device, reason))
         return
     try:
         folder.make()
@@ -115,10 +115,10 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         timeout = 0.0 if devices.unregistered else None
         devices.add(ordinal, register(folder, device.uuid, alone, timeout))
     except InUse as error:
-        raise CannotStart(start_checks.in_use(ordinal, device, _holder(error.pid))) from None
+        raise ServerCannotStart(start_checks.in_use(ordinal, device, _holder(error.pid))) from None
     except OSError as error:
         if alone:
-            raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
+            raise ServerCannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
         if isinstance(error, TimeoutError):
             devices.unregistered[ordinal] = folder.explain(error)
         else:

@@ -54,7 +54,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd_server.service.executor import Executor, ExecutorError, gone
 from pympsd_server.service.memory_accounts import CgroupMemory, MemoryAccounts
-from pympsd_server.state_machine.client_table import Context
+from pympsd_server.state_machine.client_table import ContextRecord
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 
 START_SECONDS: Final = 60.0
@@ -124,7 +124,7 @@ class Executors:
         percentages = self._utilization.get(device)
         return None if percentages is None else combine_utilization(percentages.values())
 
-    def executor_of(self, context: Context) -> Executor | None:
+    def executor_of(self, context: ContextRecord) -> Executor | None:
         """Return the executor of a context, None if it has ended (the slot may have another one)."""
         executor = self._running.get(context.slot)
         return executor if executor is not None and executor.generation == context.generation else None

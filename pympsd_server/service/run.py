@@ -10,7 +10,7 @@ its devices (`exclusive_devices`), builds its parts and obeys the daemon until t
 All tasks are in one nursery, which is cancelled when the server is done. The link may change daemons: after the death
 of one, the next takes it over from the keeper and requests a report; nothing else is different for a server.
 
-All executors, including those that start later, write to the trace that the daemon requests (`Tracing`).
+All executors, including those that start later, write to the trace that the daemon requests (`ExecutorTraces`).
 """
 
 import os
@@ -39,14 +39,14 @@ from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
 from pympsd_server.service.eviction import answer_shortage, terminate_client
-from pympsd_server.service.exclusive_devices import CannotStart, RegisteredDevices, register_devices
+from pympsd_server.service.exclusive_devices import RegisteredDevices, ServerCannotStart, register_devices
 from pympsd_server.service.executor import Executor, ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 
 
 @define
-class Tracing:
+class ExecutorTraces:
     """Whether executors write to a trace, and to which."""
 
     executors: Executors
@@ -128,7 +128,7 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup) -> int:
     log.info("server_initializing")
     try:
         devices = register_devices(setup)
-    except CannotStart as error:
+    except ServerCannotStart as error:
         log.error("server_failed")
         for reason in error.reasons:
             log.error("server_failed_reason", reason=reason)
@@ -221,7 +221,7 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
     return containment
 
 
-async def _stop_trace(tracing: Tracing, daemon: DaemonLink) -> None:
+async def _stop_trace(tracing: ExecutorTraces, daemon: DaemonLink) -> None:
     await tracing.stop()
     daemon.trace_stopped()
 
@@ -229,7 +229,7 @@ async def _stop_trace(tracing: Tracing, daemon: DaemonLink) -> None:
 async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
     """Obey the daemon, and after its death the next one, which has the same link; end when the link does."""
     server = containment.server
-    tracing = Tracing(containment.executors, server.log, nursery)
+    tracing = ExecutorTraces(containment.executors, server.log, nursery)
     try:
         while (received := await server.link.channel.receive_message()) is not None:
             match received:

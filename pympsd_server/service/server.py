@@ -31,9 +31,9 @@ from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import RequestRefused
 from pympsd_server.service.daemon_link import DaemonLink
 from pympsd_server.state_machine.client_limits import limits_of, own_priority
-from pympsd_server.state_machine.client_table import Client, ClientTable, Context
+from pympsd_server.state_machine.client_table import ClientRecord, ClientTable, ContextRecord
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
-from pympsd_server.state_machine.server_phase import MOVES, Phase
+from pympsd_server.state_machine.server_phase import MOVES, ServerPhase
 
 DELETED: Final = RequestRefused(
     0, Result.ERROR_MPS_CLIENT_TERMINATED, "an operator ended the MPS server of this process, with its clients"
@@ -48,10 +48,10 @@ _LIMITS_OF_MEMORY: Final = (*MEMORY_LIMITS, OF_CONTAINER)
 class Observer(Protocol):
     """Notified when clients and contexts have left the client table."""
 
-    def context_closed(self, context: Context) -> None:
+    def context_closed(self, context: ContextRecord) -> None:
         """Handle the end of a context."""
 
-    def client_left(self, client: Client) -> None:
+    def client_left(self, client: ClientRecord) -> None:
         """Handle the end of a client."""
 
 
@@ -68,7 +68,7 @@ class Server:
     client_priority: int = 0
     """The default level, as received last from the daemon."""
     client_table: ClientTable = field(init=False)
-    phase: Phase = Phase.INITIALIZING
+    phase: ServerPhase = ServerPhase.INITIALIZING
     done: trio.Event = field(factory=trio.Event)
     status: int = 0
     """The process's exit status."""
@@ -100,19 +100,19 @@ class Server:
     @property
     def ending(self) -> bool:
         """Whether the process is about to exit: nothing needs to be freed one by one."""
-        return self.phase is Phase.ENDED
+        return self.phase is ServerPhase.ENDED
 
     @property
     def leaving(self) -> bool:
         """Whether it ends with its last client, or has ended."""
-        return self.phase in (Phase.LEAVING, Phase.ENDED)
+        return self.phase in (ServerPhase.LEAVING, ServerPhase.ENDED)
 
     @property
     def is_volta_or_newer(self) -> bool:
         """Whether its devices support Volta MPS; all or none of them do."""
         return all(device.is_volta_or_newer for device in self.devices)
 
-    def slot_of(self, client: Client, device: int) -> ExecutorSlot:
+    def slot_of(self, client: ClientRecord, device: int) -> ExecutorSlot:
         """Return the slot of a client's contexts on a device."""
         return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
 
@@ -123,7 +123,7 @@ class Server:
 
     def start_serving(self) -> None:
         """End the initialisation."""
-        self.phase = move(MOVES, self.phase, Phase.SERVING)
+        self.phase = move(MOVES, self.phase, ServerPhase.SERVING)
 
     def change_limits(self, thread_percentage: float, memory_limits: dict[int, int]) -> None:
         """Set the limits of later clients."""
@@ -139,7 +139,7 @@ class Server:
         memory = {ordinal: PinnedMemory(limit) for ordinal, limit in self.memory_limits.items()}
         return Limits({ALL_DEVICES: self.thread_percentage}, memory)
 
-    def client_admitted(self, admitted: AdmitClient) -> Client:
+    def client_admitted(self, admitted: AdmitClient) -> ClientRecord:
         """Add a client that the daemon hands over to the client table."""
         if admitted.priority != self.client_priority and not admitted.mps_namespace:
             self.client_priority = admitted.priority
@@ -155,7 +155,7 @@ class Server:
         }
         return client
 
-    def client_connected(self, client: Client) -> None:
+    def client_connected(self, client: ClientRecord) -> None:
         """Log a new client process, which is context 0 in the log, and its wrong settings."""
         self.log.info("client_requested", pid=client.pid, context=0)
         by_device = (*_LIMITS_OF_MEMORY, *([PERCENTAGE] if "=" in client.environment.get(PERCENTAGE, "") else []))
@@ -167,7 +167,7 @@ class Server:
         self.log.info("client_connected", pid=client.pid, context=0)
         self.log.info("client_worker", pid=client.pid, context=0)
 
-    def client_joined(self, client: Client, limits: LimitsInForce, partitions: dict[int, str]) -> None:
+    def client_joined(self, client: ClientRecord, limits: LimitsInForce, partitions: dict[int, str]) -> None:
         """Report the limits in force for a client that was accepted; log it if it came to a namespace."""
         self.link.client_joined(client.id, limits)
         if client.namespace:
@@ -180,7 +180,7 @@ class Server:
                 text += f", memory {PinnedMemory(memory)}" if memory else ""
             self.log.info("client_limits", pid=client.pid, uid=client.uid, limits=text)
 
-    def devices_refused(self, client: Client) -> None:
+    def devices_refused(self, client: ClientRecord) -> None:
         """Log that a client's CUDA_VISIBLE_DEVICES leaves it no device."""
         entry = client.environment.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
         if entry.startswith("GPU-"):
@@ -191,13 +191,13 @@ class Server:
         self.log.info("client_devices_entry", pid=client.pid, entry=entry)
         self.log.info("client_devices_hint", pid=client.pid, count=len(self.devices))
 
-    def limit_rejected(self, client: Client, bad: BadEntry, ignored: bool) -> None:
+    def limit_rejected(self, client: ClientRecord, bad: BadEntry, ignored: bool) -> None:
         """Log an invalid entry of a client's memory limits: it is ignored, or the client is refused."""
         event = "client_limit_ignored" if ignored else "client_limit_refused"
         fields = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
         self.log.warning(event, pid=client.pid, **fields)
 
-    def context_opened(self, client: Client, context: Context) -> None:
+    def context_opened(self, client: ClientRecord, context: ContextRecord) -> None:
         """Report a new context."""
         properties = self.devices[context.device]
         names = {"pid": client.pid, "context": context.number}
@@ -212,14 +212,14 @@ class Server:
         self.log.error("shared_memory_failed")
         self.log.error("client_refused", pid=pid, reason=reason)
 
-    def context_refused(self, client: Client, context: Context, code: int, reason: str) -> None:
+    def context_refused(self, client: ClientRecord, context: ContextRecord, code: int, reason: str) -> None:
         """Log a context that could not be opened."""
         if code == Result.ERROR_OPERATING_SYSTEM:
             self.log.error("shared_memory_failed")
         self.log.info("context_refused", pid=client.pid, context=context.number, status=code)
         self.log.info("context_refused_reason", pid=client.pid, reason=reason)
 
-    def context_closed(self, client: Client, context: Context) -> None:
+    def context_closed(self, client: ClientRecord, context: ContextRecord) -> None:
         """Report the end of a context, which the client table no longer has."""
         # As recorded: contexts on the same device.
         others = self.client_table.clients.values()
@@ -241,7 +241,7 @@ class Server:
             change = {"change": f"{audited.change:+}", "used": audited.used, "limit": audited.limit}
             self.log.info("memory_audited", pid=client.pid, namespace=namespace, uuid=uuid, **change)
 
-    def client_left(self, client: Client, connected: bool) -> None:
+    def client_left(self, client: ClientRecord, connected: bool) -> None:
         """Report the end of a client and its remaining contexts, latest first; ``connected``: it was not refused."""
         for context_id in sorted(client.contexts, reverse=True):
             self.context_closed(client, self.client_table.close_context(client, context_id))
@@ -259,12 +259,12 @@ class Server:
         else:
             self._leave_if_alone()
 
-    def context_faulted(self, client: Client, context: Context, code: int, reason: str) -> None:
+    def context_faulted(self, client: ClientRecord, context: ContextRecord, code: int, reason: str) -> None:
         """Log a context that its own work has faulted."""
         self.log.error("context_faulted", pid=client.pid, context=context.number)
         self.log.error("context_faulted_reason", pid=client.pid, reason=f"{reason} ({code})")
 
-    def client_refused_in_teardown(self, client: Client) -> None:
+    def client_refused_in_teardown(self, client: ClientRecord) -> None:
         """Log a client that was refused during a fault."""
         names = {"pid": client.pid, "context": 0}
         self.log.info("client_requested", **names)
@@ -273,8 +273,8 @@ class Server:
 
     def begin_fault(self) -> None:
         """Refuse new clients until those that a fault reached have gone."""
-        if self.phase is Phase.SERVING:
-            self.phase = move(MOVES, self.phase, Phase.FAULT)
+        if self.phase is ServerPhase.SERVING:
+            self.phase = move(MOVES, self.phase, ServerPhase.FAULT)
             self.link.status(ServerStatus.FAULT)
 
     def device_dropped(self, device: int) -> None:
@@ -284,8 +284,8 @@ class Server:
 
     def end_fault(self) -> None:
         """Serve new clients again."""
-        if self.phase is Phase.FAULT:
-            self.phase = move(MOVES, self.phase, Phase.SERVING)
+        if self.phase is ServerPhase.FAULT:
+            self.phase = move(MOVES, self.phase, ServerPhase.SERVING)
             self.link.status(ServerStatus.ACTIVE)
 
     def end_by_fault(self, codes: dict[int, int], reason: str) -> None:
@@ -299,8 +299,8 @@ class Server:
     def leave(self, forced: bool, is_deletion: bool = False) -> None:
         """End with the last client, or immediately; ``is_deletion``: send its clients the reason."""
         self.log.info("server_shutdown_notified")
-        if self.phase in (Phase.SERVING, Phase.FAULT):
-            self.phase = move(MOVES, self.phase, Phase.LEAVING)
+        if self.phase in (ServerPhase.SERVING, ServerPhase.FAULT):
+            self.phase = move(MOVES, self.phase, ServerPhase.LEAVING)
         if self.client_table.clients:
             self.log.info("server_shutdown_busy", workers=self.client_table.workers)
         if forced and self.client_table.clients:
@@ -327,17 +327,17 @@ class Server:
         """End with the last client: a new daemon does not take this server over; ``reason`` is its reason."""
         self.log.info("server_dismissed", reason=reason or "it gave no reason")
         self.link.disconnect()
-        if self.phase in (Phase.SERVING, Phase.FAULT):
-            self.phase = move(MOVES, self.phase, Phase.LEAVING)
+        if self.phase in (ServerPhase.SERVING, ServerPhase.FAULT):
+            self.phase = move(MOVES, self.phase, ServerPhase.LEAVING)
         self._leave_if_alone()
 
     def _leave_if_alone(self) -> None:
-        if self.phase is Phase.LEAVING and not self.client_table.clients:
+        if self.phase is ServerPhase.LEAVING and not self.client_table.clients:
             self.log.info("server_waiting")
             self.log.info("server_exiting")
             self._end()
 
     def _end(self) -> None:
-        if self.phase is not Phase.ENDED:
-            self.phase = move(MOVES, self.phase, Phase.ENDED)
+        if self.phase is not ServerPhase.ENDED:
+            self.phase = move(MOVES, self.phase, ServerPhase.ENDED)
             self.done.set()

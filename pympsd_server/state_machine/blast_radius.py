@@ -25,7 +25,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.state_machine.client_table import Client, Context
+from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 
 OTHER_DEVICES_ERROR: Final = Result.ERROR_LAUNCH_FAILED
@@ -39,8 +39,8 @@ class OnDevice:
     One step for each context of a domain, in the order of the clients and of the contexts' numbers.
     """
 
-    client: Client
-    context: Context
+    client: ClientRecord
+    context: ContextRecord
 
 
 @frozen
@@ -51,8 +51,8 @@ class WholeProcess:
     context loses all (MPS documents, 2.3.3.2).
     """
 
-    client: Client
-    contexts: tuple[Context, ...]
+    client: ClientRecord
+    contexts: tuple[ContextRecord, ...]
 
 
 @frozen
@@ -62,7 +62,7 @@ class Blast:
     steps: tuple[OnDevice | WholeProcess, ...] = ()
     slots: tuple[ExecutorSlot, ...] = ()
     """Slots whose executors are to be replaced, by their devices' ordinals; none if SM partitions contain it."""
-    clients: tuple[Client, ...] = ()
+    clients: tuple[ClientRecord, ...] = ()
     """Clients that get a sticky error, in the order of discovery."""
     contexts: frozenset[int] = frozenset()
     """Ids of all contexts to tear down."""
@@ -76,7 +76,7 @@ class Blast:
         return tuple(slot.device for slot in self.slots)
 
 
-def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
+def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[ClientRecord]) -> Blast:
     """Return what a fatal fault in some domains reaches, given all clients of the server as they connected.
 
     Args:
@@ -107,7 +107,7 @@ def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
     return Blast(tuple(steps), tuple(sorted(slots)), tuple(affected), contexts)
 
 
-def sticky_error(fault_on: int, code: int, context: Context) -> int:
+def sticky_error(fault_on: int, code: int, context: ContextRecord) -> int:
     """Return the result of every later call in a context that is torn down.
 
     Args:
@@ -118,5 +118,5 @@ def sticky_error(fault_on: int, code: int, context: Context) -> int:
     return code if context.device == fault_on else OTHER_DEVICES_ERROR
 
 
-def _contexts(client: Client) -> Iterator[Context]:
+def _contexts(client: ClientRecord) -> Iterator[ContextRecord]:
     return iter(sorted(client.contexts.values(), key=lambda context: context.number))

@@ -44,7 +44,7 @@ from pympsd.vocabulary.sm_rounding import rounding
 from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 from pympsd.wire.link_messages import AdmitClient, AdmittedLimits
 from pympsd.wire.messages import OpenContext
-from pympsd_server.state_machine.client_table import Client
+from pympsd_server.state_machine.client_table import ClientRecord
 from pympsd_server.state_machine.connections import connection_slots
 
 
@@ -210,7 +210,7 @@ def memory_on(limits: ClientLimits, ordinal: int) -> int:
     return in_bytes(limits.own.pinned_memory).get(ordinal, 0)
 
 
-def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: Client) -> Quota:
+def quota_on(limits: ClientLimits, ordinal: int, multiprocessors: int, client: ClientRecord) -> Quota:
     """Return the quota of a client's context on a device, with a number of SMs; raise PartitionRefused.
 
     Args:

@@ -8,7 +8,7 @@ from pympsd.errors import InternalError
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.identities import Ids
 from pympsd.vocabulary.limits import MemoryGroup
-from pympsd_server.state_machine.connections import Pool
+from pympsd_server.state_machine.connections import ConnectionPool
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, FaultDomain
 
 
@@ -20,7 +20,7 @@ class NoSuchContext(InternalError, KeyError):
 
 
 @frozen
-class Context:
+class ContextRecord:
     """A client context; ``id`` counts the server's contexts, ``number`` those of the process, from 1.
 
     ``device`` is the server's ordinal, ``client`` the id of its client. Logs show ``number``; messages and records
@@ -55,7 +55,7 @@ class Context:
 
 
 @define
-class Client:
+class ClientRecord:
     """A client process with its contexts by id."""
 
     id: int
@@ -63,7 +63,7 @@ class Client:
     priority: int
     environment: dict[str, str]
     uid: int = 0
-    contexts: dict[int, Context] = field(factory=dict)
+    contexts: dict[int, ContextRecord] = field(factory=dict)
     contexts_made: int = 0
     """The number of contexts that it has opened."""
     terminated: set[int] = field(factory=set)
@@ -76,7 +76,7 @@ class Client:
     partitions: dict[int, str] = field(factory=dict)
     """The client's SM partitions that have separate executors, by device ordinal."""
 
-    def active_contexts(self) -> list[Context]:
+    def active_contexts(self) -> list[ContextRecord]:
         """Return the contexts that were not terminated."""
         return [context for context_id, context in self.contexts.items() if context_id not in self.terminated]
 
@@ -89,18 +89,18 @@ class ClientTable:
     with its first context, or from `of`.
     """
 
-    clients: dict[int, Client] = field(factory=dict)
-    pools: dict[int, Pool] = field(factory=dict)
+    clients: dict[int, ClientRecord] = field(factory=dict)
+    pools: dict[int, ConnectionPool] = field(factory=dict)
     _ids: Ids = field(factory=Ids, init=False)
 
     @classmethod
     def of(cls, devices: tuple[DeviceProperties, ...]) -> ClientTable:
         """Return an empty client table for devices."""
-        return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
+        return cls(pools={ordinal: ConnectionPool.of(device) for ordinal, device in enumerate(devices)})
 
     def add_client(
         self, client_id: int, pid: int, priority: int, environment: dict[str, str], uid: int = 0
-    ) -> Client:
+    ) -> ClientRecord:
         """Add a client.
 
         Args:
@@ -110,20 +110,20 @@ class ClientTable:
             environment: Its CUDA variables, which later contexts are opened by.
             uid: The user of the process.
         """
-        client = Client(client_id, pid, priority, environment, uid)
+        client = ClientRecord(client_id, pid, priority, environment, uid)
         self.clients[client_id] = client
         return client
 
     def open_context(
         self,
-        client: Client,
+        client: ClientRecord,
         device: int,
         generation: int,
         slots: int = 1,
         user: int = ALL_USERS,
         partition: str = "",
         has_executor: bool = False,
-    ) -> Context:
+    ) -> ContextRecord:
         """Number a new context and give it connection slots; a PoolExhausted takes no number.
 
         Args:
@@ -138,33 +138,33 @@ class ClientTable:
         Raises:
             PoolExhausted: The device has too few free slots (`DeviceProperties.max_contexts`); nothing has changed.
         """
-        pool = self.pools.setdefault(device, Pool())
+        pool = self.pools.setdefault(device, ConnectionPool())
         pool.check(slots)
         client.contexts_made += 1
         numbers = self._ids.take(), client.contexts_made, device, client.id, generation
-        context = Context(*numbers, user, partition, has_executor)
+        context = ContextRecord(*numbers, user, partition, has_executor)
         pool.take(context.id, slots)
         client.contexts[context.id] = context
         return context
 
-    def mark_terminated(self, client: Client, context: Context) -> None:
+    def mark_terminated(self, client: ClientRecord, context: ContextRecord) -> None:
         """Mark a context terminated: it stays until its process closes it, but frees its connections."""
         client.terminated.add(context.id)
         self.pools[context.device].release(context.id)
 
-    def context_of(self, client: Client, context_id: int) -> Context:
+    def context_of(self, client: ClientRecord, context_id: int) -> ContextRecord:
         """Return a client's context; raise NoSuchContext."""
         if context_id not in client.contexts:
             raise NoSuchContext(context_id)
         return client.contexts[context_id]
 
-    def close_context(self, client: Client, context_id: int) -> Context:
+    def close_context(self, client: ClientRecord, context_id: int) -> ContextRecord:
         """Remove and return a context, freeing its connections; raise NoSuchContext."""
         context = self.context_of(client, context_id)
         self.pools[context.device].release(context_id)
         return client.contexts.pop(context_id)
 
-    def remove_client(self, client_id: int) -> Client:
+    def remove_client(self, client_id: int) -> ClientRecord:
         """Remove and return a client, still with its contexts, whose connections are freed.
 
         Raises KeyError for an unknown id. The caller drops the contexts at their executors.
@@ -174,7 +174,7 @@ class ClientTable:
             self.pools[context.device].release(context.id)
         return client
 
-    def contexts_in(self, slot: ExecutorSlot) -> list[Context]:
+    def contexts_in(self, slot: ExecutorSlot) -> list[ContextRecord]:
         """Return the contexts of all clients in a slot, including those that are being opened."""
         return [
             context

@@ -52,7 +52,7 @@ def connection_slots(environment: Mapping[str, str]) -> int:
 
 
 @define
-class Pool:
+class ConnectionPool:
     """The connections of a device and the slots that each context holds.
 
     A slot is one of the contexts that the documents allow on a device (`DeviceProperties.max_contexts`); a client
@@ -69,7 +69,7 @@ class Pool:
     """Slots by context id."""
 
     @classmethod
-    def of(cls, device: DeviceProperties) -> Pool:
+    def of(cls, device: DeviceProperties) -> ConnectionPool:
         """Return the empty pool of a device."""
         return cls(device.max_contexts)
 

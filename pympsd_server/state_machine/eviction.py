@@ -11,7 +11,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.limits import MemoryGroup
-from pympsd_server.state_machine.client_table import Client
+from pympsd_server.state_machine.client_table import ClientRecord
 
 MAX_VICTIMS: Final = 3
 """More clients are not ended for one allocation."""
@@ -25,14 +25,14 @@ class Victim:
     excess.
     """
 
-    client: Client
+    client: ClientRecord
     group: str
     """The group's name; empty if no soft limit holds for the client."""
     excess: int
 
 
 def choose(
-    clients: Collection[Client], device: int, used: Mapping[int, int], endable: Collection[int], short: int
+    clients: Collection[ClientRecord], device: int, used: Mapping[int, int], endable: Collection[int], short: int
 ) -> list[Victim] | None:
     """Return the clients to end, whose memory on a device is as many bytes as are short: none if no client is above
     a soft limit, None if no MOST_VICTIMS of these have that.
@@ -72,7 +72,7 @@ def _precedence(victim: Victim, used: Mapping[int, int], missing: int) -> tuple[
     return victim.excess, victim.client.priority, min(used[victim.client.id], missing), victim.client.id
 
 
-def _latest_limits(clients: Iterable[Client], device: int) -> dict[str, MemoryGroup]:
+def _latest_limits(clients: Iterable[ClientRecord], device: int) -> dict[str, MemoryGroup]:
     """Return the limits of the groups by name, as they came with the latest client of each."""
     return {
         group.name: group
@@ -81,7 +81,7 @@ def _latest_limits(clients: Iterable[Client], device: int) -> dict[str, MemoryGr
     }
 
 
-def _sum_by_group(clients: Iterable[Client], device: int, used: Mapping[int, int]) -> Counter[str]:
+def _sum_by_group(clients: Iterable[ClientRecord], device: int, used: Mapping[int, int]) -> Counter[str]:
     """Return the bytes that the clients of each group hold together, by its name."""
     usage = Counter[str]()
     for client in clients:
@@ -91,7 +91,7 @@ def _sum_by_group(clients: Iterable[Client], device: int, used: Mapping[int, int
 
 
 def _excess(
-    client: Client,
+    client: ClientRecord,
     device: int,
     group_usage: Mapping[str, int],
     limits: Mapping[str, MemoryGroup],

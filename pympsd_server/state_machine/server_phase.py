@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Final
 
 
-class Phase(Enum):
+class ServerPhase(Enum):
     """A phase of the server's life."""
 
     INITIALIZING = "initializing"
@@ -31,11 +31,11 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-MOVES: Final[dict[Phase, frozenset[Phase]]] = {
-    Phase.INITIALIZING: frozenset({Phase.SERVING, Phase.ENDED}),
-    Phase.SERVING: frozenset({Phase.FAULT, Phase.LEAVING, Phase.ENDED}),
-    Phase.FAULT: frozenset({Phase.SERVING, Phase.LEAVING, Phase.ENDED}),
-    Phase.LEAVING: frozenset({Phase.ENDED}),
-    Phase.ENDED: frozenset(),
+MOVES: Final[dict[ServerPhase, frozenset[ServerPhase]]] = {
+    ServerPhase.INITIALIZING: frozenset({ServerPhase.SERVING, ServerPhase.ENDED}),
+    ServerPhase.SERVING: frozenset({ServerPhase.FAULT, ServerPhase.LEAVING, ServerPhase.ENDED}),
+    ServerPhase.FAULT: frozenset({ServerPhase.SERVING, ServerPhase.LEAVING, ServerPhase.ENDED}),
+    ServerPhase.LEAVING: frozenset({ServerPhase.ENDED}),
+    ServerPhase.ENDED: frozenset(),
 }
 """The phases that may follow each phase; `pympsd.vocabulary.phases.move` refuses all others."""

@@ -31,25 +31,18 @@ DOCSTRING_LINES = 200
 """Modules that are longer explain themselves in more than one line."""
 SAME_NAMES = {
     "what the daemon decides, the message that says it, and the event that reports it": (
-        "AdmitClient ClientJoined ClientLimits StartRefused StartTrace StopTrace TerminateClient"
+        "AdmitClient ClientJoined StartRefused StartTrace StopTrace TerminateClient"
     ),
     "one thing as its owner has it, as a peer has it, and as a tool shows it": (
-        "Client ClientContext ClientSession ClientSpace Context Conversation Daemon Device Drain "
-        "Event "
-        "Executor HandleTable HostMemory Kernel Library Link LogRecord Machine Module Phase Process Region Server "
-        "Stream Tracing Waiting"
+        "Client ClientSession ClientSpace Context Conversation Daemon Device Drain Event Executor HandleTable "
+        "HostMemory Kernel Machine Module Server Stream Waiting"
     ),
-    "terms of PTX, in the syntax tree and below": (
-        "Block Frame Function Group Memory Negative Operand Operation Part Scope Space Step Target Variable"
-    ),
-    "ordinary words for values of one module": (
-        "Allocation Answer BadShare CannotStart Column Condition Ended Extent Flag Foreign Holder Kind Limit "
-        "Options Origin PinnedMemory Pool Refused Request Resource Row Slot Trace Usage"
-    ),
+    "terms of PTX, in the syntax tree and below": "Block Frame Function Group Negative Operation Scope Target",
+    "ordinary words for values of one module": "Condition Refused Trace",
 }
 """Public classes of several modules that have one name."""
-CONTROL_FLOW = frozenset({"Cancelled", "PrivateExecutorWarning"})
-"""Exceptions that are not errors: one that ends a cancelled kernel, and a warning."""
+CONTROL_FLOW = frozenset({"Cancelled", "PrivateExecutorWarning", "Refused"})
+"""Exceptions that are not errors: the end of a cancelled kernel, a warning, and what leaves a kernel to NumPy."""
 VAGUE = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "core", "base", "misc"})
 
 

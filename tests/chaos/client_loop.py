@@ -15,7 +15,7 @@ from tests.chaos.client_protocol import read_command, say, step
 
 TERMINATED: Final = 810
 NOT_READY: Final = 807
-MOST_CONTEXTS: Final = 4
+MAX_CONTEXTS: Final = 4
 LINGERS: Final = 0.3
 LINGER_SECONDS: Final = 5.0
 """How long after an error some clients try again: by then nothing may succeed in what the error ended."""
@@ -128,7 +128,7 @@ class Client:
 
     def other_context(self) -> int:
         """Destroy a context and make another one."""
-        if len(self.benches) < MOST_CONTEXTS and (len(self.benches) == 1 or self.source.random() < 0.5):
+        if len(self.benches) < MAX_CONTEXTS and (len(self.benches) == 1 or self.source.random() < 0.5):
             code = self.open(self.source.choice(self.devices))
             # The others are as they were.
             return 0 if code == NOT_READY else code

@@ -21,7 +21,7 @@ from pympsd.wire.records import Record
 from pympsd.wire.ring_layout import AREA_BYTES, ASLEEP, DATA, HEAD, RING_BYTES, TAIL
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._connect.connection import Device, Opened, open_stream
+from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
 from pympsd_client._objects.context import Context
 
 SHARED_BYTES = 1 << 20
@@ -88,25 +88,25 @@ class FakeExecutor:
 
     def context(self) -> Context:
         """Return an open context of this executor."""
-        device = Device(self.ordinal, self.ordinal, PROPERTIES)
+        device = VisibleDevice(self.ordinal, self.ordinal, PROPERTIES)
         context = Context(device, 0, primary=False)
         context.open(self)
         return context
 
     # --- the Connection a context opens through
 
-    devices = (Device(0, 0, PROPERTIES), Device(1, 1, PROPERTIES))
+    devices = (VisibleDevice(0, 0, PROPERTIES), VisibleDevice(1, 1, PROPERTIES))
     driver_version = 13000
     provisions = True
     per_context = False
 
     def open_context(
-        self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
+        self, device: VisibleDevice, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
         """Open immediately."""
         return Opened(self.context_id, 1, self.transport, affinity or 132, 1 << 30, (0, -5))
 
-    def close_context(self, device: Device, context_id: int) -> None:
+    def close_context(self, device: VisibleDevice, context_id: int) -> None:
         """Close immediately."""
 
     def check(self) -> None:

@@ -20,7 +20,7 @@ from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import host_callbacks, operations
-from pympsd_client._connect.connection import Connection, Device
+from pympsd_client._connect.connection import Connection, VisibleDevice
 from pympsd_client._connect.session import Session
 from pympsd_client._objects.context import Context, contexts, this_thread
 from pympsd_client._objects.memory import allocations as device_memory
@@ -506,7 +506,7 @@ def test_pre_volta_clients_of_a_server_have_no_callbacks(
 ) -> None:
     executor = make_executor()
     fresh_process(executor)
-    old = Device(0, 0, evolve(PROPERTIES, compute_capability=(6, 0)))
+    old = VisibleDevice(0, 0, evolve(PROPERTIES, compute_capability=(6, 0)))
     context = Context(old, 0, primary=False)
     context.open(executor)
     this_thread.stack.append(context)

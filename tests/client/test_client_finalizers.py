@@ -18,7 +18,7 @@ from pympsd_client._graphs.user_objects import UserObject
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.memory.allocations import Allocations
 from pympsd_client._objects.memory.pinned import Pinned
-from pympsd_client._objects.pools.graph_memory import GraphAllocation, Usage
+from pympsd_client._objects.pools.graph_memory import GraphAllocation, GraphMemoryUse
 from pympsd_client._objects.process import Primary
 from tests.client.conftest import ok
 
@@ -119,7 +119,7 @@ def test_graph_memory(context: Any, is_clone: bool) -> None:
 
         return lambda: ok(cuda.cuGraphDestroy(first)), lambda: ok(cuda.cuGraphDestroy(second)), check
 
-    assert at_every_line(context, (Usage, GraphAllocation), prepare) > 3
+    assert at_every_line(context, (GraphMemoryUse, GraphAllocation), prepare) > 3
 
 
 def test_an_executable_graph_destroyed_while_it_is_launched(context: Any) -> None:

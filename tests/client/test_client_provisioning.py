@@ -10,7 +10,7 @@ from attrs import evolve
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._connect.private_executor import PrivateExecutors
 from tests.client.conftest import ok
 from tests.client.fake_executor import PROPERTIES, FakeExecutor
@@ -100,7 +100,7 @@ def test_support_for_affinity_is_reported(
     under_mps: FakeExecutor, fresh_process: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ok(cuda.cuDeviceGetExecAffinitySupport(SM_COUNT, 0)) == 1
-    older = Device(0, 0, evolve(PROPERTIES, compute_capability=(6, 0)))
+    older = VisibleDevice(0, 0, evolve(PROPERTIES, compute_capability=(6, 0)))
     monkeypatch.setattr(FakeExecutor, "devices", (older,))
     fresh_process(under_mps)
     assert ok(cuda.cuDeviceGetExecAffinitySupport(SM_COUNT, 0)) == 0

@@ -15,7 +15,7 @@ from pympsd.wire.records import BY_NAME
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._objects.memory import region_copy
-from pympsd_client._objects.memory.region_copy import Extent
+from pympsd_client._objects.memory.region_copy import CopyExtent
 from tests.client.conftest import ok
 from tests.client.fake_executor import FakeExecutor
 
@@ -164,7 +164,7 @@ def test_copies_of_every_direction_move_the_bytes_of_the_model(
 )
 def test_boxes_cover_an_extent_once_and_are_within_the_limit(sizes: tuple[int, int, int], limit: int) -> None:
     seen = np.zeros(sizes[::-1], np.uint8)
-    for (x, y, z), box in region_copy._boxes(Extent(*sizes), limit):
+    for (x, y, z), box in region_copy._boxes(CopyExtent(*sizes), limit):
         assert box.bytes <= limit
         seen[z : z + box.depth, y : y + box.height, x : x + box.width] += 1
     assert (seen == 1).all()

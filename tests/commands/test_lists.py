@@ -12,7 +12,7 @@ from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision
 from pympsd.commands.operator_line import decide_line
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.state.client import Client, ClientProcess, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import QueueEntry
@@ -39,9 +39,9 @@ def daemon() -> Daemon:
             1,
             0,
             ClientProcess(Peer(907, 0, 0), "python a.py", 4026531836),
-            {1: Context(1, 1, 0), 3: Context(3, 2, 0)},
+            {1: ReportedContext(1, 1, 0), 3: ReportedContext(3, 2, 0)},
         ),
-        2: Client(2, 0, ClientProcess(Peer(920, 0, 0), "python b.py", 4026531836), {2: Context(2, 1, 1)}),
+        2: Client(2, 0, ClientProcess(Peer(920, 0, 0), "python b.py", 4026531836), {2: ReportedContext(2, 1, 1)}),
         3: Client(3, 0, ClientProcess(Peer(930, 0, 0), "python c.py", 4026531836)),
     }
     daemon.servers = {1: server}

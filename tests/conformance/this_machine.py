@@ -17,7 +17,7 @@ import tested_driver
 from fake_mps import devices
 from tested_machine import gpus, on_gpu, rehearses, with_machine
 
-from tests.gpu.led import running
+from tests.gpu.cuda_programs import running
 
 HERE = Path(__file__).parent
 LEADS: Final = os.environ.get("PYMPSD_TEST_CONFORMANCE") == "vendor"

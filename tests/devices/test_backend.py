@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from pympsd.devices.discovery import Machine, NoDriver, Probed, visible_machine
-from pympsd.devices.driver_probe import SERVER_NAME, find_vendor_server, run_probe
+from pympsd.devices.driver_probe import SERVER_NAME, find_driver_server, run_probe
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.variables import BadSetting
@@ -166,8 +166,8 @@ def path_of(*folders: Path) -> dict[str, str]:
 
 def test_the_first_in_path(tmp_path: Path) -> None:
     first, second = program(tmp_path / "a"), program(tmp_path / "b")
-    assert find_vendor_server("", path_of(tmp_path / "none", tmp_path / "a", tmp_path / "b")) == first
-    assert find_vendor_server("", path_of(tmp_path / "b", tmp_path / "a")) == second
+    assert find_driver_server("", path_of(tmp_path / "none", tmp_path / "a", tmp_path / "b")) == first
+    assert find_driver_server("", path_of(tmp_path / "b", tmp_path / "a")) == second
 
 
 def test_links_to_ours_are_passed_over(tmp_path: Path) -> None:
@@ -179,15 +179,15 @@ def test_links_to_ours_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "c" / SERVER_NAME).symlink_to(tmp_path / "b" / SERVER_NAME)  # a link to a link
     theirs = program(tmp_path / "d")
     folders = [tmp_path / name for name in "abcd"]
-    assert find_vendor_server("", path_of(*folders)) == theirs
-    assert find_vendor_server("", path_of(*folders[:3])) == ""
+    assert find_driver_server("", path_of(*folders)) == theirs
+    assert find_driver_server("", path_of(*folders[:3])) == ""
 
 
 def test_a_link_to_theirs_is_found(tmp_path: Path) -> None:
     theirs = program(tmp_path / "driver", "nvidia-cuda-mps-server.580")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / SERVER_NAME).symlink_to(theirs)
-    assert find_vendor_server("", path_of(tmp_path / "a")) == str(tmp_path / "a" / SERVER_NAME)
+    assert find_driver_server("", path_of(tmp_path / "a")) == str(tmp_path / "a" / SERVER_NAME)
 
 
 def test_what_is_no_program_is_passed_over(tmp_path: Path) -> None:
@@ -196,28 +196,28 @@ def test_what_is_no_program_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / SERVER_NAME).symlink_to(tmp_path / "nowhere")
     folders = [tmp_path / name for name in "abc"]
-    assert find_vendor_server("", path_of(*folders)) == ""
+    assert find_driver_server("", path_of(*folders)) == ""
     theirs = program(tmp_path / "d")
-    assert find_vendor_server("", path_of(*folders, tmp_path / "d")) == theirs
+    assert find_driver_server("", path_of(*folders, tmp_path / "d")) == theirs
 
 
 def test_relative_folders_of_path_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The daemon changes to / and might start another's program as root."""
     program(tmp_path / "a")
     monkeypatch.chdir(tmp_path)
-    assert find_vendor_server("", {"PATH": "a:.:"}) == ""
+    assert find_driver_server("", {"PATH": "a:.:"}) == ""
 
 
 def test_without_a_path_the_systems_is_searched() -> None:
-    found = find_vendor_server("", {})
+    found = find_driver_server("", {})
     assert found == "" or os.path.basename(found) == SERVER_NAME
 
 
 def test_a_given_one_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
     given = program(tmp_path / "a", "pympsd-server")
-    assert find_vendor_server(given, path_of(tmp_path)) == given
-    assert find_vendor_server(str(tmp_path / "nowhere"), path_of(tmp_path / "a")) == ""
-    assert find_vendor_server(program(tmp_path / "b", mode=0o644), path_of(tmp_path / "b")) == ""
+    assert find_driver_server(given, path_of(tmp_path)) == given
+    assert find_driver_server(str(tmp_path / "nowhere"), path_of(tmp_path / "a")) == ""
+    assert find_driver_server(program(tmp_path / "b", mode=0o644), path_of(tmp_path / "b")) == ""
 
 
 @pytest.mark.parametrize(

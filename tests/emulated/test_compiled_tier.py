@@ -170,6 +170,16 @@ def test_lanes_that_spin_for_a_lock_of_a_lane_of_their_warp_end() -> None:
     assert device.get(address, np.zeros(2, "u4")).tolist() == [0, 128]
 
 
+@pytest.mark.parametrize("timer", ["clock", "globaltimer_lo"])
+def test_warps_that_wait_for_time_let_others_run_meanwhile(timer: str) -> None:
+    """Thousands of warps of a GPU wait simultaneously, and not one after the other."""
+    body = f"""{{ .reg .b32 %a, %b; .reg .pred %q; mov.u32 %a, %{timer};
+    AGAIN: mov.u32 %b, %{timer}; sub.u32 %b, %b, %a; setp.lt.u32 %q, %b, 5000; @%q bra AGAIN; ret; }}"""
+    kernel = Device(1 << 20).load(f"{HEADER}.visible .entry k() {body}").program.kernels["k"]
+    code = kernel.translation.code
+    assert write_text(code, {}, 0, (64, 1, 1), has_halves=True).plan.spinning == {1}
+
+
 WAIT_FOR_LAST = """.visible .entry k(.param .u64 p)
 { .reg .b32 %b, %n, %v; .reg .b64 %a; .reg .pred %q; ld.param.u64 %a, [p];
 mov.u32 %b, %ctaid.x; mov.u32 %n, %nctaid.x; sub.u32 %n, %n, 1; setp.eq.u32 %q, %b, %n; @%q st.global.u32 [%a], 1;

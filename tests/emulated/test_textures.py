@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd.wire.texture_object import BYTES, PACKED, Flag, Kind, Level, Sampling, TextureObject, pack, unpack
+from pympsd.wire.texture_object import (
+    BYTES,
+    PACKED,
+    Level,
+    Sampling,
+    TexturedKind,
+    TextureFlag,
+    TextureObject,
+    pack,
+    unpack,
+)
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed, MisalignedAddress
 from tests.emulated.conftest import use_tier
@@ -19,7 +29,7 @@ from tests.emulated.harness import HEADER, Device
 U8, U16, U32, S8, S16, S32, F16, F32 = 0x01, 0x02, 0x03, 0x08, 0x09, 0x0A, 0x10, 0x20
 DTYPES = {U8: "u1", U16: "u2", U32: "u4", S8: "i1", S16: "i2", S32: "i4", F16: "f2", F32: "f4"}
 WRAP, CLAMP, MIRROR, BORDER = range(4)
-NORMALIZED, AS_INTEGER, SRGB = Flag.NORMALIZED_COORDINATES, Flag.READ_AS_INTEGER, Flag.SRGB
+NORMALIZED, AS_INTEGER, SRGB = TextureFlag.NORMALIZED_COORDINATES, TextureFlag.READ_AS_INTEGER, TextureFlag.SRGB
 BORDER_COLOUR = (0.25, 0.5, 0.75, -2.0)
 BITS: Any = struct.unpack("4I", struct.pack("4f", *BORDER_COLOUR))
 
@@ -69,7 +79,9 @@ class Machine:
         pitch = width * channels * data.itemsize
         return Level(self.device.put(data), pitch, pitch * height, width, height, depth)
 
-    def object(self, format: int, channels: int, *levels: Level, kind: Kind = Kind.ARRAY, **how: Any) -> int:
+    def object(
+        self, format: int, channels: int, *levels: Level, kind: TexturedKind = TexturedKind.ARRAY, **how: Any
+    ) -> int:
         """Return the handle of a new object."""
         made = pack(TextureObject(kind, format, channels, Sampling(border=BITS, **how), levels))
         return self.device.put(np.frombuffer(made, np.uint8))
@@ -213,12 +225,12 @@ def test_srgb(machine: Machine) -> None:
 def test_elements_of_linear_memory(machine: Machine) -> None:
     """What is beyond them is 0; rows of linear memory have their own pitch."""
     data = np.arange(1, 9, dtype="f4").reshape(1, 1, 8, 1)
-    texture = machine.object(F32, 1, machine.array(data), kind=Kind.LINEAR, address_modes=(CLAMP,) * 3)
+    texture = machine.object(F32, 1, machine.array(data), kind=TexturedKind.LINEAR, address_modes=(CLAMP,) * 3)
     given = np.array([[0], [7], [8], [-1], [1 << 30], [-(1 << 31)]], "i4").repeat(4, 1)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     np.testing.assert_array_equal(machine.run(text, texture, given).view("f4")[:, 0], [1, 8, 0, 0, 0, 0])
     rows = Level(machine.device.put(data), 16, 0, 3, 2, 1)
-    texture = machine.object(F32, 1, rows, kind=Kind.PITCHED, address_modes=(CLAMP, BORDER, CLAMP))
+    texture = machine.object(F32, 1, rows, kind=TexturedKind.PITCHED, address_modes=(CLAMP, BORDER, CLAMP))
     text = module("tex.2d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
     given = np.array([[0, 0], [2, 1], [9, 1], [1, 2]], "i4").repeat(2, 1)[:, [0, 2, 1, 3]]
     np.testing.assert_array_equal(machine.run(text, texture, given).view("f4")[:, 0], [1, 7, 7, 0.25])
@@ -325,7 +337,7 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
     data = np.random.default_rng(7).integers(1, 200, shape).astype(dtype)
     level = machine.array(data)
     format = {"u1": U8, "u2": U16, "u4": U32}[dtype]
-    surface = machine.object(format, 1, level, kind=Kind.SURFACE)
+    surface = machine.object(format, 1, level, kind=TexturedKind.SURFACE)
     size = data.itemsize
     register = "%h0" if size < 4 else "%r0"
     names = {"1d": ("{%r4}", "{%r7}"), "2d": ("{%r4, %r5}", "{%r7, %r5}"), "a1d": ("{%r6, %r4}", "{%r6, %r7}")}
@@ -357,7 +369,7 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
 def test_vectors_of_surfaces(machine: Machine) -> None:
     data = np.arange(16, dtype="u4").reshape(1, 2, 2, 4)
     level = machine.array(data)
-    surface = machine.object(U32, 4, level, kind=Kind.SURFACE)
+    surface = machine.object(U32, 4, level, kind=TexturedKind.SURFACE)
     text = module(
         "suld.b.2d.v4.b32.clamp {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}]; xor.b32 %r6, %r4, 16;"
         "@!%p sust.b.2d.v2.b32.trap [%d1, {%r6, %r5}], {%r3, %r2};"
@@ -405,7 +417,7 @@ def test_a_sample_in_a_loop_is_compiled(machine: Machine, monkeypatch: pytest.Mo
 def test_accesses_that_fault(machine: Machine) -> None:
     data = np.zeros((1, 2, 2, 1), "u4")
     level = machine.array(data)
-    surface, texture = machine.object(U32, 1, level, kind=Kind.SURFACE), machine.object(U32, 1, level)
+    surface, texture = machine.object(U32, 1, level, kind=TexturedKind.SURFACE), machine.object(U32, 1, level)
     load = module("suld.b.2d.b32.trap {%r0}, [%d1, {%r4, %r5}];", "{%r0, %r0, %r0, %r0}")
     sample = module("tex.2d.v4.u32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
     zeros, rows = np.zeros((3, 4), "i4"), np.zeros((3, 4), "i4")
@@ -429,7 +441,7 @@ def test_accesses_that_fault(machine: Machine) -> None:
 def test_memory_that_is_no_object_is_refused() -> None:
     """A kernel may have written anything there; what is accepted addresses memory, and no more."""
     level = Level(1 << 46, 8, 16, 2, 2, 1)
-    good = pack(TextureObject(Kind.ARRAY, F32, 1, Sampling(), (level,)))
+    good = pack(TextureObject(TexturedKind.ARRAY, F32, 1, Sampling(), (level,)))
     assert len(good) == BYTES
     assert unpack(good).levels == (level,)
     random = np.random.default_rng(11)

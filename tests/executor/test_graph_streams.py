@@ -14,7 +14,7 @@ from pympsd.wire.graph_items import ConditionalKind
 from pympsd_server.backends.cuda.objects.context import NoConditions
 from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceCondition
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.executor.graphs.executable import ConditionalStep, ExecutableGraph, Step
+from pympsd_server.executor.graphs.executable import ConditionalStep, ExecutableGraph, GraphStep
 from pympsd_server.executor.graphs.streams import StreamBudget
 
 LIMIT = 40
@@ -68,19 +68,19 @@ class WithoutConditions(NoConditions, FakeContext):
     """A context of a backend that evaluates no conditions."""
 
 
-def node(*bodies: list[Step]) -> Step:
-    return Step(ConditionalStep(1, ConditionalKind.SWITCH, 0, bodies))
+def node(*bodies: list[GraphStep]) -> GraphStep:
+    return GraphStep(ConditionalStep(1, ConditionalKind.SWITCH, 0, bodies))
 
 
 trees = st.recursive(
-    st.just(Step(None)),
+    st.just(GraphStep(None)),
     lambda inner: st.lists(st.lists(inner, max_size=4), min_size=1, max_size=3).map(lambda b: node(*b)),
 )
 
 
 @settings(max_examples=30)
 @given(st.lists(st.lists(trees, max_size=20), max_size=6))
-def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[Step]]) -> None:
+def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[GraphStep]]) -> None:
     context, budget, made = FakeContext(), StreamBudget(LIMIT), []
     for steps in graphs:
         before, refused = len(context.streams), None
@@ -94,15 +94,20 @@ def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[S
     for graph in made:
         graph.destroy()
     assert not context.streams
-    ExecutableGraph.make(context, [Step(None)] * 16, StreamBudget(15))  # type: ignore[arg-type]
-    wide = [ExecutableGraph.make(context, [Step(None)] * 11, budget) for _ in range(LIMIT // 10)]  # type: ignore[arg-type]
+    ExecutableGraph.make(context, [GraphStep(None)] * 16, StreamBudget(15))  # type: ignore[arg-type]
+    wide = [ExecutableGraph.make(context, [GraphStep(None)] * 11, budget) for _ in range(LIMIT // 10)]  # type: ignore[arg-type]
     assert all(graph.size == 11 for graph in wide)
 
 
 def test_bodies_in_one_slot_share_their_streams() -> None:
     context = FakeContext()
-    wide = [Step(None)] * 3
-    chain = [node(wide), Step(None, (0,)), Step(node(wide, wide).act, (1,)), Step(node(wide).act, (2,))]
+    wide = [GraphStep(None)] * 3
+    chain = [
+        node(wide),
+        GraphStep(None, (0,)),
+        GraphStep(node(wide, wide).act, (1,)),
+        GraphStep(node(wide).act, (2,)),
+    ]
     ExecutableGraph.make(context, chain, StreamBudget())  # type: ignore[arg-type]
     assert len(context.streams) == 3, "the stream of the bodies, and two more slots"
 
@@ -110,7 +115,7 @@ def test_bodies_in_one_slot_share_their_streams() -> None:
 def test_a_backend_that_evaluates_no_conditions_refuses_them() -> None:
     context, budget = WithoutConditions(), StreamBudget(1)
     with pytest.raises(BackendError) as refused:
-        ExecutableGraph.make(context, [Step(None), node([])], budget)  # type: ignore[arg-type]
+        ExecutableGraph.make(context, [GraphStep(None), node([])], budget)  # type: ignore[arg-type]
     assert (refused.value.code, "conditional" in refused.value.reason) == (Result.ERROR_NOT_SUPPORTED, True)
     assert not context.streams
-    ExecutableGraph.make(context, [Step(None), Step(None)], budget)  # type: ignore[arg-type]
+    ExecutableGraph.make(context, [GraphStep(None), GraphStep(None)], budget)  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ def test_memory_in_use_by_a_kernel_is_freed_after_it(client: RawClient) -> None:
 
 # --- rows and slices
 
-DEVICE, STAGING, PINNED = records.Space
+DEVICE, STAGING, PINNED = records.CopySpace
 LINES, PITCH, SLICE = 3, 64, 512
 """A slice of 3 rows of 8 bytes, 64 bytes apart; two slices, 512 bytes apart."""
 

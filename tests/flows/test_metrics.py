@@ -22,7 +22,7 @@ from pympsd.devices.machine import from_toml
 from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES, REQUEST_SECONDS
 from pympsd.service.metrics_text import metrics_text
 from pympsd.state_machine.state import client as state_client
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.client import Client, ReportedContext
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, RunningClient, TargetKind
@@ -87,7 +87,7 @@ def state() -> Daemon:
         queue=ClientQueue([QueueEntry(1, 1002), QueueEntry(2, 1002)]),
     )
     server = Server(1, 7, ThreadPercentage(12.5), pid=847, phase=Phase.FAULT, name='a "b"\\')
-    contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
+    contexts = {1: ReportedContext(1, 1, 0), 2: ReportedContext(2, 2, 1)}
     server.use = {1: DeviceUse({}, launches=42, utilization=25)}
     daemon.lifetime.counts[Count.FAULTS] = 3
     limits = LimitsInForce(50.0, 1, {0: 64 * MIB}, {0: 66, 1: 32}, {0: 50.0, 1: 25.0})

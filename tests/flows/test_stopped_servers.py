@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes oth
 MakeDaemon = Callable[..., DaemonProcess]
 A, B = 10001, 10002
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-MOST_CONNECTIONS = 2000
+MAX_CONNECTIONS = 2000
 """Far more than a socket holds of what a server has not read."""
 
 
@@ -103,7 +103,7 @@ def test_a_stopped_server_takes_only_a_share_of_the_daemons_descriptors(
     before = len(descriptors(daemon.pid))
     set_limit(daemon.pid, 256)
     os.kill(server, signal.SIGSTOP)
-    answers = (connect(daemon) for _ in range(MOST_CONNECTIONS))
+    answers = (connect(daemon) for _ in range(MAX_CONNECTIONS))
     refused = next(answer for answer in answers if not isinstance(answer, SessionGranted))
     assert isinstance(refused, Refused)
     assert refused.reason.endswith("the server of user 0 accepts no clients: it is stopped or stuck")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 
 UNIT = Path(__file__).parents[2] / "docs" / "systemd" / "pympsd.service"
 DRAIN_UNIT = UNIT.with_name("pympsd-drain.service")
-MOST_EXPOSED = 50
+MAX_EXPOSURE = 50
 """Of systemd-analyze security, in tenths."""
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 
@@ -94,7 +94,7 @@ def test_the_drain_units_commands_drain_and_serve_again(daemon: DaemonProcess) -
 def test_the_unit_is_well_formed_and_not_too_exposed(tmp_path: Path) -> None:
     unit = tmp_path / "pympsd.service"
     unit.write_text(unit_text())
-    security = ["security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSED}"]
+    security = ["security", "--offline=true", "--no-pager", f"--threshold={MAX_EXPOSURE}"]
     for words in (["verify"], security):
         done = subprocess.run(["systemd-analyze", *words, unit], capture_output=True, text=True, timeout=SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr

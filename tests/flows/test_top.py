@@ -14,7 +14,7 @@ from at_terminal import at_terminal
 from processes import PYMPSD, ClientProcess, DaemonProcess, clients_of, suspend, wait_until
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import Answers, Rates, Row, lines
+from pympsd.top.table import Answers, ClientRow, Rates, lines
 from pympsd.top.table import rows as rows_of
 
 MIB = 1 << 20
@@ -42,7 +42,7 @@ NO_DEVICES: dict[str, Any] = {"devices": [], "servers": []}
 ANSWERS = [[SERVER], [WAITING], NO_DEVICES]
 
 
-def rows(answers: list[Any], *arguments: Any, **options: Any) -> list[Row]:
+def rows(answers: list[Any], *arguments: Any, **options: Any) -> list[ClientRow]:
     """Return the rows of answers of a daemon."""
     return rows_of(Answers.of(answers), *arguments, **options)
 

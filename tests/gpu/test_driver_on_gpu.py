@@ -20,8 +20,8 @@ from fake_mps.programs import DriverClient, chain
 from processes import PYMPSD, SECONDS, DaemonProcess, alive, clients_of, wait_until
 from tested_machine import with_machine
 
-from tests.gpu.led import running
-from tests.gpu.led.running import client, connected, end_all
+from tests.gpu.cuda_programs import running
+from tests.gpu.cuda_programs.running import client, connected, end_all
 
 A, B = 10001, 10002
 GIB = 1 << 30
@@ -35,7 +35,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 
 @pytest.fixture
-def make_led(make_daemon: MakeDaemon, directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
+def make_driver_daemon(make_daemon: MakeDaemon, directory: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Make daemons that manage the driver's server; nothing of theirs outlives the test."""
     made: list[DaemonProcess] = []
 
@@ -54,9 +54,9 @@ def make_led(make_daemon: MakeDaemon, directory: Path) -> Iterator[Callable[...,
 
 
 @pytest.fixture
-def led(make_led: Callable[..., DaemonProcess]) -> DaemonProcess:
+def daemon(make_driver_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
     """A daemon that runs."""
-    return make_led("-d")
+    return make_driver_daemon("-d")
 
 
 def rows(daemon: DaemonProcess) -> list[list[str]]:
@@ -88,17 +88,17 @@ def side_by_side(daemon: DaemonProcess, start: Callable[[], DriverClient]) -> No
         assert [each.answer(running.IMPORT_SECONDS) for each in (one, other)] == ["right"] * 2
 
 
-def test_two_programs_at_the_same_time(led: DaemonProcess) -> None:
-    with client(led) as one, client(led) as other:
+def test_two_programs_at_the_same_time(daemon: DaemonProcess) -> None:
+    with client(daemon) as one, client(daemon) as other:
         for each in (one, other):
             connected(each)
         for each in (one, other):
             each.send("launch")
         assert [each.answer() for each in (one, other)] == ["launch CUDA_SUCCESS"] * 2
-        assert listed(led) == {one.pid, other.pid}
+        assert listed(daemon) == {one.pid, other.pid}
 
 
-def test_an_nvcc_program(led: DaemonProcess, tmp_path: Path) -> None:
+def test_an_nvcc_program(daemon: DaemonProcess, tmp_path: Path) -> None:
     compiler = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if compiler is None:
         pytest.skip("there is no nvcc")
@@ -106,24 +106,24 @@ def test_an_nvcc_program(led: DaemonProcess, tmp_path: Path) -> None:
     command = [compiler, "-o", str(built), str(running.HERE / "vector_add.cu")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=running.IMPORT_SECONDS)
     assert done.returncode == 0, done.stderr
-    side_by_side(led, lambda: running.program(led, str(built)))
+    side_by_side(daemon, lambda: running.program(daemon, str(built)))
 
 
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
-def test_a_framework(led: DaemonProcess, name: str) -> None:
+def test_a_framework(daemon: DaemonProcess, name: str) -> None:
     if reason := running.why_not(name):
         pytest.skip(reason)
-    side_by_side(led, lambda: running.framework(led, name))
+    side_by_side(daemon, lambda: running.framework(daemon, name))
 
 
 # --- limits
 
 
-def test_half_of_the_threads_is_half_of_the_multiprocessors(led: DaemonProcess) -> None:
-    with client(led) as before, client(led) as after:
+def test_half_of_the_threads_is_half_of_the_multiprocessors(daemon: DaemonProcess) -> None:
+    with client(daemon) as before, client(daemon) as after:
         connected(before)
-        (server,) = led.servers()
-        assert led.say(f"set_active_thread_percentage {server} 50") == "50.0\n"
+        (server,) = daemon.servers()
+        assert daemon.say(f"set_active_thread_percentage {server} 50") == "50.0\n"
         connected(after)
         assert before.ask("sms") == f"sms {running.multiprocessors(100)}"
         assert after.ask("sms") == f"sms {running.multiprocessors(50)}"
@@ -136,83 +136,88 @@ def is_limited(one: DriverClient) -> None:
     assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
 
 
-def test_limits_and_memory_of_a_client_are_shown(led: DaemonProcess) -> None:
-    assert led.say("set_default_active_thread_percentage 50") == "50.0\n"
-    with client(led) as one:
+def test_limits_and_memory_of_a_client_are_shown(daemon: DaemonProcess) -> None:
+    assert daemon.say("set_default_active_thread_percentage 50") == "50.0\n"
+    with client(daemon) as one:
         connected(one)
         assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
-        (server,) = json.loads(led.run(["top", "--json"]).stdout)["servers"]
+        (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
         (shown,) = server["clients"]
         assert shown["active_thread_percentage"] == 50.0
         assert [GIB <= held < 2 * GIB for held in shown["memory_bytes"].values()] == [True]
 
 
-def test_an_allocation_beyond_a_servers_memory_limit_is_refused(led: DaemonProcess) -> None:
-    with client(led) as before, client(led) as limited:
+def test_an_allocation_beyond_a_servers_memory_limit_is_refused(daemon: DaemonProcess) -> None:
+    with client(daemon) as before, client(daemon) as limited:
         connected(before)
-        (server,) = led.servers()
-        done = led.run([], f"set_device_pinned_mem_limit {server} 0 2G\n")
+        (server,) = daemon.servers()
+        done = daemon.run([], f"set_device_pinned_mem_limit {server} 0 2G\n")
         assert (done.returncode, done.stderr) == (0, "")
         is_limited(connected(limited))
 
 
-def test_an_allocation_beyond_the_default_memory_limit_is_refused(led: DaemonProcess) -> None:
+def test_an_allocation_beyond_the_default_memory_limit_is_refused(daemon: DaemonProcess) -> None:
     """Before the first server only the driver knows the devices."""
-    done = led.run([], "set_default_device_pinned_mem_limit 0 2G\n")
+    done = daemon.run([], "set_default_device_pinned_mem_limit 0 2G\n")
     assert (done.returncode, done.stderr) == (0, "")
-    with client(led) as limited:
+    with client(daemon) as limited:
         is_limited(connected(limited))
 
 
-def test_the_default_priority_reaches_a_client(led: DaemonProcess) -> None:
-    with client(led) as before, client(led) as after:
+def test_the_default_priority_reaches_a_client(daemon: DaemonProcess) -> None:
+    with client(daemon) as before, client(daemon) as after:
         connected(before)
-        led.say("set_default_client_priority 1")
+        daemon.say("set_default_client_priority 1")
         connected(after)
-        wait_until(lambda: "Client Priority set to 1" in led.log("server.log"), "the line in server.log")
+        wait_until(lambda: "Client Priority set to 1" in daemon.log("server.log"), "the line in server.log")
         assert after.ask("launch") == "launch CUDA_SUCCESS"
 
 
 # --- ends and faults
 
 
-def test_terminate_client(led: DaemonProcess) -> None:
-    with client(led) as one, client(led) as other:
+def test_terminate_client(daemon: DaemonProcess) -> None:
+    with client(daemon) as one, client(daemon) as other:
         connected(one)
         connected(other)
-        (server,) = led.servers()
-        assert led.say(f"terminate_client {server} {one.pid}") == "0\n"
+        (server,) = daemon.servers()
+        assert daemon.say(f"terminate_client {server} {one.pid}") == "0\n"
         assert one.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
         assert other.ask("launch") == "launch CUDA_SUCCESS"
 
 
-def test_a_fault_of_one_is_everybodys_until_all_have_left(led: DaemonProcess) -> None:
-    with client(led) as culprit, client(led) as neighbour, client(led) as new_client, client(led) as following:
+def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess) -> None:
+    with (
+        client(daemon) as culprit,
+        client(daemon) as neighbour,
+        client(daemon) as new_client,
+        client(daemon) as following,
+    ):
         connected(culprit)
         connected(neighbour)
-        (server,) = led.servers()
+        (server,) = daemon.servers()
         assert culprit.ask("fault").split()[1] in FAULTS
         wait_until(lambda: neighbour.ask("sync").split()[1] in FAULTS, "the fault at the neighbour")
-        assert led.say(f"get_server_status {server}") == "FAULT\n"
+        assert daemon.say(f"get_server_status {server}") == "FAULT\n"
         new_client.send("init")
         for one in (culprit, neighbour):
             one.kill()
-        wait_until(lambda: led.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
+        wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
         # Refused while it was FAULT, or let in after; the recording has one that is never answered, too.
         if not new_client.waits():
             assert new_client.answer() in NEW_CLIENT_RESULTS
         new_client.kill()
         connected(following)
         assert following.ask("launch") == "launch CUDA_SUCCESS"
-        assert led.servers() == [server]
+        assert daemon.servers() == [server]
 
 
-def test_a_forced_quit_ends_the_clients_work(led: DaemonProcess) -> None:
-    with client(led) as one:
+def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess) -> None:
+    with client(daemon) as one:
         connected(one)
-        (server,) = led.servers()
-        assert led.say("quit -t 1") == ""
-        led.await_end()
+        (server,) = daemon.servers()
+        assert daemon.say("quit -t 1") == ""
+        daemon.await_end()
         wait_until(
             lambda: one.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE", "the end of its server at the client"
         )
@@ -220,16 +225,16 @@ def test_a_forced_quit_ends_the_clients_work(led: DaemonProcess) -> None:
         one.kill()
 
 
-def test_clients_that_never_speak_are_in_nobodys_way(led: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(running.pipe(led)))
+def test_clients_that_never_speak_are_in_nobodys_way(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(running.pipe(daemon)))
     silent = []
     try:
-        with client(led) as before, client(led) as after:
+        with client(daemon) as before, client(daemon) as after:
             connected(before)
             silent = [be_handed_over() for _ in range(SILENT_CONNECTIONS)]
             connected(after)
             assert [each.ask("launch") for each in (before, after)] == ["launch CUDA_SUCCESS"] * 2
-            assert listed(led) >= {before.pid, after.pid}
+            assert listed(daemon) >= {before.pid, after.pid}
     finally:
         for connection in silent:
             connection.close()
@@ -238,48 +243,48 @@ def test_clients_that_never_speak_are_in_nobodys_way(led: DaemonProcess, monkeyp
 # --- the daemon is killed
 
 
-def test_programs_outlive_the_daemon(led: DaemonProcess) -> None:
-    with client(led, "--loop") as loop, client(led) as new_client:
+def test_programs_outlive_the_daemon(daemon: DaemonProcess) -> None:
+    with client(daemon, "--loop") as loop, client(daemon) as new_client:
         assert [loop.answer(), loop.answer()] == ["init CUDA_SUCCESS", "ctx CUDA_SUCCESS"]
-        (server,) = led.servers()
-        led.kill()
+        (server,) = daemon.servers()
+        daemon.kill()
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
         new_client.send("init")
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
         assert new_client.waits()
-        done = led.start()
+        done = daemon.start()
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert new_client.answer() == "init CUDA_SUCCESS"
         assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
         assert new_client.ask("launch") == "launch CUDA_SUCCESS"
-        assert led.servers() == [server]
-        assert listed(led) == {loop.pid, new_client.pid}
+        assert daemon.servers() == [server]
+        assert listed(daemon) == {loop.pid, new_client.pid}
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
         word, result, steps, value = loop.ask("stop").split()
         assert (word, result, int(value)) == ("loop", "CUDA_SUCCESS", chain(int(steps)))
         new_client.exit()
         loop.exit()
-        assert led.say("quit") == ""
-        led.await_end()
+        assert daemon.say("quit") == ""
+        daemon.await_end()
         wait_until(lambda: not alive(server), "the server's end")
 
 
-def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(led: DaemonProcess) -> None:
+def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(daemon: DaemonProcess) -> None:
     if reason := running.why_not("torch"):
         pytest.skip(reason)
     digests = []
     for disturbed in (False, True):
-        with running.framework(led, "training") as training:
+        with running.framework(daemon, "training") as training:
             said = training.answer(running.IMPORT_SECONDS)
             if said.startswith("absent: "):
                 training.kill()
                 pytest.skip(said)
             training.ask("until 100")
             if disturbed:
-                led.kill()
+                daemon.kill()
                 training.ask("until 1000")
-                assert led.start().returncode == 0
-                assert training.pid in listed(led)
+                assert daemon.start().returncode == 0
+                assert training.pid in listed(daemon)
             digests.append(training.ask("until 2000"))
             training.send("stop")
     assert digests[0] == digests[1]
@@ -288,15 +293,15 @@ def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(led: DaemonP
 # --- users
 
 
-def test_users_take_turns(led: DaemonProcess) -> None:
-    with client(led, uid=A) as first, client(led, uid=B) as second:
+def test_users_take_turns(daemon: DaemonProcess) -> None:
+    with client(daemon, uid=A) as first, client(daemon, uid=B) as second:
         began = time.monotonic()
         connected(first)
         start = time.monotonic() - began
-        (server,) = led.servers()
+        (server,) = daemon.servers()
         assert os.stat(f"/proc/{server}").st_uid == A
         second.send("init")
-        wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in led.log()), "the request")
+        wait_until(lambda: any(f"CLIENT {second.pid} " in line for line in daemon.log()), "the request")
         assert first.ask("launch") == "launch CUDA_SUCCESS"
         assert second.waits()
         first.kill()
@@ -308,27 +313,30 @@ def test_users_take_turns(led: DaemonProcess) -> None:
         assert second.ask("launch") == "launch CUDA_SUCCESS"
 
 
-def test_users_together(make_led: Callable[..., DaemonProcess]) -> None:
-    led = make_led("-d", "--users", "together")
-    with client(led, uid=A) as first, client(led, uid=B) as second:
+def test_users_together(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_driver_daemon("-d", "--users", "together")
+    with client(daemon, uid=A) as first, client(daemon, uid=B) as second:
         connected(first)
         connected(second)
         for one in (first, second):
             one.send("launch")
         assert [one.answer() for one in (first, second)] == ["launch CUDA_SUCCESS"] * 2
-        assert {int(row[0]): os.stat(f"/proc/{row[2]}").st_uid for row in rows(led)} == {first.pid: A, second.pid: B}
-        assert len(led.servers()) == 2
+        assert {int(row[0]): os.stat(f"/proc/{row[2]}").st_uid for row in rows(daemon)} == {
+            first.pid: A,
+            second.pid: B,
+        }
+        assert len(daemon.servers()) == 2
 
 
-def test_one_server_for_all_users(make_led: Callable[..., DaemonProcess]) -> None:
-    led = make_led("-d", "-multiuser-server")
-    with client(led, uid=A) as first, client(led, uid=B) as second, client(led) as third:
+def test_one_server_for_all_users(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_driver_daemon("-d", "-multiuser-server")
+    with client(daemon, uid=A) as first, client(daemon, uid=B) as second, client(daemon) as third:
         for one in (first, second, third):
             connected(one)
         assert [one.ask("launch") for one in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
-        (server,) = led.servers()
+        (server,) = daemon.servers()
         assert os.stat(f"/proc/{server}").st_uid == 0
-        assert listed(led) == {first.pid, second.pid, third.pid}
+        assert listed(daemon) == {first.pid, second.pid, third.pid}
 
 
 # --- namespaces
@@ -341,33 +349,33 @@ def needs_namespaces() -> None:
         pytest.skip(f"no PID namespace can be made here: {done.stderr.strip()}")
 
 
-def test_a_client_in_a_namespace_below(led: DaemonProcess) -> None:
+def test_a_client_in_a_namespace_below(daemon: DaemonProcess) -> None:
     needs_namespaces()
-    with client(led, prefix=INSIDE) as inside, client(led) as outside:
+    with client(daemon, prefix=INSIDE) as inside, client(daemon) as outside:
         connected(inside)
         connected(outside)
         assert [one.ask("launch") for one in (inside, outside)] == ["launch CUDA_SUCCESS"] * 2
-        assert len(listed(led)) == 2
-        assert inside.pid not in listed(led), "that is unshare"
+        assert len(listed(daemon)) == 2
+        assert inside.pid not in listed(daemon), "that is unshare"
 
 
-def test_a_client_that_the_daemon_cannot_see(make_led: Callable[..., DaemonProcess]) -> None:
+def test_a_client_that_the_daemon_cannot_see(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
     needs_namespaces()
-    led = make_led()
+    daemon = make_driver_daemon()
     process = subprocess.Popen(
         [*INSIDE, PYMPSD, "-f"],
-        env={"PATH": os.environ["PATH"], **led.environment},
+        env={"PATH": os.environ["PATH"], **daemon.environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: led.run([], "get_server_list\n").returncode == 0, "the daemon's sockets")
-        with client(led) as outside, client(led, prefix=INSIDE) as sibling:
+        wait_until(lambda: daemon.run([], "get_server_list\n").returncode == 0, "the daemon's sockets")
+        with client(daemon) as outside, client(daemon, prefix=INSIDE) as sibling:
             for one in (outside, sibling):
                 connected(one)
             assert [one.ask("launch") for one in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
-            assert {row[0] for row in rows(led)} == {"0"}
-        led.say("quit -t 1")
+            assert {row[0] for row in rows(daemon)} == {"0"}
+        daemon.say("quit -t 1")
         assert process.wait(SECONDS) == 0
     finally:
         process.send_signal(signal.SIGKILL)
@@ -422,14 +430,14 @@ def said_by(command: str, daemon: DaemonProcess, text: str) -> str:
 COMMANDS = "get_default_active_thread_percentage\nset_default_active_thread_percentage 40\n"
 
 
-def test_the_vendors_tool_commands_our_daemon(led: DaemonProcess) -> None:
+def test_the_vendors_tool_commands_our_daemon(daemon: DaemonProcess) -> None:
     tool = control()
-    with client(led) as one:
+    with client(daemon) as one:
         connected(one)
-        (server,) = led.servers()
+        (server,) = daemon.servers()
         text = f"get_server_list\nget_server_status {server}\nget_client_list {server}\n{COMMANDS}"
-        assert said_by(tool, led, text) == f"{server}\nACTIVE\n{one.pid}\n100.0\n40.0\n"
-        assert said_by(tool, led, "ps\n") == led.say("ps")
+        assert said_by(tool, daemon, text) == f"{server}\nACTIVE\n{one.pid}\n100.0\n40.0\n"
+        assert said_by(tool, daemon, "ps\n") == daemon.say("ps")
 
 
 def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:

@@ -9,7 +9,7 @@ from processes import DaemonProcess, wait_until
 from tested_machine import gpu
 
 from pympsd.devices.machine import describe
-from tests.gpu.led import running
+from tests.gpu.cuda_programs import running
 
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 MakeDaemon = Callable[..., DaemonProcess]

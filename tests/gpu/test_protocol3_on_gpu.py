@@ -15,8 +15,8 @@ import pytest
 from processes import DaemonProcess
 from protocol3 import ctl
 
-from tests.gpu.led import running
-from tests.gpu.led.running import client, connected, end_all
+from tests.gpu.cuda_programs import running
+from tests.gpu.cuda_programs.running import client, connected, end_all
 
 GIB = 1 << 30
 MEMORY = {"n1": 1, "n2": 2, "n3": 4}

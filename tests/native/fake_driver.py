@@ -22,7 +22,7 @@ FIRST_STREAM: Final = 0x5000
 FIRST_EVENT: Final = 0x7000
 _KINDS: Final = 5
 SET_CURRENT, LAUNCH, WRITE_VALUE, RECORD_EVENT, QUERY_EVENT = range(_KINDS)
-GRID_LIMIT, BLOCK_LIMIT, THREADS_LIMIT, MAX_SHARED_BYTES = (1 << 31) - 1, 1024, 1024, 49152
+MAX_GRID, MAX_BLOCK, MAX_THREADS, MAX_SHARED_BYTES = (1 << 31) - 1, 1024, 1024, 49152
 _ALL: Final = 2**64 - 1
 _SECONDS: Final = 30
 _WORD_BYTES: Final = 64
@@ -96,9 +96,9 @@ class FakeDriver:
         """Return the native access to open a worker with."""
         names = ("set_current", "launch", "write_value", "record_event", "query_event")
         addresses = {name: ctypes.cast(getattr(self._library, f"fake_{name}"), c_void_p).value for name in names}
-        calls = DriverCalls(context=CONTEXT, threads_limit=THREADS_LIMIT, shared_limit=MAX_SHARED_BYTES, **addresses)
-        calls.grid_limit[:] = [GRID_LIMIT, 65535, 65535]
-        calls.block_limit[:] = [BLOCK_LIMIT, 1024, 64]
+        calls = DriverCalls(context=CONTEXT, threads_limit=MAX_THREADS, shared_limit=MAX_SHARED_BYTES, **addresses)
+        calls.grid_limit[:] = [MAX_GRID, 65535, 65535]
+        calls.block_limit[:] = [MAX_BLOCK, 1024, 64]
         return FakeAccess(calls, lambda code: BackendError(Result(code), "the fake driver refused it"))
 
     def stream(self, is_default: bool = False, blocking: bool = True) -> StreamState:

@@ -17,10 +17,10 @@ from tests.native.fake_driver import (
     CONTEXT,
     LAUNCH,
     MAX_SHARED_BYTES,
+    MAX_THREADS,
     QUERY_EVENT,
     RECORD_EVENT,
     SET_CURRENT,
-    THREADS_LIMIT,
     FakeDriver,
 )
 from tests.native.rig import CONTEXT_ID, FUNCTION, KERNELS, MODULE, PARAMETER_BYTES, SECONDS, Rig, source_constant
@@ -162,9 +162,9 @@ def test_a_launch_goes_to_python_because_of(rig: Rig, driver: FakeDriver, reason
 
 
 def test_a_launch_beyond_the_devices_threads_goes_to_python(rig: Rig) -> None:
-    rig.worker.add_module(CONTEXT_ID, 0x77, (KernelRow * 1)((FUNCTION, 0, 2 * THREADS_LIMIT, 0, 0)))
-    good = rig.pack("LAUNCH", 0, 0x77, 0, 1, 1, 1, THREADS_LIMIT // 32, 32, 1, 0, 0)
-    bad = rig.pack("LAUNCH", 0, 0x77, 0, 1, 1, 1, THREADS_LIMIT // 32, 33, 1, 0, 0)
+    rig.worker.add_module(CONTEXT_ID, 0x77, (KernelRow * 1)((FUNCTION, 0, 2 * MAX_THREADS, 0, 0)))
+    good = rig.pack("LAUNCH", 0, 0x77, 0, 1, 1, 1, MAX_THREADS // 32, 32, 1, 0, 0)
+    bad = rig.pack("LAUNCH", 0, 0x77, 0, 1, 1, 1, MAX_THREADS // 32, 33, 1, 0, 0)
     assert rig.run(good, bad) == [DeclinedRecord(bad, 0)]
 
 

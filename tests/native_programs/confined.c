@@ -63,15 +63,27 @@ static void *open_and_compute(void *name) {
     return NULL;
 }
 
-static void compute_in_thread(size_t stack) {
+static void *describe(void *name) {
+    void *library = dlopen(name, RTLD_NOW);
+    int (*init)(void) = (int (*)(void))dlsym(library, "nvmlInit_v2");
+    const char *(*explain)(int) = (const char *(*)(int))dlsym(library, "nvmlErrorString");
+    printf("%s\n", explain(result = init()));
+    return NULL;
+}
+
+static void run_in_thread(void *(*function)(void *), const char *library, size_t stack) {
     pthread_attr_t attributes;
     pthread_t thread;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, stack);
     result = -3;
-    if (pthread_create(&thread, &attributes, open_and_compute, "libcuda.so.1") == 0)
+    if (pthread_create(&thread, &attributes, function, (void *)library) == 0)
         pthread_join(thread, NULL);
     printf("%zu KB: %d\n", stack >> 10, result);
+}
+
+static void compute_in_thread(size_t stack) {
+    run_in_thread(open_and_compute, "libcuda.so.1", stack);
 }
 
 int main(int count, char **arguments) {
@@ -92,5 +104,7 @@ int main(int count, char **arguments) {
     compute_in_thread(128 << 10);
     compute_in_thread(16 << 10);
     printf("interrupted %d\n", ticks > 0);
+    setenv("CUDA_MPS_PIPE_DIRECTORY", "/nowhere", 1); /* no daemon describes the devices */
+    run_in_thread(describe, "libnvidia-ml.so.1", 16 << 10);
     return 0;
 }

@@ -25,7 +25,7 @@ from pympsd.wire.messages import CloseContext, ContextClosed, ContextOpened, Ope
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.executor import ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.client_table import Context
+from pympsd_server.state_machine.client_table import ContextRecord
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 
 SECONDS = 30
@@ -66,7 +66,7 @@ class FakeExecutor:
         self.slot = slot
         return self
 
-    def executor_of(self, context: Context) -> FakeExecutor:
+    def executor_of(self, context: ContextRecord) -> FakeExecutor:
         return self.running(context.slot)
 
     async def free(self, message: Detach | DropClient) -> None:

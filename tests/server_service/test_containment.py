@@ -14,9 +14,9 @@ from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.containment import HOLD_SECONDS, TEARDOWN_SECONDS, Containment
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.client_table import Client, Context
+from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
-from pympsd_server.state_machine.server_phase import Phase
+from pympsd_server.state_machine.server_phase import ServerPhase
 
 SLOT = ExecutorSlot(0)
 
@@ -57,7 +57,7 @@ class _Executors:
     def ended_devices(self) -> list[int]:
         return [slot.device for slot in self.ended]
 
-    def executor_of(self, context: Context) -> _Executor | None:
+    def executor_of(self, context: ContextRecord) -> _Executor | None:
         found = self.running.get(context.slot)
         return found if found is not None and found.generation == context.generation else None
 
@@ -102,11 +102,11 @@ def _serving(nursery: trio.Nursery, executors: _Executors, devices: int) -> tupl
     fake_executors: Any = executors
     containment = Containment(server, fake_executors, nursery)
     server.observers.append(containment)
-    server.phase = Phase.SERVING
+    server.phase = ServerPhase.SERVING
     return server, containment, recorder
 
 
-def _client(server: Server, id_: int, *devices: int, user: int = ALL_USERS) -> Client:
+def _client(server: Server, id_: int, *devices: int, user: int = ALL_USERS) -> ClientRecord:
     client = server.client_table.add_client(id_, 100 + id_, 0, {}, max(user, 0))
     for device in devices:
         server.client_table.open_context(client, device, 1, user=user)

@@ -15,7 +15,7 @@ from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.eviction import FREED_SECONDS, make_room, with_room
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.client_table import Client, Context
+from pympsd_server.state_machine.client_table import ClientRecord, ContextRecord
 
 
 @define
@@ -45,7 +45,7 @@ class _Executors:
     def usage(self, device: int) -> dict[int, int]:
         return dict(self.bytes_held)
 
-    def executor_of(self, context: Context) -> _Executor:
+    def executor_of(self, context: ContextRecord) -> _Executor:
         return _Executor(self, self.seconds)
 
     def next_request(self) -> int:
@@ -92,7 +92,7 @@ def _full(nursery: trio.Nursery, seconds: float = 0.0) -> tuple[Any, _Log]:
     return _Containment(server, executors), log
 
 
-def _caller(containment: _Containment, client_id: int) -> Client:
+def _caller(containment: _Containment, client_id: int) -> ClientRecord:
     return containment.server.client_table.clients[client_id]
 
 

@@ -15,7 +15,7 @@ from pympsd.wire.link_messages import TerminateClient
 from pympsd_server.service.eviction import TERMINATION_SECONDS, terminate_client
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.client_table import Context
+from pympsd_server.state_machine.client_table import ContextRecord
 
 
 @define
@@ -40,7 +40,7 @@ class _Executor:
 class _Executors:
     executor: _Executor
 
-    def executor_of(self, context: Context) -> _Executor:
+    def executor_of(self, context: ContextRecord) -> _Executor:
         return self.executor
 
     def next_request(self) -> int:
@@ -74,7 +74,7 @@ class _Containment:
     reset_contexts: list[int] = field(factory=list)
     evicted: set[int] = field(factory=set)
 
-    async def reset(self, context: Context, reason: str) -> None:
+    async def reset(self, context: ContextRecord, reason: str) -> None:
         assert "process 500" in reason
         self.reset_contexts.append(context.id)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pympsd.devices.machine import describe
-from pympsd_server.state_machine.client_table import Client, ClientTable, NoSuchContext
-from pympsd_server.state_machine.connections import Pool, PoolExhausted, connection_slots
+from pympsd_server.state_machine.client_table import ClientRecord, ClientTable, NoSuchContext
+from pympsd_server.state_machine.connections import ConnectionPool, PoolExhausted, connection_slots
 
 DEVICES = describe("2xH200")
 
@@ -33,7 +33,7 @@ def test_the_default_is_one_slot() -> None:
 @pytest.mark.parametrize(("machine", "size"), [("H200", 60), ("V100", 60), ("P100", 16)])
 def test_a_pool_has_60_slots_and_16_before_volta(machine: str, size: int) -> None:
     (device,) = describe(machine)
-    assert Pool.of(device).size == size
+    assert ConnectionPool.of(device).size == size
 
 
 def test_the_61st_context_is_refused_and_takes_no_number() -> None:
@@ -60,7 +60,7 @@ def test_removing_a_client_frees_its_slots() -> None:
 
 
 def test_slots_are_not_freed_twice() -> None:
-    pool = Pool()
+    pool = ConnectionPool()
     pool.take(7, 16)
     for _ in range(2):  # an operator terminates a context, then its process closes it
         pool.release(7)
@@ -69,7 +69,7 @@ def test_slots_are_not_freed_twice() -> None:
 
 @given(st.lists(st.integers(1, 16)))
 def test_a_context_is_refused_only_without_room(requests: list[int]) -> None:
-    pool = Pool()
+    pool = ConnectionPool()
     taken = 0
     for id_, slots in enumerate(requests):
         if taken + slots <= 60:
@@ -95,7 +95,7 @@ class Clients(RuleBasedStateMachine):
     def _taken(self, device: int) -> int:
         return sum(slots for on, slots in self.slots.values() if on == device)
 
-    def _some(self, data: st.DataObject) -> Client:
+    def _some(self, data: st.DataObject) -> ClientRecord:
         return self.client_table.clients[data.draw(st.sampled_from(sorted(self.client_table.clients)))]
 
     @rule()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.limits import MAX_MEMORY, MemoryGroup
-from pympsd_server.state_machine.client_table import Client, ClientTable
+from pympsd_server.state_machine.client_table import ClientRecord, ClientTable
 from pympsd_server.state_machine.eviction import MAX_VICTIMS, choose
 
 SOFT = {"cgroup /a": 30, "cgroup /a/x": 10, "cgroup /b": 50, "cgroup /c": 0}
@@ -14,7 +14,7 @@ CALLER = 1
 MEMBERS = ((), ("cgroup /a",), ("cgroup /a", "cgroup /a/x"), ("cgroup /b",), ("cgroup /c",))
 
 
-def client(client_table: ClientTable, client_id: int, groups: tuple[str, ...], priority: int = 0) -> Client:
+def client(client_table: ClientTable, client_id: int, groups: tuple[str, ...], priority: int = 0) -> ClientRecord:
     """Add a client of groups."""
     made = client_table.add_client(client_id, 100 + client_id, priority, {})
     made.groups = {0: tuple(MemoryGroup(name, MAX_MEMORY, SOFT[name]) for name in groups)}

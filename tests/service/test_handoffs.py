@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from pympsd.service.sessions.driver.handoffs import Handoffs, Offer
-from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.wire.driver.server_commands import NEW_CLIENT
 
 
@@ -108,7 +108,7 @@ async def test_a_server_that_an_earlier_daemon_gave_a_client_is_not_given_it_aga
 async def test_a_server_that_has_ended_since_it_registered_is_not_served() -> None:
     dispatcher: Any = Mock()
     dispatcher.state.servers = {}
-    session = VendorServerSession(dispatcher, 1, 0, os.getpid(), Mock())
+    session = DriverServerSession(dispatcher, 1, 0, os.getpid(), Mock())
     await session.serve(Mock(), b"")
     assert session.ended.is_set()
     assert not session.registered.is_set()

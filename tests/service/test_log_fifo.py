@@ -14,7 +14,7 @@ import trio
 from time_limit import bounded
 
 from pympsd.service.log_fifo import LINES_PER_SECOND, read_fifo
-from pympsd.wire.driver.log_records import LogRecord, Origin
+from pympsd.wire.driver.log_records import DriverLogRecord, RecordWriter
 from tests.service.conftest import RunningDaemon
 
 SERVER = 430
@@ -105,8 +105,10 @@ async def test_another_reader_may_take_the_data_first(
 # --- records of the driver's own servers
 
 
-def _record(text: bytes, pid: int = SERVER, origin: Origin = Origin.SERVER, at: datetime | None = None) -> bytes:
-    return LogRecord(origin, pid, at or datetime.now(), text).encode()
+def _record(
+    text: bytes, pid: int = SERVER, origin: RecordWriter = RecordWriter.SERVER, at: datetime | None = None
+) -> bytes:
+    return DriverLogRecord(origin, pid, at or datetime.now(), text).encode()
 
 
 def _stamps(daemon: RunningDaemon) -> list[str]:
@@ -158,7 +160,7 @@ async def test_a_servers_text_is_sanitised(daemon: RunningDaemon, fifo: int) -> 
 async def test_a_server_that_has_ended_has_its_last_lines(
     daemon: RunningDaemon, fifo: int, servers: set[int]
 ) -> None:
-    os.write(fifo, _record(b"Startup", origin=Origin.OTHER))
+    os.write(fifo, _record(b"Startup", origin=RecordWriter.OTHER))
     await _lines(daemon, 1)
     servers.clear()
     os.write(fifo, _record(b"Exiting"))

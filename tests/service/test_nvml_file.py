@@ -7,7 +7,7 @@ import pytest
 from pympsd.devices.machine import describe
 from pympsd.devices.nvml_text import DeviceProcess
 from pympsd.service.nvml_file import get_utilization, list_processes
-from pympsd.state_machine.state.client import Client, ClientProcess, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Server
@@ -26,7 +26,7 @@ def _daemon(machine: str) -> Daemon:
 
 
 def _add(server: Server, id: int, pid: int, memory: dict[int, int], *devices: int) -> None:
-    contexts = {number: Context(number, number, device) for number, device in enumerate(devices, 1)}
+    contexts = {number: ReportedContext(number, number, device) for number, device in enumerate(devices, 1)}
     process = ClientProcess(Peer(pid, server.uid, 0), "train")
     server.clients[id] = Client(id, 0, process, memory=memory, contexts=contexts)
 

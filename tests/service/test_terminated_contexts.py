@@ -24,7 +24,7 @@ class Link:
     def ask(self, question: commands.Question[Any], answered: Callable[[Any], None]) -> None:
         """Take a question."""
         if question.packets == commands.device_clients().packets:
-            present = tuple(commands.ClientContext(PID, number) for number in self.contexts)
+            present = tuple(commands.DriverContext(PID, number) for number in self.contexts)
             answered((commands.DeviceClients("GPU-0", "", present),))
         else:
             assert question.packets == commands.terminate(PID).packets

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.smi.options import Action, Refused, Request, parse
+from pympsd.smi.options import Action, SmiRequest, UnsupportedRequest, parse
 
 CSV = frozenset({"csv"})
 
@@ -14,38 +14,38 @@ CSV = frozenset({"csv"})
 @pytest.mark.parametrize(
     ("line", "request_"),
     [
-        ("", Request()),
-        ("-i 0", Request(ids="0")),
-        ("-L", Request(Action.LIST)),
-        ("--list-gpus", Request(Action.LIST)),
-        ("-q", Request(Action.QUERY)),
-        ("-q -d compute", Request(Action.QUERY, value="compute")),
-        ("-i 0 -q -d COMPUTE", Request(Action.QUERY, "0", "COMPUTE")),
-        ("--query --display=PIDS --id=1", Request(Action.QUERY, "1", "PIDS")),
-        ("-c 3", Request(Action.SET_MODE, value="3")),
-        ("-i 0,1,2,3 -c EXCLUSIVE_PROCESS", Request(Action.SET_MODE, "0,1,2,3", "EXCLUSIVE_PROCESS")),
-        ("--compute-mode=DEFAULT -i 1", Request(Action.SET_MODE, "1", "DEFAULT")),
-        ("--compute-mode DEFAULT", Request(Action.SET_MODE, None, "DEFAULT")),
-        ("-i 0 -r", Request(Action.RESET, "0")),
-        ("--query-gpu=index,uuid --format=csv", Request(Action.QUERY_GPU, None, "index,uuid", CSV)),
-        ("--query-gpu=index --format=csv,noheader", Request(Action.QUERY_GPU, None, "index", CSV | {"noheader"})),
-        ("--query-gpu=index", Request(Action.QUERY_GPU, None, "index")),
-        ("--query-compute-apps=pid --format=csv", Request(Action.QUERY_APPS, None, "pid", CSV)),
-        ("-h", Request(Action.HELP)),
-        ("-L --help", Request(Action.HELP)),
-        ("-q -x", Request(Action.QUERY, xml=True)),
-        ("-q -d MEMORY -x -f out", Request(Action.QUERY, value="MEMORY", xml=True, file="out")),
-        ("-l", Request(interval=5.0)),
-        ("-l 2 -i 1", Request(ids="1", interval=2.0)),
-        ("-l -i 1", Request(ids="1", interval=5.0)),
-        ("--query-gpu=index -lms 250", Request(Action.QUERY_GPU, value="index", interval=0.25)),
-        ("-pm 1", Request(Action.SET_PERSISTENCE, value="1")),
-        ("--help-query-gpu", Request(Action.GPU_FIELDS)),
-        ("--help-query-compute-apps", Request(Action.APP_FIELDS)),
-        ("--version", Request(Action.VERSION)),
+        ("", SmiRequest()),
+        ("-i 0", SmiRequest(ids="0")),
+        ("-L", SmiRequest(Action.LIST)),
+        ("--list-gpus", SmiRequest(Action.LIST)),
+        ("-q", SmiRequest(Action.QUERY)),
+        ("-q -d compute", SmiRequest(Action.QUERY, value="compute")),
+        ("-i 0 -q -d COMPUTE", SmiRequest(Action.QUERY, "0", "COMPUTE")),
+        ("--query --display=PIDS --id=1", SmiRequest(Action.QUERY, "1", "PIDS")),
+        ("-c 3", SmiRequest(Action.SET_MODE, value="3")),
+        ("-i 0,1,2,3 -c EXCLUSIVE_PROCESS", SmiRequest(Action.SET_MODE, "0,1,2,3", "EXCLUSIVE_PROCESS")),
+        ("--compute-mode=DEFAULT -i 1", SmiRequest(Action.SET_MODE, "1", "DEFAULT")),
+        ("--compute-mode DEFAULT", SmiRequest(Action.SET_MODE, None, "DEFAULT")),
+        ("-i 0 -r", SmiRequest(Action.RESET, "0")),
+        ("--query-gpu=index,uuid --format=csv", SmiRequest(Action.QUERY_GPU, None, "index,uuid", CSV)),
+        ("--query-gpu=index --format=csv,noheader", SmiRequest(Action.QUERY_GPU, None, "index", CSV | {"noheader"})),
+        ("--query-gpu=index", SmiRequest(Action.QUERY_GPU, None, "index")),
+        ("--query-compute-apps=pid --format=csv", SmiRequest(Action.QUERY_APPS, None, "pid", CSV)),
+        ("-h", SmiRequest(Action.HELP)),
+        ("-L --help", SmiRequest(Action.HELP)),
+        ("-q -x", SmiRequest(Action.QUERY, xml=True)),
+        ("-q -d MEMORY -x -f out", SmiRequest(Action.QUERY, value="MEMORY", xml=True, file="out")),
+        ("-l", SmiRequest(interval=5.0)),
+        ("-l 2 -i 1", SmiRequest(ids="1", interval=2.0)),
+        ("-l -i 1", SmiRequest(ids="1", interval=5.0)),
+        ("--query-gpu=index -lms 250", SmiRequest(Action.QUERY_GPU, value="index", interval=0.25)),
+        ("-pm 1", SmiRequest(Action.SET_PERSISTENCE, value="1")),
+        ("--help-query-gpu", SmiRequest(Action.GPU_FIELDS)),
+        ("--help-query-compute-apps", SmiRequest(Action.APP_FIELDS)),
+        ("--version", SmiRequest(Action.VERSION)),
     ],
 )
-def test_the_uses(line: str, request_: Request) -> None:
+def test_the_uses(line: str, request_: SmiRequest) -> None:
     assert parse(line.split()) == request_
 
 
@@ -74,7 +74,7 @@ def test_the_uses(line: str, request_: Request) -> None:
     ],
 )
 def test_the_refusals(line: str, status: int, said: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UnsupportedRequest) as refused:
         parse(line.split())
     assert refused.value.status == status
     assert refused.value.text.startswith(said)
@@ -87,7 +87,7 @@ WORDS = st.sampled_from(["-i", "0", "-c", "3", "-q", "-d", "-L", "-r", "--format
 def test_any_line_is_a_request_or_refused(words: list[str]) -> None:
     try:
         request = parse(words)
-    except Refused as refused:
+    except UnsupportedRequest as refused:
         assert refused.status in (2, 3, 255)  # noqa: PT017 - raising and not raising are both right here
     else:
         assert isinstance(request.action, Action)

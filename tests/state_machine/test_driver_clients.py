@@ -19,7 +19,7 @@ from pympsd.state_machine.instructions import (
     Timer,
     TimerKind,
 )
-from pympsd.state_machine.state.client import ClientProcess, Context
+from pympsd.state_machine.state.client import ClientProcess, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase
@@ -48,7 +48,7 @@ def reports(
     story: Story, contexts: dict[int, list[tuple[int, int, int]]], status: str = "ACTIVE"
 ) -> list[Instruction]:
     """Let the server 1 be asked; contexts are id, number and device, by PID."""
-    found = {pid: tuple(Context(*one) for one in some) for pid, some in contexts.items()}
+    found = {pid: tuple(ReportedContext(*one) for one in some) for pid, some in contexts.items()}
     return story.feed(events.ServerReported(1, status, found))
 
 
@@ -354,7 +354,7 @@ def test_the_end_of_the_daemon_comes_before_that(choosing: Story, end: str) -> N
 
 def test_a_backend_that_has_served_somebody_stays(choosing: Story) -> None:
     choosing.feed(events.StatusPushed(1, "ACTIVE"))
-    choosing.feed(events.ServerReported(1, "ACTIVE", {101: (Context(1, 1, 0),)}))
+    choosing.feed(events.ServerReported(1, "ACTIVE", {101: (ReportedContext(1, 1, 0),)}))
     assert choosing.feed(UNKNOWN) == []
     assert choosing.daemon.quitting is None
 

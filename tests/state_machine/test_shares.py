@@ -27,7 +27,7 @@ from pympsd.vocabulary.shares import (
     PROCESSES,
     SERVERS,
     SM_CHUNKS,
-    BadShare,
+    BadResourceShare,
     Shares,
 )
 
@@ -258,5 +258,5 @@ def test_shares_of_the_file_outlive_the_daemon_and_todays_state_has_none(daemon:
     following = evolve(new_daemon(), usage=Usage(Shares({"servers": 5})))
     handle(following, events.PredecessorDied(PersistentState(protocol=3)), answer_line)
     assert following.usage.shares.share(SERVERS) == 5
-    with pytest.raises(BadShare):
+    with pytest.raises(BadResourceShare):
         check(evolve(left, shares={"servers": -1}), 2)

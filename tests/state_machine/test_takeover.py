@@ -21,7 +21,7 @@ from pympsd.state_machine.instructions import (
     WatchClient,
     Working,
 )
-from pympsd.state_machine.state.client import Client, ClientProcess, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.takeover import TAKEOVER_TIMEOUT, first_id
@@ -40,7 +40,7 @@ from tests.state_machine.conftest import DEVICES, Story
 
 A, B, C, D = 500, 600, 700, 800
 SERVER, PID = 1, 847
-CLIENT = Client(7, 0, ClientProcess(Peer(4107, 0, 0), "train", 99), {3: Context(3, 1, 1)})
+CLIENT = Client(7, 0, ClientProcess(Peer(4107, 0, 0), "train", 99), {3: ReportedContext(3, 1, 1)})
 TIMER = Timer(TimerKind.RETURN, SERVER)
 PLACES = Timer(TimerKind.PLACES)
 

@@ -10,7 +10,7 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import shares
 from pympsd.state_machine.state.daemon import Daemon, Usage
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.vocabulary.shares import BUFFERS, CONNECTIONS, Resource, Shares
+from pympsd.vocabulary.shares import BUFFERS, CONNECTIONS, SharedResource, Shares
 
 ROOT, OWN = 0, 500
 USERS = (10001, 10002, 10003)
@@ -24,7 +24,7 @@ def daemon() -> Daemon:
 @pytest.mark.parametrize("resource", [CONNECTIONS, BUFFERS], ids=lambda resource: resource.name)
 @given(changes=st.lists(st.tuples(st.sampled_from((ROOT, OWN, *USERS)), st.integers(-64, 64)), max_size=60))
 def test_no_sequence_of_requests_exceeds_a_share_or_the_total(
-    resource: Resource, changes: list[tuple[int, int]]
+    resource: SharedResource, changes: list[tuple[int, int]]
 ) -> None:
     state, unit = daemon(), daemon().usage.shares.share(resource) // 32
     has = dict.fromkeys((ROOT, OWN, *USERS), 0)
@@ -43,7 +43,7 @@ def test_no_sequence_of_requests_exceeds_a_share_or_the_total(
 @pytest.mark.parametrize("resource", [CONNECTIONS, BUFFERS], ids=lambda resource: resource.name)
 @pytest.mark.parametrize("count", [1, 3, 20, 60])
 def test_users_who_take_all_they_can_leave_as_much_for_another_and_a_part_for_root(
-    resource: Resource, count: int
+    resource: SharedResource, count: int
 ) -> None:
     state = daemon()
     total = state.usage.shares.total(resource)

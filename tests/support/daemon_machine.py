@@ -32,7 +32,7 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.grammar.loose import read_words as read_loosely
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS
-from pympsd.commands.grammar.syntax import Refused
+from pympsd.commands.grammar.syntax import CommandRefused
 from pympsd.commands.operator_line import answer_line, decide_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
@@ -41,7 +41,7 @@ from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import Timer, TimerKind
-from pympsd.state_machine.state.client import Client, ClientProcess, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import MOVES, Phase
@@ -66,7 +66,7 @@ def _arguments(line: ParsedLine) -> dict[str, Any]:
         return {}
     try:
         reading = read_loosely(command.syntax, line.words[1:], flags_anywhere=False)
-    except Refused:
+    except CommandRefused:
         return {}
     return {} if command.refuses_unknown and reading.left_over else reading.arguments
 
@@ -674,7 +674,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 client,
                 0,
                 ClientProcess(Peer(5000 + client, 0, 0), "c", 1),
-                {1: Context(1, 1, 0)},
+                {1: ReportedContext(1, 1, 0)},
                 partitions=self.partitions_of(client),
             )
             for client in sorted(clients)
@@ -744,7 +744,9 @@ class DaemonMachine(RuleBasedStateMachine):
         server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending, number)
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
         reported = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it reports")
-        contexts = {pid: tuple(Context(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported}
+        contexts = {
+            pid: tuple(ReportedContext(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported
+        }
         held = {pid for pid in pids if contexts.get(pid)}
         if held:
             self._has_served(server)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pympsd.wire import tensor_map
 from pympsd.wire.tensor_map import Im2col, TensorMap
-from pympsd.wire.texture_object import Kind, Level, Sampling, TextureObject, pack
+from pympsd.wire.texture_object import Level, Sampling, TexturedKind, TextureObject, pack
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
 KERNELS: dict[str, Any] = json.loads((CORPUS / "manifest.json").read_text())["kernels"]
@@ -42,7 +42,7 @@ def objects_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, by
         depth, height, width, channels = array["shape"]
         pitch = width * channels * np.dtype(array["dtype"]).itemsize
         level = Level(addresses[spec["array"]], pitch, pitch * height, width, height, depth)
-        kind = Kind.SURFACE if spec.get("surface") else Kind.ARRAY
+        kind = TexturedKind.SURFACE if spec.get("surface") else TexturedKind.ARRAY
         border = struct.unpack("4I", struct.pack("4f", *spec.get("border", (0, 0, 0, 0))))
         sampling = Sampling(
             tuple(spec.get("modes", (0, 0, 0))), spec.get("filter", 0), spec.get("flags", 0), border=border

@@ -37,7 +37,7 @@ from tested_machine import gpus, on_gpu, on_real_gpu
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.files import MAX_LIBCUDA_SOCKET_PATH, MAX_SOCKET_PATH
-from tests.gpu.led import running
+from tests.gpu.cuda_programs import running
 
 MACHINE = "2xH200"
 VENDOR = "vendor"

@@ -11,8 +11,8 @@ from pympsd.vocabulary.shares import (
     DESCRIPTORS,
     RESOURCES,
     SERVERS,
-    BadShare,
-    Resource,
+    BadResourceShare,
+    SharedResource,
     Shares,
     read_share,
     read_shares,
@@ -45,7 +45,7 @@ def test_shares_are_read_from_several_texts_of_which_the_last_one_counts() -> No
     ],
 )
 def test_what_is_not_a_share_is_refused_with_what_is_allowed(text: str, sentence: str) -> None:
-    with pytest.raises(BadShare) as refusal:
+    with pytest.raises(BadResourceShare) as refusal:
         read_shares([text])
     assert str(refusal.value).startswith(sentence)
 
@@ -53,12 +53,12 @@ def test_what_is_not_a_share_is_refused_with_what_is_allowed(text: str, sentence
 @pytest.mark.parametrize("value", [True, 1.5, None, [1], "٣"])
 def test_a_configuration_files_share_is_a_number(value: object) -> None:
     assert read_share("servers", 5) == 5
-    with pytest.raises(BadShare):
+    with pytest.raises(BadResourceShare):
         read_share("servers", value)
 
 
 @pytest.mark.parametrize("resource", RESOURCES, ids=lambda each: each.name)
-def test_a_default_is_a_value_that_can_be_set(resource: Resource) -> None:
+def test_a_default_is_a_value_that_can_be_set(resource: SharedResource) -> None:
     for descriptors in (64, 1024, 1 << 20):
         share = Shares(descriptors=descriptors).share(resource)
         assert read_share(resource.name, share) == share

@@ -11,30 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.wire.driver.log_records import MAGIC, PIPE_BUF, Foreign, LogReader, LogRecord, Origin
+from pympsd.wire.driver.log_records import MAGIC, PIPE_BUF, DriverLogRecord, ForeignLines, LogReader, RecordWriter
 
 RECORDED = Path(__file__).parents[1] / "data" / "driver-logs" / "log-fifo.hex"
 """Each line was read from the FIFO immediately, in hexadecimal digits."""
 NOON = datetime(2026, 11, 22, 12, 0, 0, 376000)
-RECORD = LogRecord(Origin.SERVER, 430, NOON, b"Server has started")
+RECORD = DriverLogRecord(RecordWriter.SERVER, 430, NOON, b"Server has started")
 HEADER = 48
 
 moments = st.datetimes(datetime(1971, 1, 1), datetime(9998, 12, 31)).map(
     lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000)
 )
 texts = st.binary(max_size=PIPE_BUF - HEADER).map(lambda text: text.translate(None, b"\1\2\3"))
-records = st.builds(LogRecord, st.sampled_from(Origin), st.integers(1, 2**31 - 1), moments, texts)
+records = st.builds(DriverLogRecord, st.sampled_from(RecordWriter), st.integers(1, 2**31 - 1), moments, texts)
 lines = st.binary(max_size=300).map(lambda line: line.translate(None, b"\n\1\2\3"))
-signs = st.sampled_from(Origin).map(lambda origin: (MAGIC + origin).to_bytes(4, "little"))
+signs = st.sampled_from(RecordWriter).map(lambda origin: (MAGIC + origin).to_bytes(4, "little"))
 
 
-def _read(chunks: Iterable[bytes]) -> list[LogRecord | bytes]:
+def _read(chunks: Iterable[bytes]) -> list[DriverLogRecord | bytes]:
     """Return the records, and the lines one by one."""
     reader = LogReader()
-    found: list[LogRecord | bytes] = []
+    found: list[DriverLogRecord | bytes] = []
     for chunk in chunks:
         for said in reader.feed(chunk):
-            found += said.lines if isinstance(said, Foreign) else [said]
+            found += said.lines if isinstance(said, ForeignLines) else [said]
     return found
 
 
@@ -46,22 +46,26 @@ def _cut(data: bytes, places: Iterable[int]) -> list[bytes]:
 def test_recorded_reads() -> None:
     reads = [bytes.fromhex(line) for line in RECORDED.read_text().splitlines()]
     found = _read(reads)
-    assert all(isinstance(said, LogRecord) and said.pid == 430 for said in found)
-    records = [said for said in found if isinstance(said, LogRecord)]
-    assert [record.origin for record in records] == [Origin.OTHER] * 3 + [Origin.SERVER] * (len(records) - 3)
-    assert records[0] == LogRecord(Origin.OTHER, 430, datetime(2026, 11, 22, 14, 24, 55, 376000), b"Startup")
+    assert all(isinstance(said, DriverLogRecord) and said.pid == 430 for said in found)
+    records = [said for said in found if isinstance(said, DriverLogRecord)]
+    assert [record.origin for record in records] == [RecordWriter.OTHER] * 3 + [RecordWriter.SERVER] * (
+        len(records) - 3
+    )
+    assert records[0] == DriverLogRecord(
+        RecordWriter.OTHER, 430, datetime(2026, 11, 22, 14, 24, 55, 376000), b"Startup"
+    )
     assert records[-1].text == b"Destroy server context on device 0 (NVIDIA H200)"
     assert b"".join(record.encode() for record in records) == b"".join(reads)
 
 
 @given(st.lists(records | lines, max_size=8), st.lists(st.integers(0), max_size=12))
-def test_records_and_lines_in_any_order_and_chunks(said: list[LogRecord | bytes], places: list[int]) -> None:
-    data = b"".join(each.encode() if isinstance(each, LogRecord) else each + b"\n" for each in said)
+def test_records_and_lines_in_any_order_and_chunks(said: list[DriverLogRecord | bytes], places: list[int]) -> None:
+    data = b"".join(each.encode() if isinstance(each, DriverLogRecord) else each + b"\n" for each in said)
     assert _read(_cut(data, places)) == said
 
 
 @given(
-    st.lists(st.binary(max_size=200) | signs | records.map(LogRecord.encode), max_size=10).map(b"".join),
+    st.lists(st.binary(max_size=200) | signs | records.map(DriverLogRecord.encode), max_size=10).map(b"".join),
     st.lists(st.integers(0), max_size=12),
 )
 def test_garbage_is_the_same_in_any_chunks(data: bytes, places: list[int]) -> None:
@@ -69,7 +73,9 @@ def test_garbage_is_the_same_in_any_chunks(data: bytes, places: list[int]) -> No
 
 
 @given(st.binary(max_size=60), records, st.integers(0))
-def test_a_record_after_garbage_and_a_record_cut_short_is_found(data: bytes, other: LogRecord, length: int) -> None:
+def test_a_record_after_garbage_and_a_record_cut_short_is_found(
+    data: bytes, other: DriverLogRecord, length: int
+) -> None:
     cut = other.encode()
     cut = cut[: length % (len(cut) + 1)]
     assert _read([data.translate(None, b"\1\2\3"), cut, RECORD.encode()])[-1] == RECORD
@@ -100,6 +106,6 @@ def test_a_wrong_header_is_text(place: int, value: int) -> None:
 
 def test_little_is_held() -> None:
     reader = LogReader()
-    promised = LogRecord(Origin.SERVER, 1, NOON, b"x" * (PIPE_BUF - HEADER)).encode()[:-1]
+    promised = DriverLogRecord(RecordWriter.SERVER, 1, NOON, b"x" * (PIPE_BUF - HEADER)).encode()[:-1]
     list(reader.feed(b"y" * 3 * PIPE_BUF + promised))
-    assert list(reader.feed(b"\1\n")) == [Foreign((b"y" * PIPE_BUF,))]  # \1 is in no text: that was not a record
+    assert list(reader.feed(b"\1\n")) == [ForeignLines((b"y" * PIPE_BUF,))]  # \1 is in no text: that was not a record

@@ -22,7 +22,7 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
@@ -361,7 +361,7 @@ class Replay:
         dispatcher = cast(
             Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, client_memory=None)
         )
-        session = VendorServerSession(dispatcher, self.server_id, 0, self.pid, kill=lambda: None)
+        session = DriverServerSession(dispatcher, self.server_id, 0, self.pid, kill=lambda: None)
         ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = PacketChannel(ours)
         with theirs, closing(channel), trio.fail_after(SECONDS):
@@ -376,7 +376,7 @@ class Replay:
                 nursery.cancel_scope.cancel()
 
 
-async def _serve(session: VendorServerSession, channel: PacketChannel) -> None:
+async def _serve(session: DriverServerSession, channel: PacketChannel) -> None:
     """Run a session; its conversation reads the registration for it where ``serve`` takes that."""
     takes_registration = len(inspect.signature(session.serve).parameters) > 1
     more: tuple[bytes, ...] = (await channel.receive(4096),) if takes_registration else ()
@@ -507,7 +507,7 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
         contexts = draw(st.lists(st.tuples(PIDS, PIDS), max_size=3))
         packets += [uuid, struct.pack("<ii", 0, place) + padded(name, 68), struct.pack("<i", len(contexts))]
         packets += [struct.pack("<ii32x", *context) for context in contexts]
-        named = tuple(commands.ClientContext(*context) for context in contexts)
+        named = tuple(commands.DriverContext(*context) for context in contexts)
         found.append(commands.DeviceClients(uuid_text(uuid), name, named))
     return packets, tuple(found)
 

@@ -26,7 +26,7 @@ from typing import Final
 
 from pympsd.commands.grammar import loose
 from pympsd.commands.grammar.registry import Command, find_command
-from pympsd.commands.grammar.syntax import JSON_OPTION, Refused
+from pympsd.commands.grammar.syntax import JSON_OPTION, CommandRefused
 from pympsd.vocabulary.parsed_line import ParsedLine
 
 MAX_LINE_BYTES: Final = 64 * 1024
@@ -82,7 +82,7 @@ def _server_pid(command: Command, words: list[str]) -> int | None:
     plain = [word for word in words[1:] if word != JSON_OPTION]
     try:
         arguments = loose.read_words(command.syntax, plain, flags_anywhere=command.is_query).arguments
-    except Refused:
+    except CommandRefused:
         return 0
     pid: int | None = arguments.get("pid")
     return pid

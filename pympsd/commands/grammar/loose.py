@@ -12,8 +12,8 @@ from typing import Any
 from attrs import frozen
 
 from pympsd.commands.grammar.recorded import AS_DECLARED, RECORDED, WITHOUT_EFFECT, Recorded
-from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax, keyword
-from pympsd.vocabulary.answers import Answer, Part, refusal
+from pympsd.commands.grammar.syntax import JSON_OPTION, CommandRefused, Syntax, keyword
+from pympsd.vocabulary.answers import Answer, AnswerPart, refusal
 from pympsd.vocabulary.mistyped import find_similar
 
 
@@ -65,14 +65,17 @@ def _take_options(syntax: Syntax, recorded: Recorded, words: list[str]) -> dict[
     return values
 
 
-def _missing(syntax: Syntax, recorded: Recorded) -> Refused:
+def _missing(syntax: Syntax, recorded: Recorded) -> CommandRefused:
     """Return the refusal of a command that lacks an argument."""
     if not recorded.missing:
-        return Refused(f"{syntax.command} needs more arguments; usage: {syntax.usage}")
+        return CommandRefused(f"{syntax.command} needs more arguments; usage: {syntax.usage}")
     if not recorded.missing_is_logged_only:
-        return Refused(answer=refusal(recorded.missing))
-    part, note = Part(recorded.missing, printed=False), f"{recorded.missing.removesuffix('.')}; usage: {syntax.usage}"
-    return Refused(answer=Answer((part,), diagnostic=note, refused=True))
+        return CommandRefused(answer=refusal(recorded.missing))
+    part, note = (
+        AnswerPart(recorded.missing, printed=False),
+        f"{recorded.missing.removesuffix('.')}; usage: {syntax.usage}",
+    )
+    return CommandRefused(answer=Answer((part,), diagnostic=note, refused=True))
 
 
 def complain(syntax: Syntax, words: Sequence[str], usage: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from pympsd.commands.grammar.syntax import Refused
+from pympsd.commands.grammar.syntax import CommandRefused
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
 from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
@@ -59,8 +59,8 @@ def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
         return
     if caller.uid == NO_USER:
         hint = ASK_FROM if daemon.options.protocol == 3 else ""
-        raise Refused(answer=refusal(IN_CONTAINER, diagnostic=hint))
-    raise Refused(answer=refusal(INSUFFICIENT.format(uid=caller.uid)))
+        raise CommandRefused(answer=refusal(IN_CONTAINER, diagnostic=hint))
+    raise CommandRefused(answer=refusal(INSUFFICIENT.format(uid=caller.uid)))
 
 
 def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
@@ -83,7 +83,7 @@ def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
         raise insufficient(caller, command, "daemon")
 
 
-def insufficient(caller: Caller, command: str, owned: str) -> Refused:
+def insufficient(caller: Caller, command: str, owned: str) -> CommandRefused:
     """Return the refusal of a command whose caller does not own what the command changes.
 
     Args:
@@ -92,9 +92,11 @@ def insufficient(caller: Caller, command: str, owned: str) -> Refused:
         owned: What the caller would have to own: ``server`` or ``daemon``.
     """
     if caller.uid != NO_USER:
-        return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
+        return CommandRefused(
+            f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner."
+        )
     sentence = f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner."
-    return Refused(sentence, ASK_FROM)
+    return CommandRefused(sentence, ASK_FROM)
 
 
 def sees_all(daemon: Daemon, caller: Caller) -> bool:
@@ -176,7 +178,9 @@ def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
     """
     if len(_percentages(daemon, server)) > 1:
         question = f"namespace get {DEFAULT} {server} {PERCENTAGE.name}"
-        raise Refused(f"'{command}' prints one percentage, and the devices of server '{server}' differ: {question}")
+        raise CommandRefused(
+            f"'{command}' prints one percentage, and the devices of server '{server}' differ: {question}"
+        )
 
 
 def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:

@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from pympsd.commands.grammar.syntax import Argument, Refused
+from pympsd.commands.grammar.syntax import Argument, CommandRefused
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 
@@ -111,7 +111,7 @@ def read_optional_pid(word: str) -> int | None:
     digits = word.removeprefix("-").removeprefix("+")
     is_exact = digits.isascii() and digits.isdecimal() and len(digits.lstrip("0")) <= _MAX_DIGITS
     if pid and (not is_exact or abs(int(digits)) > INT_MAX):
-        raise Refused(f"{word[:MAX_QUOTED]!r} is not a PID: only digits, at most {INT_MAX}")
+        raise CommandRefused(f"{word[:MAX_QUOTED]!r} is not a PID: only digits, at most {INT_MAX}")
     return pid
 
 
@@ -134,7 +134,7 @@ def read_user_id(word: str) -> int | None:
         return None
     is_number = word.isascii() and word.isdecimal() and len(word.lstrip("0")) <= _MAX_DIGITS
     if not is_number or int(word) >= NO_USER:
-        raise Refused(f"{word[:MAX_QUOTED]!r} is not a user id; a number from 0 to {NO_USER - 1} is")
+        raise CommandRefused(f"{word[:MAX_QUOTED]!r} is not a user id; a number from 0 to {NO_USER - 1} is")
     return int(word)
 
 
@@ -154,7 +154,7 @@ ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage is one number
 def read_percentage(word: str) -> LoosePercentage:
     """Return the percentage that a word begins with. Raise Refused for one by device: of ``1=50`` C reads 1."""
     if "=" in word:
-        raise Refused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
+        raise CommandRefused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
     number = leading_float(word)
     if number is None:
         return LoosePercentage(None, "")
@@ -176,7 +176,7 @@ def read_priority(word: str) -> int | None:
     """Return the number that a word begins with; None if it begins with none. Raise Refused for a misread 0 or 1."""
     level = leading_integer(word)
     if level in (0, 1) and word not in ("0", "1"):
-        raise Refused(f"{PRIORITIES}, not {word[:MAX_QUOTED]!r}")
+        raise CommandRefused(f"{PRIORITIES}, not {word[:MAX_QUOTED]!r}")
     return level
 
 

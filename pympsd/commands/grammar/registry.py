@@ -9,9 +9,9 @@ command of protocol 2, a module and a verb one of protocol 3. Which daemons have
     rules list         both
     namespace create   3 only
 
-A handler changes the state only when it is sure to succeed: a `Refused` or `NotPossible` that it raises becomes the
-answer, on standard output for a change of protocol 3 and on standard error for a query, whose output is data only. A
-query never changes the state, and is run with the part of it that the caller may see.
+A handler changes the state only when it is sure to succeed: a `CommandRefused` or `NotPossible` that it raises
+becomes the answer, on standard output for a change of protocol 3 and on standard error for a query, whose output is
+data only. A query never changes the state, and is run with the part of it that the caller may see.
 
 With ``--json`` a query prints its `Decision.data`; a list of protocol 3 prints its rows (``--format=json``). Such
 answers are not logged, because monitors ask again and again.
@@ -29,12 +29,12 @@ from attrs import evolve, field, frozen
 from pympsd.commands.grammar import loose, strict
 from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, restrict_view
 from pympsd.commands.grammar.recorded import BY_FIRST_WORD, RECORDED, WITHOUT_EFFECT
-from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
+from pympsd.commands.grammar.syntax import JSON_OPTION, CommandRefused, Syntax
 from pympsd.process.version import CUDA_VERSIONS, DRIVER
 from pympsd.state_machine.instructions import Instruction, Note
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.vocabulary.answers import Answer, Part, refusal
+from pympsd.vocabulary.answers import Answer, AnswerPart, refusal
 from pympsd.vocabulary.untrusted import is_query
 
 BOTH: Final = (2, 3)
@@ -175,10 +175,10 @@ class Command:
             if self.is_strict:
                 return self._run_strict(daemon, caller, words, file)
             return self._query(daemon, caller, words) if self.is_query else self._change(daemon, caller, words)
-        except (Refused, NotPossible) as error:
-            return Decision(self._refusal(error if isinstance(error, Refused) else Refused(str(error))))
+        except (CommandRefused, NotPossible) as error:
+            return Decision(self._refusal(error if isinstance(error, CommandRefused) else CommandRefused(str(error))))
 
-    def _refusal(self, error: Refused) -> Answer:
+    def _refusal(self, error: CommandRefused) -> Answer:
         if error.answer is not None:
             return error.answer
         if self.is_query or not self.verb:
@@ -213,19 +213,19 @@ class Command:
             prints = self.name in RECORDED and RECORDED[self.name].prints_anyway and is_text
             kept = answer if answer.refused or prints else Answer()
             return Decision(evolve(kept, refused=True, diagnostic=loose.complain(self.syntax, plain, self.usage)))
-        return decision if is_text else Decision(Answer((Part(json.dumps(decision.data), logged=False),)))
+        return decision if is_text else Decision(Answer((AnswerPart(json.dumps(decision.data), logged=False),)))
 
     def _change(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
         """Run a command of protocol 2 that changes something."""
         try:
             reading = loose.read_words(self.syntax, words, flags_anywhere=False)
-        except Refused:
+        except CommandRefused:
             if not self.refuses_unknown:
                 raise
             reading = loose.Reading({}, tuple(words))
         if self.refuses_unknown and reading.left_over:
             complaint = loose.complain(self.syntax, words, self.usage)
-            raise Refused(answer=refusal(*filter(None, [self.failure]), diagnostic=complaint))
+            raise CommandRefused(answer=refusal(*filter(None, [self.failure]), diagnostic=complaint))
         if self.owner_only:
             check_settings_owner(daemon, caller)
         decision = self.handler(daemon, caller, **reading.arguments)
@@ -252,7 +252,7 @@ def _as_json(decision: Decision) -> Decision:
     if answer is None or not answer.printed:
         return decision
     text = json.dumps(answer.printed.removesuffix("\n"))
-    return evolve(decision, answer=evolve(answer, parts=(Part(text, logged=False),)))
+    return evolve(decision, answer=evolve(answer, parts=(AnswerPart(text, logged=False),)))
 
 
 def refuse_translated(name: str, text: str) -> Answer:

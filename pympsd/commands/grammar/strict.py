@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pympsd.commands.grammar.syntax import Argument, Reader, Refused, Syntax, keyword
+from pympsd.commands.grammar.syntax import Argument, CommandRefused, Reader, Syntax, keyword
 from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
@@ -30,19 +30,19 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
             positionals.append(word)
             continue
         if name in options:
-            raise Refused(f"Option '--{name}' of '{syntax.command}' is repeated.")
+            raise CommandRefused(f"Option '--{name}' of '{syntax.command}' is repeated.")
         options[name] = _option_value(syntax, word, name, value, rest)
     limit = len(syntax.required) + len(syntax.optional)
     if len(positionals) > limit:
         allowed = f"{limit} argument{'' if limit == 1 else 's'}" if limit else "no arguments"
-        raise Refused(f"'{syntax.command}' takes {allowed}, not {len(positionals)}.")
+        raise CommandRefused(f"'{syntax.command}' takes {allowed}, not {len(positionals)}.")
     places = _places(syntax, options, len(positionals))
     texts = {argument.name: text for argument, text in zip(places, positionals, strict=False)}
     _check_missing(syntax, texts, options)
     for name, option in syntax.instead.items():
         both = texts.get(name), options.get(option)
         if None not in both and len({*both}) > 1:
-            raise Refused(f"'{syntax.command}' has two values of <{name}>: '{both[0]}' and '{both[1]}'.")
+            raise CommandRefused(f"'{syntax.command}' has two values of <{name}>: '{both[0]}' and '{both[1]}'.")
     arguments = {
         keyword(argument.name): _read(argument.read, argument.placeholder, texts[argument.name])
         for argument in places[: len(texts)]
@@ -72,16 +72,16 @@ def _option_value(syntax: Syntax, word: str, name: str, value: str | None, rest:
     """Return the value of an option, None for a flag; take it from the following words if it stands there."""
     option = f"'--{name}' of '{syntax.command}'"
     if word.startswith("-") and not word.startswith("--"):
-        raise Refused(_unknown(syntax, word.partition("=")[0]))
+        raise CommandRefused(_unknown(syntax, word.partition("=")[0]))
     if any(name == flag.name for flag in syntax.flags):
         if value is not None:
-            raise Refused(f"Option {option} takes no value.")
+            raise CommandRefused(f"Option {option} takes no value.")
         return None
     if name not in syntax.options:
-        raise Refused(_unknown(syntax, f"--{name}"))
+        raise CommandRefused(_unknown(syntax, f"--{name}"))
     if value is None:
         if not rest or rest[0].startswith("--"):
-            raise Refused(f"Option {option} needs a value: --{name}={syntax.options[name].placeholder}.")
+            raise CommandRefused(f"Option {option} needs a value: --{name}={syntax.options[name].placeholder}.")
         value = rest.pop(0)
     return value
 
@@ -111,11 +111,11 @@ def _check_missing(syntax: Syntax, texts: Mapping[str, str], options: Mapping[st
     # Name all of the positional arguments: which of them is missing is not known.
     places = [] if is_complete else [argument.placeholder for argument in syntax.required]
     needed = [f"--{name}={syntax.options[name].placeholder}" for name in missing_options]
-    raise Refused(f"'{syntax.command}' needs {' '.join((*places, *needed))}.")
+    raise CommandRefused(f"'{syntax.command}' needs {' '.join((*places, *needed))}.")
 
 
 def _read(read: Reader, name: str, text: str) -> Any:
     try:
         return read(text)
     except BadText as error:
-        raise Refused(f"{name} is {error}.") from None
+        raise CommandRefused(f"{name} is {error}.") from None

@@ -18,7 +18,7 @@ Reader = Callable[[str], Any]
 """Makes a value of a text; raises BadText or Refused."""
 
 
-class Refused(InputError):
+class CommandRefused(InputError):
     """A command is refused; the message is the sentence for the user.
 
     ``hint`` is a second sentence, for standard error. ``answer`` replaces both where driver 580's own was recorded.

@@ -15,10 +15,10 @@ from pympsd.commands.v2.records import (
     on_device_record,
     target_text,
 )
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.client import Client, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
-from pympsd.vocabulary.answers import Answer, Part, lines, refusal
+from pympsd.vocabulary.answers import Answer, AnswerPart, lines, refusal
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.texts import in_use_text, limit_of_memory_text
 
@@ -73,7 +73,7 @@ def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> D
     return Decision(lines(*texts), data=data)
 
 
-def _contexts(server: Server, device: int) -> list[tuple[Client, Context]]:
+def _contexts(server: Server, device: int) -> list[tuple[Client, ReportedContext]]:
     clients = server.clients.values()
     return [
         (client, context) for client in clients for context in client.contexts.values() if context.device == device
@@ -89,7 +89,7 @@ def ps(daemon: Daemon, caller: Caller, pid: int | None, limits: bool) -> Decisio
     if pid is not None and daemon.server_by_pid(pid) is None:
         text = f"Server {pid} not found"
         # Recorded: the line twice, then an empty line that is not logged.
-        return Decision(Answer((Part(text), Part(text), Part("", logged=False)), refused=True))
+        return Decision(Answer((AnswerPart(text), AnswerPart(text), AnswerPart("", logged=False)), refused=True))
     servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
     if not servers:
         return Decision(refusal("Server not found"), data=[])

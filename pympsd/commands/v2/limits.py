@@ -26,7 +26,7 @@ from pympsd.commands.grammar.syntax import Argument, Syntax
 from pympsd.commands.v2.records import find_server, limit_record
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.vocabulary.answers import Answer, Part, lines, refusal
+from pympsd.vocabulary.answers import Answer, AnswerPart, lines, refusal
 from pympsd.vocabulary.identities import server_of_user
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
 
@@ -70,7 +70,7 @@ def _print_percentage(in_force: ThreadPercentage, note: str) -> Answer:
 
 def _refuse_percentage(in_force: ThreadPercentage) -> Answer:
     """Return a refusal: the complaint is only logged, and the value in force is printed (recorded)."""
-    parts = (Part(INVALID, printed=False), Part(str(in_force)))
+    parts = (AnswerPart(INVALID, printed=False), AnswerPart(str(in_force)))
     return Answer(parts, diagnostic=f"{INVALID}; {in_force} stays in force", refused=True)
 
 
@@ -128,16 +128,18 @@ def _decide_percentage(percentage: ThreadPercentage) -> Decision:
 # --- memory of devices
 
 
-def _refuse_device(error: UnknownDevice, *before: Part) -> Answer:
+def _refuse_device(error: UnknownDevice, *before: AnswerPart) -> Answer:
     bad_format = () if error.well_formed else (_log_only(f"Invalid device identifier format: {error.word}"),)
     return Answer((*before, *bad_format), diagnostic=str(error), refused=True)
 
 
-def _log_only(text: str) -> Part:
-    return Part(text, printed=False)
+def _log_only(text: str) -> AnswerPart:
+    return AnswerPart(text, printed=False)
 
 
-def _set_memory(daemon: Daemon, limits: dict[int, PinnedMemory], device: str, value: str, *before: Part) -> Answer:
+def _set_memory(
+    daemon: Daemon, limits: dict[int, PinnedMemory], device: str, value: str, *before: AnswerPart
+) -> Answer:
     try:
         ordinal = device_named(daemon.devices, device)
         limit = PinnedMemory.parse(value)

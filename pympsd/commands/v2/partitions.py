@@ -25,7 +25,7 @@ from typing import Final
 from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.recorded import MAX_QUOTED
 from pympsd.commands.grammar.registry import Decision, command
-from pympsd.commands.grammar.syntax import Argument, Refused, Syntax
+from pympsd.commands.grammar.syntax import Argument, CommandRefused, Syntax
 from pympsd.process.version import STATIC_SINCE
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named
 from pympsd.state_machine.named_servers import NotPossible
@@ -111,19 +111,19 @@ def _remove(daemon: Daemon, caller: Caller, device: str, word: str) -> Decision:
     if partition is None:
         names = [other.name for other in daemon.partitions if other.device == index]
         has = f"It has: {', '.join(names)}" if names else "It has none."
-        raise Refused(
+        raise CommandRefused(
             answer=refusal(f"Failed to find partition {word[:MAX_QUOTED]} on device {uuid}", diagnostic=has)
         )
     whole = f"{uuid}/{partition.name}"
     if present := clients_in(daemon, "", partition):
         pids = ", ".join(str(client.pid) for client in present)
         text = f"Partition {whole} in use. Terminate all clients before removing."
-        raise Refused(answer=refusal(text, diagnostic=f"PIDs of its clients: {pids}"))
+        raise CommandRefused(answer=refusal(text, diagnostic=f"PIDs of its clients: {pids}"))
     answer = lines(f"Partition {whole} removed")
     try:
         return Decision(None, tuple(remove_partition(daemon, partition, caller.session, answer)))
     except NotReported as error:
-        raise Refused(answer=refusal(f"Failed to remove partition {whole}", diagnostic=str(error))) from None
+        raise CommandRefused(answer=refusal(f"Failed to remove partition {whole}", diagnostic=str(error))) from None
 
 
 def _split_partition(device: str, word: str) -> tuple[str, str]:
@@ -151,16 +151,16 @@ def _device_named(daemon: Daemon, word: str) -> int:
         return device_named(daemon.devices, word)
     except UnknownDevice as error:
         text = f"Failed to find device {word[:MAX_QUOTED]}"
-        raise Refused(answer=refusal(text, diagnostic=str(error))) from None
+        raise CommandRefused(answer=refusal(text, diagnostic=str(error))) from None
 
 
-def _refuse_chunks(chunks: str, result: Result, reason: str) -> Refused:
+def _refuse_chunks(chunks: str, result: Result, reason: str) -> CommandRefused:
     text = f"Failed to fulfill the requested SM partition of {chunks} chunks, error CUDA_{result.name}"
-    return Refused(answer=refusal(text, diagnostic=reason))
+    return CommandRefused(answer=refusal(text, diagnostic=reason))
 
 
-def _refuse(text: str, hint: str) -> Refused:
-    return Refused(answer=refusal(f"Failed: {text}", diagnostic=hint))
+def _refuse(text: str, hint: str) -> CommandRefused:
+    return CommandRefused(answer=refusal(f"Failed: {text}", diagnostic=hint))
 
 
 def _how_to_enable(daemon: Daemon) -> str:

@@ -6,8 +6,8 @@ A server's record lists its clients, a client's its contexts.
 from collections.abc import Mapping
 from typing import Any
 
-from pympsd.commands.grammar.syntax import Refused
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.commands.grammar.syntax import CommandRefused
+from pympsd.state_machine.state.client import Client, ReportedContext
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.drains import Drain, DrainTarget, TargetKind
 from pympsd.state_machine.state.server import Server
@@ -19,7 +19,7 @@ def find_server(daemon: Daemon, pid: int) -> Server:
     """Return the server with a PID; raise the recorded refusal."""
     server = daemon.server_by_pid(pid)
     if server is None:
-        raise Refused(answer=refusal(f"Server {pid} not found"))
+        raise CommandRefused(answer=refusal(f"Server {pid} not found"))
     return server
 
 
@@ -100,7 +100,7 @@ def on_device_record(client: Client, device: int, *, memory: int | None) -> dict
     }
 
 
-def context_record(context: Context) -> dict[str, Any]:
+def context_record(context: ReportedContext) -> dict[str, Any]:
     """Return a context: ``id`` is unique on its server, ``number`` in its process."""
     return {"id": context.id, "number": context.number, "device": context.device}
 

@@ -5,7 +5,7 @@ from typing import Any
 from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
 from pympsd.commands.grammar.registry import Decision, command
-from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Syntax
+from pympsd.commands.grammar.syntax import Argument, CommandRefused, Flag, Option, Syntax
 from pympsd.commands.v2.records import find_server, server_record, target_text
 from pympsd.state_machine import terminations
 from pympsd.state_machine.admission import drop_start_request, request_server
@@ -95,11 +95,11 @@ def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
         # Recorded: root gets no line.
         texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
         reason = f"start_server: this daemon is run by user {daemon.options.uid} and can serve only that user"
-        raise Refused(answer=refusal(*texts, diagnostic=reason))
+        raise CommandRefused(answer=refusal(*texts, diagnostic=reason))
     if daemon.quitting is not None:
-        raise Refused("start_server: the daemon is quitting")
+        raise CommandRefused("start_server: the daemon is quitting")
     if problem := start_problem(daemon):
-        raise Refused(problem)
+        raise CommandRefused(problem)
     instructions = tuple(request_server(daemon, uid))
     server_ids = [instruction.server for instruction in instructions if isinstance(instruction, SpawnServer)]
     if not server_ids:
@@ -113,7 +113,7 @@ def _read_seconds(word: str) -> int:
     """Return a whole number of seconds; driver 580 quits without a wait if it is none."""
     seconds = leading_integer(word) if word.isascii() and word.isdecimal() else None
     if seconds is None:
-        raise Refused(f"{word!r} is not a whole number of seconds")
+        raise CommandRefused(f"{word!r} is not a whole number of seconds")
     return seconds
 
 

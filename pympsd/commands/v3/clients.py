@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pympsd.commands.grammar.privileges import Caller, check_owner, namespace_of, sees_all
 from pympsd.commands.grammar.registry import Decision, command
-from pympsd.commands.grammar.syntax import Refused, Syntax
+from pympsd.commands.grammar.syntax import CommandRefused, Syntax
 from pympsd.commands.v2.records import target_text
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
@@ -148,12 +148,14 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
     matches = [entry for entry in with_pid if only in (None, entry[1])]
     if not matches:
         where = "" if server is None else f" on server '{server}'"
-        raise Refused(f"No client with PID {pid}{where}.")
+        raise CommandRefused(f"No client with PID {pid}{where}.")
     if len(pids := sorted({client.pid for client, _ in matches})) > 1:
-        raise Refused(f"Several clients have PID {pid} in their containers; use one of {', '.join(map(str, pids))}.")
+        raise CommandRefused(
+            f"Several clients have PID {pid} in their containers; use one of {', '.join(map(str, pids))}."
+        )
     if len(matches) > 1:
         names = ", ".join(f"'{owner.name}'" for _, owner in matches)
-        raise Refused(f"Client {pid} is on several servers ({names}); choose one with --server.")
+        raise CommandRefused(f"Client {pid} is on several servers ({names}); choose one with --server.")
     return matches[0]
 
 

@@ -19,7 +19,7 @@ from attrs import evolve
 
 from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.registry import BOTH, Decision, command
-from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v3.output import ABSENT, data
 from pympsd.configuration.changes import (
     Change,
@@ -53,7 +53,7 @@ from pympsd.state_machine.shares import set_shares
 from pympsd.state_machine.state.compound_commands import CompoundCommand, Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
-from pympsd.vocabulary.answers import Answer, Part, refusal
+from pympsd.vocabulary.answers import Answer, AnswerPart, refusal
 from pympsd.vocabulary.identities import DEFAULT
 from pympsd.vocabulary.texts import BadText, moment
 
@@ -95,7 +95,7 @@ def apply(
     error, nothing is changed.
     """
     if text is None:
-        raise Refused(
+        raise CommandRefused(
             "'config apply' needs the text of the file: give the command as arguments, not on standard input."
         )
     context = context_of(daemon)
@@ -147,7 +147,7 @@ def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> D
     if configuration.source and configuration.text is None and sees_all(daemon, caller):
         notes.append("An earlier version applied this file; apply it again to have 'config status' compare with it.")
     is_refused = bool(pending or failed or unexpected)
-    return Decision(Answer((Part(text, logged=False),), "\n".join(notes), refused=is_refused))
+    return Decision(Answer((AnswerPart(text, logged=False),), "\n".join(notes), refused=is_refused))
 
 
 def _difference_lines(configuration: Configuration, differences: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import BOTH, Decision, command
-from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, UID
 from pympsd.commands.v3.output import Format, Row, Shown, columns, confirm, listing
@@ -28,7 +28,7 @@ from pympsd.state_machine.registration import set_default_socket
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.shares import Resource
+from pympsd.vocabulary.shares import SharedResource
 from pympsd.vocabulary.texts import LIFTED, BadText, memory_text, read_boolean, read_memory
 
 FEATURE_COLUMNS: Final = columns("FEATURE", "STATE", "MODULE", "COVERS")
@@ -63,7 +63,7 @@ def enable(daemon: Daemon, caller: Caller, name: str) -> Decision:
 def disable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Disable a feature: memacct; context-share cannot be disabled."""
     if _find_feature(name) == "context-share":
-        raise Refused(ALWAYS_SHARED)
+        raise CommandRefused(ALWAYS_SHARED)
     return Decision(confirm(), tuple(set_accounting(daemon, False)))
 
 
@@ -127,7 +127,7 @@ def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None
     path = cgroup_path(cgroup)
     ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
     if not limits:
-        raise Refused("'memacct limit' needs --hard-limit, --soft-limit, or both.")
+        raise CommandRefused("'memacct limit' needs --hard-limit, --soft-limit, or both.")
     changed = {name.removesuffix("_limit"): value for name, value in limits.items()}
     return Decision(confirm(), tuple(set_limits(daemon, path, ordinals, changed)))
 
@@ -146,7 +146,7 @@ def list_limits(
     """List the limits of cgroups and how much memory their clients hold, on one device or on each."""
     only_cgroup = None if cgroup is None else cgroup_path(cgroup)
     if only_cgroup is not None and only_cgroup not in daemon.process_limits.cgroups:
-        raise Refused(NO_LIMITS.format(only_cgroup))
+        raise CommandRefused(NO_LIMITS.format(only_cgroup))
     only_device = None if device is None else view.device_named(daemon, device)
     rows, by_cgroup = [], clients_by_cgroup(daemon)
     for path, limits in sorted(daemon.process_limits.cgroups.items()):
@@ -184,7 +184,7 @@ def _find_feature(name: str, features: Sequence[str] = FEATURES) -> str:
     """Return the feature of a name, which may be written with ``_``."""
     feature = name.replace("_", "-")
     if feature not in features:
-        raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(features))}.")
+        raise CommandRefused(f"No feature '{name}'. Features: {', '.join(sorted(features))}.")
     return feature
 
 
@@ -209,7 +209,7 @@ def list_shares(daemon: Daemon, caller: Caller, uid: int | None = None, format: 
     )
 
 
-def _share_row(daemon: Daemon, uid: int, resource: Resource) -> Row:
+def _share_row(daemon: Daemon, uid: int, resource: SharedResource) -> Row:
     share = NO_SHARE if shares.is_exempt(daemon, uid) else daemon.usage.shares.share(resource)
     cells = (
         uid,

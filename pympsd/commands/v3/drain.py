@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pympsd.commands.grammar.privileges import Caller, insufficient, is_owner
 from pympsd.commands.grammar.registry import BOTH, Decision, command
-from pympsd.commands.grammar.syntax import Argument, Option, Refused, Syntax
+from pympsd.commands.grammar.syntax import Argument, CommandRefused, Option, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import UID, read_seconds_or_zero
 from pympsd.state_machine import drains
@@ -83,9 +83,11 @@ def drain(
     """
     target, clients = _find_target(daemon, caller, "drain", options)
     if then is not None and timeout is None:
-        raise Refused("'drain' needs --timeout=<seconds> with --then.")
+        raise CommandRefused("'drain' needs --timeout=<seconds> with --then.")
     if release and target.kind is not TargetKind.ALL:
-        raise Refused("'drain' needs --all with --release: the driver is released when every server has ended.")
+        raise CommandRefused(
+            "'drain' needs --all with --release: the driver is released when every server has ended."
+        )
     instructions = drains.begin(
         daemon,
         Waiter(caller.session, json),
@@ -116,7 +118,7 @@ def undrain(daemon: Daemon, caller: Caller, **options: Any) -> Decision:
     existing = daemon.drains.by_target.get(target)
     if existing is None:
         targets = ", ".join(str(other.target) for other in daemon.drains) or "none"
-        raise Refused(f"{target} is not being drained. Drains: {targets}.")
+        raise CommandRefused(f"{target} is not being drained. Drains: {targets}.")
     return _end(daemon, [existing])
 
 
@@ -163,7 +165,7 @@ def _find_target(
         options = {"namespace": f"{options['server']}/{options['namespace']}"}
     if len(options) != 1:
         allowed = ", ".join(("PID", *(f"--{option}" for option in TARGETS), "--all"))
-        raise Refused(f"'{name}' takes one target, not {len(options)}: {allowed}.")
+        raise CommandRefused(f"'{name}' takes one target, not {len(options)}: {allowed}.")
     ((kind, text),) = options.items()
     clients: list[Client] = []
     target = DrainTarget(TargetKind(kind), "" if kind == "all" else str(text))
@@ -187,7 +189,7 @@ def _find_clients(daemon: Daemon, name: str, target: DrainTarget) -> list[Client
     pid = _parse_pid(target.name)
     clients = [client for _, client in drains.find_running(daemon, pid)]
     if not pid or (name == "drain" and not clients):
-        raise Refused(f"No client with PID {target.name}.")
+        raise CommandRefused(f"No client with PID {target.name}.")
     return clients
 
 
@@ -202,17 +204,17 @@ def _find_server(daemon: Daemon, name: str) -> str:
         return name
     process = daemon.server_by_pid(_parse_pid(name))
     if process is None:
-        raise Refused(f"No server named '{name}', nor with this PID.")
+        raise CommandRefused(f"No server named '{name}', nor with this PID.")
     return process.name
 
 
 def _find_namespace(daemon: Daemon, name: str) -> DrainTarget:
     server, _, namespace = name.partition("/")
     if not daemon.options.policy.has_named_servers:
-        raise Refused("'--namespace' needs a daemon of protocol 3: protocol 2 has no namespaces.")
+        raise CommandRefused("'--namespace' needs a daemon of protocol 3: protocol 2 has no namespaces.")
     named_server = daemon.named_servers.get(server)
     if not namespace or named_server is None or namespace not in named_server.namespaces:
-        raise Refused(f"No namespace '{name}': --namespace=<server>/<namespace>.")
+        raise CommandRefused(f"No namespace '{name}': --namespace=<server>/<namespace>.")
     return DrainTarget(TargetKind.NAMESPACE, name)
 
 

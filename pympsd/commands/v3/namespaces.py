@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from pympsd.commands.grammar.privileges import Caller, check_owner
 from pympsd.commands.grammar.registry import Decision, command
-from pympsd.commands.grammar.syntax import Refused, Syntax
+from pympsd.commands.grammar.syntax import CommandRefused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
 from pympsd.commands.v3.output import Format, Row, cell_text, columns, confirm, data, find_field, in_words, listing
@@ -82,7 +82,7 @@ def list_namespaces(
         if name in (None, namespace)
     ]
     if name is not None and not rows:
-        raise Refused(f"No namespace named '{name}'" + (f" on server '{server}'." if server else "."))
+        raise CommandRefused(f"No namespace named '{name}'" + (f" on server '{server}'." if server else "."))
     return listing(COLUMNS, rows, format)
 
 
@@ -110,7 +110,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     its clients together. --sm-partition names the static SM partition that its clients get, whatever they request.
     """
     if not limits:
-        raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
+        raise CommandRefused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
     owner = server_named(daemon, server)
     check_owner(caller, owner, "namespace set")
     change = view.limits_given(daemon, owner, view.namespace_named(owner, name).limits, limits)

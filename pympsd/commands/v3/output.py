@@ -9,8 +9,8 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from pympsd.commands.grammar.registry import Decision
-from pympsd.commands.grammar.syntax import Refused
-from pympsd.vocabulary.answers import Answer, Part
+from pympsd.commands.grammar.syntax import CommandRefused
+from pympsd.vocabulary.answers import Answer, AnswerPart
 from pympsd.vocabulary.texts import BadText
 
 ABSENT: Final = "-"
@@ -82,7 +82,7 @@ def listing(columns: Sequence[Column], rows: Sequence[Row], style: Format | None
 
 def data(text: str) -> Decision:
     """Return a text as the answer of a query; nothing at all for an empty one."""
-    return Decision(Answer((Part(text, logged=False),) if text else ()))
+    return Decision(Answer((AnswerPart(text, logged=False),) if text else ()))
 
 
 def confirm(*notes: str) -> Answer:
@@ -104,7 +104,7 @@ def find_field(kind: str, fields: Sequence[str], word: str) -> str:
     """Return the field that a word names, in which ``_`` may stand for ``-``; raise Refused."""
     field = word.replace("_", "-")
     if field not in fields:
-        raise Refused(f"A {kind} has no field '{word}'. Fields: {', '.join(fields)}.")
+        raise CommandRefused(f"A {kind} has no field '{word}'. Fields: {', '.join(fields)}.")
     return field
 
 

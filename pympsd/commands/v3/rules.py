@@ -4,7 +4,7 @@ from typing import Final
 
 from pympsd.commands.grammar.privileges import Caller, insufficient, namespace_of
 from pympsd.commands.grammar.registry import BOTH, Decision, command
-from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, in_words, listing
 from pympsd.state_machine.state.daemon import Daemon
@@ -41,7 +41,7 @@ def examine(
     """
     origin = caller.process
     if origin is None:
-        raise Refused(f"No process with PID {pid}.")
+        raise CommandRefused(f"No process with PID {pid}.")
     if caller.uid not in (0, daemon.options.uid, origin.uid) or caller.server:
         raise insufficient(caller, "rules test", "the process's")
     place = namespace or _place(daemon, pid, origin)
@@ -50,7 +50,9 @@ def examine(
         try:
             fits, reason = rule.examine(origin, place)
         except Unknown as error:
-            raise Refused(f"{str(error)[0].upper()}{str(error)[1:]}: as a client it would be refused.") from None
+            raise CommandRefused(
+                f"{str(error)[0].upper()}{str(error)[1:]}: as a client it would be refused."
+            ) from None
         rows.append(Row((rule.number, rule.name or None, fits, reason)))
         if fits:
             break

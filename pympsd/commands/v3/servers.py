@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
 from pympsd.commands.grammar.registry import Decision, command
-from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.grammar.syntax import CommandRefused, Option, Syntax
 from pympsd.commands.v2.records import find_drain_of_server, target_text
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, MAXIMA, UID
@@ -65,7 +65,7 @@ def create(
     to the daemon's own pipe directory. Without --uid the server is the caller's.
     """
     if name is None and uid is None:
-        raise Refused("'server create' needs <name> or --uid=<n>.")
+        raise CommandRefused("'server create' needs <name> or --uid=<n>.")
     owner = caller.uid if uid is None else uid
     _check_may_be(daemon, caller, owner, "server create")
     devices = None
@@ -109,7 +109,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
     """
     if not settings:
         options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *FOR_ALL, *LOCALITY)))
-        raise Refused(f"'server set' needs at least one of {options}.")
+        raise CommandRefused(f"'server set' needs at least one of {options}.")
     owner = server(daemon, name)
     check_owner(caller, owner, "server set")
     if settings.pop("locality_domains", False):
@@ -119,7 +119,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
         _check_may_be(daemon, caller, uid, "server set")
     contains = settings.pop("contain", None)
     if contains and not daemon.options.has_own_servers:
-        raise Refused("--contain=partition is not possible with the driver's own server of this release.")
+        raise CommandRefused("--contain=partition is not possible with the driver's own server of this release.")
     if contains and not owner.contains_partitions:
         check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(owner.partitions))))
     maximum = view.limits_given(daemon, owner, owner.maximum, settings, "max_")
@@ -131,9 +131,9 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **settings: Any) -> De
     return Decision(None if restart else confirm(kept, missing), (*limits_set, *restart))
 
 
-def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
+def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> CommandRefused:
     """Return the refusal of locality domains for a server of some devices."""
-    return Refused(NO_DOMAINS.format(ordinals[0], daemon.devices[ordinals[0]].name))
+    return CommandRefused(NO_DOMAINS.format(ordinals[0], daemon.devices[ordinals[0]].name))
 
 
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:

@@ -18,7 +18,7 @@ from pympsd.state_machine.partitions import (
 )
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
-from pympsd.vocabulary.answers import Answer, Part
+from pympsd.vocabulary.answers import Answer, AnswerPart
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.partitions import VARIABLE, chunk_count, multiprocessors, partition_id
 from pympsd.vocabulary.texts import read_boolean, read_count
@@ -68,7 +68,7 @@ def create(
         when = f"it is created when server '{server}' starts"
         text = f"configured on device {properties.uuid} (chunks={chunks}); {when}"
     variable = f"{VARIABLE}={properties.uuid}/{partition_id(server, properties, name)}"
-    return Decision(Answer((Part(f"SM partition '{name}' {text}"), Part(variable))), instructions)
+    return Decision(Answer((AnswerPart(f"SM partition '{name}' {text}"), AnswerPart(variable))), instructions)
 
 
 @command(
@@ -86,7 +86,7 @@ def delete(daemon: Daemon, caller: Caller, name: str, server: str, device: str, 
     owner = server_named(daemon, server)
     check_owner(caller, owner, "sm-partition delete")
     index = view.device_of(daemon, owner, device)
-    answer = Answer((Part(f"SM partition '{name}' deleted from device {daemon.devices[index].uuid}"),))
+    answer = Answer((AnswerPart(f"SM partition '{name}' deleted from device {daemon.devices[index].uuid}"),))
     return Decision(None, tuple(delete_partition(daemon, server, name, index, force, caller.session, answer)))
 
 

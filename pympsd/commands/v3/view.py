@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pympsd.commands.grammar.privileges import namespace_of
-from pympsd.commands.grammar.syntax import Refused
+from pympsd.commands.grammar.syntax import CommandRefused
 from pympsd.commands.v3.output import ABSENT, Shown
 from pympsd.devices.visible import find_device, list_devices
 from pympsd.state_machine.state.client import Client
@@ -24,7 +24,7 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
     """Return the namespace of a name; raise Refused."""
     namespace = server.namespaces.get(name)
     if namespace is None:
-        raise Refused(f"No namespace named '{name}' on server '{server.name}'.")
+        raise CommandRefused(f"No namespace named '{name}' on server '{server.name}'.")
     return namespace
 
 
@@ -70,7 +70,7 @@ def limits_given(
             continue
         if not daemon.options.has_own_servers and (lack := row.driver_lacks(value)):
             name = f"{prefix}{row.key}".replace("_", "-")
-            raise Refused(f"--{name} is not possible with the driver's own server{lack}.")
+            raise CommandRefused(f"--{name} is not possible with the driver's own server{lack}.")
         if row.is_by_device:
             by_index = {
                 device_of(daemon, server, word) if word else ALL_DEVICES: limit for word, limit in value.items()
@@ -100,7 +100,7 @@ def device_named(daemon: Daemon, word: str) -> int:
     """Return the index of the device that a word names; raise Refused."""
     index = find_device(daemon.devices, word)
     if index is None:
-        raise Refused(f"No device '{word}'. Devices: {list_devices(daemon.devices)}.")
+        raise CommandRefused(f"No device '{word}'. Devices: {list_devices(daemon.devices)}.")
     return index
 
 
@@ -110,5 +110,7 @@ def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
     devices = [daemon.devices[number] for number in indices]
     index = find_device(devices, word)
     if index is None:
-        raise Refused(f"No device '{word}' of server '{server.name}'. Devices: {list_devices(devices) or 'none'}.")
+        raise CommandRefused(
+            f"No device '{word}' of server '{server.name}'. Devices: {list_devices(devices) or 'none'}."
+        )
     return indices[index]

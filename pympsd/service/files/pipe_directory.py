@@ -93,7 +93,7 @@ MODES = {
     files.KEEPER: 0o600,
 }
 PID_MODE = 0o644
-VENDORS_PID_MODE = 0o666
+DRIVERS_PID_MODE = 0o666
 """As recorded. A script that trusts the file would kill any other PID that is written there."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096

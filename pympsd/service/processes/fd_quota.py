@@ -55,7 +55,7 @@ def can_open(count: int) -> bool:
     return True
 
 
-class Holder(Protocol):
+class DescriptorHolder(Protocol):
     """A server's session, which holds descriptors for its clients."""
 
     uid: int
@@ -66,7 +66,7 @@ class Holder(Protocol):
     def watched_clients(self) -> int: ...
 
 
-def may_queue(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int]) -> bool:
+def may_queue(server: DescriptorHolder, servers: Iterable[DescriptorHolder], exempt: AbstractSet[int]) -> bool:
     """Return whether another client may be sent to a server: few enough of its user's wait for servers to take them.
 
     Users can stop their servers, and can have several. Therefore all ``servers`` count: those of the same user, and
@@ -76,14 +76,17 @@ def may_queue(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int
     return own < ASSURED or (own < fd_quota(USER_DIVISOR) and own + others < fd_quota(QUEUED_DIVISOR))
 
 
-def may_watch(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int]) -> bool:
+def may_watch(server: DescriptorHolder, servers: Iterable[DescriptorHolder], exempt: AbstractSet[int]) -> bool:
     """Return whether the process of another client of a server may be watched; servers count as in `may_queue`."""
     own, others = _counts(server, servers, exempt, lambda holder: holder.watched_clients)
     return own < fd_quota(USER_DIVISOR) and own + others < fd_quota(WATCHED_DIVISOR)
 
 
 def _counts(
-    server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int], count: Callable[[Holder], int]
+    server: DescriptorHolder,
+    servers: Iterable[DescriptorHolder],
+    exempt: AbstractSet[int],
+    count: Callable[[DescriptorHolder], int],
 ) -> tuple[int, int]:
     """Return what a server's user has, and what all other users have together: nothing if the user is exempt."""
     by_user: Counter[int] = Counter()

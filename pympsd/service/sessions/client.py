@@ -15,7 +15,7 @@ from pympsd.service.files.cgroups import has_dmem, kernel_limits
 from pympsd.service.processes.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.server import ServerSession
-from pympsd.service.sessions.waiting import Waiting
+from pympsd.service.sessions.waiting import WaitingConversation
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
@@ -28,7 +28,7 @@ MAX_VARIABLES: Final = 256
 
 
 @define(eq=False)
-class ClientSession(Waiting):
+class ClientSession(WaitingConversation):
     """A client between its hello and its session with a server."""
 
     channel: MessageChannel

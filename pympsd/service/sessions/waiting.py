@@ -17,7 +17,7 @@ from pympsd.vocabulary.identities import Peer
 
 
 @define(eq=False)
-class Waiting:
+class WaitingConversation:
     """A client between its hello and its session with a server."""
 
     client: int

@@ -55,7 +55,7 @@ class ClientProcess:
 
 
 @frozen
-class Context:
+class ReportedContext:
     """A context of a client, as its server reported it."""
 
     id: int
@@ -71,7 +71,7 @@ class Client:
     uid: int
     """The user of its server: root with ``-m``, whoever runs the process."""
     process: ClientProcess
-    contexts: dict[int, Context] = field(factory=dict)
+    contexts: dict[int, ReportedContext] = field(factory=dict)
     memory: dict[int, int] = field(factory=dict)
     """Bytes that it holds, by device ordinal, as its server reported; of the driver's own server as NVML did."""
     ended: bool = False

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from attrs import define, field, frozen
 
-from pympsd.vocabulary.answers import Answer, Part
+from pympsd.vocabulary.answers import Answer, AnswerPart
 from pympsd.vocabulary.identities import Ids
 
 
@@ -42,7 +42,7 @@ class CompoundCommand:
     @property
     def answer(self) -> Answer:
         """The printed text of the parts that are answered."""
-        parts = tuple(Part(text) for text in self.texts.values() if text)
+        parts = tuple(AnswerPart(text) for text in self.texts.values() if text)
         return Answer(parts, "\n".join(self.notes), bool(self.failed))
 
     @property

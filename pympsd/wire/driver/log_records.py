@@ -25,7 +25,7 @@ _FIRST_YEAR, _LAST_YEAR = 1971, 9998
 """Local times of these years are times since the epoch in every zone."""
 
 
-class Origin(IntEnum):
+class RecordWriter(IntEnum):
     """The program that a record names as its writer."""
 
     SERVER = 1
@@ -35,10 +35,10 @@ class Origin(IntEnum):
 
 
 @frozen
-class LogRecord:
+class DriverLogRecord:
     """A record; any process may have written it. ``moment`` is local time."""
 
-    origin: Origin
+    origin: RecordWriter
     pid: int
     moment: datetime
     text: bytes
@@ -52,7 +52,7 @@ class LogRecord:
 
 
 @frozen
-class Foreign:
+class ForeignLines:
     """Lines that are not records, without their newlines; at most the first PIPE_BUF bytes of each."""
 
     lines: tuple[bytes, ...]
@@ -67,7 +67,7 @@ class LogReader:
     _line: bytes = field(default=b"", init=False)
     """The beginning of a line of text; it may continue after a record."""
 
-    def feed(self, data: bytes) -> Iterator[LogRecord | Foreign]:
+    def feed(self, data: bytes) -> Iterator[DriverLogRecord | ForeignLines]:
         """Add what was read; yield the records and lines that it completes. Take all of them before the next call."""
         data = self._data + data
         done = at = 0
@@ -76,7 +76,7 @@ class LogReader:
             record = _record(data, at)
             if record is None:
                 break
-            if isinstance(record, LogRecord):
+            if isinstance(record, DriverLogRecord):
                 yield from self._foreign(data[done:at])
                 yield record
                 done = at = at + _HEADER.size + len(record.text)
@@ -88,14 +88,14 @@ class LogReader:
         yield from self._foreign(data[done:at])
         self._data = data[at:]
 
-    def _foreign(self, data: bytes) -> Iterator[Foreign]:
+    def _foreign(self, data: bytes) -> Iterator[ForeignLines]:
         *lines, rest = (self._line + data).split(b"\n")
         self._line = rest[:PIPE_BUF]
         if lines:
-            yield Foreign(tuple(line[:PIPE_BUF] for line in lines))
+            yield ForeignLines(tuple(line[:PIPE_BUF] for line in lines))
 
 
-def _record(data: bytes, start: int) -> LogRecord | bool | None:
+def _record(data: bytes, start: int) -> DriverLogRecord | bool | None:
     """Return the record at a sign; None if it is not complete, False if it is none."""
     if len(data) - start < _HEADER.size:
         return None
@@ -109,4 +109,4 @@ def _record(data: bytes, start: int) -> LogRecord | bool | None:
     text = data[start + _HEADER.size : start + _HEADER.size + length]
     if moment.isoweekday() % 7 != weekday or _NO_TEXT.search(text):
         return False
-    return LogRecord(Origin(sign - MAGIC), pid, moment, text) if len(text) == length else None
+    return DriverLogRecord(RecordWriter(sign - MAGIC), pid, moment, text) if len(text) == length else None

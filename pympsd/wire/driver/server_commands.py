@@ -57,7 +57,7 @@ class Question(Generic[T]):
 
 
 @frozen
-class ClientContext:
+class DriverContext:
     """A client context: the process's PID (0: not visible to the server), and its number in the process."""
 
     pid: int
@@ -82,7 +82,7 @@ class DeviceClients:
 
     uuid: str
     name: str
-    contexts: tuple[ClientContext, ...]
+    contexts: tuple[DriverContext, ...]
 
 
 @frozen
@@ -148,7 +148,7 @@ def device_clients() -> Question[tuple[DeviceClients, ...]]:
             context_count = yield from _count()
             contexts = []
             for _ in range(context_count):
-                contexts.append(ClientContext(*_CONTEXT.unpack((yield _CONTEXT.size))))
+                contexts.append(DriverContext(*_CONTEXT.unpack((yield _CONTEXT.size))))
             devices.append(DeviceClients(uuid, _text(name), tuple(contexts)))
         return tuple(devices)
 

@@ -32,7 +32,7 @@ _OF_NO_CONTEXT: Final = (Block, ImportedBlock, Mapping)
 
 
 @frozen
-class Memory:
+class PointedMemory:
     """The memory at an address."""
 
     start: int
@@ -47,22 +47,26 @@ class Memory:
     allocation: Allocation | None = None
 
 
-def memory_at(address: int) -> Memory | None:
+def memory_at(address: int) -> PointedMemory | None:
     """Return the memory at an address, None if it is not CUDA's."""
     allocation = allocations.containing(address)
     if allocation is not None:
         reached = address if allocation.is_shared else 0
         start, size, context = allocation.handle, allocation.size, allocation.context
-        return Memory(start, size, context, allocation.is_host, address, reached, allocation.buffer_id, allocation)
+        return PointedMemory(
+            start, size, context, allocation.is_host, address, reached, allocation.buffer_id, allocation
+        )
     host_address, reached = pinned.addresses_of(address)
     region = pinned.region_at(host_address)
     if region is not None:
         reached = host_address if region.is_mapped else reached
-        return Memory(region.address, region.size, region.context, True, reached, host_address, region.buffer_id)
+        return PointedMemory(
+            region.address, region.size, region.context, True, reached, host_address, region.buffer_id
+        )
     for module in modules.all():
         variable = module.variable_at(address)
         if variable is not None:
-            return Memory(variable.address, variable.size, module.context, False, address, 0, variable.address)
+            return PointedMemory(variable.address, variable.size, module.context, False, address, 0, variable.address)
     return None
 
 
@@ -137,62 +141,62 @@ def _none(requested: int) -> AttributeValue:
     if requested in (_ATTRIBUTES["DEVICE_POINTER"], _ATTRIBUTES["HOST_POINTER"], _ATTRIBUTES["P2P_TOKENS"]):
         _, code, type = _VALUES[requested]
         return AttributeValue((0, 0) if code == "2Q" else 0, code, type)
-    return _read(requested, Memory(0, 0, None, False, 0, 0, 0), 0)
+    return _read(requested, PointedMemory(0, 0, None, False, 0, 0, 0), 0)
 
 
-def _read(requested: int, memory: Memory, address: int) -> AttributeValue:
+def _read(requested: int, memory: PointedMemory, address: int) -> AttributeValue:
     value, code, type = _VALUES[requested]
     return AttributeValue(value(memory, address), code, type)
 
 
-def _device_pointer(memory: Memory, address: int) -> int:
+def _device_pointer(memory: PointedMemory, address: int) -> int:
     if not memory.device_pointer:
         raise invalid_value(f"kernels do not reach the memory at {address:#x}")
     return memory.device_pointer
 
 
-def _host_pointer(memory: Memory, address: int) -> int:
+def _host_pointer(memory: PointedMemory, address: int) -> int:
     if not memory.host_pointer:
         raise invalid_value(f"{address:#x} is in device memory, which the host does not reach")
     return memory.host_pointer
 
 
-def _tokens(memory: Memory, address: int) -> int:
+def _tokens(memory: PointedMemory, address: int) -> int:
     raise invalid_value("there are no tokens for the nv-p2p.h interface of the kernel")
 
 
-def _context(memory: Memory, address: int) -> int:
+def _context(memory: PointedMemory, address: int) -> int:
     """Return the context; NULL for memory of a pool, mapped memory and managed variables, which are the device's."""
     if memory.context is None or isinstance(memory.allocation, (ManagedVariable, *_OF_NO_CONTEXT)):
         return 0
     return memory.context.handle
 
 
-def _handle_types(memory: Memory, address: int) -> int:
+def _handle_types(memory: PointedMemory, address: int) -> int:
     allocation = memory.allocation
     if isinstance(allocation, Mapping):
         return allocation.physical.properties.handle_types
     return _DESCRIPTOR if isinstance(allocation, Block) and allocation.pool.secret else 0
 
 
-def _is_ipc_capable(memory: Memory, address: int) -> int:
+def _is_ipc_capable(memory: PointedMemory, address: int) -> int:
     if memory.allocation is None or memory.context is None or not is_shareable(memory.allocation):
         return 0
     return int(bool(memory.context.device.properties.attributes.get("IPC_EVENT_SUPPORTED")))
 
 
-def _access(memory: Memory, address: int) -> int:
+def _access(memory: PointedMemory, address: int) -> int:
     if isinstance(memory.allocation, Mapping):
         return max(memory.allocation.access.values(), default=0)
     return _READ_AND_WRITE if memory.size else 0
 
 
-def _flag(name: str) -> Callable[[Memory, int], int]:
+def _flag(name: str) -> Callable[[PointedMemory, int], int]:
     """Return the reader of a property of an allocation; 0 for memory that is not one."""
     return lambda memory, _: int(getattr(memory.allocation, name, False))
 
 
-_VALUES: Final[dict[int, tuple[Callable[[Memory, int], int], str, Callable[[int], Any] | None]]] = {
+_VALUES: Final[dict[int, tuple[Callable[[PointedMemory, int], int], str, Callable[[int], Any] | None]]] = {
     _ATTRIBUTES[name]: row
     for name, row in {
         "CONTEXT": (_context, "Q", CUcontext),

@@ -30,7 +30,7 @@ from pympsd_client._arguments.memory_structs import Access, Location, PoolProper
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._arguments.values import AttributeValue, read_value
 from pympsd_client._command_stream.transport import intercepted
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.memory.peer_access import Pair, is_possible, peer_access
 from pympsd_client._objects.pools.imported import ImportedPool
@@ -96,7 +96,7 @@ def free(address: int, stream: int) -> None:
 # --- pools
 
 
-def of_device(device: Device) -> tuple[PoolKind, Device]:
+def of_device(device: VisibleDevice) -> tuple[PoolKind, VisibleDevice]:
     """Return what memory the pools of a device have, and the device."""
     kind = _kinds.get(device.number)
     if kind is None:
@@ -139,7 +139,7 @@ def create(properties: PoolProperties | None) -> int:
     return pools.add(Pool(kind, device, properties.max_size, bool(properties.handle_types))).handle
 
 
-def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) -> None:
+def _check_exported(handle_types: int, kind: PoolKind, device: VisibleDevice | None) -> None:
     if kind.location.type == _HOST and not kind.is_managed:
         raise invalid_value("pools of the host's memory can be exported only if they are at a NUMA node: _HOST_NUMA")
     devices = process.require().devices if device is None else (device,)
@@ -151,7 +151,7 @@ def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) ->
         )
 
 
-def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device | None]:
+def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, VisibleDevice | None]:
     """Return what memory a pool created so has, and whose it is; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED."""
     if allocation_type not in (_PINNED, _MANAGED):
         raise invalid_value(f"there is no allocation type {allocation_type}")
@@ -180,7 +180,7 @@ def of_node() -> PoolKind:
     return PoolKind(_PINNED, Location(_NODE, node_of(process.device(0))), is_host=True)
 
 
-def node_of(device: Device) -> int:
+def node_of(device: VisibleDevice) -> int:
     """Return the host's NUMA node of a device; INVALID_VALUE if it names none.
 
     It binds no memory: the system places a page at the node that touches it first.
@@ -222,7 +222,7 @@ def set_current_at(location: Location | None, kind: int, pool: int) -> None:
     pools.set_current(_at(location, kind)[0], pools.find(pool))
 
 
-def _at(location: Location | None, kind: int) -> tuple[PoolKind, Device | None]:
+def _at(location: Location | None, kind: int) -> tuple[PoolKind, VisibleDevice | None]:
     if location is None:
         raise invalid_value("the location is NULL")
     return kind_of(location, kind)

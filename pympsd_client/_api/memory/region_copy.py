@@ -11,7 +11,7 @@ from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import Context, context_of, current, require_context
 from pympsd_client._objects.memory import region_copy
 from pympsd_client._objects.memory.allocations import ordinal_at
-from pympsd_client._objects.memory.region_copy import Extent, Region
+from pympsd_client._objects.memory.region_copy import CopyExtent, CopyRegion
 
 _TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
 _MAX_ADDRESSES: Final = 1 << 64
@@ -59,9 +59,9 @@ def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
     copy(described, stream)
 
 
-def regions(description: Copy3D, context: Context) -> tuple[Region, Region, Extent] | None:
+def regions(description: Copy3D, context: Context) -> tuple[CopyRegion, CopyRegion, CopyExtent] | None:
     """Return destination, source and extent of a described copy, None for an empty copy; raise CudaError."""
-    extent = Extent(description.width, description.height, description.depth)
+    extent = CopyExtent(description.width, description.height, description.depth)
     if not extent.bytes:
         return None
     most = context.device.properties.attributes.get("MAX_PITCH", _MAX_ADDRESSES)
@@ -69,7 +69,7 @@ def regions(description: Copy3D, context: Context) -> tuple[Region, Region, Exte
     return destination, _region(description.source, "src", extent, most), extent
 
 
-def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
+def _region(side: CopySide, name: str, extent: CopyExtent, most: int) -> CopyRegion:
     kind = side.memory_type
     if kind not in _TYPES.values():
         raise invalid_value(f"{name}MemoryType is HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not {kind}")
@@ -89,7 +89,7 @@ def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
     if base == 0:
         raise invalid_value(f"the {name} pointer is NULL; give an address that belongs to {name}MemoryType")
     is_host = kind == _TYPES["HOST"] or (kind == _TYPES["UNIFIED"] and is_hosts(base))
-    region = Region(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)
+    region = CopyRegion(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)
     if region.address + region.span(extent) > _MAX_ADDRESSES:
         raise invalid_value(f"the copy does not end within the address space: {name} begins at {region.address:#x}")
     if is_host and kind == _TYPES["UNIFIED"]:
@@ -97,7 +97,7 @@ def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
     return region
 
 
-def _array_region(side: CopySide, name: str, extent: Extent) -> Region:
+def _array_region(side: CopySide, name: str, extent: CopyExtent) -> CopyRegion:
     array = arrays.find(side.array)
     element = element_bytes(array.description)
     if side.x % element or extent.width % element:
@@ -112,4 +112,4 @@ def _array_region(side: CopySide, name: str, extent: Extent) -> Region:
             f"the copy ends at {ends[0]} bytes of row {ends[1]} of slice {ends[2]} of the {name} array, which has "
             f"{sizes[2]} slices of {sizes[1]} rows of {sizes[0]} bytes"
         )
-    return Region(False, array.address, array.pitch, array.slice_pitch).at(side.x, side.y, side.z)
+    return CopyRegion(False, array.address, array.pitch, array.slice_pitch).at(side.x, side.y, side.z)

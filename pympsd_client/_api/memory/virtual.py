@@ -15,7 +15,7 @@ from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_v
 from pympsd_client._arguments.memory_structs import AllocationProperties, Location, accesses
 from pympsd_client._arguments.values import AttributeValue
 from pympsd_client._command_stream import operations
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.context import Context, context_on, this_thread
 from pympsd_client._objects.memory.imports import secret_of_file
 from pympsd_client._objects.memory.peer_access import is_possible
@@ -34,7 +34,7 @@ _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
 _ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
 
 
-def _require_support(device: Device, name: str) -> Device:
+def _require_support(device: VisibleDevice, name: str) -> VisibleDevice:
     if not device.properties.attributes.get("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
         raise not_supported(
             f"{name}: virtual memory management is not supported (device attribute "
@@ -43,7 +43,7 @@ def _require_support(device: Device, name: str) -> Device:
     return device
 
 
-def _own_device(name: str) -> Device:
+def _own_device(name: str) -> VisibleDevice:
     """Return the device of the current context, the first one if there is none."""
     stack = this_thread.stack
     return _require_support(stack[-1].device if stack else process.device(0), name)
@@ -90,7 +90,7 @@ def granularity(properties: AllocationProperties | None, option: int) -> int:
     return MAPPING_GRANULE
 
 
-def _check(properties: AllocationProperties | None, name: str) -> Device:
+def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
     """Return the device of memory with these properties; INVALID_VALUE, NOT_SUPPORTED."""
     if properties is None:
         raise invalid_value("the properties of the memory are NULL")

@@ -10,9 +10,9 @@ from typing import Final
 from attrs import define, evolve
 
 from pympsd.wire.records import STREAM_LEGACY
-from pympsd.wire.texture_object import CHANNEL_BYTES, Flag, Kind, Level, Sampling, TextureObject, pack
+from pympsd.wire.texture_object import CHANNEL_BYTES, Level, Sampling, TexturedKind, TextureFlag, TextureObject, pack
 from pympsd_client._arguments import array_structs as structs
-from pympsd_client._arguments.array_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
+from pympsd_client._arguments.array_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, ResourceDescription, View
 from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
@@ -30,7 +30,7 @@ _FLAGS: Final = 0x73
 """All CU_TRSF_*"""
 
 
-def texture_object(of: Resource, how: Sampling, view: View | None, context: Context) -> TextureObject:
+def texture_object(of: ResourceDescription, how: Sampling, view: View | None, context: Context) -> TextureObject:
     """Return the object for a texture; raise CudaError if CUDA does not allow it."""
     _check_sampling(how)
     if of.flags:
@@ -57,7 +57,7 @@ def _check_sampling(how: Sampling) -> None:
         raise invalid_value(f"the flags {how.flags:#x} have bits that no CU_TRSF flag has")
 
 
-def _linear_object(of: Resource, how: Sampling, context: Context) -> TextureObject:
+def _linear_object(of: ResourceDescription, how: Sampling, context: Context) -> TextureObject:
     check_format(of.format, of.channels)
     owner(of.place)
     limits = context.device.properties.attributes
@@ -71,7 +71,7 @@ def _linear_object(of: Resource, how: Sampling, context: Context) -> TextureObje
         if not 0 < width <= maximum:
             raise invalid_value(f"linear memory of 1 to {maximum} elements, not {width}")
         level = Level(of.place, width * element, width * element, width, 1, 1)
-        return TextureObject(Kind.LINEAR, of.format, of.channels, how, (level,))
+        return TextureObject(TexturedKind.LINEAR, of.format, of.channels, how, (level,))
     sizes = {"WIDTH": of.size_or_width, "HEIGHT": of.height, "PITCH": of.pitch}
     for name, size in sizes.items():
         maximum = limits.get(f"MAXIMUM_TEXTURE2D_LINEAR_{name}", size)
@@ -84,13 +84,13 @@ def _linear_object(of: Resource, how: Sampling, context: Context) -> TextureObje
             f"{of.size_or_width * element} bytes, not {of.pitch}"
         )
     level = Level(of.place, of.pitch, of.pitch * of.height, of.size_or_width, of.height, 1)
-    return TextureObject(Kind.PITCHED, of.format, of.channels, how, (level,))
+    return TextureObject(TexturedKind.PITCHED, of.format, of.channels, how, (level,))
 
 
-def _arrays_object(of: Resource, how: Sampling, view: View | None) -> TextureObject:
+def _arrays_object(of: ResourceDescription, how: Sampling, view: View | None) -> TextureObject:
     if of.type == MIPMAPPED:
         levels = mipmapped_arrays.find(of.place).levels
-        if not how.flags & Flag.NORMALIZED_COORDINATES:
+        if not how.flags & TextureFlag.NORMALIZED_COORDINATES:
             raise invalid_value("coordinates of a mipmapped array are normalized: set NORMALIZED_COORDINATES")
     else:
         levels = (arrays.find(of.place),)
@@ -99,10 +99,10 @@ def _arrays_object(of: Resource, how: Sampling, view: View | None) -> TextureObj
             "filtering across the edges of a cubemap's faces (SEAMLESS_CUBEMAP) is not supported; without it each "
             "face is filtered alone"
         )
-    return _array_object(Kind.ARRAY, levels, how) if view is None else _view_object(levels, how, view)
+    return _array_object(TexturedKind.ARRAY, levels, how) if view is None else _view_object(levels, how, view)
 
 
-def _array_object(kind: Kind, arrays: tuple[Array, ...], how: Sampling) -> TextureObject:
+def _array_object(kind: TexturedKind, arrays: tuple[Array, ...], how: Sampling) -> TextureObject:
     first = arrays[0].description
     levels = tuple(
         Level(array.address, array.pitch, array.slice_pitch, array.description.width, array.rows, array.slices)
@@ -112,7 +112,7 @@ def _array_object(kind: Kind, arrays: tuple[Array, ...], how: Sampling) -> Textu
 
 
 def _view_object(arrays: tuple[Array, ...], how: Sampling, view: View) -> TextureObject:
-    whole, first = _array_object(Kind.ARRAY, arrays, how), arrays[0].description
+    whole, first = _array_object(TexturedKind.ARRAY, arrays, how), arrays[0].description
     format, channels = _view_format(view.format, whole)
     sizes = (view.width, view.height, view.depth)
     if sizes != (first.width, first.height, first.depth):
@@ -126,7 +126,7 @@ def _view_object(arrays: tuple[Array, ...], how: Sampling, view: View) -> Textur
     if layers > 1:
         count, at = view.last_layer - view.first_layer + 1, view.first_layer
         levels = tuple(evolve(item, address=item.address + at * item.slice_pitch, depth=count) for item in levels)
-    return TextureObject(Kind.ARRAY, format, channels, how, levels)
+    return TextureObject(TexturedKind.ARRAY, format, channels, how, levels)
 
 
 def _view_format(number: int, whole: TextureObject) -> tuple[int, int]:
@@ -141,14 +141,14 @@ def _view_format(number: int, whole: TextureObject) -> tuple[int, int]:
     return format, count
 
 
-def surface_object(of: Resource) -> TextureObject:
+def surface_object(of: ResourceDescription) -> TextureObject:
     """Return the object for a surface; raise CudaError if CUDA does not allow it."""
     if of.type != ARRAY or of.flags:
         raise invalid_value("the resource of a surface is an array (type 0), and its flags are 0")
     array = arrays.find(of.place)
     if not array.description.flags & SURFACE:
         raise invalid_value("the array of a surface is created with CUDA_ARRAY3D_SURFACE_LDST")
-    return _array_object(Kind.SURFACE, (array,), Sampling())
+    return _array_object(TexturedKind.SURFACE, (array,), Sampling())
 
 
 @define(eq=False)

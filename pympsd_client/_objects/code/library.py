@@ -14,7 +14,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle
 from pympsd_client._arguments.values import find_by_handle
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.code.module import (
     Function,
     Module,
@@ -42,7 +42,7 @@ class Library:
         self._image: Final = image
         self._loading: Final = RLock()
         self._modules: dict[Context, Module] = {}
-        self._layouts: Final[dict[Device, ModuleLayout]] = {}
+        self._layouts: Final[dict[VisibleDevice, ModuleLayout]] = {}
         self._kernels: Final[dict[str, Kernel]] = {}
         self._is_unloaded = False
 
@@ -73,7 +73,7 @@ class Library:
                 kernel.apply(context.device, loaded)
             return loaded
 
-    def modules_on(self, device: Device) -> tuple[Module, ...]:
+    def modules_on(self, device: VisibleDevice) -> tuple[Module, ...]:
         """Return its modules in the contexts of a device that have used it."""
         with self._loading:
             return tuple(
@@ -82,7 +82,7 @@ class Library:
                 if module.context.device is device and modules.get(module.handle) is module
             )
 
-    def layout_on(self, device: Device | None = None) -> ModuleLayout:
+    def layout_on(self, device: VisibleDevice | None = None) -> ModuleLayout:
         """Return the library's kernels and variables as they are on a device (None: on any device).
 
         If no context has used the library yet, it is loaded into a usable context, or for a moment into one of its
@@ -95,7 +95,7 @@ class Library:
             with _some_context(device) as context:
                 return self.module_in(context).layout
 
-    def function_layout(self, index: int, device: Device | None = None) -> FunctionLayout:
+    def function_layout(self, index: int, device: VisibleDevice | None = None) -> FunctionLayout:
         """Return the description of a kernel as it is on a device (None: on any), loaded as `layout_on` does."""
         with self._loading:
             layout = self.layout_on(device).functions[index]
@@ -139,7 +139,7 @@ class Kernel:
         self.library: Final = library
         self.name: Final = layout.name
         self._index: Final = index
-        self._set: Final[dict[tuple[Device, str], int]] = {}
+        self._set: Final[dict[tuple[VisibleDevice, str], int]] = {}
 
     @property
     def parameters(self) -> tuple[tuple[int, int], ...]:
@@ -150,7 +150,7 @@ class Kernel:
         """Return its function in a context; raise CudaError."""
         return self.library.module_in(context).function(self.name)
 
-    def attribute(self, attribute_number: int, device: Device) -> int:
+    def attribute(self, attribute_number: int, device: VisibleDevice) -> int:
         """Return an attribute on a device: as it was set for the kernel, else as the image has it. INVALID_VALUE."""
         name = attribute_name(attribute_number)
         attributes = self._layout(device).attributes
@@ -158,7 +158,7 @@ class Kernel:
             raise CudaError(Result.ERROR_INVALID_VALUE, f"function attribute {name} is not known of {self.name}")
         return self._set.get((device, name), attributes[name])
 
-    def set_attribute(self, attribute_number: int, value: int, device: Device) -> None:
+    def set_attribute(self, attribute_number: int, value: int, device: VisibleDevice) -> None:
         """Change an attribute in all contexts of a device, present and later; see `Function.set_attribute`."""
         name = attribute_name(attribute_number)
         check_attribute(self._layout(device), device, name, value)
@@ -166,13 +166,13 @@ class Kernel:
         for module in self.library.modules_on(device):
             module.function(self.name).apply_attribute(name, value)
 
-    def apply(self, device: Device, module: Module) -> None:
+    def apply(self, device: VisibleDevice, module: Module) -> None:
         """Set the attributes of its function in a newly loaded module that were set for the kernel."""
         for (its_device, name), value in self._set.items():
             if its_device is device:
                 module.function(self.name).apply_attribute(name, value)
 
-    def _layout(self, device: Device) -> FunctionLayout:
+    def _layout(self, device: VisibleDevice) -> FunctionLayout:
         return self.library.function_layout(self._index, device)
 
 
@@ -221,7 +221,7 @@ def new_library(image: bytes) -> Library:
 
 
 @contextmanager
-def _some_context(device: Device | None) -> Iterator[Context]:
+def _some_context(device: VisibleDevice | None) -> Iterator[Context]:
     """Yield a usable context of a device (None: of any), or one for the block alone. Raise CudaError."""
     usable = _usable_context(device)
     if usable is not None:
@@ -236,7 +236,7 @@ def _some_context(device: Device | None) -> Iterator[Context]:
         temporary.close(process.require())
 
 
-def _usable_context(device: Device | None) -> Context | None:
+def _usable_context(device: VisibleDevice | None) -> Context | None:
     candidates = (*reversed(this_thread.stack), *tuple(contexts.values()))
     return next(
         (

@@ -9,7 +9,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
-from pympsd_client._arguments.jit_options import Options, ptxas_message
+from pympsd_client._arguments.jit_options import JitOptions, ptxas_message
 from pympsd_client._arguments.values import find_by_handle
 from pympsd_client._objects.code.module import load_image
 from pympsd_client._objects.code.ptx_text import (
@@ -34,7 +34,7 @@ class Link:
     The first error stays: every later call raises it again. Messages go to the error log of the options.
     """
 
-    def __init__(self, context: Context, options: Options) -> None:
+    def __init__(self, context: Context, options: JitOptions) -> None:
         self.handle: Final = new_handle()
         self._context: Final = context
         self._options: Final = options

@@ -24,7 +24,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.kernel_parameters import Packer
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.context import Context, current
 from pympsd_client._objects.copies import upload
 from pympsd_client._objects.handle_table import HandleTable
@@ -174,7 +174,7 @@ def attribute_name(attribute_number: int) -> str:
     return name
 
 
-def check_attribute(layout: FunctionLayout, device: Device, name: str, value: int) -> None:
+def check_attribute(layout: FunctionLayout, device: VisibleDevice, name: str, value: int) -> None:
     """Raise INVALID_VALUE unless an attribute of a kernel can have this value on a device."""
     if name == _DYNAMIC_BYTES:
         properties = device.properties.attributes

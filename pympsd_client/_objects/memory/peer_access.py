@@ -11,7 +11,7 @@ from typing import Final
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
-from pympsd_client._connect.connection import Connection, Device
+from pympsd_client._connect.connection import Connection, VisibleDevice
 from pympsd_client._objects.context import Context, contexts, usable_on, when_closed, when_opened
 from pympsd_client._objects.process import process
 
@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 """The ordinals of the device whose kernels have access, and of that whose memory it is."""
 
 
-def is_possible(device: Device, peer: Device) -> bool:
+def is_possible(device: VisibleDevice, peer: VisibleDevice) -> bool:
     """Return whether kernels of a device can access memory of another."""
     return (
         device is not peer and device.properties.isolates_address_spaces and peer.properties.isolates_address_spaces

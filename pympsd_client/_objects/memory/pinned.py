@@ -130,7 +130,7 @@ _msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @frozen
-class Region:
+class PinnedRegion:
     """``size`` page-locked bytes from ``address``; ``pages`` is None if the caller owns the memory."""
 
     address: int
@@ -158,10 +158,10 @@ class Pinned:
 
     def __init__(self, shared_memory: str = SHARED_MEMORY) -> None:
         self._shared_memory: Final = shared_memory
-        self._regions: Final[dict[int, Region]] = {}
+        self._regions: Final[dict[int, PinnedRegion]] = {}
         self._pending_bytes = 0
         """Bytes of allocations in progress."""
-        self._shared: tuple[tuple[int, ...], tuple[Region, ...]] = ((), ())
+        self._shared: tuple[tuple[int, ...], tuple[PinnedRegion, ...]] = ((), ())
         """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
         self._changes = 0
         """How often the regions changed: a finalizer may free some while this thread orders them."""
@@ -195,7 +195,7 @@ class Pinned:
         try:
             pages = make(size)
             with self._changing:
-                self._regions[pages.address] = Region(pages.address, size, flags, pages, context)
+                self._regions[pages.address] = PinnedRegion(pages.address, size, flags, pages, context)
                 self._order_shared()
         finally:
             with self._changing:
@@ -268,7 +268,7 @@ class Pinned:
                         f"the {registered.size} bytes at {registered.address:#x} are page-locked already",
                     )
             self._check_bound(_whole_pages(address, size)[1], bounded)
-            self._regions[address] = Region(address, size, flags, None, context)
+            self._regions[address] = PinnedRegion(address, size, flags, None, context)
 
     def device_address(self, context: Context, address: int) -> int:
         """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
@@ -285,7 +285,7 @@ class Pinned:
             raise invalid_value(f"{address:#x} is mapped for a device other than {context.device.number}")
         return mapped.pages.address + address - mapped.start
 
-    def _map(self, context: Context, region: Region) -> RegisteredPages:
+    def _map(self, context: Context, region: PinnedRegion) -> RegisteredPages:
         start, size = _whole_pages(region.address, region.size)
         registered = RegisteredPages(start, share(context, size))  # waits, so without the lock
         try:
@@ -368,7 +368,7 @@ class Pinned:
             return True
         return bool(self._mapped) and self.addresses_of(address)[1] == address
 
-    def region_at(self, address: int) -> Region | None:
+    def region_at(self, address: int) -> PinnedRegion | None:
         """Return the region that contains an address, or None."""
         for region in tuple(self._regions.values()):
             if region.address <= address < region.address + region.size:

@@ -1,6 +1,6 @@
 """Copies of rows and slices: cut into boxes that fit a staging slot, or made by the device in one record.
 
-A `Region` is one side of a copy, an `Extent` is its shape. If the device reaches both sides (device memory,
+A `CopyRegion` is one side of a copy, an `CopyExtent` is its shape. If the device reaches both sides (device memory,
 page-locked or managed memory), one COPY_3D record copies everything. Otherwise the host's side is pageable:
 `_boxes` cuts the extent into boxes of at most a slot's size, whole slices if they fit, else whole rows, else parts
 of rows, and each box is one `Piece` of a staged copy (`_objects.copies`). Copies between devices go through a
@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from pympsd.wire.records import Space
+from pympsd.wire.records import CopySpace
 from pympsd_client._arguments.copy_structs import Copy3D, copy_side
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.transport import intercepted
@@ -31,7 +31,7 @@ _PIECES_UNDER_WAY: Final = 4
 
 
 @frozen
-class Extent:
+class CopyExtent:
     """``depth`` slices of ``height`` rows of ``width`` bytes."""
 
     width: int
@@ -50,7 +50,7 @@ class Extent:
 
 
 @frozen
-class Region:
+class CopyRegion:
     """One side of a copy: host or device memory from ``address``, with the bytes between rows and between slices."""
 
     is_host: bool
@@ -58,33 +58,33 @@ class Region:
     pitch: int
     slice_pitch: int
 
-    def span(self, extent: Extent) -> int:
+    def span(self, extent: CopyExtent) -> int:
         """Return the number of bytes from the first to the last one of an extent; 0 if it is empty."""
         if not extent.bytes:
             return 0
         return (extent.depth - 1) * self.slice_pitch + (extent.height - 1) * self.pitch + extent.width
 
-    def at(self, x: int, y: int, z: int) -> Region:
+    def at(self, x: int, y: int, z: int) -> CopyRegion:
         """Return the region that begins at a byte of a row of a slice."""
         return evolve(self, address=self.address + z * self.slice_pitch + y * self.pitch + x)
 
-    def operands(self, space: Space) -> tuple[int, int, int, int]:
+    def operands(self, space: CopySpace) -> tuple[int, int, int, int]:
         """Return the region as COPY_3D names it."""
         return space, self.address, self.pitch, self.slice_pitch
 
 
-def check(destination: Region, source: Region, extent: Extent) -> None:
+def check(destination: CopyRegion, source: CopyRegion, extent: CopyExtent) -> None:
     """Raise INVALID_VALUE unless the device's sides are all within memory of this process."""
     for region in (destination, source):
         if not region.is_host:
             check_range(region.address, region.span(extent))
 
 
-def _pack(is_host: bool, address: int, extent: Extent) -> Region:
-    return Region(is_host, address, extent.width, extent.width * extent.height)
+def _pack(is_host: bool, address: int, extent: CopyExtent) -> CopyRegion:
+    return CopyRegion(is_host, address, extent.width, extent.width * extent.height)
 
 
-def copy(destination: Region, source: Region, extent: Extent, stream: int, wait: bool) -> None:
+def copy(destination: CopyRegion, source: CopyRegion, extent: CopyExtent, stream: int, wait: bool) -> None:
     """Copy an extent in stream order; return when it is done if ``wait``, or if pageable memory has them.
 
     Raise CudaError.
@@ -101,7 +101,7 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
     if not destination.is_host and not source.is_host:
         reading = place(source.address, context, stream_id, stream)
         if ordinal_at(source.address) == ordinal_at(destination.address):
-            sides = (*destination.operands(Space.DEVICE), *source.operands(Space.DEVICE))
+            sides = (*destination.operands(CopySpace.DEVICE), *source.operands(CopySpace.DEVICE))
             waits = wait or reading[0] is not context
             by_the_device(reading[0], operations.COPY_3D, reading[1], *sides, *extent.operands, wait=waits)
         else:
@@ -111,13 +111,13 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
     device, host = (source, destination) if destination.is_host else (destination, source)
     at, at_stream = place(device.address, context, stream_id, stream)
     if pinned.is_reached_by(at.usable().transport, host.address, host.span(extent)):
-        spaces = (Space.PINNED, Space.DEVICE) if destination.is_host else (Space.DEVICE, Space.PINNED)
+        spaces = (CopySpace.PINNED, CopySpace.DEVICE) if destination.is_host else (CopySpace.DEVICE, CopySpace.PINNED)
         sides = (*destination.operands(spaces[0]), *source.operands(spaces[1]))
         # Elsewhere than in the caller's stream nothing would wait for it.
         waits = wait or at is not context
         by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
     elif source.is_host and (reached := devices_address(at, host.address, host.span(extent))):
-        sides = (*destination.operands(Space.DEVICE), *evolve(source, address=reached).operands(Space.DEVICE))
+        sides = (*destination.operands(CopySpace.DEVICE), *evolve(source, address=reached).operands(CopySpace.DEVICE))
         by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=wait or at is not context)
     elif (by := intercepted.by) is not None and by.takes_copy(
         at, at_stream, partial(_describe, destination, source, extent)
@@ -129,7 +129,7 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         _to_device(at, at_stream, destination, source, extent, wait)
 
 
-def _describe(destination: Region, source: Region, extent: Extent) -> Copy3D:
+def _describe(destination: CopyRegion, source: CopyRegion, extent: CopyExtent) -> Copy3D:
     to, start = (
         copy_side(
             region.is_host, region.address, region.pitch, region.slice_pitch // region.pitch if region.pitch else 0
@@ -139,19 +139,25 @@ def _describe(destination: Region, source: Region, extent: Extent) -> Copy3D:
     return Copy3D(to, start, *extent.operands)
 
 
-def _to_device(context: Context, stream: int, device: Region, host: Region, extent: Extent, wait: bool) -> None:
+def _to_device(
+    context: Context, stream: int, device: CopyRegion, host: CopyRegion, extent: CopyExtent, wait: bool
+) -> None:
     limit = context.usable().transport.staging.max_slot_bytes
     send_pieces(context, context.usable(), _pieces(device, host, extent, limit, stream, to_host=False), wait)
 
 
-def _to_host(context: Context, stream: int, host: Region, device: Region, extent: Extent) -> None:
+def _to_host(context: Context, stream: int, host: CopyRegion, device: CopyRegion, extent: CopyExtent) -> None:
     limit = context.usable().transport.staging.max_slot_bytes
     pieces = _pieces(device, host, extent, limit, stream, to_host=True)
     fetch_pieces(context, context.usable(), pieces, _PIECES_UNDER_WAY)
 
 
 def _between_devices(
-    writing: tuple[Context, int], reading: tuple[Context, int], destination: Region, source: Region, extent: Extent
+    writing: tuple[Context, int],
+    reading: tuple[Context, int],
+    destination: CopyRegion,
+    source: CopyRegion,
+    extent: CopyExtent,
 ) -> None:
     limit = reading[0].usable().transport.staging.max_slot_bytes
     buffer = ctypes.create_string_buffer(min(extent.bytes, limit))
@@ -162,7 +168,7 @@ def _between_devices(
 
 
 def _pieces(
-    device: Region, host: Region, extent: Extent, limit: int, stream: int, *, to_host: bool
+    device: CopyRegion, host: CopyRegion, extent: CopyExtent, limit: int, stream: int, *, to_host: bool
 ) -> Iterator[Piece]:
     """Yield the pieces of a staged copy; a box lies without gaps in its slot."""
     for corner, box in _boxes(extent, limit):
@@ -173,7 +179,7 @@ def _pieces(
         )
 
 
-def _move_slot(host: Region, box: Extent, slot: int, *, to_host: bool) -> None:
+def _move_slot(host: CopyRegion, box: CopyExtent, slot: int, *, to_host: bool) -> None:
     staged = _pack(True, slot, box)
     if to_host:
         _move(host, staged, box)
@@ -181,17 +187,17 @@ def _move_slot(host: Region, box: Extent, slot: int, *, to_host: bool) -> None:
         _move(staged, host, box)
 
 
-def _recorder(device: Region, box: Extent, stream: int, *, to_host: bool) -> Recorder:
+def _recorder(device: CopyRegion, box: CopyExtent, stream: int, *, to_host: bool) -> Recorder:
     def record(context_id: int, sequence: int, offset: int, flags: int) -> bytes:
-        staged = _pack(True, offset, box).operands(Space.STAGING)
-        there = device.operands(Space.DEVICE)
+        staged = _pack(True, offset, box).operands(CopySpace.STAGING)
+        there = device.operands(CopySpace.DEVICE)
         sides = (*staged, *there) if to_host else (*there, *staged)
         return operations.COPY_3D_STAGED.record(context_id, sequence, stream, *sides, *box.operands, flags=flags)
 
     return record
 
 
-def _boxes(extent: Extent, limit: int) -> Iterator[tuple[tuple[int, int, int], Extent]]:
+def _boxes(extent: CopyExtent, limit: int) -> Iterator[tuple[tuple[int, int, int], CopyExtent]]:
     """Yield (corner, extent) of boxes of at most ``limit`` bytes: whole slices, else rows, else parts of rows."""
     width = min(extent.width, limit)
     height = min(extent.height, limit // width) if width == extent.width else 1
@@ -199,13 +205,13 @@ def _boxes(extent: Extent, limit: int) -> Iterator[tuple[tuple[int, int, int], E
     for z in range(0, extent.depth, depth):
         for y in range(0, extent.height, height):
             for x in range(0, extent.width, width):
-                box = Extent(
+                box = CopyExtent(
                     min(width, extent.width - x), min(height, extent.height - y), min(depth, extent.depth - z)
                 )
                 yield (x, y, z), box
 
 
-def _move(destination: Region, source: Region, extent: Extent) -> None:
+def _move(destination: CopyRegion, source: CopyRegion, extent: CopyExtent) -> None:
     """Copy host memory to host memory, row by row, or in one piece if both lie without gaps."""
     packed = (extent.width, extent.width * extent.height)
     if all((region.pitch, region.slice_pitch) == packed for region in (destination, source)):

@@ -18,7 +18,7 @@ from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import NO_ROOM, ReceivedFds
-from pympsd_client._command_stream.operations import Operation
+from pympsd_client._command_stream.operations import OperationLayout
 from pympsd_client._command_stream.staging import map_at
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def unmap_memory(address: int) -> None:
         unmap(address, size)
 
 
-def call_for_descriptor(context: Context, operation: Operation, *operands: int) -> tuple[bytes, int | None]:
+def call_for_descriptor(context: Context, operation: OperationLayout, *operands: int) -> tuple[bytes, int | None]:
     """Send a record and wait for its answer; return the operands and the descriptor that came with it, or None.
 
     The caller owns the descriptor and checks it with `require_descriptor`. Descriptors of earlier calls that Ctrl-C

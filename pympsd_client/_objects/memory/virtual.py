@@ -34,7 +34,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties
 from pympsd_client._command_stream import operations
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.context import Context, context_on, contexts, usable_on, when_closed
 from pympsd_client._objects.memory.allocations import FreedImmediately, allocations
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
@@ -183,7 +183,7 @@ class VirtualMemory:
 
     # --- handles
 
-    def owner_on(self, device: Device) -> Context:
+    def owner_on(self, device: VisibleDevice) -> Context:
         """Return a context for new memory of a device; raise CudaError.
 
         CUDA needs no context for this memory. If the program has none there, a context is opened, which stays open

@@ -19,7 +19,7 @@ from pympsd_client._objects.pools.arena import round_up
 from pympsd_client._objects.pools.pool import PoolKind
 
 
-class Usage:
+class GraphMemoryUse:
     """The graph memory of one device, in bytes. It is in use from the node's creation on."""
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class Usage:
                 self.reserved_high = self.current
 
 
-_usages: Final[dict[int, Usage]] = {}
+_usages: Final[dict[int, GraphMemoryUse]] = {}
 
 
-def usage_of(number: int) -> Usage:
+def usage_of(number: int) -> GraphMemoryUse:
     """Return the usage of a device."""
-    return _usages.setdefault(number, Usage())
+    return _usages.setdefault(number, GraphMemoryUse())
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ from attrs import define, field
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.memory.imports import ImportedRange, import_range
@@ -52,7 +52,7 @@ class ImportedPool(Pool):
 
     is_imported = True
 
-    def __init__(self, kind: PoolKind, device: Device | None, secret: int) -> None:
+    def __init__(self, kind: PoolKind, device: VisibleDevice | None, secret: int) -> None:
         super().__init__(kind, device)
         self._source_secret: Final = secret
         self._chunks: Final[dict[tuple[Context, int], _Chunk]] = {}

@@ -43,7 +43,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._arguments.values import find_by_handle
-from pympsd_client._connect.connection import Connection, Device
+from pympsd_client._connect.connection import Connection, VisibleDevice
 from pympsd_client._objects import event as events
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, before_waiting, context_on, new_handle, when_closed
@@ -111,7 +111,9 @@ class Pool:
     is_imported = False
     """Whether it is another process's."""
 
-    def __init__(self, kind: PoolKind, device: Device | None, max_bytes: int = 0, is_exported: bool = False) -> None:
+    def __init__(
+        self, kind: PoolKind, device: VisibleDevice | None, max_bytes: int = 0, is_exported: bool = False
+    ) -> None:
         """``device``: the owner of the memory, None: any context; ``max_bytes``: bytes it may reserve, 0: no bound.
 
         ``is_exported``: other processes may import it.
@@ -166,7 +168,7 @@ class Pool:
         with self._lock:
             self.reserved_high = self.reserved
 
-    def context_on(self, device: Device) -> Context:
+    def context_on(self, device: VisibleDevice) -> Context:
         """Return a usable context of a device: its primary context, which the pool retains, if there is no other."""
         try:
             return context_on(device.ordinal)
@@ -392,7 +394,7 @@ class Pools:
         self._defaults: dict[PoolKind, Pool] = {}
         self._current: dict[PoolKind, Pool] = {}
 
-    def default(self, kind: PoolKind, device: Device | None) -> Pool:
+    def default(self, kind: PoolKind, device: VisibleDevice | None) -> Pool:
         """Return the default pool of memory of a kind."""
         with self._lock:
             self._forget_old_connection()
@@ -415,7 +417,7 @@ class Pools:
             self._all[pool.handle] = self._named[pool.handle] = pool
         return pool
 
-    def current(self, kind: PoolKind, device: Device | None) -> Pool:
+    def current(self, kind: PoolKind, device: VisibleDevice | None) -> Pool:
         """Return the pool of memory of a kind that was made current, else the default one."""
         if self._connection is process.connection and kind in self._current:
             return self._current[kind]

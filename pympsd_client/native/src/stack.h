@@ -14,11 +14,9 @@
 
 enum { MIN_STACK_BYTES = 64 << 10 };
 
-/* Return whether the calling thread has less than MIN_STACK_BYTES left; if so, after one sentence on standard error for
- * the first such thread. A coroutine's stack, which only the program knows, is not judged; nor is the main thread's,
- * which grows. */
-static inline int refuse_small_stack(void) {
-    static atomic_int has_reported;
+/* Return the size in KB of the calling thread's stack if less than MIN_STACK_BYTES of it are left, and 0 if more are. A
+ * coroutine's stack, which only the program knows, is not judged; nor is the main thread's, which grows. */
+static inline size_t small_stack(void) {
     pthread_attr_t attributes;
     void *start = NULL;
     size_t size = 0;
@@ -27,10 +25,16 @@ static inline int refuse_small_stack(void) {
     pthread_attr_getstack(&attributes, &start, &size);
     pthread_attr_destroy(&attributes);
     size_t remaining = (size_t)((char *)__builtin_frame_address(0) - (char *)start);
-    if (remaining >= size || remaining >= MIN_STACK_BYTES)
-        return 0;
-    if (!atomic_exchange(&has_reported, 1))
-        fprintf(stderr, "pympsd: a thread cannot use CUDA: its stack of %zu KB is too small; start it with 128 KB or more "
-                        "(pthread_attr_setstacksize)\n", size >> 10);
-    return 1;
+    return remaining < size && remaining < MIN_STACK_BYTES ? size >> 10 : 0;
+}
+
+#define SMALL_STACK "its stack of %zu KB is too small; start it with 128 KB or more (pthread_attr_setstacksize)"
+
+/* Return whether the calling thread cannot enter Python; if so, after one sentence on standard error for the first one. */
+static inline int refuse_small_stack(void) {
+    static atomic_int has_reported;
+    size_t size = small_stack();
+    if (size && !atomic_exchange(&has_reported, 1))
+        fprintf(stderr, "pympsd: a thread cannot use CUDA: " SMALL_STACK "\n", size);
+    return size != 0;
 }

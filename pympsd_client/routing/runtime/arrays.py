@@ -4,12 +4,12 @@ import struct
 from ctypes import memmove, string_at
 from typing import Final
 
-from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED, PACKED, Flag, Sampling
+from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED, PACKED, Sampling, TextureFlag
 from pympsd_client._arguments.array_structs import (
     LINEAR,
     PITCHED,
     ArrayDescription,
-    Resource,
+    ResourceDescription,
     pack_resource,
     pack_sampling,
     resource,
@@ -126,10 +126,10 @@ def _resource(place: int) -> bytes:
     check_not_null("the cudaResourceDesc", place)
     kind, at = _RESOURCE.unpack(string_at(place, _RESOURCE.size))
     if kind not in (LINEAR, PITCHED):
-        return pack_resource(Resource(kind, at, 0, 0, 0, 0, 0, 0))
+        return pack_resource(ResourceDescription(kind, at, 0, 0, 0, 0, 0, 0))
     _, _, channels, size_or_width, height, pitch = _LINEAR.unpack(string_at(place, _LINEAR.size))
     format, count = format_of(channels)
-    return pack_resource(Resource(kind, at, format, count, size_or_width, height, pitch, 0))
+    return pack_resource(ResourceDescription(kind, at, format, count, size_or_width, height, pitch, 0))
 
 
 def create(resource_place: int, place: int, view: int) -> int:
@@ -138,8 +138,12 @@ def create(resource_place: int, place: int, view: int) -> int:
     fields = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
     modes, (filter, mode, is_srgb), border, rest = fields[:3], fields[3:6], fields[6:10], fields[10:]
     is_normalized, anisotropy, level_filter, bias, least, greatest, is_exact, is_seamless = rest
-    flags = (0 if mode else Flag.READ_AS_INTEGER) | (Flag.NORMALIZED_COORDINATES if is_normalized else 0)
-    flags |= (Flag.SRGB if is_srgb else 0) | (_TRILINEAR if is_exact else 0) | (_SEAMLESS if is_seamless else 0)
+    flags = (0 if mode else TextureFlag.READ_AS_INTEGER) | (
+        TextureFlag.NORMALIZED_COORDINATES if is_normalized else 0
+    )
+    flags |= (
+        (TextureFlag.SRGB if is_srgb else 0) | (_TRILINEAR if is_exact else 0) | (_SEAMLESS if is_seamless else 0)
+    )
     how = Sampling(modes, filter, flags, level_filter, bias, least, greatest, border)
     seen = string_at(view, _VIEW_BYTES) + _RESERVED if view else None
     return texture.create_texture(_resource(resource_place), pack_sampling(how, anisotropy), seen)
@@ -181,7 +185,10 @@ def write_description(place: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object."""
     of, anisotropy = sampling(texture.texture_description(handle))
     check_not_null("the cudaTextureDesc", place)
-    has = [bool(of.flags & flag) for flag in (Flag.READ_AS_INTEGER, Flag.SRGB, Flag.NORMALIZED_COORDINATES)]
+    has = [
+        bool(of.flags & flag)
+        for flag in (TextureFlag.READ_AS_INTEGER, TextureFlag.SRGB, TextureFlag.NORMALIZED_COORDINATES)
+    ]
     data = _TEXTURE.pack(
         *of.address_modes, of.filter, not has[0], has[1], *of.border, has[2], anisotropy, of.level_filter,
         of.level_bias, of.least_level, of.greatest_level, bool(of.flags & _TRILINEAR), bool(of.flags & _SEAMLESS),

@@ -12,7 +12,7 @@ from typing import Final
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import check_count, check_not_null
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.context import lost_devices, this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
@@ -141,7 +141,7 @@ def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
     process.initialize(0)
     minimums = requested(place, layout)
 
-    def score(device: Device) -> int:
+    def score(device: VisibleDevice) -> int:
         own = ctypes.create_string_buffer(layout.size)
         write(ctypes.addressof(own), device, layout)
         has = requested(ctypes.addressof(own), layout)

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.values import check_not_null
-from pympsd_client._connect.connection import Device
+from pympsd_client._connect.connection import VisibleDevice
 from pympsd_client._objects.code.library import function_of
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.symbols import kernel_at
@@ -189,7 +189,7 @@ requiredClusterDepth clusterSchedulingPolicyPreference nonPortableClusterSizeAll
 _FunctionAttributes: Final = _structure("cudaFuncAttributes", _FUNCTION_ATTRIBUTES)
 
 
-def write(place: int, device: Device, layout: Layout) -> None:
+def write(place: int, device: VisibleDevice, layout: Layout) -> None:
     """Write a device's cudaDeviceProp, fields without an attribute are 0; INVALID_VALUE for NULL."""
     check_not_null("the cudaDeviceProp", place)
     attributes = device.properties.attributes

@@ -99,11 +99,11 @@ class ConditionalStep:
     handle: int
     kind: ConditionalKind
     default: int | None
-    bodies: Sequence[Sequence[Step]]
+    bodies: Sequence[Sequence[GraphStep]]
 
 
 @frozen(eq=False)
-class Step:
+class GraphStep:
     """One item; ``act`` queues its work, or is a host function's number, or bodies; None: it only joins others."""
 
     act: Act | int | ConditionalStep | None
@@ -133,7 +133,7 @@ class ExecutableGraph:
     """The host functions of the next launch, by number."""
 
     @classmethod
-    def make(cls, context: Context, steps: Sequence[Step], budget: StreamBudget) -> ExecutableGraph:
+    def make(cls, context: Context, steps: Sequence[GraphStep], budget: StreamBudget) -> ExecutableGraph:
         """Return the executable graph of steps; BackendError if the device has no memory for its streams."""
         own = OwnStreams(context, budget)
         try:
@@ -144,7 +144,7 @@ class ExecutableGraph:
 
     @classmethod
     def _build(
-        cls, context: Context, steps: Sequence[Step], own: OwnStreams, stream: Stream | None
+        cls, context: Context, steps: Sequence[GraphStep], own: OwnStreams, stream: Stream | None
     ) -> ExecutableGraph:
         """``stream``: a body's, which is the first of its own."""
         assignments = assign_slots([step.dependencies for step in steps])

@@ -29,7 +29,7 @@ _TRIES: Final = 8
 
 
 @frozen
-class Allocation:
+class PinnedPiece:
     """A new piece; ``fd`` is for the client, and is closed once it is sent."""
 
     address: int
@@ -44,7 +44,7 @@ class _Piece:
 
 
 @define(eq=False)
-class PinnedMemory:
+class PinnedPieces:
     """The pieces of one client. Used by its worker, closed by the owner's thread."""
 
     _device: Device
@@ -55,7 +55,7 @@ class PinnedMemory:
     _starts: list[int] = field(factory=list, init=False)
     _pieces: dict[int, _Piece] = field(factory=dict, init=False)
 
-    def allocate(self, count: int) -> Allocation:
+    def allocate(self, count: int) -> PinnedPiece:
         """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count == 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation has at least 1 byte")
@@ -74,7 +74,7 @@ class PinnedMemory:
         except BaseException:
             os.close(fd)
             raise
-        return Allocation(address, fd)
+        return PinnedPiece(address, fd)
 
     def charge(self, count: int) -> Callable[[], None]:
         """Count other host memory of the client; return what counts it no more. BackendError OUT_OF_MEMORY."""

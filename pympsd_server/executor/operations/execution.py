@@ -18,7 +18,7 @@ from pympsd_server.backends.interface import (
     Status,
     Stream,
 )
-from pympsd_server.executor.requests.request import Answer, Request, words
+from pympsd_server.executor.requests.request import OperationAnswer, Request, words
 
 
 def launch(
@@ -77,7 +77,7 @@ def image_part(request: Request, module: int, offset: int, count: int) -> None:
     request.context.images.append(module, request.staging(offset, count))
 
 
-def load_module(request: Request, handle: int) -> Answer:
+def load_module(request: Request, handle: int) -> OperationAnswer:
     context, image = request.context, request.context.images.take(handle)
     module = request.with_room(lambda: context.backend.load_module(image))
     layout = _layout(module)
@@ -87,21 +87,21 @@ def load_module(request: Request, handle: int) -> Answer:
             f"the description of the module's functions has {len(layout)} bytes, {_MAX_LAYOUT_BYTES} fit an answer"
         )
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
-    return Answer(tail=layout, created=module)
+    return OperationAnswer(tail=layout, created=module)
 
 
-def load_function(request: Request, module: Module, function: int) -> Answer:
-    return Answer(tail=module.function(function).encode())
+def load_function(request: Request, module: Module, function: int) -> OperationAnswer:
+    return OperationAnswer(tail=module.function(function).encode())
 
 
 def _layout(module: Module) -> bytes:
     return ModuleLayout(tuple(module.functions), tuple(module.globals), module.managed_bytes).encode()
 
 
-def place_managed(request: Request, module: Module, address: int) -> Answer:
+def place_managed(request: Request, module: Module, address: int) -> OperationAnswer:
     request.resources.pinned.view(address, module.managed_bytes)  # raises unless it is the client's
     module.place_managed(address)
-    return Answer(tail=_layout(module))
+    return OperationAnswer(tail=_layout(module))
 
 
 _NON_BLOCKING: Final = 1
@@ -118,34 +118,34 @@ def check_ready(done: bool) -> None:
         raise BackendError(Result.ERROR_NOT_READY, "work is still pending")
 
 
-def create_stream(request: Request, handle: int, flags: int, priority: int) -> Answer:
+def create_stream(request: Request, handle: int, flags: int, priority: int) -> OperationAnswer:
     if flags & ~_NON_BLOCKING:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"stream flags {flags:#x}")
-    return Answer(created=request.context.backend.create_stream(bool(flags & _NON_BLOCKING), priority))
+    return OperationAnswer(created=request.context.backend.create_stream(bool(flags & _NON_BLOCKING), priority))
 
 
 def query_stream(request: Request, stream: Stream) -> None:
     check_ready(stream.idle)
 
 
-def create_event(request: Request, handle: int, flags: int) -> Answer:
+def create_event(request: Request, handle: int, flags: int) -> OperationAnswer:
     if flags & ~(_BLOCKING_SYNC | _DISABLE_TIMING | _INTERPROCESS):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"event flags {flags:#x}")
-    return Answer(created=request.context.backend.create_event(not flags & _DISABLE_TIMING))
+    return OperationAnswer(created=request.context.backend.create_event(not flags & _DISABLE_TIMING))
 
 
 def query_event(request: Request, event: Event) -> None:
     check_ready(event.done)
 
 
-def elapsed_time(request: Request, start: Event, end: Event) -> Answer:
-    return Answer((end.milliseconds_since(start),))
+def elapsed_time(request: Request, start: Event, end: Event) -> OperationAnswer:
+    return OperationAnswer((end.milliseconds_since(start),))
 
 
-def share_event(request: Request, event: Event) -> Answer:
-    return Answer(words(request.resources.shared_events.add(event)))
+def share_event(request: Request, event: Event) -> OperationAnswer:
+    return OperationAnswer(words(request.resources.shared_events.add(event)))
 
 
-def open_event(request: Request, handle: int, high: int, low: int) -> Answer:
+def open_event(request: Request, handle: int, high: int, low: int) -> OperationAnswer:
     event = request.resources.shared_events.find(high << 64 | low)
-    return Answer(created=request.context.backend.open_event(event))
+    return OperationAnswer(created=request.context.backend.open_event(event))

@@ -10,9 +10,9 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import graph_items, records
 from pympsd.wire.graph_items import GraphItem
 from pympsd_server.backends.interface import BackendError, Stream
-from pympsd_server.executor.graphs.executable import Act, ConditionalStep, ExecutableGraph, Step
+from pympsd_server.executor.graphs.executable import Act, ConditionalStep, ExecutableGraph, GraphStep
 from pympsd_server.executor.operations.execution import host_function
-from pympsd_server.executor.requests.request import Answer, Request
+from pympsd_server.executor.requests.request import OperationAnswer, Request
 
 _HOST_FUNCTION: Final = records.BY_NAME["HOST_FUNCTION"]
 _NOT_IN_BODIES: Final = {
@@ -27,10 +27,10 @@ class Prepare(Protocol):
         """Return what queues its work in a stream; BackendError for a record that cannot be an item."""
 
 
-def instantiation(prepare: Prepare) -> Callable[[Request, int], Answer]:
+def instantiation(prepare: Prepare) -> Callable[[Request, int], OperationAnswer]:
     """Return the function of INSTANTIATE_GRAPH."""
 
-    def instantiate(request: Request, handle: int) -> Answer:
+    def instantiate(request: Request, handle: int) -> OperationAnswer:
         try:
             items = graph_items.decode(request.context.images.take(handle))
         except graph_items.TooLarge as error:
@@ -38,12 +38,14 @@ def instantiation(prepare: Prepare) -> Callable[[Request, int], Answer]:
         except RemoteError as error:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"no executable graph: {error}") from None
         steps = _steps(request, items, prepare)
-        return Answer(created=ExecutableGraph.make(request.context.backend, steps, request.resources.graph_streams))
+        return OperationAnswer(
+            created=ExecutableGraph.make(request.context.backend, steps, request.resources.graph_streams)
+        )
 
     return instantiate
 
 
-def _steps(request: Request, items: Sequence[GraphItem], prepare: Prepare, in_body: bool = False) -> list[Step]:
+def _steps(request: Request, items: Sequence[GraphItem], prepare: Prepare, in_body: bool = False) -> list[GraphStep]:
     steps = []
     for item in items:
         node = item.conditional
@@ -52,7 +54,7 @@ def _steps(request: Request, items: Sequence[GraphItem], prepare: Prepare, in_bo
         else:
             bodies = [_steps(request, body, prepare, in_body=True) for body in node.bodies]
             act = ConditionalStep(node.handle, node.kind, node.default, bodies)
-        steps.append(Step(act, item.dependencies))
+        steps.append(GraphStep(act, item.dependencies))
     return steps
 
 

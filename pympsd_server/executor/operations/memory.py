@@ -23,14 +23,14 @@ from pympsd_server.backends.interface import (
     Stream,
 )
 from pympsd_server.backends.virtual_memory import File, PhysicalMemory
-from pympsd_server.executor.requests.request import Answer, ClientResources, Request, words
+from pympsd_server.executor.requests.request import ClientResources, OperationAnswer, Request, words
 
 _MAX_ADDRESS: Final = 1 << 64
 
 
-def allocate(request: Request, count: int) -> Answer:
+def allocate(request: Request, count: int) -> OperationAnswer:
     allocate = request.context.backend.allocate
-    return Answer((request.with_room(lambda: allocate(count)),))
+    return OperationAnswer((request.with_room(lambda: allocate(count)),))
 
 
 # --- copies and fills
@@ -99,11 +99,11 @@ def _region(request: Request, extent: Extent, space: int, base: int, pitch: int,
     if span >= _MAX_ADDRESS:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"a copy that spans {span} bytes")
     match space:
-        case records.Space.DEVICE:
+        case records.CopySpace.DEVICE:
             return region
-        case records.Space.STAGING:
+        case records.CopySpace.STAGING:
             return Region(Space.STAGING, 0, pitch, slice_pitch, request.staging(base, span))
-        case records.Space.PINNED:
+        case records.CopySpace.PINNED:
             return Region(Space.PINNED, 0, pitch, slice_pitch, request.resources.pinned.view(base, span))
     raise BackendError(Result.ERROR_INVALID_VALUE, f"there is no memory space {space}")
 
@@ -118,9 +118,9 @@ def fill(
 # --- page-locked memory
 
 
-def allocate_pinned(request: Request, count: int) -> Answer:
+def allocate_pinned(request: Request, count: int) -> OperationAnswer:
     piece = request.resources.pinned.allocate(count)
-    return Answer((piece.address,), fds=(piece.fd,))
+    return OperationAnswer((piece.address,), fds=(piece.fd,))
 
 
 def free_pinned(request: Request, address: int) -> None:
@@ -149,50 +149,50 @@ def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     done(Status())
 
 
-def create_memory(request: Request, handle: int, count: int, flags: int) -> Answer:
+def create_memory(request: Request, handle: int, count: int, flags: int) -> OperationAnswer:
     if flags & ~(MEMORY_SHAREABLE | MEMORY_OF_HOST):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
     charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
     create, shareable = request.context.backend.create_memory, bool(flags & MEMORY_SHAREABLE)
-    return Answer(created=request.with_room(lambda: create(count, shareable, charge)))
+    return OperationAnswer(created=request.with_room(lambda: create(count, shareable, charge)))
 
 
 def set_access(request: Request, address: int, count: int, accessible: int) -> None:
     request.context.backend.set_access(address, count, bool(accessible))
 
 
-def export_memory(request: Request, memory: PhysicalMemory) -> Answer:
-    return Answer(fds=(memory.export(),))
+def export_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
+    return OperationAnswer(fds=(memory.export(),))
 
 
-def import_memory(request: Request, handle: int, high: int, low: int) -> Answer:
+def import_memory(request: Request, handle: int, high: int, low: int) -> OperationAnswer:
     memory = request.context.backend.import_memory(high << 64 | low)
-    return Answer((memory.size, int(memory.is_of_host)), created=memory)
+    return OperationAnswer((memory.size, int(memory.is_of_host)), created=memory)
 
 
-def share_allocation(request: Request, address: int) -> Answer:
+def share_allocation(request: Request, address: int) -> OperationAnswer:
     secret, offset = request.context.backend.share_allocation(address)
-    return Answer((*words(secret), offset))
+    return OperationAnswer((*words(secret), offset))
 
 
 def _words_of(file: File) -> tuple[int, ...]:
     return os.getpid(), file.descriptor, *words(file.secret)
 
 
-def publish_memory(request: Request, memory: PhysicalMemory) -> Answer:
+def publish_memory(request: Request, memory: PhysicalMemory) -> OperationAnswer:
     file = memory.publish()
-    return Answer((*_words_of(file), file.offset))
+    return OperationAnswer((*_words_of(file), file.offset))
 
 
 def import_peers_memory(
     request: Request, handle: int, process: int, descriptor: int, high: int, low: int, offset: int, count: int
-) -> Answer:
+) -> OperationAnswer:
     file = File(descriptor, high << 64 | low, offset)
-    return Answer(created=request.context.backend.import_peers_memory(process, file, count))
+    return OperationAnswer(created=request.context.backend.import_peers_memory(process, file, count))
 
 
-def publish_window(request: Request) -> Answer:
-    return Answer(_words_of(request.context.backend.publish_window()))
+def publish_window(request: Request) -> OperationAnswer:
+    return OperationAnswer(_words_of(request.context.backend.publish_window()))
 
 
 def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:

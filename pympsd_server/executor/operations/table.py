@@ -21,10 +21,10 @@ from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.graphs.executable import Act
 from pympsd_server.executor.operations import execution, graph, memory
 from pympsd_server.executor.requests.client_context import ClientContext, StreamEntry
-from pympsd_server.executor.requests.request import Answer, Request
+from pympsd_server.executor.requests.request import OperationAnswer, Request
 
 Execute = Callable[..., Any]
-_EMPTY: Final = Answer()
+_EMPTY: Final = OperationAnswer()
 
 
 def _prepare(request: Request, record: records.Record) -> Act:
@@ -49,7 +49,7 @@ _CALLS_OF_THE_PORT: Final[Mapping[str, Execute]] = {
     "unmap_memory": lambda request, address, count: request.context.backend.unmap_memory(address, count),
     "unmap_peer": lambda request, ordinal: request.context.backend.unmap_peer(ordinal),
     "free": lambda request, address, done: request.context.backend.free(address, done),
-    "memory_info": lambda request: Answer(request.context.backend.memory_info()),
+    "memory_info": lambda request: OperationAnswer(request.context.backend.memory_info()),
     "destroy_graph": lambda request, graph: graph.destroy(),
 }
 """The operations that are one call of the port. (A destroyed event is removed from its table, no more.)"""
@@ -66,7 +66,7 @@ _FUNCTIONS: Final[Mapping[str, Execute]] = {
 """The function of each operation, by its name in lower case; most are in the modules for the chapters."""
 
 
-class Row:
+class ExecutedOperation:
     """One operation: reads its body, resolves its handles, and executes it."""
 
     def __init__(self, operation: records.Operation, execute: Execute) -> None:
@@ -178,6 +178,7 @@ class Row:
 
 
 ROWS: Final = {
-    operation.opcode: Row(operation, _FUNCTIONS[operation.name.lower()]) for operation in records.OPERATIONS
+    operation.opcode: ExecutedOperation(operation, _FUNCTIONS[operation.name.lower()])
+    for operation in records.OPERATIONS
 }
 """The rows by opcode. A row of the wire's table without a function here is an error at import."""

@@ -15,7 +15,7 @@ from pympsd.wire import records
 from pympsd_server.backends.interface import BackendError, Completion, Event, Status
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.memory.device_memory import Shortages
-from pympsd_server.executor.memory.pinned import PinnedMemory
+from pympsd_server.executor.memory.pinned import PinnedPieces
 from pympsd_server.executor.requests.answers import AnswerWriter
 from pympsd_server.executor.requests.backpressure import Backpressure
 from pympsd_server.executor.requests.client_context import ClientContext
@@ -62,7 +62,7 @@ def words(secret: int) -> tuple[int, int]:
 
 
 @frozen(eq=False)
-class Answer:
+class OperationAnswer:
     """Operands in the order of the operation's answer layout; ``fds`` are closed once they are sent."""
 
     operands: tuple[float, ...] = ()
@@ -80,7 +80,7 @@ class ClientResources:
     backpressure: Backpressure
     staging: memoryview
     """The shared memory for bulk data."""
-    pinned: PinnedMemory
+    pinned: PinnedPieces
     graph_streams: StreamBudget
     contexts: Mapping[int, ClientContext]
     """The client's contexts by the owner's ids, which records name."""

@@ -17,7 +17,7 @@ COPIES: Final = "copies"
 MEBIBYTE: Final = 1 << 20
 KINDS: Final = ("pageable to device", "pageable to host", "pinned to device", "pinned to host")
 _WAIT_SECONDS: Final = 1.0
-_MOST_WAITS: Final = 20_000
+_MAX_WAITS: Final = 20_000
 _PAIRS: Final = 2000
 _BATCH, _BATCHES = 100, 200
 _COPIES: Final = 7
@@ -42,7 +42,7 @@ def measure_latency(run: Run, way: ways.Way) -> None:
     def measure(client: Client) -> None:
         seconds = min(_WAIT_SECONDS, 2 * run.seconds)
         finish = time.monotonic_ns() + int(seconds * 1e9)
-        waits = _numbers(client.ask(f"wait {EMPTY.words()} 0 {finish} {_MOST_WAITS}", seconds))
+        waits = _numbers(client.ask(f"wait {EMPTY.words()} 0 {finish} {_MAX_WAITS}", seconds))
         put("launch and synchronise, p50", quantile(waits, 0.5))
         put("launch and synchronise, p99", quantile(waits, 0.99))
         if way.name in (ways.PYMPSD, ways.BINDINGS):

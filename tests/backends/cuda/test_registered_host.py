@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, split_at_registered_parts
-from pympsd_server.backends.cuda.memory.staging import PinnedMemory
+from pympsd_server.backends.cuda.memory.staging import RegisteredMemory
 from pympsd_server.backends.interface import BackendError
 
 
@@ -71,7 +71,7 @@ def pages(size: int) -> tuple[int, memoryview]:
 
 def test_all_parts_are_registered_and_unregistered() -> None:
     driver, (address, memory) = RegisteringDriver(), pages(3 * REGISTERED_BYTES)
-    pinned = PinnedMemory(driver, address, memory)  # type: ignore[arg-type]
+    pinned = RegisteredMemory(driver, address, memory)  # type: ignore[arg-type]
     pinned.register()
     assert sum(driver.registered.values()) == 3 * REGISTERED_BYTES
     assert len(driver.registered) in (3, 4)
@@ -82,7 +82,7 @@ def test_all_parts_are_registered_and_unregistered() -> None:
 @pytest.mark.parametrize("refuses", [0, 2])
 def test_parts_registered_before_a_refusal_are_unregistered(refuses: int) -> None:
     driver, (address, memory) = RegisteringDriver(refuses), pages(4 * REGISTERED_BYTES)
-    pinned = PinnedMemory(driver, address, memory)  # type: ignore[arg-type]
+    pinned = RegisteredMemory(driver, address, memory)  # type: ignore[arg-type]
     with pytest.raises(BackendError, match="no more"):
         pinned.register()
     assert len(driver.registered) == refuses
@@ -92,7 +92,7 @@ def test_parts_registered_before_a_refusal_are_unregistered(refuses: int) -> Non
 
 def test_memory_that_the_system_lacks_is_refused_without_a_driver_call() -> None:
     driver, (address, memory) = RegisteringDriver(), pages(mmap.PAGESIZE)
-    pinned = PinnedMemory(driver, 1 << 20, memory)  # type: ignore[arg-type]  # where nothing is mapped
+    pinned = RegisteredMemory(driver, 1 << 20, memory)  # type: ignore[arg-type]  # where nothing is mapped
     with pytest.raises(BackendError, match="page-locked memory"):
         pinned.register()
     assert driver.calls == 0

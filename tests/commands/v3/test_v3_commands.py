@@ -27,7 +27,7 @@ from pympsd.state_machine.events import (
     ServerSpawned,
     StatusPushed,
 )
-from pympsd.state_machine.state.client import Client, ClientProcess, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, ReportedContext
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace, Source
@@ -54,7 +54,7 @@ def daemon() -> Daemon:
     )
     daemon.named_servers.add(NamedServer("b", 8))
     process = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
-    contexts = {1: Context(3, 1, 0), 2: Context(4, 1, 1)}
+    contexts = {1: ReportedContext(3, 1, 0), 2: ReportedContext(4, 1, 1)}
     process.clients = {
         1: Client(1, 7, ClientProcess(Peer(3165259, 7, 7), 'python "a, b".py', 11, namespace="hi"), contexts)
     }

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pympsd.commands.grammar.strict import read_words
-from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Syntax
+from pympsd.commands.grammar.syntax import Argument, CommandRefused, Flag, Option, Syntax
 from pympsd.vocabulary.texts import read_boolean, read_memory, read_percentage, read_priority
 
 CREATE = Syntax(
@@ -89,7 +89,7 @@ def test_a_positional_argument_may_be_given_as_an_option() -> None:
     ],
 )
 def test_what_is_refused(syntax: Syntax, words: str, sentence: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(CommandRefused) as refused:
         read_words(syntax, words.split())
     assert str(refused.value) == sentence
 
@@ -123,7 +123,7 @@ def test_any_words_are_read_or_refused_with_a_sentence(syntax: Syntax, words: li
     }
     try:
         arguments = read_words(syntax, words)
-    except Refused as error:
+    except CommandRefused as error:
         assert str(error).endswith(".")  # noqa: PT017 - reading and refusing are both right here
     except ValueError:
         assert syntax is CREATE  # its --uid is read by int() here

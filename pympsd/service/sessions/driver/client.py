@@ -22,9 +22,9 @@ from pympsd.service.processes.peers import (
     process_of,
 )
 from pympsd.service.sessions.driver.handoffs import Offer
-from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.waiting import Waiting
+from pympsd.service.sessions.waiting import WaitingConversation
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.limit_table import ClientLimits
@@ -40,7 +40,7 @@ SECOND_END_SECONDS: Final = 0.2
 
 
 @define(eq=False)
-class VendorClientSession(Waiting):
+class DriverClientSession(WaitingConversation):
     """A conversation between its role and its connection to a server."""
 
     channel: PacketChannel
@@ -55,7 +55,7 @@ class VendorClientSession(Waiting):
     """Its connection to a server, until a server has it."""
     offered_at: float = field(default=0.0, init=False)
     _offered: trio.Event = field(factory=trio.Event, init=False)
-    _admitted: VendorServerSession | None = field(default=None, init=False)
+    _admitted: DriverServerSession | None = field(default=None, init=False)
     """The server that it was admitted to; until that takes it, it may be another's."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
@@ -104,7 +104,7 @@ class VendorClientSession(Waiting):
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
         """Give the client its end of a connection, and wait for the server; raise OSError."""
-        assert isinstance(server, VendorServerSession)
+        assert isinstance(server, DriverServerSession)
         if self.offer is None:
             self.offer = Offer.make(self.dispatcher, self.key)
             self._send_end()

@@ -9,9 +9,9 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import operator_uid, with_pidfd
-from pympsd.service.sessions.driver.client import VendorClientSession
+from pympsd.service.sessions.driver.client import DriverClientSession
 from pympsd.service.sessions.driver.handoffs import Offer
-from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.server import DriverServerSession
 from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
 from pympsd.service.sessions.waiting import run_with_sender
 from pympsd.state_machine import registration
@@ -29,7 +29,7 @@ POLL_SECONDS: Final = 0.005
 
 
 @define
-class VendorConversation:
+class DriverConversation:
     """A connection to ``control`` (``accepts_clients``) or ``control_privileged``."""
 
     dispatcher: Dispatcher
@@ -116,7 +116,7 @@ class VendorConversation:
                 client_id, key = self.dispatcher.ids.take(), id_of(entry.name)
                 offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None
                 place = (self.server, self.namespace)
-                client = VendorClientSession(client_id, known_peer, channel, self.dispatcher, key, *place, offer)
+                client = DriverClientSession(client_id, known_peer, channel, self.dispatcher, key, *place, offer)
                 await run_with_sender(channel, client.run, self.dispatcher)
             finally:
                 known_peer.close()
@@ -138,7 +138,7 @@ class VendorConversation:
             self.dispatcher.drop(name)
             await server.serve(channel, registration)
 
-    async def _find_expected(self, pid: int) -> VendorServerSession | None:
+    async def _find_expected(self, pid: int) -> DriverServerSession | None:
         """Return the server that was started as this process and is not registered yet."""
         with trio.move_on_after(SPAWN_SECONDS):
             while self._server(pid) is None:
@@ -149,8 +149,8 @@ class VendorConversation:
                 await trio.sleep(POLL_SECONDS)
         return self._server(pid)
 
-    def _server(self, pid: int) -> VendorServerSession | None:
+    def _server(self, pid: int) -> DriverServerSession | None:
         for server in self.dispatcher.servers.values():
-            if server.pid == pid and isinstance(server, VendorServerSession) and not server.registered.is_set():
+            if server.pid == pid and isinstance(server, DriverServerSession) and not server.registered.is_set():
                 return server
         return None

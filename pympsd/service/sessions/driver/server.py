@@ -23,7 +23,7 @@ from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.service.sessions.driver.watched_clients import WatchedClients
 from pympsd.state_machine import events
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.client import Client, ReportedContext
 from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentage_on
 from pympsd.vocabulary.limits import MAX_MEMORY
@@ -44,7 +44,7 @@ _FULL: Final = re.compile(re.escape(str(SERVER_LINES["connection_limit"].r580)).
 
 
 @define(eq=False)
-class VendorServerSession:
+class DriverServerSession:
     """A server process of the driver's; it has no link until it registers."""
 
     dispatcher: Dispatcher
@@ -264,7 +264,7 @@ class VendorServerSession:
         self, status: int, processes: list[commands.ListedProcess], devices: list[commands.DeviceClients]
     ) -> None:
         ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
-        contexts: dict[int, list[Context]] = {process.pid: [] for process in processes}
+        contexts: dict[int, list[ReportedContext]] = {process.pid: [] for process in processes}
         first = {(process.pid, process.context, process.uuid): process.identity for process in processes}
         others = 0
         for device in devices:
@@ -272,7 +272,7 @@ class VendorServerSession:
                 # Only the first context of a process has an ID; the other ones need a key of their own.
                 others -= 1
                 context_id = first.get((context.pid, context.number, device.uuid), others)
-                reported = Context(context_id, context.number, ordinals.get(device.uuid, -1))
+                reported = ReportedContext(context_id, context.number, ordinals.get(device.uuid, -1))
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(own, key=lambda context: -context.id)) for pid, own in contexts.items()}
         self.dispatcher.feed(events.ServerReported(self.id, STATUS[status], ordered))

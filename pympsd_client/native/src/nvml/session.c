@@ -18,6 +18,7 @@
  * written unless PYMPSD_EXPLAIN is set: monitors draw on the terminal. */
 
 #define _GNU_SOURCE
+#include "../stack.h"
 #include "session.h"
 #include "source.h"
 
@@ -218,6 +219,10 @@ static enum way open_session(char reason[REASON_BYTES]) {
     *file = '\0';
     if (!absent || requires_mps())
         return CLOSED;
+    if (small_stack()) {
+        snprintf(reason, REASON_BYTES, "a thread: " SMALL_STACK, small_stack());
+        return CLOSED;
+    }
     if (init_driver())
         return NATIVE;
     if (absent == NO_FILE || !(machine = describe_machine(reason)))

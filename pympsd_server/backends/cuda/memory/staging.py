@@ -152,7 +152,7 @@ class RegisteredMappings:
         self._mappings.clear()
 
 
-class PinnedMemory:
+class RegisteredMemory:
     """Page-locked memory that a client shares: registered in place, for copies and for kernels."""
 
     def __init__(self, driver: Driver, address: int, memory: memoryview) -> None:

@@ -37,7 +37,7 @@ from pympsd_server.backends.cuda.memory.deferred_release import (
 )
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
-from pympsd_server.backends.cuda.memory.staging import PinnedMemory, Staging
+from pympsd_server.backends.cuda.memory.staging import RegisteredMemory, Staging
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.context import CONTEXT_BYTES, CudaContext
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
@@ -191,7 +191,7 @@ class CudaDevice(AccountedDevice):
 
     def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
         """Register host memory for copies and kernels; unregistering waits until no work runs on the device."""
-        pinned, cleanup = PinnedMemory(self._driver, address, memory), self.services.cleanup
+        pinned, cleanup = RegisteredMemory(self._driver, address, memory), self.services.cleanup
         try:
             pinned.register()
         except BackendError:

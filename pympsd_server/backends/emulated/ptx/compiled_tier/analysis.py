@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from attrs import define, field, frozen
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.isa.machine import TIMERS
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block, Meeting
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -51,6 +52,8 @@ _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"})
 _OPERATIONS_PER_FUEL = 16
 _SPINNING_WEIGHT = 64
+_WAITING_WEIGHT = 4096
+"""More than the fuel of a turn: a warp that waits for time reads it once a turn."""
 
 
 def space_of(operation: Operation) -> str:
@@ -235,14 +238,22 @@ def _result_varies(operation: Operation, plan: WarpPlan, carry: Register) -> boo
     return any(plan.is_varying(operand) for operand in operation.operands[start:])
 
 
+def _reads_timer(operation: Operation) -> bool:
+    """Return whether a loop with an operation may wait for time, as all warps of a GPU do simultaneously."""
+    return any(isinstance(a, Special) and a.name[1:] in TIMERS for a in operation.operands)
+
+
 def _find_loops(plan: WarpPlan) -> None:
     for end, segment in enumerate(plan.segments):
         for header in segment.successors:
             if header == EXIT or header > end:
                 continue
             body = [o for s in plan.segments[header : end + 1] for o in s.operations]
-            spins = any(o.name in _SPINNING or is_ordered(o) for o in body)
-            weight = _SPINNING_WEIGHT if spins else 1 + len(body) // _OPERATIONS_PER_FUEL
+            waits = any(map(_reads_timer, body))
+            spins = waits or any(o.name in _SPINNING or is_ordered(o) for o in body)
+            weight = (
+                _WAITING_WEIGHT if waits else _SPINNING_WEIGHT if spins else 1 + len(body) // _OPERATIONS_PER_FUEL
+            )
             plan.weights[header] = max(weight, plan.weights.get(header, 0))
             if spins:
                 plan.spinning.add(header)

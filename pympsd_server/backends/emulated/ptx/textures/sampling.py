@@ -8,7 +8,7 @@ to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter
 
 import numpy as np
 
-from pympsd.wire.texture_object import AddressMode, Flag, Kind, Level, TextureObject
+from pympsd.wire.texture_object import AddressMode, Level, TexturedKind, TextureFlag, TextureObject
 from pympsd_server.backends.emulated.ptx.isa.datatypes import F32, S64, U32, Array, Value
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
@@ -69,7 +69,11 @@ def _bits(values: Array) -> Array:
 def _level_of(of: TextureObject, gradients: tuple[Array, ...]) -> Array:
     half = len(gradients) // 2
     first = of.levels[0]
-    sizes = (first.width, first.height, first.depth) if of.sampling.flags & Flag.NORMALIZED_COORDINATES else (1, 1, 1)
+    sizes = (
+        (first.width, first.height, first.depth)
+        if of.sampling.flags & TextureFlag.NORMALIZED_COORDINATES
+        else (1, 1, 1)
+    )
     lengths = []
     for part in (gradients[:half], gradients[half:]):
         steps = [finite(derivative) * size for derivative, size in zip(part, sizes, strict=False)]
@@ -129,11 +133,11 @@ def _place(of: TextureObject, level: Level, geometry: str, place: tuple[Array, .
             layer,
         )
     sizes = [level.width, level.height, level.depth][: len(place)]
-    is_normalized = bool(of.sampling.flags & Flag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
+    is_normalized = bool(of.sampling.flags & TextureFlag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
     places = [
         finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
     ]
-    if of.kind is Kind.LINEAR:
+    if of.kind is TexturedKind.LINEAR:
         modes = [AddressMode.BORDER] * 3
     elif not is_normalized:
         # Repetition is for normalized coordinates only.
@@ -144,7 +148,7 @@ def _place(of: TextureObject, level: Level, geometry: str, place: tuple[Array, .
 def _at(state: BatchState, of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Array:
     """Return the elements of one level, filtered."""
     places, sizes, modes, layer = _place(of, level, geometry, place)
-    if not of.sampling.filter or not of.is_float or place[-1].dtype.kind != "f" or of.kind is Kind.LINEAR:
+    if not of.sampling.filter or not of.is_float or place[-1].dtype.kind != "f" or of.kind is TexturedKind.LINEAR:
         return _element(state, of, level, [nearest(coordinate) for coordinate in places], sizes, modes, layer)
     total = np.zeros((4, len(layer)))
     around = [neighbours(coordinate) for coordinate in places]
@@ -215,7 +219,7 @@ def query_texture(
         if what == "num_mipmap_levels":
             return np.full(1, len(of.levels), np.uint64)
         if what == "normalized_coords":
-            return np.full(1, bool(of.sampling.flags & Flag.NORMALIZED_COORDINATES), np.uint64)
+            return np.full(1, bool(of.sampling.flags & TextureFlag.NORMALIZED_COORDINATES), np.uint64)
         sizes = [getattr(size, "depth" if what == "array_size" else what) for size in of.levels]
         number = np.minimum(arguments[0], len(sizes) - 1) if arguments else np.zeros(1, S64)
         return np.array(sizes, np.uint64)[number]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pympsd.wire.texture_object import Kind, Level, TextureObject
+from pympsd.wire.texture_object import Level, TexturedKind, TextureObject
 from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
@@ -69,7 +69,7 @@ def _elements(
     count: int,
 ) -> tuple[Array, Array]:
     """Return the first element of each access in the client's memory, and which accesses are within the surface."""
-    if of.kind is not Kind.SURFACE:
+    if of.kind is not TexturedKind.SURFACE:
         raise IllegalAddress("the object is a texture, not a surface")
     level, total = of.levels[0], dtype.itemsize * count
     wide = [coordinate.astype(S64) for coordinate in place]

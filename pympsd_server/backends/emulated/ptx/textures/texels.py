@@ -14,9 +14,9 @@ from pympsd.wire.texture_object import (
     NORMALIZED,
     PACKED,
     AddressMode,
-    Flag,
-    Kind,
     Level,
+    TexturedKind,
+    TextureFlag,
     TextureObject,
     unpack,
 )
@@ -114,7 +114,7 @@ def _convert(of: TextureObject, raw: Array, channel: int) -> Array:
         return raw
     greatest = np.iinfo(raw.dtype).max
     scaled = np.maximum(raw.astype(F64) / greatest, -1.0)
-    if of.sampling.flags & Flag.SRGB and raw.dtype == U8 and channel < 3:
+    if of.sampling.flags & TextureFlag.SRGB and raw.dtype == U8 and channel < 3:
         scaled = np.where(scaled <= 0.04045, scaled / 12.92, ((scaled + 0.055) / 1.055) ** 2.4)
     return scaled
 
@@ -122,7 +122,7 @@ def _convert(of: TextureObject, raw: Array, channel: int) -> Array:
 def border(of: TextureObject) -> Array:
     """Return the colour of the border as `read` returns elements, in one column."""
     bits = np.array(of.sampling.border, U32)
-    if of.kind is Kind.LINEAR:
+    if of.kind is TexturedKind.LINEAR:
         bits = np.zeros(4, U32)
     if not of.is_float:
         return bits.view(S32).astype(S64)[:, None]
