@@ -131,6 +131,7 @@ def test_the_command_that_shows_devices_needs_no_daemon(modules: tuple[Module, .
 
 def test_pure_packages_open_and_print_nothing(modules: tuple[Module, ...]) -> None:
     reads_files = {"pympsd.devices.machine": {"read_text"}}  # a machine description may be a file
+    reads_files["pympsd.process.version"] = {"read_text"}  # the digests of the sources
     called = [
         (module.name, name)
         for module in _of(modules, *PURE)

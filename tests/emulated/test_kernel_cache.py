@@ -94,18 +94,18 @@ for ptx, expected in ((own.text(), 4950), (own.text(1), 4951), (own.HEADER + own
 """
 
 
-def start(what: str, directory: Path) -> subprocess.Popen[str]:
-    """Start a process that compiles three kernels."""
-    command = [sys.executable, "-c", PROGRAM, what, ROOT, f"{ROOT}/tests/support"]
+def start(what: str, directory: Path, *within: str) -> subprocess.Popen[str]:
+    """Start a process that compiles three kernels; `within`: a command that starts it."""
+    command = [*within, sys.executable, "-c", PROGRAM, what, ROOT, f"{ROOT}/tests/support"]
     return subprocess.Popen(
         command, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={"PYMPSD_TIER": "compiled", "PYMPSD_KERNEL_CACHE": str(directory)},
     )  # fmt: skip
 
 
-def run(what: str, directory: Path) -> str:
+def run(what: str, directory: Path, *within: str) -> str:
     """Let a process compile three kernels; return what it reports."""
-    process = start(what, directory)
+    process = start(what, directory, *within)
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, errors
     return errors
@@ -230,6 +230,19 @@ def test_a_full_disk_is_reported_once_and_leaves_nothing(folder: Path) -> None:
     report = run("full", folder.parent)
     assert (report.count("\n"), report.count("File too large")) == (1, 1)
     assert files() == set()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+@pytest.mark.parametrize(
+    ("options", "reason"), [("size=4k", "No space left on device"), ("ro", "Read-only file system")]
+)
+def test_kernels_are_compiled_on_a_full_and_on_a_read_only_file_system(
+    tmp_path: Path, options: str, reason: str
+) -> None:
+    mount = f'mount -t tmpfs -o {options} tmpfs {tmp_path} && exec "$@"'
+    report = run("", tmp_path, "unshare", "--mount", "sh", "-c", mount, "sh")
+    assert reason in report
+    assert report.count("\n") == 1
 
 
 @pytest.mark.parametrize("directory", ["/dev/null/kernels", "/proc/self/kernels"])

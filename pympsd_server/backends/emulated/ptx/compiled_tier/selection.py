@@ -66,15 +66,14 @@ def _tier(setting: str) -> str:
     return read_tier({TIER: setting})
 
 
-def prepare() -> None:
-    """Begin to load LLVM in a thread if a kernel may be found in the cache: that takes longer than the kernel."""
-    if _tier(os.environ.get(TIER, "")) != "numpy" and has_kernels():
-        _begin_to_load()
-
-
 @cache
-def _begin_to_load() -> None:
-    threading.Thread(target=_attempt_to_load, name="compiler", daemon=True).start()
+def prepare() -> None:
+    """Begin to load LLVM in a thread if a kernel may be found in the cache: that takes longer than the kernel.
+
+    Looks once in a process: the first launch of a kernel that another process compiles later loads LLVM itself.
+    """
+    if _tier(os.environ.get(TIER, "")) != "numpy" and has_kernels():
+        threading.Thread(target=_attempt_to_load, name="compiler", daemon=True).start()
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:

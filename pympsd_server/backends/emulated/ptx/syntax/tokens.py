@@ -7,17 +7,21 @@ from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 
 MAX_REGISTERS = 1 << 20
 """The registers of a function, and of a kernel with the functions that are inlined."""
+_SPACES = " \t\r\f\v"
 _PATTERN = re.compile(
     r"""
-    (?P<space>[ \t\r\f\v]+) | (?P<newline>\n+) | (?P<body>\0\d+\0\n*)
-  | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/) | (?P<unclosed>/\*)
-  | (?P<string>"(?:[^"\\\n]|\\.)*")
+    [ \t\r\f\v]*+ (?:
+    (?P<newline>\n[ \t\r\f\v\n]*+)
+  | (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)\w+)*)
+  | (?P<mark>&&|\|\||<<|>>|[<>=!]=|[\[\]{}()<>,;:=+\-*%&^?!|~]|/(?![/*])|@(?!@DWARF))
+  | (?P<directive>\.[A-Za-z_][\w$]*)
   | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b
       |(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
   | (?P<integer>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
-  | (?P<directive>\.[A-Za-z_][\w$]*)
-  | (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)\w+)*)
-  | (?P<mark>&&|\|\||<<|>>|[<>=!]=|[\[\]{}()<>,;:=+\-*/%&^?@!|~])
+  | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/) | (?P<unclosed>/\*)
+  | (?P<string>"(?:[^"\\\n]|\\.)*")
+  | (?P<body>\0\d+\0\n*)
+  )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -40,19 +44,15 @@ def tokenize(text: str, line: int = 1) -> list[Token]:
     ``line`` is the line of the image on which the text begins.
     """
     tokens: list[Token] = []
-    position, end = 0, len(text)
+    position, end = 0, len(text.rstrip(_SPACES))
     match_at = _PATTERN.match
     while position < end:
         match = match_at(text, position)
-        if match is None or match.lastgroup == "unclosed":
+        if match is None or match.lastindex is None or match.lastgroup == "unclosed":
+            position = end - len(text[position:end].lstrip(_SPACES))
             raise InvalidPtx(f"syntax error at {text[position : position + 20]!r}", line)
-        kind, position = match.lastgroup or "", match.end()
-        if kind == "space":
-            continue
-        token = match.group()
-        if kind == "newline":
-            line += len(token)
-        elif kind == "block":
+        kind, token, position = match.lastgroup or "", match[match.lastindex], match.end()
+        if kind in ("newline", "block"):
             line += token.count("\n")
         elif kind == "body":
             tokens.append(Token(kind, token.strip("\0\n"), line))
@@ -93,7 +93,7 @@ class TokenStream:
 
     def take(self) -> Token:
         """Return the next token and step over it. Raises InvalidPtx at the end."""
-        token = self.current
+        token = self._tokens[self._at]
         if token.kind == "end":
             raise self.error("more text")
         self._at += 1
@@ -101,14 +101,15 @@ class TokenStream:
 
     def is_at(self, *texts: str) -> bool:
         """Return whether the next token is one of some texts."""
-        return self.current.text in texts and self.current.kind not in ("string", "body")
+        token = self._tokens[self._at]
+        return token.text in texts and token.kind not in ("string", "body")
 
     def accept(self, text: str) -> bool:
         """Step over a text if it is next; return whether it was."""
-        if self.is_at(text):
-            self._at += 1
-            return True
-        return False
+        token = self._tokens[self._at]
+        is_next = token.text == text and token.kind not in ("string", "body")
+        self._at += is_next
+        return is_next
 
     def expect(self, text: str) -> None:
         """Step over a text. Raises InvalidPtx if it is not next."""
