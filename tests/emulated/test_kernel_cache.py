@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,14 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from processes import SECONDS
 
 from pympsd.vocabulary.variables import BadSetting
-from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import load_llvm
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import kernel_cache, machine_code
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
@@ -91,6 +92,7 @@ if what == "killed":
     print("begins", flush=True)
 for ptx, expected in ((own.text(), 4950), (own.text(1), 4951), (own.HEADER + own.KINDS, 1162)):
     assert own.is_compiled(ptx, expected), ptx
+assert what != "found" or "llvmlite.binding" not in sys.modules
 """
 
 
@@ -163,10 +165,35 @@ def test_the_file_of_another_kernel_is_not_loaded() -> None:
 
 def test_code_for_another_processor_or_by_another_llvm_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_now()
-    with monkeypatch.context() as patch:
-        patch.setattr(load_llvm(), "target", "another")
-        assert not is_compiled(text(), 4950)
+    for what in ("_processor", "_llvm_version"):
+        with monkeypatch.context() as patch:
+            patch.setattr(machine_code, what, lambda: "another")
+            assert not is_compiled(text(), 4950)
     assert is_compiled(text(), 4950)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="LLVM loads the code of other processors")
+def test_a_kernel_that_is_found_runs_without_llvm(folder: Path) -> None:
+    run("", folder.parent)
+    assert run("found", folder.parent) == ""
+
+
+def test_what_the_own_loader_does_not_know_llvm_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_now()
+    code, known = _object_code(), machine_code._addresses()
+    assert machine_code.link(code, machine_code.FUNCTION, {}) is None  # it calls functions
+    of_another_processor = code[:18] + b"\xb7\0" + code[20:]
+    assert machine_code.link(of_another_processor, machine_code.FUNCTION, known) is None
+    assert machine_code.link(b"\xcf\xfa\xed\xfe" + code, machine_code.FUNCTION, known) is None
+    monkeypatch.setattr(machine_code, "link", lambda *_: None)
+    assert is_compiled(text(), 4950)
+
+
+def _object_code() -> bytes:
+    """Return the object code of the only file."""
+    (file,) = files()
+    content = file.read_bytes()[len(b"pympsd kernel 1\n") + 32 :]
+    return msgspec.msgpack.decode(content, type=machine_code.StoredKernel).object_code
 
 
 def _link(path: Path) -> None:
@@ -319,7 +346,7 @@ def test_without_llvm_the_remedy_is_reported_once(
     def fail(*_: Any) -> None:
         raise ImportError("No module named 'llvmlite'")
 
-    monkeypatch.setattr("pympsd_server.backends.emulated.ptx.compiled_tier.machine_code.load_llvm", fail)
+    monkeypatch.setattr(machine_code, "find_llvmlite", fail)
     monkeypatch.setenv("PYMPSD_TIER", "compiled")
     remedy = f"llvmlite is not installed: {sys.executable} -m pip install 'pympsd[compiled]'\n"
     for _ in range(2):

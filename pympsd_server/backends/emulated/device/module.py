@@ -15,7 +15,6 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
-from pympsd_server.backends.emulated.ptx.compiled_tier.selection import prepare
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel, Program, load_program
@@ -39,7 +38,6 @@ def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
     MPS does not support, and for code of other kinds. Kernels of a large image raise the last three when they are
     looked up, as in `refusals_as_backend_errors`.
     """
-    prepare()
     with refusals_as_backend_errors():
         try:
             if image.startswith(fatbin.MAGIC):

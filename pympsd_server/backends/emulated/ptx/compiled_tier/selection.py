@@ -5,7 +5,7 @@ milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=au
 thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
 waits for LLVM, and short kernels that are launched rarely are not compiled. A batch that has begun continues as
 machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a
-kernel.
+kernel. Each kernel is compiled by a process of its own, some of them at the same time.
 
 A kernel that cannot be compiled stays in the NumPy tier, and so does a batch whose context has access to the memory
 of peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
@@ -17,9 +17,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
-from contextlib import suppress
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import Final
 from weakref import WeakSet
@@ -27,16 +27,15 @@ from weakref import WeakSet
 from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_cache import has_kernels, report
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import (
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.kernel_cache import report
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.machine_code import (
     MachineCode,
     ShapeClass,
     compile_kernel,
     load_kernel,
-    load_llvm,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
@@ -53,27 +52,19 @@ warps, and few of its blocks are in progress at a time."""
 
 _SECONDS_BEFORE_COMPILING: Final = 0.02
 """The time that a kernel runs in the NumPy tier before it is compiled; most kernels never need that long."""
+_MAX_WAIT: Final = 2.0
+"""The maximum time in seconds for which new blocks wait for their kernel to be compiled."""
 _NOT_COMPILED: Final = "is not compiled"
 _COMPILING: Final = "is being compiled"
 _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
 _notified: Final[WeakSet[Facilities]] = WeakSet()
 """The contexts whose program has been notified of that."""
-_one_at_a_time: Final = threading.Lock()
+_compilers: Final = threading.BoundedSemaphore(min(4, len(os.sched_getaffinity(0))))
 
 
 @lru_cache
 def _tier(setting: str) -> str:
     return read_tier({TIER: setting})
-
-
-@cache
-def prepare() -> None:
-    """Begin to load LLVM in a thread if a kernel may be found in the cache: that takes longer than the kernel.
-
-    Looks once in a process: the first launch of a kernel that another process compiles later loads LLVM itself.
-    """
-    if _tier(os.environ.get(TIER, "")) != "numpy" and has_kernels():
-        threading.Thread(target=_attempt_to_load, name="compiler", daemon=True).start()
 
 
 def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) -> int:
@@ -88,7 +79,7 @@ def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
     if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _has_loops(kernel.translation):
         return False
     state = _code_of(kernel, setup, waits=False)
-    return isinstance(state, str) and state in (_NOT_COMPILED, _COMPILING)
+    return state == _NOT_COMPILED or (state == _COMPILING and time.monotonic() < kernel.translation.decided_at)
 
 
 def begin_batch(
@@ -144,7 +135,7 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
         if waits:
             _compile(translation, shape, setup.block)
         elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
-            codes[shape] = _COMPILING
+            codes[shape], translation.decided_at = _COMPILING, time.monotonic() + _MAX_WAIT
             arguments = translation, shape, setup.block
             threading.Thread(target=_compile, args=arguments, name="compiler", daemon=True).start()
     state: MachineCode | str = codes[shape]
@@ -160,7 +151,7 @@ def _has_loops(translation: Translation) -> bool:
 
 def _compile(translation: Translation, shape: ShapeClass, block: tuple[int, int, int]) -> None:
     """Compile a kernel; note the code, or why there is none."""
-    with _one_at_a_time:
+    with _compilers:
         translation.machine_codes[shape] = _attempt(translation, lambda: compile_kernel(translation, shape, block))
 
 
@@ -177,11 +168,6 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
             f"kernel {translation.code.name} stays in NumPy: {type(error).__name__} while it was compiled: {error}"
         )
         return "the compiler failed"
-
-
-def _attempt_to_load() -> None:
-    with suppress(ImportError, NoLibrary):  # errors are reported when a kernel needs LLVM
-        load_llvm()
 
 
 def _explain_missing(error: Exception) -> str:

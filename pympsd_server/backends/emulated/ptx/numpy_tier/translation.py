@@ -93,6 +93,8 @@ class Translation:
     """None: nobody has asked."""
     numpy_seconds: float = 0.0
     """The time for which the NumPy tier has run the kernel."""
+    decided_at: float = 0.0
+    """The time (CLOCK_MONOTONIC) until which new blocks wait for the compiler."""
     _compiled: CodeType | None = None
     _lock: threading.Lock = field(factory=threading.Lock)
 

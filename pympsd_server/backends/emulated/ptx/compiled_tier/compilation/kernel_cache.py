@@ -72,13 +72,6 @@ def load(key: str) -> bytes | None:
     return None
 
 
-def has_kernels() -> bool:
-    """Return whether this user's folder has any files."""
-    with suppress(OSError), _open_folder(creates=False) as folder, os.scandir(folder) as entries:
-        return any(True for _ in entries)
-    return False
-
-
 def store(key: str, content: bytes) -> None:
     """Store content under a key, replacing any other; report once if that is not possible."""
     if len(content) + len(_MAGIC) + _DIGEST_BYTES > MAX_FILE_BYTES:

@@ -1,16 +1,17 @@
-"""Kernels compiled by LLVM, through llvmlite: the text of a kernel in, the address of a function out.
+"""Kernels compiled by LLVM: a kernel in, the address of a function out.
 
-The optimiser runs at level 2 without its vectorisers, because a kernel is vectors already. The result is object code,
-which knows the functions of the C runtime by their names and everything else by the worker that it is called with. So
-it can be kept, with what Python has to know about it, as a `StoredKernel` (kernel_cache.py):
+LLVM runs in a process of its own (compiler_process.py), at level 2 without its vectorisers, because a kernel is
+vectors already. The result is object code, which knows the functions of the C runtime by their names and everything
+else by the worker that it is called with. So it can be kept, with what Python has to know about it, as a
+`StoredKernel` (kernel_cache.py):
 
     lowered code, shape class ----> key, in the cache? ----> StoredKernel ----> MachineCode
                                           | no                    ^
                                           +---- text ---- LLVM ---+
 
-The key depends on the kernel, on the shape of its blocks, on pympsd's sources and on the processor as the kernel of
-the system describes it, so that it can be looked up without LLVM, whose import takes 25 ms. What LLVM reports about
-itself and the processor is stored with the code and compared when it is read.
+The key depends on the kernel, on the shape of its blocks, on pympsd's sources, on llvmlite's version and on the
+processor as the kernel of the system describes it. So it can be looked up without LLVM, whose import takes 25 ms, and
+the object code is loaded without LLVM, too (object_code.py), where that is possible.
 
 A stored kernel names operations by their place in the kernel's code, from which the key was made.
 """
@@ -18,15 +19,24 @@ A stored kernel names operations by their place in the kernel's code, from which
 from __future__ import annotations
 
 import ctypes
+import platform
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from attrs import define, field, frozen
 
 from pympsd.process.version import build_id
-from pympsd_server.backends.emulated.ptx.compiled_tier import kernel_cache
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import kernel_cache
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compiler_process import (
+    TooComplex,
+    compile_text,
+    find_llvmlite,
+    new_machine,
+)
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.object_code import LinkedCode, link
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTION, KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width, write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
@@ -35,9 +45,8 @@ from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_bloc
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation
 
-_LEVEL: Final = 2
 _MAX_TEXT: Final = 6_000_000
-"""Characters of a kernel's text: LLVM takes 1 to 4 microseconds for each."""
+"""Characters of a kernel's text: LLVM takes 1 to 40 microseconds for each."""
 
 
 @frozen
@@ -64,8 +73,6 @@ class ShapeClass:
 class StoredKernel:
     """A compiled kernel as it is kept on disk; operations are named by their place in `_operations`."""
 
-    target: str
-    """The LLVM and the processor that it was compiled by and for."""
     refusal: str = ""
     """Why the kernel stays in the NumPy tier; then all other fields are empty."""
     object_code: bytes = b""
@@ -102,46 +109,18 @@ class MachineCode:
     """The registers that are vectors."""
     origins: list[int]
     """The block that begins at each segment; -1 in the middle of a block."""
-    _engine: object
-    """The LLVM object that owns the function's memory."""
+    _owner: object
+    """The object that owns the function's memory."""
 
     def varies(self, number: int) -> bool:
         """Return whether a register is a vector."""
         return number in self.varying
 
 
-@define
-class Compiler:
-    """LLVM, ready for this machine."""
-
-    llvm: Any
-    features: Any
-    target: str
-    """The name of this LLVM and of this processor with its features."""
-
-    def machine(self) -> Any:
-        """Return a new target machine."""
-        target = self.llvm.Target.from_default_triple()
-        cpu, features = self.llvm.get_host_cpu_name(), self.features.flatten()
-        return target.create_target_machine(cpu=cpu, features=features, opt=_LEVEL, jit=True)
-
-
 @cache
-def load_llvm() -> Compiler:
-    """Return LLVM, which takes 25 ms at the first call.
-
-    Raises ImportError without llvmlite, NoLibrary without the runtime in C.
-    """
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    for name in FUNCTIONS:
-        llvm.add_symbol(name, ctypes.cast(runtime()[name], ctypes.c_void_p).value)
-    features, version = llvm.get_host_cpu_features(), ".".join(map(str, llvm.llvm_version_info))
-    target = f"llvmlite {llvmlite.__version__}, LLVM {version}, {llvm.get_default_triple()}"
-    return Compiler(llvm, features, f"{target}, {llvm.get_host_cpu_name()} {features.flatten()}")
+def _addresses() -> dict[str, int]:
+    """Return the addresses of the functions that generated code calls. Raises NoLibrary without the runtime in C."""
+    return {name: ctypes.cast(runtime()[name], ctypes.c_void_p).value or 0 for name in FUNCTIONS}
 
 
 def load_kernel(translation: Translation, shape: ShapeClass) -> MachineCode | None:
@@ -156,29 +135,37 @@ def load_kernel(translation: Translation, shape: ShapeClass) -> MachineCode | No
         stored = msgspec.msgpack.decode(content, type=StoredKernel)
     except msgspec.MsgspecError:
         return None
-    compiler = load_llvm()
-    return _load(compiler, translation, stored) if stored.target == compiler.target else None
+    return _load(translation, stored)
 
 
 def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int, int, int]) -> MachineCode:
     """Compile a kernel for blocks of a shape, and store it in the cache.
 
-    Raises Refused for a kernel that stays in the NumPy tier; ImportError without llvmlite, NoLibrary without C.
+    Raises Refused for a kernel that stays in the NumPy tier; ImportError without llvmlite, NoLibrary without C,
+    ChildProcessError if LLVM failed.
     """
-    compiler = load_llvm()
+    _addresses(), find_llvmlite()
     try:
-        stored = _compile(compiler, translation, block)
-    except Refused as error:
-        stored = StoredKernel(compiler.target, str(error))
+        stored = _compile(translation, block)
+    except (Refused, TooComplex) as error:
+        stored = StoredKernel(str(error))
     kernel_cache.store(_key(translation, shape), msgspec.msgpack.encode(stored))
-    return _load(compiler, translation, stored)
+    return _load(translation, stored)
 
 
 def _key(translation: Translation, shape: ShapeClass) -> str:
     code = translation.code
     sizes = sorted(translation.offsets.items()), translation.shared_bytes
-    parts = code, sizes, shape, build_id(), _processor()
+    parts = code, sizes, shape, build_id(), _llvm_version(), _processor()
     return sha256(msgspec.json.encode(parts)).hexdigest()
+
+
+@cache
+def _llvm_version() -> str:
+    """Return what llvmlite's package says about its version, without importing it; "" without llvmlite."""
+    with suppress(ImportError, OSError):
+        return (find_llvmlite() / "llvmlite" / "_version.py").read_text()
+    return ""
 
 
 @cache
@@ -189,25 +176,13 @@ def _processor() -> str:
     return "\n".join(line for line in lines if "hz" not in line.lower() and "bogomips" not in line.lower())
 
 
-def _compile(compiler: Compiler, translation: Translation, block: tuple[int, int, int]) -> StoredKernel:
-    llvm = compiler.llvm
-    has_halves = bool(compiler.features.get("f16c")) or "aarch64" in llvm.get_default_triple()
+def _compile(translation: Translation, block: tuple[int, int, int]) -> StoredKernel:
+    has_halves = "f16c" in _processor().split() or platform.machine() == "aarch64"
     sizes = translation.offsets, translation.shared_bytes
     text = write_text(translation.code, *sizes, block, has_halves=has_halves)
     if len(text.module_text) > _MAX_TEXT:
         raise Refused(f"{len(text.module_text)} characters of LLVM's text; compiled are at most {_MAX_TEXT}")
-    machine = compiler.machine()
-    module = llvm.parse_assembly(text.module_text)
-    module.triple, module.data_layout = llvm.get_default_triple(), str(machine.target_data)
-    _optimise(llvm, module, machine)
-    return _describe(compiler, translation.code, text, machine.emit_object(module))
-
-
-def _optimise(llvm: Any, module: Any, machine: Any) -> None:
-    options = llvm.create_pipeline_tuning_options(speed_level=_LEVEL)
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    return _describe(translation.code, text, compile_text(text.module_text))
 
 
 def _operations(code: Code) -> list[Operation]:
@@ -218,10 +193,9 @@ def _operations(code: Code) -> list[Operation]:
     return [operation for operations, end in parts for operation in (*operations, *end)]
 
 
-def _describe(compiler: Compiler, code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
+def _describe(code: Code, text: KernelText, object_code: bytes) -> StoredKernel:
     operations = _operations(code) if text.escapes or any(stop.result for stop in text.stops) else []
     return StoredKernel(
-        target=compiler.target,
         object_code=object_code,
         width=text.width,
         frame_bytes=-(-text.frame_bytes // CACHE_LINE) * CACHE_LINE,
@@ -238,19 +212,29 @@ def _describe(compiler: Compiler, code: Code, text: KernelText, object_code: byt
     )
 
 
-def _load(compiler: Compiler, translation: Translation, stored: StoredKernel) -> MachineCode:
+def _link_by_llvm(object_code: bytes) -> LinkedCode:
+    """Return object code in executable memory: any that LLVM writes, on any processor."""
+    import llvmlite.binding as llvm
+
+    machine = new_machine(llvm)
+    for name, address in _addresses().items():
+        llvm.add_symbol(name, address)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
+    engine.finalize_object()
+    return LinkedCode(engine.get_function_address(FUNCTION), engine)
+
+
+def _load(translation: Translation, stored: StoredKernel) -> MachineCode:
     """Return a stored kernel's code in this process; raise Refused."""
     if stored.refusal:
         raise Refused(stored.refusal)
-    llvm = compiler.llvm
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), compiler.machine())
-    engine.add_object_file(llvm.ObjectFileRef.from_data(stored.object_code))
-    engine.finalize_object()
+    linked = link(stored.object_code, FUNCTION, _addresses()) or _link_by_llvm(stored.object_code)
     has_operations = stored.escapes or any(stop[3] >= 0 for stop in stored.stops)
     operations = _operations(translation.code) if has_operations else []
     stops = [Stop(*stop[:3], None if stop[3] < 0 else operations[stop[3]], stop[4]) for stop in stored.stops]
     return MachineCode(
-        address=engine.get_function_address(FUNCTION),
+        address=linked.address,
         width=stored.width,
         frame_bytes=stored.frame_bytes,
         sites=stored.sites,
@@ -260,5 +244,5 @@ def _load(compiler: Compiler, translation: Translation, stored: StoredKernel) ->
         slots=stored.slots,
         varying=frozenset(stored.varying),
         origins=list(stored.origins),
-        engine=engine,
+        owner=linked,
     )

@@ -1,0 +1,106 @@
+"""LLVM in a process of its own: the text of a kernel in, its object code out.
+
+The problem: LLVM takes seconds for some kernels and minutes for a few, a hostile one may exhaust its memory or hit an
+assertion that ends the process, and llvmlite lets only one thread of a process use LLVM. In the executor, one
+program's kernel would stop the kernels of all others.
+
+The idea: each kernel is compiled by a Python process that does nothing else. It runs this file as a script, imports
+llvmlite and nothing of pympsd, has limits of processor time and memory, and dies with the thread that waits for it:
+
+    executor                                   compiler process
+    text of the kernel ----> standard input ----> LLVM, MAX_SECONDS of processor time, MAX_BYTES of memory
+    object code       <---- standard output <----
+
+Invariant: the executor itself uses LLVM only for object code that object_code.py cannot link.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+LEVEL: Final = 2
+MAX_SECONDS: Final = 60
+"""The maximum processor time of one compilation; those of nearly all kernels take less than one second."""
+MAX_BYTES: Final = 8 << 30
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class TooComplex(Exception):
+    """LLVM needs too much time for a kernel."""
+
+
+def find_llvmlite() -> Path:
+    """Return the folder that llvmlite is imported from. Raises ImportError without it."""
+    package = find_spec("llvmlite")
+    if package is None or package.origin is None:
+        raise ImportError("llvmlite is not installed")
+    return Path(package.origin).parents[1]
+
+
+def compile_text(text: str) -> bytes:
+    """Return the object code of a module in LLVM's language, which may take MAX_SECONDS.
+
+    Raises ImportError without llvmlite, TooComplex, and ChildProcessError with what LLVM reported.
+    """
+    arguments = str(find_llvmlite()), str(MAX_SECONDS), str(MAX_BYTES), str(os.getpid())
+    done = subprocess.run(
+        [sys.executable, "-IS", __file__, *arguments],
+        input=text.encode(), capture_output=True, check=False,
+    )  # fmt: skip
+    if done.returncode == -signal.SIGXCPU:
+        raise TooComplex(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ChildProcessError(f"the compiler's process ended with status {done.returncode}: {reason}")
+    return done.stdout
+
+
+def new_machine(llvm: Any) -> Any:
+    """Return a target machine of llvmlite for this processor."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target, features = llvm.Target.from_default_triple(), llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=LEVEL, jit=True)
+
+
+def _emit(text: str) -> bytes:
+    import llvmlite.binding as llvm
+
+    machine, module = new_machine(llvm), llvm.parse_assembly(text)
+    module.triple, module.data_layout = llvm.get_default_triple(), str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=LEVEL)
+    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    code: bytes = machine.emit_object(module)
+    return code
+
+
+def _limit(kind: int, maximum: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (maximum if hard == resource.RLIM_INFINITY else min(maximum, hard), hard))
+
+
+def main() -> None:
+    """Compile standard input to standard output. Arguments: llvmlite's folder, the limits, the parent's PID."""
+    folder, seconds, nbytes, parent = sys.argv[1:]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        sys.exit("the executor has ended")
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_CPU, int(seconds))
+    _limit(resource.RLIMIT_AS, int(nbytes))
+    sys.path.append(folder)
+    sys.stdout.buffer.write(_emit(sys.stdin.buffer.read().decode()))
+
+
+if __name__ == "__main__":
+    main()
