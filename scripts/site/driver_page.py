@@ -8,7 +8,7 @@ These functions have the names, parameters and results of `cuda.bindings.driver`
 then its outputs, which are None if it fails. `pympsd_client.last_error()` returns what was wrong with the last call
 that failed. Parameters are shown with C's types; `help(driver.cuMemAlloc)` shows the same in Python.
 """
-CHAPTERS = ("devices", "memory", "arrays", "execution", "streams", "graphs")
+CHAPTERS = ("devices", "memory", "execution", "graphs")
 
 
 def markdown():
