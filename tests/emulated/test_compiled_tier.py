@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pympsd_server.backends.emulated.ptx.compiled_tier import selection
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
@@ -299,6 +301,7 @@ def test_a_kernel_that_takes_long_is_compiled_meanwhile(monkeypatch: pytest.Monk
 
 def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "auto")
+    monkeypatch.setattr(selection, "_MAX_WAIT", 60)
     device = Device(1 << 20)
     module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
     kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
@@ -310,6 +313,22 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
         begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
     assert max_blocks(kernel, setup) == 8192
     assert isinstance(begin_batch(module, "k", setup, first, np.zeros(8192 - first, np.int64)), CompiledBatch)
+
+
+def test_blocks_wait_only_for_a_time_for_a_compiler_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "auto")
+    monkeypatch.setattr(selection, "_MAX_WAIT", 0)
+    busy = threading.BoundedSemaphore(1)
+    monkeypatch.setattr(selection, "_compilers", busy)
+    device = Device(1 << 20)
+    module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
+    kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
+    with busy:  # as another program's kernel would
+        deadline = time.monotonic() + 60
+        while is_undecided(kernel, setup):
+            assert time.monotonic() < deadline
+            begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
+        assert not isinstance(begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)), CompiledBatch)
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:

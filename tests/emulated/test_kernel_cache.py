@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from processes import SECONDS
 
 from pympsd.vocabulary.variables import BadSetting
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import kernel_cache, machine_code
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import compiler_process, kernel_cache, machine_code
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
@@ -297,6 +298,61 @@ def test_a_process_that_is_killed_leaves_nothing_that_the_next_would_load(folder
         is_compiled(ptx, expected)
     assert run("", folder.parent) == ""
     assert is_compiled(text(1), 4951)
+
+
+MANY_CALLS = "".join(f"%x{n + 1} = call i32 @f(i32 %x{n})\n" for n in range(200_000))
+SLOW = f"declare i32 @f(i32)\ndefine i32 @kernel(i32 %x0) {{\n{MANY_CALLS} ret i32 %x200000\n}}\n"
+"""LLVM's text, for which it takes many seconds."""
+
+
+def test_a_kernel_that_takes_the_compiler_too_long_stays_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_slowly(_: str) -> bytes:
+        compiled.append(1)
+        return compiler_process.compile_text(SLOW)
+
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    monkeypatch.setattr(compiler_process, "MAX_SECONDS", 1)
+    monkeypatch.setattr(machine_code, "compile_text", compile_slowly)
+    assert not is_compiled(text(), 4950)
+    assert not is_compiled(text(), 4950)
+    assert compiled == [1], "the next program has the refusal from the disk"
+
+
+def test_a_failure_of_the_compiler_is_reported(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", "compiled")
+    monkeypatch.setattr(machine_code, "compile_text", lambda _: compiler_process.compile_text("no text of LLVM"))
+    assert not is_compiled(text(), 4950)
+    assert "kernel k stays in NumPy: ChildProcessError" in capfd.readouterr().err
+
+
+def test_a_compiler_that_exhausts_its_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_process, "MAX_BYTES", 300 << 20)
+    with pytest.raises(ChildProcessError):
+        compiler_process.compile_text(SLOW)
+
+
+def test_the_compiler_dies_with_the_executor() -> None:
+    code = "import sys; from pathlib import Path\n"
+    code += f"from {compiler_process.__name__} import compile_text\nprint(compile_text(sys.stdin.read()))"
+    executor = subprocess.Popen([sys.executable, "-c", code], cwd="/", stdin=subprocess.PIPE)
+    with executor:
+        assert executor.stdin is not None
+        executor.stdin.write(SLOW.encode())
+        executor.stdin.close()
+        own = Path(f"/proc/{executor.pid}/task/{executor.pid}/children")
+        deadline = time.monotonic() + SECONDS
+        while not (children := own.read_text().split()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        (compiler,) = children
+        descriptor = os.pidfd_open(int(compiler))
+        executor.kill()
+    assert select.select([descriptor], [], [], SECONDS)[0]
+    os.close(descriptor)
 
 
 def test_an_abandoned_temporary_file_is_removed(folder: Path) -> None:
