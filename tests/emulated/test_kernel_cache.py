@@ -19,8 +19,9 @@ import pytest
 from processes import SECONDS
 
 from pympsd.vocabulary.variables import BadSetting
+from pympsd_server.backends.emulated.ptx.compiled_tier import machine_code
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import compiler_process, kernel_cache, machine_code
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import compiler_process, kernel_cache
 from tests.emulated.harness import HEADER, Device, Never, batches, three
 
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")

@@ -22,8 +22,8 @@ from typing import Final
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.machine_code import MachineCode
 from pympsd_server.backends.emulated.ptx.compiled_tier.frames import Frames
+from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import MachineCode
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.execution.thread_groups import Group
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array

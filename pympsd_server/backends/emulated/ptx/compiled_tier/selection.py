@@ -28,14 +28,14 @@ from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.kernel_cache import report
-from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.machine_code import (
+from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import (
     MachineCode,
     ShapeClass,
     compile_kernel,
     load_kernel,
 )
-from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule

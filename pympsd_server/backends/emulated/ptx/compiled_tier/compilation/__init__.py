@@ -1,1 +1,1 @@
-"""Kernels' machine code: written by LLVM in a process of its own, kept on disk, loaded."""
+"""What happens to a kernel's text and code: LLVM's own process, the files on disk, executable memory."""

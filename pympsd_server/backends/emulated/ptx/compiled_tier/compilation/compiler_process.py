@@ -33,10 +33,6 @@ MAX_BYTES: Final = 8 << 30
 _PR_SET_PDEATHSIG: Final = 1
 
 
-class TooComplex(Exception):
-    """LLVM needs too much time for a kernel."""
-
-
 def find_llvmlite() -> Path:
     """Return the folder that llvmlite is imported from. Raises ImportError without it."""
     package = find_spec("llvmlite")
@@ -48,7 +44,7 @@ def find_llvmlite() -> Path:
 def compile_text(text: str) -> bytes:
     """Return the object code of a module in LLVM's language, which may take MAX_SECONDS.
 
-    Raises ImportError without llvmlite, TooComplex, and ChildProcessError with what LLVM reported.
+    Raises ImportError without llvmlite, TimeoutError, and ChildProcessError with what LLVM reported.
     """
     arguments = str(find_llvmlite()), str(MAX_SECONDS), str(MAX_BYTES), str(os.getpid())
     done = subprocess.run(
@@ -56,7 +52,7 @@ def compile_text(text: str) -> bytes:
         input=text.encode(), capture_output=True, check=False,
     )  # fmt: skip
     if done.returncode == -signal.SIGXCPU:
-        raise TooComplex(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
+        raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ChildProcessError(f"the compiler's process ended with status {done.returncode}: {reason}")

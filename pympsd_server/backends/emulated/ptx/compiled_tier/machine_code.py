@@ -31,7 +31,6 @@ from attrs import define, field, frozen
 from pympsd.process.version import build_id
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import kernel_cache
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compiler_process import (
-    TooComplex,
     compile_text,
     find_llvmlite,
     new_machine,
@@ -147,7 +146,7 @@ def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int
     _addresses(), find_llvmlite()
     try:
         stored = _compile(translation, block)
-    except (Refused, TooComplex) as error:
+    except (Refused, TimeoutError) as error:
         stored = StoredKernel(str(error))
     kernel_cache.store(_key(translation, shape), msgspec.msgpack.encode(stored))
     return _load(translation, stored)
