@@ -42,9 +42,7 @@ def cuda_version(driver: int) -> str:
 def build_id() -> str:
     """Return the version and 12 hexadecimal digits of a digest of the three packages' sources.
 
-    Packages that were installed from a wheel have a list of their files' digests, which is read instead of 800 files:
-    a program's cuInit needs the id. A change of an installed file is not noticed. In a checkout the first call takes
-    20 ms.
+    The first call takes some milliseconds.
     """
     if not _build:
         _build.append(f"{VERSION}+{_digest()[:12]}")
@@ -57,11 +55,6 @@ def _digest() -> str:
 
     digest = sha256()
     root = Path(__file__).resolve().parents[2]
-    record = root / f"pympsd-{VERSION}.dist-info" / "RECORD"
-    if record.is_file():
-        lines = record.read_text(encoding="utf-8").splitlines()
-        own = [line for line in lines if line.startswith(PACKAGES) and ".py,sha256=" in line]
-        return sha256("\n".join(sorted(own)).encode()).hexdigest()
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
             name = path.relative_to(root)

@@ -34,7 +34,7 @@ class MonitoredProcess:
     ``pid`` is as this program's PID namespace numbers it; ``kind`` is ``C`` for a server and ``M+C`` for a client, as
     nvidia-smi prints them under MPS.
 
-    >>> Process(pid=4711, kind="M+C", used=64 << 20).used
+    >>> MonitoredProcess(pid=4711, kind="M+C", used=64 << 20).used
     67108864
     """
 
@@ -109,7 +109,7 @@ class MonitoredMachine:
 
     ``text`` is the value of PYMPSD_EMULATED_DEVICES that describes it: the short form, or the path of a machine file.
 
-    >>> machine = Machine.of("2xH200", with_processes=False)
+    >>> machine = MonitoredMachine.of("2xH200", with_processes=False)
     >>> [device.total >> 30 for device in machine.devices], machine.select("1")[0].index
     ([139, 139], 1)
     """

@@ -40,7 +40,7 @@ class Answer:
     ``diagnostic`` goes to standard error: what was wrong and what is allowed, or a note. ``refused`` decides the exit
     status.
 
-    >>> answer = Answer((Part("50.0"), Part("for the log", printed=False)))
+    >>> answer = Answer((AnswerPart("50.0"), AnswerPart("for the log", printed=False)))
     >>> answer.printed, answer.refused
     ('50.0\\n', False)
     """

@@ -58,7 +58,7 @@ class ConnectionPool:
     A slot is one of the contexts that the documents allow on a device (`DeviceProperties.max_contexts`); a client
     that requests more connections than the default takes several slots with each context.
 
-    >>> pool = Pool(size=2)
+    >>> pool = ConnectionPool(size=2)
     >>> pool.take(7, 1)
     >>> pool.free
     1
