@@ -69,6 +69,9 @@ class StaticMachine(DaemonMachine):
             case events.TerminationAnswered(server, token, code) if server == self.server_of.get(token):
                 clients = self.requested.pop(token, set())
                 self.stopped |= clients if code == 0 else set()
+            case events.ServerTakenOver(server, _, _, clients) if clients:
+                # What it reports replaces what was known: clients with contexts.
+                self.stopped -= {client for client, on in self.on_server.items() if on == server}
         return super().feed(event)
 
     def _carry_out(self, instruction: do.Instruction) -> None:
