@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from processes import SECONDS
+from processes import SECONDS, children_of, wait_until
 
 from pympsd.vocabulary.variables import BadSetting
 from pympsd_server.backends.emulated.ptx.compiled_tier import machine_code
@@ -344,13 +344,9 @@ def test_the_compiler_dies_with_the_executor() -> None:
         assert executor.stdin is not None
         executor.stdin.write(SLOW.encode())
         executor.stdin.close()
-        own = Path(f"/proc/{executor.pid}/task/{executor.pid}/children")
-        deadline = time.monotonic() + SECONDS
-        while not (children := own.read_text().split()):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        (compiler,) = children
-        descriptor = os.pidfd_open(int(compiler))
+        wait_until(lambda: children_of(executor.pid), "the compiler's process")
+        (compiler,) = children_of(executor.pid)
+        descriptor = os.pidfd_open(compiler)
         executor.kill()
     assert select.select([descriptor], [], [], SECONDS)[0]
     os.close(descriptor)

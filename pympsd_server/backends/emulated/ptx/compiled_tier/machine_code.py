@@ -143,7 +143,8 @@ def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int
     Raises Refused for a kernel that stays in the NumPy tier; ImportError without llvmlite, NoLibrary without C,
     ChildProcessError if LLVM failed.
     """
-    _addresses(), find_llvmlite()
+    _addresses()  # what is missing is reported before the text is written
+    find_llvmlite()
     try:
         stored = _compile(translation, block)
     except (Refused, TimeoutError) as error:

@@ -23,6 +23,8 @@ Lanes have an address each in loads and stores of fragments, nearly always the s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Final
 
@@ -189,35 +191,28 @@ class _ProductText:
         text, block = self.text, 8 * self._width
         nbytes = int(raw[1:]) // 8
         step = block if per_block else min(_CHUNK, count)
-        before, loop, on = text.label("before"), text.label("convert"), text.label("converted")
-        text.jump(before)
-        text.place(before)
-        text.jump(loop)
-        text.place(loop)
-        following = f"%{text.label('following')}"
-        at = text.phi("i64", ("0", before), (following, loop))
         shape = Lanes(step)
-        place = text.value(f"getelementptr i8, ptr {source}, i64 {text.op('mul', 'i64', at, str(nbytes))}")
-        values = text.load(shape.of(raw), place, 1)
-        if per_block:
-            order = ", ".join(f"i32 {i * self._width + j}" for j in range(self._width) for i in range(8))
-            values = text.value(
-                f"shufflevector {shape.of(raw)} {values}, {shape.of(raw)} poison, <{step} x i32> <{order}>"
-            )
-        for first in range(0, step, _CHUNK):
-            part, count_now = values, min(_CHUNK, step)
-            chunk = Lanes(count_now)
-            if step > _CHUNK:
-                picked = sequence(_CHUNK, "i32", 1, first)
-                part = text.value(
-                    f"shufflevector {shape.of(raw)} {values}, {shape.of(raw)} poison, {chunk.of('i32')} {picked}"
+        with self._loop("convert", count, step) as (at, _, _):
+            place = text.value(f"getelementptr i8, ptr {source}, i64 {text.op('mul', 'i64', at, str(nbytes))}")
+            values = text.load(shape.of(raw), place, 1)
+            if per_block:
+                order = ", ".join(f"i32 {i * self._width + j}" for j in range(self._width) for i in range(8))
+                values = text.value(
+                    f"shufflevector {shape.of(raw)} {values}, {shape.of(raw)} poison, <{step} x i32> <{order}>"
                 )
-            number = self._number(part, raw, kind, chunk)
-            where = text.op("mul", "i64", text.op("add", "i64", at, str(first)), str(self._element_bytes))
-            text.store(chunk.of(self._element), number, text.value(f"getelementptr i8, ptr {target}, i64 {where}"), 8)
-        text.line(f"{following} = add i64 {at}, {step}")
-        text.branch(text.op("icmp ult", "i64", following, str(count)), loop, on)
-        text.place(on)
+            for first in range(0, step, _CHUNK):
+                part, count_now = values, min(_CHUNK, step)
+                chunk = Lanes(count_now)
+                if step > _CHUNK:
+                    picked = sequence(_CHUNK, "i32", 1, first)
+                    part = text.value(
+                        f"shufflevector {shape.of(raw)} {values}, {shape.of(raw)} poison, {chunk.of('i32')} {picked}"
+                    )
+                number = self._number(part, raw, kind, chunk)
+                where = text.op("mul", "i64", text.op("add", "i64", at, str(first)), str(self._element_bytes))
+                text.store(
+                    chunk.of(self._element), number, text.value(f"getelementptr i8, ptr {target}, i64 {where}"), 8
+                )
 
     def _number(self, value: str, raw: str, kind: str, shape: Lanes) -> str:
         """Return elements of A or B as doubles, of bits as they are."""
@@ -263,47 +258,52 @@ class _ProductText:
     def _write_blocks(self, down: int, across: int, steps: int) -> None:
         """Write the loop over the blocks of D, and in it the loop over k."""
         text, width, nbytes = self.text, self._width, self._element_bytes
-        before, outer, inner, on, end = (text.label(h) for h in ("before", "block", "sums", "summed", "end"))
+        kind, adds_last = _ROW.of(self._element), self.kinds[0] not in ("f64", "b1")
+        with self._loop("block", down * across) as (block, _, _):
+            row, column = text.op("urem", "i64", block, str(down)), text.op("udiv", "i64", block, str(down))
+            start = self._accumulators(block, "%c", self.kinds[2])
+            ends = [f"%{text.label('sum')}" for _ in range(8)]
+            with self._loop("sums", steps) as (step, before, last):
+                sums = [
+                    text.phi(kind, ("zeroinitializer" if adds_last else first, before), (end, last))
+                    for first, end in zip(start, ends, strict=True)
+                ]
+                places = []
+                for base, count, index in (("%left", down, row), ("%right", across, column)):
+                    number = text.op("add", "i64", text.op("mul", "i64", step, str(count)), index)
+                    number = text.op("mul", "i64", number, str(8 * width * nbytes))
+                    places.append(text.value(f"getelementptr i8, ptr {base}, i64 {number}"))
+                for j in range(width):
+                    right = text.load(kind, text.field(places[1], 8 * j * nbytes), 8)
+                    for i in range(8):
+                        left = text.load(self._element, text.field(places[0], (i * width + j) * nbytes))
+                        left = text.splat(left, self._element, _ROW)
+                        sums[i] = self._add_product(left, right, sums[i])
+                for end, value in zip(ends, sums, strict=True):
+                    text.line(f"{end} = bitcast {kind} {value} to {kind}")
+            if adds_last:
+                ends = [text.op("fadd", kind, *pair) for pair in zip(ends, start, strict=True)]
+            self._write_results(block, ends)
+
+    @contextmanager
+    def _loop(self, name: str, count: int, step: int = 1) -> Iterator[tuple[str, str, str]]:
+        """Write a loop around what is written within: its index goes from 0 to a count, which is not 0, in steps.
+
+        Yields the index, and the blocks before the loop and at its end, for the phis with which it begins.
+        """
+        text = self.text
+        before, loop, last, end = (text.label(part) for part in ("before", name, "last", "end"))
         text.jump(before)
         text.place(before)
-        text.jump(outer)
-        text.place(outer)
+        text.jump(loop)
+        text.place(loop)
         following = f"%{text.label('following')}"
-        block = text.phi("i64", ("0", before), (following, on))
-        row, column = text.op("urem", "i64", block, str(down)), text.op("udiv", "i64", block, str(down))
-        start = self._accumulators(block, "%c", self.kinds[2])
-        adds_last = self.kinds[0] not in ("f64", "b1")
-        kind = _ROW.of(self._element)
-        text.jump(inner)
-        text.place(inner)
-        more = f"%{text.label('more')}"
-        step = text.phi("i64", ("0", outer), (more, inner))
-        ends = [f"%{text.label('sum')}" for _ in range(8)]
-        sums = [
-            text.phi(kind, ("zeroinitializer" if adds_last else first, outer), (last, inner))
-            for first, last in zip(start, ends, strict=True)
-        ]
-        places = []
-        for base, count, index in (("%left", down, row), ("%right", across, column)):
-            number = text.op("add", "i64", text.op("mul", "i64", step, str(count)), index)
-            number = text.op("mul", "i64", number, str(8 * width * nbytes))
-            places.append(text.value(f"getelementptr i8, ptr {base}, i64 {number}"))
-        for j in range(width):
-            right = text.load(kind, text.field(places[1], 8 * j * nbytes), 8)
-            for i in range(8):
-                left = text.load(self._element, text.field(places[0], (i * width + j) * nbytes))
-                left = text.splat(left, self._element, _ROW)
-                sums[i] = self._add_product(left, right, sums[i])
-        for last, value in zip(ends, sums, strict=True):
-            text.line(f"{last} = bitcast {kind} {value} to {kind}")
-        text.line(f"{more} = add i64 {step}, 1")
-        text.branch(text.op("icmp ult", "i64", more, str(steps)), inner, on)
-        text.place(on)
-        if adds_last:
-            ends = [text.op("fadd", kind, *pair) for pair in zip(ends, start, strict=True)]
-        self._write_results(block, ends)
-        text.line(f"{following} = add i64 {block}, 1")
-        text.branch(text.op("icmp ult", "i64", following, str(down * across)), outer, end)
+        at = text.phi("i64", ("0", before), (following, last))
+        yield at, before, last
+        text.jump(last)
+        text.place(last)
+        text.line(f"{following} = add i64 {at}, {step}")
+        text.branch(text.op("icmp ult", "i64", following, str(count)), loop, end)
         text.place(end)
 
     def _add_product(self, left: str, right: str, total: str) -> str:
