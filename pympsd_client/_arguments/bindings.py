@@ -2,8 +2,8 @@
 
 (Programs that run natively call the driver through it: `_objects.process`.)
 
-cuda-bindings is imported when the first of its names is used: that takes 40 ms, and cuInit of a native program does not
-need it.
+cuda-bindings is imported when the first of its names is used: that takes 40 ms, and cuInit of a native program does
+not need it.
 """
 
 import ctypes
