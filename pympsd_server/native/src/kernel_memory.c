@@ -97,32 +97,47 @@ int kernels_resolve(
     return 0;
 }
 
-// Copy elements of a power of two bytes, of which the compiler makes single instructions.
-static inline void copy_element(void *to, const void *from, uint32_t size) {
+static inline void move(uint8_t *memory, uint8_t *registers, size_t size, uint32_t stores) {
+    memcpy(stores ? memory : registers, stores ? registers : memory, size);
+}
+
+// Move an element of each lane of a mask, the lowest first. `size` is a constant, so that a move is one instruction,
+// and those of eight lanes that are all there are not a loop.
+static inline __attribute__((always_inline)) void move_lanes(
+    const uint64_t *addresses, uint32_t mask, size_t size, uint8_t *registers, uint32_t stores
+) {
+    enum { TOGETHER = 8, ALL_OF_THEM = (1 << TOGETHER) - 1 };
+    for (; mask; mask >>= TOGETHER, addresses += TOGETHER, registers += TOGETHER * size) {
+        if ((mask & ALL_OF_THEM) == ALL_OF_THEM) {
+#pragma GCC unroll 8
+            for (uint32_t lane = 0; lane < TOGETHER; lane++)
+                move((uint8_t *)addresses[lane], registers + lane * size, size, stores);
+            continue;
+        }
+        for (uint32_t rest = mask & ALL_OF_THEM; rest; rest &= rest - 1) {
+            uint32_t lane = (uint32_t)__builtin_ctz(rest);
+            move((uint8_t *)addresses[lane], registers + lane * size, size, stores);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void move_elements(
+    const uint64_t *addresses, uint32_t mask, uint32_t size, uint8_t *registers, uint32_t stores
+) {
     switch (size) {
-    case 1: memcpy(to, from, 1); break;
-    case 2: memcpy(to, from, 2); break;
-    case 4: memcpy(to, from, 4); break;
-    default: memcpy(to, from, 8); break;
+    case 1: move_lanes(addresses, mask, 1, registers, stores); break;
+    case 2: move_lanes(addresses, mask, 2, registers, stores); break;
+    case 4: move_lanes(addresses, mask, 4, registers, stores); break;
+    default: move_lanes(addresses, mask, 8, registers, stores); break;
     }
 }
 
 void kernels_gather(const uint64_t *addresses, uint32_t mask, uint32_t size, uint8_t *out) {
-    for (; mask; mask &= mask - 1) {
-        uint32_t lane = (uint32_t)__builtin_ctz(mask);
-        copy_element(out + lane * size, (void *)addresses[lane], size);
-    }
+    move_elements(addresses, mask, size, out, 0);
 }
 
-void kernels_scatter(const uint64_t *addresses, uint32_t mask, uint32_t size, const uint8_t *in) {
-    for (; mask; mask &= mask - 1) {
-        uint32_t lane = (uint32_t)__builtin_ctz(mask);
-        copy_element((void *)addresses[lane], in + lane * size, size);
-    }
-}
-
-static inline void move(uint8_t *memory, uint8_t *registers, size_t size, uint32_t stores) {
-    memcpy(stores ? memory : registers, stores ? registers : memory, size);
+void kernels_scatter(const uint64_t *addresses, uint32_t mask, uint32_t size, uint8_t *in) {
+    move_elements(addresses, mask, size, in, 1);
 }
 
 // Return the host address of consecutive bytes that are all valid at a device address, NULL if another check has to
