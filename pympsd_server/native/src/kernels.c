@@ -27,19 +27,24 @@ static uint8_t *frames_of(const Worker *c, const Slot *slot) {
     return c->batch->frame_slab + (uint64_t)(slot - c->batch->slot) * c->warps * c->batch->frame_bytes;
 }
 
-// Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
-static void try_to_open(Worker *c, uint32_t number) {
-    Barrier *barrier = &c->current->barriers[number];
-    uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
-    if (!barrier->arrived || barrier->arrived * WARP + barrier->announced < needed)
-        return;
+static void open_barrier(const Worker *c, uint32_t number, Barrier *barrier) {
     for (uint32_t w = 0; w < c->warps; w++)
         if (c->states[w].state == WAITING && c->states[w].barrier == number) {
+            c->states[w].state = READY;
+            if (!barrier->total) // only bar.red has a result
+                continue;
             Frame *frame = (Frame *)(c->frames + w * c->batch->frame_bytes);
             frame->trues = barrier->trues, frame->total = barrier->total;
-            c->states[w].state = READY;
         }
     *barrier = (Barrier){0};
+}
+
+// Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
+static inline void try_to_open(const Worker *c, uint32_t number) {
+    Barrier *barrier = &c->current->barriers[number];
+    uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
+    if (barrier->arrived && barrier->arrived * WARP + barrier->announced >= needed)
+        open_barrier(c, number, barrier);
 }
 
 // bar.arrive. Returns 1 with the fault in the worker.
