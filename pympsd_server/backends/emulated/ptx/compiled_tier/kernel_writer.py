@@ -7,7 +7,7 @@ plan in other ways.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Set
 from math import prod
 from typing import Final
 
@@ -23,6 +23,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import Form, write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.saves import is_barrier
 from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
 from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns, uses_turns
 from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
@@ -144,9 +145,11 @@ class _Escapes:
             self._forced[id(operation)] = not _reads_special(operation) and is_forced(operation)
         return self._forced[id(operation)] and id(operation) not in self._kept
 
-    def keep(self, operations: Iterable[Operation]) -> None:
-        """Force no escape of these operations."""
-        self._kept.update(map(id, operations))
+    def keep(self, operations: Set[int]) -> bool:
+        """Force no escape of operations, by their id(); return whether one of them was forced until now."""
+        kept = operations - self._kept
+        self._kept |= kept
+        return any(self._forced.get(at) for at in kept)
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
@@ -158,19 +161,26 @@ def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], thr
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
-    plan = analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, {}), rows=rows)
     turns = find_turns(blocks, operations, code.carry, places, threads)
-    ends = [s.terminator if plan.pending[k] else None for k, s in enumerate(plan.segments)]
+    while True:
+        segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
+        for segment in segments:
+            segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
+        plan = analyse(code, segments, rows=rows)
+        bailing = {id(operation) for number in _find_bailing_blocks(plan) for operation in operations[number]}
+        remaining = {at: kind for at, kind in turns.items() if at not in bailing}
+        if not escapes.keep(bailing) and remaining == turns:
+            return plan
+        turns = remaining
+
+
+def _find_bailing_blocks(plan: WarpPlan) -> Iterator[int]:
+    """Yield the blocks that end with a barrier at which some lanes of a warp may be elsewhere."""
     number = -1
-    for segment, end in zip(plan.segments, ends, strict=True):
+    for segment, pending in zip(plan.segments, plan.pending, strict=True):
         number = segment.origin if segment.origin >= 0 else number
-        if end is not None and end.name in ("bar", "barrier"):
-            turns = {at: kind for at, kind in turns.items() if at not in map(id, operations[number])}
-            escapes.keep(operations[number])
-    segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
-    for segment in segments:
-        segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
-    return analyse(code, segments, rows=rows)
+        if pending and is_barrier(segment):
+            yield number
 
 
 def _everything_varies(code: Code) -> WarpPlan:
