@@ -57,12 +57,8 @@ def read(device: Device, address: int, spec: dict[str, Any], inputs: ModuleType)
 
 
 TIERS = ("numpy", *(pytest.param(tier, marks=pytest.mark.long("")) for tier in ("compiled", "escaping")))
-IN_NUMPY = (
-    *("async_copies", "atomic_max_float", "bitonic", "bulk_reduce", "cluster", "device_heap", "group_barriers"),
-    *("indirect_calls", "initial_addresses", "recursion", "tensor_map_", "video_", "wgmma_", "wide_atomics"),
-    *("wmma_products", "wrapped_copies"),
-)
-"""What the names of kernels begin with that may stay in the NumPy tier as a whole: see its `Refused`."""
+IN_NUMPY = ("cluster",)
+"""What the names of kernels begin with that stay in the NumPy tier as a whole."""
 LARGE = ("bitonic", "carry_orders", "divide128", "local_array", "math_")
 
 

@@ -184,6 +184,23 @@ int kernels_move_fragment(
     return 0;
 }
 
+// Change mbarriers, the lowest lane's first (runtime/mbarrier.py); `values` are the changes, and then the states before.
+void kernels_advance(const uint64_t *addresses, uint32_t mask, uint64_t *values) {
+    const uint64_t counts = (1u << 20) - 1, bytes = (1u << 21) - 1, drop = 1u << 20;
+    for (; mask; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        uint64_t *barrier = (uint64_t *)addresses[lane], before = *barrier, change = values[lane];
+        uint64_t count = change & counts, pending = (before - count) & counts, expected = before >> 20 & counts;
+        uint64_t missing = ((before >> 40) + (change >> 32)) & bytes, phase = before >> 63;
+        if (change & drop)
+            expected = (expected - count) & counts;
+        if (!pending && !missing)
+            phase ^= 1, pending = expected;
+        *barrier = pending | expected << 20 | missing << 40 | phase << 63;
+        values[lane] = before;
+    }
+}
+
 enum { ROW_BYTES = 16 };
 
 // ldmatrix and stmatrix: move rows, whose addresses the first lanes have. Returns 1 with the fault in the worker.

@@ -7,9 +7,9 @@
 #include <time.h>
 
 enum { MAX_ROUNDS = 16, CALLS_PER_LOOK = 64 };
-enum { MAX_SPINS = 256, MAX_LONG_SPINS = 1 << 16, FUEL_PER_SPIN = 64 };
+enum { MAX_SPINS = 256, MAX_LONG_SPINS = 1 << 16, FUEL_PER_SPIN = 64, FUEL_PER_ESCAPE = 1024 };
 enum { ALONE_FOR_NOW = 1, ALONE_TO_THE_END };
-enum { NAP_NANOSECONDS = 50000, YIELDS_BEFORE_NAP = 64, ALONE_NANOSECONDS = 50000 };
+enum { NAP_NANOSECONDS = 50000, MAX_SLEEP = 1000000, MAX_SLEEP_APART = 20000, YIELDS_BEFORE_NAP = 64, ALONE_NANOSECONDS = 50000 };
 
 static uint64_t now(void) {
     struct timespec time;
@@ -106,7 +106,10 @@ static int32_t run_warp(Worker *c, uint32_t w) {
         c->tid[axis] = b->threads[axis] + first;
     c->local = c->locals + first * c->local_frame;
     // Turns of one length could meet lanes that make progress at one point of their loop again and again.
-    c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * c->states[w].spins;
+    const Warp *warp = &c->states[w];
+    c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * warp->spins - (int64_t)FUEL_PER_ESCAPE * warp->escapes;
+    if (c->current->bailing)
+        c->fuel = 0;
     c->barrier_trues = c->barrier_total = 0;
     return b->kernel(c, c->frames + w * b->frame_bytes);
 }
@@ -150,8 +153,21 @@ static void after_spin(Worker *c, Warp *warp) {
     atomic_store(&b->stopping, 1);
 }
 
+// Let a warp sleep, less if other lanes of it wait for these ones; PTX allows any time up to twice the one given.
+static void begin_sleep(Worker *c, Warp *warp, int is_apart) {
+    uint64_t most = is_apart ? MAX_SLEEP_APART : MAX_SLEEP;
+    warp->state = SLEEPING, warp->wake = now() + (c->sleep < most ? c->sleep : most);
+}
+
+static int is_awake(const Slot *slot, const Warp *warp) {
+    return warp->state == READY || (warp->state == SLEEPING && (slot->bailing || warp->wake <= now()));
+}
+
 // Act on what a warp's kernel returned; return whether that was progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
+    const Frame *frame = (Frame *)(c->frames + c->warp * c->batch->frame_bytes);
+    int is_apart = frame->mask != frame->alive;
+    warp->escapes = status == ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
     switch (status) {
     case DONE:
         warp->state = ENDED;
@@ -166,7 +182,12 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     case ESCAPE:
         warp->state = ESCAPING;
         need_python(c);
+        if (is_apart) // it may wait for the others
+            return 0;
         break;
+    case SLEEP:
+        begin_sleep(c, warp, is_apart);
+        return 0;
     case BAIL:
         warp->state = BAILING;
         let_bail(c, slot);
@@ -225,11 +246,12 @@ static int run_block(Worker *c, Slot *slot) {
     for (int rounds = 0; rounds < MAX_ROUNDS; rounds++) {
         uint32_t ran = 0, waiting = 0;
         for (uint32_t w = 0; w < c->warps; w++) {
-            if (warps[w].state != READY) {
+            if (!is_awake(slot, &warps[w])) {
                 waiting += warps[w].state == WAITING;
                 continue;
             }
             ran++;
+            warps[w].state = READY;
             int32_t status = run_warp(c, w);
             if (status == FAULT || status == TRAP)
                 return status == FAULT ? FAULTED : TRAPPED;
@@ -250,9 +272,29 @@ static int run_block(Worker *c, Slot *slot) {
 static int can_run(const Worker *c, const Slot *slot) {
     const Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
-        if (warps[w].state == READY)
+        if (is_awake(slot, &warps[w]))
             return 1;
     return 0;
+}
+
+// Let time pass until a warp of a worker wakes; return whether any sleeps.
+static int rest(const Worker *c) {
+    uint64_t wake = UINT64_MAX, time = now();
+    const Slot *slot = c->before;
+    for (int64_t i = c->active; i > 0; i--, slot = slot->following)
+        for (uint32_t w = 0; w < c->warps; w++) {
+            const Warp *warp = &warps_of(c, slot)[w];
+            if (warp->state == SLEEPING && warp->wake < wake)
+                wake = warp->wake;
+        }
+    int sleeps = wake != UINT64_MAX;
+    wake = wake < c->batch->deadline ? wake : c->batch->deadline;
+    if (sleeps && wake > time + NAP_NANOSECONDS && !atomic_load(&c->batch->needs_python)) {
+        struct timespec nap = {0, (long)(wake - time < MAX_SLEEP ? wake - time : MAX_SLEEP) - NAP_NANOSECONDS};
+        nanosleep(&nap, NULL);
+    } else if (sleeps)
+        sched_yield();
+    return sleeps;
 }
 
 // Put a slot into the ring of a worker, as the one to run next.
@@ -332,7 +374,17 @@ void kernels_work(Worker *c) {
     Batch *b = c->batch;
     kernels_look(c);
     c->stops = 0;
-    for (int begins = 0; choose_slot(c, begins);) {
+    for (int begins = 0;;) {
+        if (!choose_slot(c, begins)) {
+            if (!rest(c))
+                break;
+            begins = 0;
+            if (!must_stop(c) && !atomic_load(&b->needs_python))
+                continue;
+            atomic_store(&b->stopping, 1);
+            c->outcome = TIME;
+            return;
+        }
         Slot *before = c->before, *slot = before->following;
         uint32_t progress = c->progress;
         int result = run_block(c, slot);

@@ -7,8 +7,8 @@
 // What two threads write lies so many bytes apart: processors fetch cache lines in pairs.
 enum { BARRIERS = 16, WARP = 32, CACHE_LINE = 128 };
 // What a kernel returns, and the states of a warp.
-enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN };
-enum { READY, WAITING, ENDED, ESCAPING, BAILING };
+enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN, SLEEP };
+enum { READY, WAITING, ENDED, ESCAPING, BAILING, SLEEPING };
 // What `kernels_run` returns; those from FAULTED on end the batch.
 enum { FINISHED, TIME, SERVICE, FAULTED, TRAPPED, DEADLOCKED };
 enum { GLOBAL, SHARED, LOCAL, PARAM, GENERIC };
@@ -36,6 +36,8 @@ typedef struct {
     uint16_t spins;      // for the same lanes, since any warp of the batch made progress
     uint32_t long_spins; // since this one did, or all its lanes were together
     uint32_t seen;       // the batch's progress then
+    uint32_t escapes;    // and sleeps, since its fuel was used up
+    uint64_t wake;       // the time until which it sleeps
 } Warp;
 
 typedef struct {
@@ -68,6 +70,7 @@ struct Worker {
     const uint64_t *addresses;
     uint64_t dynamic_offset, local_frame, local_bytes, parameter_bytes;
     int64_t fuel;
+    uint64_t sleep; // of a warp that stops to SLEEP, in nanoseconds
     uint32_t ctaid[3], nctaid[3], ntid[3];
     uint32_t shared_bytes, warps, warp, smid;
     uint32_t constants[8];

@@ -59,7 +59,9 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
     CONSTANTS,
     MISALIGNED,
+    NO_AGREEMENT,
     NO_BARRIER,
+    NO_COUNT,
     NO_ENTRY,
     SLOT,
     SPACE_NUMBERS,
@@ -85,8 +87,9 @@ from pympsd_server.backends.emulated.ptx.isa.faults import (
     LaunchFailed,
     MisalignedAddress,
 )
-from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
+from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, GROUP_WARPS, WARP
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.lowering.ir import Special
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     BatchState,
     CancelFlag,
@@ -394,10 +397,12 @@ class CompiledBatch:
     # --- faults
 
     def _fault(self, outcome: int, worker: Worker) -> DeviceFault:
-        if outcome == Outcome.DEADLOCKED:
-            return LaunchFailed("deadlock: all threads wait for each other at barriers")
         if outcome == Outcome.TRAPPED:
             return LaunchFailed("a trap instruction was executed")
+        if outcome == Outcome.DEADLOCKED or worker.fault_kind == NO_AGREEMENT:
+            return LaunchFailed("deadlock: all threads wait for each other at barriers")
+        if worker.fault_kind == NO_COUNT:
+            return LaunchFailed("bar.arrive without a thread count")
         address, nbytes, space = worker.fault_address, worker.fault_bytes, _SPACES.get(worker.fault_space, "global")
         if worker.fault_kind == NO_BARRIER:
             return LaunchFailed(f"barrier {address} does not exist")
@@ -425,19 +430,36 @@ class CompiledBatch:
         used = self._common.next_slot
         states = self._warps["state"][:used]
         escaping = np.argwhere(states == WarpState.ESCAPING)
-        if len(escaping):
-            rows = escaping[:, 0] * self._warps_per_block + escaping[:, 1]
-            stops = self._frames.stops(rows)
-            for stop in np.unique(stops).tolist():
-                self._escape(int(stop), rows[stops == stop], cancel)
-            states[escaping[:, 0], escaping[:, 1]] = WarpState.READY
-        resting = ~((states == WarpState.READY) | (states == WarpState.ESCAPING)).any(axis=1)
+        rows = escaping[:, 0] * self._warps_per_block + escaping[:, 1]
+        stops = self._frames.stops(rows)
+        executed = 0
+        for stop in np.unique(stops).tolist():
+            ready = rows[stops == stop]
+            if self._code.escapes[stop][0].has("mma_async"):
+                ready = self._whole_groups(ready, states)
+            if len(ready):
+                self._escape(int(stop), ready, cancel)
+            states[np.divmod(ready, self._warps_per_block)] = WarpState.READY
+            executed += len(ready)
+        resting = ~np.isin(states, (WarpState.READY, WarpState.ESCAPING, WarpState.SLEEPING)).any(axis=1)
         slots = self._slots[:used]
         bailing = (slots["bailing"] != 0) & (slots["number"] >= 0) & resting
         for slot in np.flatnonzero(bailing).tolist():
             self._hand_over(slot)
-        self._common.needs_python = bool(((slots["bailing"] != 0) & (slots["number"] >= 0)).any())
-        return bool(len(escaping) or bailing.any())
+        remain = ((slots["bailing"] != 0) & (slots["number"] >= 0)).any()
+        self._common.needs_python = bool(remain or executed < len(escaping))
+        return bool(executed or bailing.any())
+
+    def _whole_groups(self, rows: Array, states: Array) -> Array:
+        """Return those of the warps at a stop whose whole warp group is there."""
+        slots, warps = np.divmod(rows, self._warps_per_block)
+        groups = -(-self._warps_per_block // GROUP_WARPS)
+        living = np.zeros((len(states), groups * GROUP_WARPS), np.bool_)
+        living[:, : self._warps_per_block] = states != WarpState.ENDED
+        group = slots * groups + warps // GROUP_WARPS
+        needed = living.reshape(-1, GROUP_WARPS).sum(axis=1)
+        whole: Array = rows[np.bincount(group, minlength=len(needed))[group] == needed[group]]
+        return whole
 
     def _escape(self, stop: int, rows: Array, cancel: CancelFlag) -> None:
         """Execute an instruction for the warps of some frames, which wait at the stop before it."""
@@ -445,6 +467,9 @@ class CompiledBatch:
         function, inputs, outputs = self._bound[1][stop]
         lanes = self._frames.lanes(rows)
         slots, warps = np.divmod(rows, self._warps_per_block)
+        if any(isinstance(operand, Special) for operand in self._code.escapes[stop][0].operands):
+            numbers = self._slots["number"]
+            state.place_blocks(self._first_block + numbers, self._sm_of_block[numbers])
         firsts = slots * state.threads_per_block + warps * self._code.width
         threads = Threads((firsts[:, None] + np.arange(self._code.width))[lanes], int(lanes.sum()))
         try:

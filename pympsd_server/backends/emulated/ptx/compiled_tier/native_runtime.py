@@ -30,6 +30,7 @@ class StopReason(IntEnum):
     TRAP = 7
     POLL = 8
     TURN = 9
+    SLEEP = 10
 
 
 class WarpState(IntEnum):
@@ -40,6 +41,7 @@ class WarpState(IntEnum):
     ENDED = 2
     ESCAPING = 3
     BAILING = 4
+    SLEEPING = 5
 
 
 class Outcome(IntEnum):
@@ -54,7 +56,7 @@ class Outcome(IntEnum):
 
 
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
-OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY = 1, 2, 3, 4
+OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY, NO_AGREEMENT, NO_COUNT = range(1, 7)
 """The kinds of faults."""
 CONSTANTS: Final = (
     "nsmid",
@@ -92,6 +94,7 @@ class Worker(ctypes.Structure):
         ("local_bytes", c_uint64),
         ("parameter_bytes", c_uint64),
         ("fuel", c_int64),
+        ("sleep", c_uint64),
         ("ctaid", c_uint32 * 3),
         ("nctaid", c_uint32 * 3),
         ("ntid", c_uint32 * 3),
@@ -188,13 +191,21 @@ SLOT: Final = np.dtype(
 )
 """A slot for a block in progress; its number is the block's in the batch, -1 for a free slot."""
 WARP_STATE: Final = np.dtype(
-    [("state", "u1"), ("barrier", "u1"), ("spins", "u2"), ("long_spins", "u4"), ("seen", "u4")]
+    [
+        ("state", "u1"),
+        ("barrier", "u1"),
+        ("spins", "u2"),
+        ("long_spins", "u4"),
+        ("seen", "u4"),
+        ("escapes", "u4"),
+        ("wake", "u8"),
+    ]
 )
 refresh_function: Final = _REFRESH
 """Makes a C function of a Python function."""
 FUNCTIONS: Final = (
     *("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock"),
-    *("kernels_move_fragment", "kernels_move_rows", "kernels_copy"),
+    *("kernels_move_fragment", "kernels_move_rows", "kernels_copy", "kernels_advance"),
     *("kernels_sample", "kernels_surface"),
 )
 """The functions that generated code calls."""

@@ -126,6 +126,7 @@ class BatchState:
         padding = bytes(-self.parameter_bytes % 8 + 8)
         self._parameters = np.frombuffer(self.setup.parameters + padding, np.uint8)
         self._views: dict[tuple[str, DType], Array] = {}
+        self.block_numbers = np.arange(self.first_block, self.first_block + self.blocks)
         self.alive = np.ones(self.count, np.bool_)
         self._living: Array | None = None
         self._sleep = self._wake = 0.0
@@ -172,13 +173,18 @@ class BatchState:
             return threads.pick(self.cta) * (self.shared_frame >> shift)  # type: ignore[no-any-return]
         return threads.indices() * (self.local_frame >> shift)
 
+    def place_blocks(self, numbers: Array, sm_of_block: Array) -> None:
+        """Note which blocks of the grid those of the batch are, and where, if another tier has other ones in them."""
+        self.block_numbers, self.sm_of_block = numbers, sm_of_block
+        self.all = Threads(None, self.count)
+
     def frame_size(self, space: str) -> int:
         """Return the bytes of the space that one thread may address."""
         return {"shared": self.reached_shared_bytes, "local": self.local_bytes, "param": self.parameter_bytes}[space]
 
     def place_of(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Return a thread's block and its place in the block, as (x, y, z)."""
-        number, rank = divmod(self.first_block + int(self.cta[thread]), self.cluster_blocks)
+        number, rank = divmod(int(self.block_numbers[self.cta[thread]]), self.cluster_blocks)
         x, y, z = self.clusters
         corner, inside = place_in(number, (x, y, z)), place_in(rank, self.cluster)
         first, second, third = (c * s + i for c, s, i in zip(corner, self.cluster, inside, strict=True))
