@@ -81,15 +81,17 @@ int kernels_resolve(
                     return 1;
                 continue;
             }
-            uint32_t place = (uint32_t)at;
-            if (kind == SHARED && place >> RANK_SHIFT == 1) // the first block of a cluster, which is the only one
-                place -= 1u << RANK_SHIFT;
+            uint32_t place = (uint32_t)at, rank = kind == SHARED && (int32_t)place > 0 ? place >> RANK_SHIFT : 0;
+            if (rank > c->cluster_nctarank)
+                return kernels_fail(c, place, lane, NO_BLOCK, nbytes, kind);
+            uint64_t memory = rank ? (uint64_t)c->cluster_shared + (rank - 1) * c->batch->shared_frame : own;
+            place -= rank << RANK_SHIFT;
             if (place > size || size - place < nbytes)
-                return kernels_fail(c, (uint32_t)at, lane, OUTSIDE, nbytes, kind);
+                return kernels_fail(c, place, lane, OUTSIDE, nbytes, kind);
             if (place & (nbytes - 1))
-                return kernels_fail(c, (uint32_t)at, lane, MISALIGNED, nbytes, kind);
+                return kernels_fail(c, place, lane, MISALIGNED, nbytes, kind);
             if (i == 0)
-                addresses[lane] = own + place - (uint64_t)accesses[0];
+                addresses[lane] = memory + place - (uint64_t)accesses[0];
         }
         if (kind == GLOBAL)
             addresses[lane] = address + (uint64_t)c->delta;

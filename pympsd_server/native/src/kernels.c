@@ -27,19 +27,39 @@ static uint8_t *frames_of(const Worker *c, const Slot *slot) {
     return c->batch->frame_slab + (uint64_t)(slot - c->batch->slot) * c->warps * c->batch->frame_bytes;
 }
 
-// Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
-static void try_to_open(Worker *c, uint32_t number) {
-    Barrier *barrier = &c->current->barriers[number];
-    uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
-    if (!barrier->arrived || barrier->arrived * WARP + barrier->announced < needed)
-        return;
+static Slot *first_of_cluster(const Batch *b, Slot *slot) { return slot - (uint64_t)(slot - b->slot) % b->cluster_blocks; }
+
+static void open_barrier(const Worker *c, Slot *slot, uint32_t number) {
+    Barrier *barrier = &slot->barriers[number];
+    Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
-        if (c->states[w].state == WAITING && c->states[w].barrier == number) {
-            Frame *frame = (Frame *)(c->frames + w * c->batch->frame_bytes);
+        if (warps[w].state == WAITING && warps[w].barrier == number) {
+            Frame *frame = (Frame *)(frames_of(c, slot) + w * c->batch->frame_bytes);
             frame->trues = barrier->trues, frame->total = barrier->total;
-            c->states[w].state = READY;
+            warps[w].state = READY;
         }
     *barrier = (Barrier){0};
+}
+
+// Open the barrier of the cluster whose block runs if all warps of its blocks that have not ended are there.
+static void try_to_open_cluster(Worker *c) {
+    Slot *first = first_of_cluster(c->batch, c->current);
+    uint32_t arrived = 0;
+    for (uint64_t i = 0; i < c->batch->cluster_blocks; i++) {
+        if (first[i].barriers[CLUSTER_BARRIER].arrived < first[i].left)
+            return;
+        arrived += first[i].barriers[CLUSTER_BARRIER].arrived;
+    }
+    for (uint64_t i = 0; arrived && i < c->batch->cluster_blocks; i++)
+        open_barrier(c, &first[i], CLUSTER_BARRIER);
+}
+
+// Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
+static void try_to_open(Worker *c, uint32_t number) {
+    const Barrier *barrier = &c->current->barriers[number];
+    uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
+    if (barrier->arrived && barrier->arrived * WARP + barrier->announced >= needed)
+        open_barrier(c, c->current, number);
 }
 
 // bar.arrive. Returns 1 with the fault in the worker.
@@ -59,7 +79,10 @@ static void wait_at_barrier(Worker *c, Warp *warp) {
     barrier->expected = c->barrier_threads;
     barrier->arrived++, barrier->trues += c->barrier_trues, barrier->total += c->barrier_total;
     warp->state = WAITING, warp->barrier = (uint8_t)c->barrier_number;
-    try_to_open(c, c->barrier_number);
+    if (c->barrier_number == CLUSTER_BARRIER)
+        try_to_open_cluster(c);
+    else
+        try_to_open(c, c->barrier_number);
 }
 
 static void begin_block(const Worker *c, Slot *slot, int64_t number) {
@@ -85,15 +108,25 @@ static void begin_block(const Worker *c, Slot *slot, int64_t number) {
     }
 }
 
+// Find the place of a number in a box, x fastest.
+static void place_in(uint64_t number, const uint32_t *extents, uint32_t *place) {
+    place[0] = (uint32_t)(number % extents[0]);
+    place[1] = (uint32_t)(number / extents[0] % extents[1]);
+    place[2] = (uint32_t)(number / extents[0] / extents[1]);
+}
+
 static void enter_slot(Worker *c, Slot *slot) {
     const Batch *b = c->batch;
     uint64_t index = (uint64_t)(slot - b->slot), block = (uint64_t)(b->first_block + slot->number);
     c->current = slot, c->states = warps_of(c, slot), c->frames = frames_of(c, slot);
     c->shared = b->shared_slab + index * b->shared_frame;
     c->locals = b->local_slab + index * b->threads_per_block * c->local_frame;
-    c->ctaid[0] = (uint32_t)(block % c->nctaid[0]);
-    c->ctaid[1] = (uint32_t)(block / c->nctaid[0] % c->nctaid[1]);
-    c->ctaid[2] = (uint32_t)(block / c->nctaid[0] / c->nctaid[1]);
+    c->cluster_ctarank = (uint32_t)(block % b->cluster_blocks), block /= b->cluster_blocks;
+    c->cluster_shared = c->shared - c->cluster_ctarank * b->shared_frame;
+    place_in(block, c->nclusterid, c->clusterid);
+    place_in(c->cluster_ctarank, c->cluster_nctaid, c->cluster_ctaid);
+    for (int axis = 0; axis < 3; axis++)
+        c->ctaid[axis] = c->clusterid[axis] * c->cluster_nctaid[axis] + c->cluster_ctaid[axis];
     c->smid = (uint32_t)b->sm_of_block[slot->number];
     c->block = slot->number;
 }
@@ -117,7 +150,9 @@ static int32_t run_warp(Worker *c, uint32_t w) {
 static void need_python(Worker *c) { atomic_store_explicit(&c->batch->needs_python, 1, memory_order_relaxed); }
 
 static void let_bail(Worker *c, Slot *slot) {
-    slot->bailing = 1;
+    Slot *first = first_of_cluster(c->batch, slot);
+    for (uint64_t i = 0; i < c->batch->cluster_blocks; i++)
+        first[i].bailing = 1;
     need_python(c);
 }
 
@@ -175,6 +210,8 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         for (uint32_t n = 0; slot->uses_barriers && n < BARRIERS; n++)
             if (slot->barriers[n].arrived)
                 try_to_open(c, n);
+        if (c->batch->cluster_blocks > 1 || slot->barriers[CLUSTER_BARRIER].arrived)
+            try_to_open_cluster(c);
         break;
     case BARRIER:
         wait_at_barrier(c, warp);
@@ -264,12 +301,14 @@ static int run_block(Worker *c, Slot *slot) {
         if (!slot->left)
             return FINISHED;
         if (!ran)
-            return waiting == slot->left ? DEADLOCKED : SERVICE;
+            return waiting == slot->left && c->batch->cluster_blocks == 1 ? DEADLOCKED : SERVICE;
     }
     return TIME;
 }
 
 static int can_run(const Worker *c, const Slot *slot) {
+    if (!slot->left) // it had ended in another tier
+        return 1;
     const Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
         if (is_awake(slot, &warps[w]))
@@ -316,9 +355,15 @@ static Slot *unlink_slot(Worker *c, Slot *before) {
     return slot;
 }
 
+// Take the slot after `before` out of the ring, and free it with the others of its cluster when all blocks have ended:
+// until then these may access its memory.
 static void free_slot(Worker *c, Slot *before) {
-    Slot *slot = unlink_slot(c, before);
-    slot->number = -1, slot->following = c->free, c->free = slot;
+    Slot *first = first_of_cluster(c->batch, unlink_slot(c, before));
+    if (--first->remaining)
+        return;
+    for (uint64_t i = 0; i < c->batch->cluster_blocks; i++)
+        first[i].number = -1;
+    first->following = c->free, c->free = first;
 }
 
 // Make the next slot of the ring that can run the one after `c->before`; return whether there is one.
@@ -335,21 +380,24 @@ static int find_ready(Worker *c) {
     return 0;
 }
 
-// Begin a block, as the one to run next; return whether there was one.
+// Begin a block, or those of a cluster, as the ones to run next; return whether there was one.
 static int begin_next(Worker *c) {
     Batch *b = c->batch;
-    int64_t number = atomic_load(&b->next_block);
-    if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, 1)) >= b->blocks)
+    int64_t number = atomic_load(&b->next_block), count = (int64_t)b->cluster_blocks;
+    if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
         return 0;
     Slot *slot = b->is_prepared ? b->slot + number : c->free;
     if (!b->is_prepared) {
         if (slot)
             c->free = slot->following;
         else
-            slot = b->slot + atomic_fetch_add(&b->next_slot, 1);
-        begin_block(c, slot, number);
+            slot = b->slot + atomic_fetch_add(&b->next_slot, count);
+        for (int64_t i = 0; i < count; i++)
+            begin_block(c, slot + i, number + i);
     }
-    link_slot(c, slot);
+    slot->remaining = (uint32_t)count;
+    for (int64_t i = count - 1; i >= 0; i--)
+        link_slot(c, slot + i);
     return 1;
 }
 
@@ -458,7 +506,7 @@ int kernels_run(Batch *b, uint64_t deadline) {
     int is_single = b->alone || b->worker_count == 1;
     if (is_single)
         gather_slots(b, 1);
-    else if (has_begun_all(b))
+    else if (has_begun_all(b) && b->cluster_blocks == 1)
         spread_slots(b);
     b->help_at = is_single ? UINT64_MAX : now() + ALONE_NANOSECONDS;
     b->deadline = deadline, b->joined = 1;

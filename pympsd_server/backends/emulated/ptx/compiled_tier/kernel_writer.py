@@ -62,7 +62,7 @@ def _needs_warps(operation: Operation) -> bool:
     if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
         return True
     if operation.name in ("bar", "barrier"):
-        return operation.has("warp") or len(operation.operands) != 1
+        return operation.has("warp") or len(operation.operands) > 1
     return operation.name in WARP_INSTRUCTIONS or operation.has("sync")
 
 

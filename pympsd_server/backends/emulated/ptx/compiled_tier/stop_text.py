@@ -33,7 +33,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.saves import (
     find_saved,
     has_many_stops,
 )
-from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
+from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER, WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -212,11 +212,13 @@ class StopText(MemoryText):
     # --- barriers
 
     def write_barrier(self, last: Operation, segment: CodeSegment, following: int, mask: str) -> None:
-        operands = list(last.operands)
+        operands, in_cluster = list(last.operands), last.has("cluster")
         predicate = operands.pop() if last.has("red") else None
         operands = operands[1:] if last.has("red") else operands
         arrives = last.has("arrive")
-        number = self._barrier_number(self._agreed_value(operands[0], mask, is_firsts=arrives), mask)
+        number = str(CLUSTER_BARRIER)
+        if not in_cluster:
+            number = self._barrier_number(self._agreed_value(operands[0], mask, is_firsts=arrives), mask)
         threads = self._agreed_value(operands[1], mask, is_firsts=arrives) if len(operands) > 1 else "0"
         if arrives and len(operands) == 1:
             return self.fault(NO_COUNT, "0", self.first_lane(mask))
@@ -225,7 +227,7 @@ class StopText(MemoryText):
             self.fault_unless_zero(bad)
             return self.go_ways({following: mask})
         self.store(self.mask_type, mask, f"%m{following}")
-        is_plain = predicate is None and threads == "0"
+        is_plain = predicate is None and threads == "0" and not in_cluster
         by_frame = is_plain and comes_by_frame(self.plan, following)
         if is_plain and not by_frame:
             wait = self.label("wait")
