@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from pympsd.errors import FileError
 from pympsd_client.routing import hook
-from pympsd_client.routing.pointers import entry_point, read_signatures
+from pympsd_client.routing.pointers import entry_point
 
 RESOLVERS: Final = {
     "libcuda.so.1": "pympsd_client.routing.exports",
@@ -60,7 +60,6 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
         warnings.showwarning = _show_warning
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, hook.Finder)]
     hook.register_end()
-    read_signatures("cuda.bindings.cydriver")
     if library in _missing:
         return 1
     addresses = (c_void_p * count).from_address(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,23 @@ def test_a_program_computes_and_is_a_client_of_the_daemon(
         assert "twice" in clients
         running.communicate("\n", timeout=SECONDS)
     assert running.returncode == 0
+
+
+def test_initialization_imports_only_what_connects_to_a_device(
+    compile_program: Compile, run: Callable[..., Ran]
+) -> None:
+    """A program waits for these imports: a module of memory, code or graphs is imported by its first function."""
+    program = compile_program("privileged", "libcuda.so.1", "libnvidia-ml.so.1")
+    ran = run(program, PYTHONPROFILEIMPORTTIME="1")
+    assert ran.stdout == "0\n0 Success\n", ran.stderr
+    imported = re.findall(r"^import time:.*\| +(\S+)$", ran.stderr, re.MULTILINE)
+    unneeded = re.compile(
+        r"(cuda|numpy|structlog|trio|pympsd_client\.(_graphs|_api\.(entry_point|memory)|"
+        r"_objects\.(arrays|code|memory|pools)|_connect\.private_executor))(\.|$)"
+    )
+    assert [module for module in imported if unneeded.match(module)] == []
+    own = [module for module in imported if module.startswith("pympsd")]
+    assert 50 < len(own) < 85, own  # 72 when this was written
 
 
 def test_the_output_of_kernels_comes_after_what_the_program_printed_before(

@@ -23,7 +23,6 @@ import re
 import threading
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
@@ -66,7 +65,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
 
 def _of_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
     parameters = arrange(row, types)
-    core = getattr(import_module(f"pympsd_client.{row.module}"), row.core)
+    core = row.find_core()
     layout = next((LAYOUTS[type] for type in types if type in LAYOUTS), None)
     if layout is not None:
         core = partial(core, layout=layout)

@@ -27,16 +27,20 @@ static uint8_t *frames_of(const Worker *c, const Slot *slot) {
     return c->batch->frame_slab + (uint64_t)(slot - c->batch->slot) * c->warps * c->batch->frame_bytes;
 }
 
-static Slot *first_of_cluster(const Batch *b, Slot *slot) { return slot - (uint64_t)(slot - b->slot) % b->cluster_blocks; }
+static Slot *first_of_cluster(const Batch *b, Slot *slot) {
+    return b->cluster_blocks == 1 ? slot : slot - (uint64_t)(slot - b->slot) % b->cluster_blocks;
+}
 
 static void open_barrier(const Worker *c, Slot *slot, uint32_t number) {
     Barrier *barrier = &slot->barriers[number];
     Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
         if (warps[w].state == WAITING && warps[w].barrier == number) {
+            warps[w].state = READY;
+            if (!barrier->total) // only bar.red has a result
+                continue;
             Frame *frame = (Frame *)(frames_of(c, slot) + w * c->batch->frame_bytes);
             frame->trues = barrier->trues, frame->total = barrier->total;
-            warps[w].state = READY;
         }
     *barrier = (Barrier){0};
 }
@@ -55,7 +59,7 @@ static void try_to_open_cluster(Worker *c) {
 }
 
 // Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
-static void try_to_open(Worker *c, uint32_t number) {
+static inline void try_to_open(const Worker *c, uint32_t number) {
     const Barrier *barrier = &c->current->barriers[number];
     uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
     if (barrier->arrived && barrier->arrived * WARP + barrier->announced >= needed)
@@ -188,9 +192,15 @@ static void after_spin(Worker *c, Warp *warp) {
     atomic_store(&b->stopping, 1);
 }
 
-// Let a warp sleep, less if other lanes of it wait for these ones; PTX allows any time up to twice the one given.
-static void begin_sleep(Worker *c, Warp *warp, int is_apart) {
-    uint64_t most = is_apart ? MAX_SLEEP_APART : MAX_SLEEP;
+// Return whether lanes of the warp that has run are elsewhere.
+static int is_apart(const Worker *c) {
+    const Frame *frame = (Frame *)(c->frames + c->warp * c->batch->frame_bytes);
+    return frame->mask != frame->alive;
+}
+
+// Let a warp sleep, less if other lanes of it may wait for it; PTX allows any time up to twice the one given.
+static void begin_sleep(Worker *c, Warp *warp) {
+    uint64_t most = is_apart(c) ? MAX_SLEEP_APART : MAX_SLEEP;
     warp->state = SLEEPING, warp->wake = now() + (c->sleep < most ? c->sleep : most);
 }
 
@@ -200,8 +210,6 @@ static int is_awake(const Slot *slot, const Warp *warp) {
 
 // Act on what a warp's kernel returned; return whether that was progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
-    const Frame *frame = (Frame *)(c->frames + c->warp * c->batch->frame_bytes);
-    int is_apart = frame->mask != frame->alive;
     warp->escapes = status == ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
     switch (status) {
     case DONE:
@@ -219,11 +227,11 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     case ESCAPE:
         warp->state = ESCAPING;
         need_python(c);
-        if (is_apart) // it may wait for the others
+        if (is_apart(c)) // it may wait for the others
             return 0;
         break;
     case SLEEP:
-        begin_sleep(c, warp, is_apart);
+        begin_sleep(c, warp);
         return 0;
     case BAIL:
         warp->state = BAILING;

@@ -24,7 +24,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import Kernel
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
 from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import Stop
-from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns
+from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns, uses_turns
 from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
@@ -57,6 +57,11 @@ def choose_width(code: Code, block: tuple[int, int, int]) -> int:
     return _SMALL_WIDTH if is_small else 16
 
 
+def threads_bound(code: Code, block: tuple[int, int, int]) -> int:
+    """Return how many threads in a row a kernel is compiled for: a power of two, or 0 if it does not depend on it."""
+    return 1 << (block[0] - 1).bit_length() if uses_turns(code.operations) else 0
+
+
 def _needs_warps(operation: Operation) -> bool:
     names = ("%lane", "%warpid", "%nwarpid")
     if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
@@ -85,7 +90,8 @@ def write_text(
     whole = block[0] * block[1] * block[2] % width == 0
     probe = KernelText(code, _everything_varies(code), width, whole, offsets, Sequences(), static_shared)
     escapes = _Escapes(probe, has_halves)
-    plan = _plan(code, escapes, rows=rows)
+    places = {key: offset for key, offset in offsets.items() if key[0] == "shared"}
+    plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
     sequences = find_sequences(code, plan, linear=linear)
     text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
@@ -136,13 +142,13 @@ class _Escapes:
         return self._forced[id(operation)]
 
 
-def _plan(code: Code, escapes: _Escapes, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel."""
+def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
+    """Return the plan of a kernel; `places` are the offsets of shared variables, `threads` as for `find_turns`."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
-    turns = find_turns(blocks, operations, code.carry)
+    turns = find_turns(blocks, operations, code.carry, places, threads)
     segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
     for segment in segments:
         segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
