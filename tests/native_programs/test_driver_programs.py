@@ -134,8 +134,8 @@ def test_a_thread_that_cannot_have_the_gil_gets_an_error(compile_program: Compil
     ran = run(compile_program("loaded_python"), neighbour if neighbour.exists() else library, "holds")
     assert ran.stdout == "304 304 0\n", ran.stderr
     assert ran.stderr == (
-        "pympsd: this program cannot use CUDA (libcuda.so.1): a thread called it while another one kept Python's lock "
-        "(the GIL) for 10 s; release the GIL while you wait for a thread that uses CUDA\n"
+        "pympsd: this program cannot use CUDA (libcuda.so.1): a thread called it while another one kept Python's "
+        "lock (the GIL) for 10 s; release the GIL while you wait for a thread that uses CUDA\n"
     )
 
 
