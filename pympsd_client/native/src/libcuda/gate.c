@@ -12,6 +12,9 @@
  * (../entry_points.c), because `threading.local` and with it the thread's current context belong to that state. The GIL is
  * free whenever the program's own code runs.
  *
+ * In a Python program such a thread attaches within a limited time (../in_time.h). Its later calls wait for the GIL without
+ * a limit.
+ *
  * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
  * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
  * this itself. While a thread attaches, it may hold the GIL and import locks for a long time. A child that is
@@ -28,6 +31,7 @@
 
 #define _GNU_SOURCE
 
+#include "../in_time.h"
 #include "../stack.h"
 #include "gate.h"
 #include "interpreter.h"
@@ -127,11 +131,8 @@ static void *import(const Python *py) {
     return py->PyImport_ImportModule("pympsd_client.routing.libraries"); /* its exception names what is missing */
 }
 
-static int attach(const char *library, int count, const char *const *prototypes, void **table) {
-    int is_own, result = OPERATING_SYSTEM;
-    const Python *py = refuse_small_stack() ? NULL : find_python(&is_own);
-    if (py == NULL)
-        return result;
+static int attach(const Python *py, int is_own, const char *library, int count, const char *const *prototypes, void **table) {
+    int result = OPERATING_SYSTEM;
     int state = py->PyGILState_Ensure();
     void *module = import(py);
     void *answer = module == NULL ? NULL
@@ -157,10 +158,34 @@ static int attach(const char *library, int count, const char *const *prototypes,
     return result;
 }
 
+/* What a helper thread attaches (../in_time.h). */
+typedef struct {
+    const Python *python;
+    const char *library;
+    int count;
+    const char *const *prototypes;
+    void **table;
+} Attachment;
+
+static int help(const void *argument) {
+    const Attachment *of = argument;
+    atomic_fetch_add(&attaching, 1);
+    int result = attach(of->python, 0, of->library, of->count, of->prototypes, of->table);
+    atomic_fetch_sub(&attaching, 1);
+    return result;
+}
+
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
+    int is_own;
     atomic_fetch_add(&attaching, 1);
     is_attaching++;
-    int result = attach(library, count, prototypes, table);
+    const Python *py = refuse_small_stack() ? NULL : find_python(&is_own);
+    Attachment of = {py, library, count, prototypes, table};
+    int result = OPERATING_SYSTEM;
+    if (py != NULL && (is_own || py->PyGILState_GetThisThreadState() != NULL))
+        result = attach(py, is_own, library, count, prototypes, table);
+    else if (py != NULL)
+        result = work_in_time(help, &of, sizeof of, library, OPERATING_SYSTEM);
     is_attaching--;
     atomic_fetch_sub(&attaching, 1);
     return result;

@@ -1,4 +1,4 @@
-"""Translation of a kernel's operations to text: which escape, how wide vectors are, and which kernels are refused.
+"""Translation of a kernel's operations to text: which escape, and how wide vectors are.
 
 The analysis must know which operations escape, because results of escapes are vectors. So each operation is first
 written once on trial, with all registers as vectors; if its form refuses it, it escapes. Forms must not depend on the
@@ -7,7 +7,6 @@ plan in other ways.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
 from math import prod
 from typing import Final
 
@@ -21,17 +20,16 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import Form, write, write_attempt
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.saves import is_barrier
 from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
+from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns, uses_turns
 from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
-from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks, without_dead_results
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
 
-_MAX_ESCAPES: Final = 24
 _MAX_BLOCKS: Final = 4000
 _SMALL_WIDTH: Final = 8
 _HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
@@ -69,7 +67,7 @@ def _needs_warps(operation: Operation) -> bool:
     if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
         return True
     if operation.name in ("bar", "barrier"):
-        return operation.has("warp") or len(operation.operands) != 1
+        return operation.has("warp") or len(operation.operands) > 1
     return operation.name in WARP_INSTRUCTIONS or operation.has("sync")
 
 
@@ -94,7 +92,6 @@ def write_text(
     escapes = _Escapes(probe, has_halves)
     places = {key: offset for key, offset in offsets.items() if key[0] == "shared"}
     plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
-    _refuse_hot_escapes(plan, escapes)
     sequences = find_sequences(code, plan, linear=linear)
     text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
@@ -112,7 +109,6 @@ class _Escapes:
     _needed: dict[int, bool] = field(factory=dict)
     """The results of earlier calls, by the id() of operations."""
     _forced: dict[int, bool] = field(factory=dict)
-    _kept: set[int] = field(factory=set)
 
     def is_needed(self, operation: Operation) -> bool:
         """Return whether no form writes an operation."""
@@ -142,65 +138,22 @@ class _Escapes:
         if self.is_needed(operation):
             return True
         if id(operation) not in self._forced:
-            self._forced[id(operation)] = not _reads_special(operation) and is_forced(operation)
-        return self._forced[id(operation)] and id(operation) not in self._kept
-
-    def keep(self, operations: Set[int]) -> bool:
-        """Force no escape of operations, by their id(); return whether one of them was forced until now."""
-        kept = operations - self._kept
-        self._kept |= kept
-        return any(self._forced.get(at) for at in kept)
+            self._forced[id(operation)] = is_forced(operation)
+        return self._forced[id(operation)]
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel whose warps take turns, except in blocks that the NumPy tier may take over.
-
-    `places` are the offsets of variables in shared memory, `threads` as for `find_turns`.
-    """
+    """Return the plan of a kernel; `places` are the offsets of shared variables, `threads` as for `find_turns`."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
     turns = find_turns(blocks, operations, code.carry, places, threads)
-    while True:
-        segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
-        for segment in segments:
-            segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
-        plan = analyse(code, segments, rows=rows)
-        bailing = {id(operation) for number in _find_bailing_blocks(plan) for operation in operations[number]}
-        remaining = {at: kind for at, kind in turns.items() if at not in bailing}
-        if not escapes.keep(bailing) and remaining == turns:
-            return plan
-        turns = remaining
-
-
-def _find_bailing_blocks(plan: WarpPlan) -> Iterator[int]:
-    """Yield the blocks that end with a barrier at which some lanes of a warp may be elsewhere."""
-    number = -1
-    for segment, pending in zip(plan.segments, plan.pending, strict=True):
-        number = segment.origin if segment.origin >= 0 else number
-        if pending and is_barrier(segment):
-            yield number
+    segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
+    for segment in segments:
+        segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
+    return analyse(code, segments, rows=rows)
 
 
 def _everything_varies(code: Code) -> WarpPlan:
     return WarpPlan([], False, [set()], set(range(len(code.register_types))), [set()])
-
-
-def _refuse_hot_escapes(plan: WarpPlan, escapes: _Escapes) -> None:
-    """Refuse a kernel in which the NumPy tier would do most of the work, on few threads at a time."""
-    segments = enumerate(plan.segments)
-    escaping = [index for index, s in segments if s.escapes and not s.attempts and escapes.is_needed(s.operations[0])]
-    ends = {h: e for e, s in enumerate(plan.segments) for h in s.successors if h != EXIT and h <= e}
-    hot = [index for index in escaping if any(h <= index <= e for h, e in ends.items())]
-    if hot or len(escaping) > _MAX_ESCAPES:
-        at = (hot or escaping)[0]
-        raise Refused(f"{plan.segments[at].operations[0].opcode} in the NumPy tier")
-    for index in escaping:
-        operation = plan.segments[index].operations[0]
-        if _reads_special(operation):
-            raise Refused(f"{operation.opcode} of a special register in the NumPy tier")
-
-
-def _reads_special(operation: Operation) -> bool:
-    return any(isinstance(a, Special) for a in operation.operands)
