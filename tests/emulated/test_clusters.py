@@ -137,7 +137,8 @@ mov.u32 %r6, s; and.b32 %r7, %r0, 7; shl.b32 %r7, %r7, 2; add.u32 %r6, %r6, %r7;
 barrier.cluster.arrive; barrier.cluster.wait; xor.b32 %r9, %r9, 1; mapa.shared::cluster.u32 %r10, %r6, %r9;
 add.u32 %r11, %r9, %r0; red.shared::cluster.add.u32 [%r10], %r11; red.shared::cluster.add.u32 [%r10+64], 1;
 barrier.cluster.arrive; barrier.cluster.wait;
-ld.shared.u32 %r12, [%r6]; ld.shared.u32 %r13, [%r6+64]; mad.lo.u32 %r12, %r13, 10000, %r12; st.global.u32 [%d1], %r12;
+ld.shared.u32 %r12, [%r6]; ld.shared.u32 %r13, [%r6+64];
+mad.lo.u32 %r12, %r13, 10000, %r12; st.global.u32 [%d1], %r12;
 """
 )
 
