@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from pympsd_server.backends.emulated.ptx.compiled_tier import selection
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import CompileQueue
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
@@ -305,10 +305,10 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
     device = Device(1 << 20)
     module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
     kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
-    assert is_undecided(kernel, setup)
+    assert is_undecided(module, kernel, setup)
     first, deadline = max_blocks(kernel, setup), time.monotonic() + 60
     assert first == 1024
-    while is_undecided(kernel, setup):
+    while is_undecided(module, kernel, setup):
         assert time.monotonic() < deadline
         begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
     assert max_blocks(kernel, setup) == 8192
@@ -318,17 +318,15 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
 def test_blocks_wait_only_for_a_time_for_a_compiler_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "auto")
     monkeypatch.setattr(selection, "_MAX_WAIT", 0)
-    busy = threading.BoundedSemaphore(1)
-    monkeypatch.setattr(selection, "_compilers", busy)
+    monkeypatch.setattr(selection, "_queue", CompileQueue(0))  # as if other programs' kernels had all slots
     device = Device(1 << 20)
     module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
     kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
-    with busy:  # as another program's kernel would
-        deadline = time.monotonic() + 60
-        while is_undecided(kernel, setup):
-            assert time.monotonic() < deadline
-            begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
-        assert not isinstance(begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)), CompiledBatch)
+    deadline = time.monotonic() + 60
+    while is_undecided(module, kernel, setup):
+        assert time.monotonic() < deadline
+        begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
+    assert not isinstance(begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)), CompiledBatch)
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:

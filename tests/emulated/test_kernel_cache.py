@@ -309,7 +309,7 @@ SLOW = f"declare i32 @f(i32)\ndefine i32 @kernel(i32 %x0) {{\n{MANY_CALLS} ret i
 def test_a_kernel_that_takes_the_compiler_too_long_stays_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 
-    def compile_slowly(_: str) -> bytes:
+    def compile_slowly(*_: object) -> bytes:
         compiled.append(1)
         return compiler_process.compile_text(SLOW)
 
@@ -325,7 +325,7 @@ def test_a_failure_of_the_compiler_is_reported(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "compiled")
-    monkeypatch.setattr(machine_code, "compile_text", lambda _: compiler_process.compile_text("no text of LLVM"))
+    monkeypatch.setattr(machine_code, "compile_text", lambda *_: compiler_process.compile_text("no text of LLVM"))
     assert not is_compiled(text(), 4950)
     assert "kernel k stays in NumPy: ChildProcessError" in capfd.readouterr().err
 
