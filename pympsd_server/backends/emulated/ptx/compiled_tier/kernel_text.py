@@ -50,11 +50,12 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     is_left_whole,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import DispatchText, size_of_masks
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import size_of_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BANK_ALIGNMENT, Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
     FRAME_HEADER,
@@ -116,7 +117,7 @@ class Stop:
 
 
 @define(slots=False)
-class KernelText(MemoryText):
+class KernelText(DispatchText):
     """Writes the segments of a kernel, its stops and its entry."""
 
     stops: list[Stop] = field(factory=list, init=False)
@@ -126,6 +127,7 @@ class KernelText(MemoryText):
     """Where registers are saved in a frame, in bytes."""
     frame_bytes: int = field(default=0, init=False)
     _bank_start: int = field(default=0, init=False)
+    _cleared_end: int = field(default=0, init=False)
     module_text: str = field(default="", init=False)
 
     @property
@@ -141,6 +143,9 @@ class KernelText(MemoryText):
 
     def slot(self, number: int) -> str:
         """Return a pointer to where a register is saved."""
+        return self.field("%frame", self._slot_of(number))
+
+    def _slot_of(self, number: int) -> int:
         if number not in self.slots:
             bits = self.register_bits(number)
             varying = self.is_varying(number)
@@ -149,7 +154,7 @@ class KernelText(MemoryText):
             self.frame_bytes = -(-self.frame_bytes // align) * align
             self.slots[number] = self.frame_bytes
             self.frame_bytes += size
-        return self.field("%frame", self.slots[number])
+        return self.slots[number]
 
     def registers_of(self, stop: Stop) -> list[int]:
         """Return the registers that are saved at a stop."""
@@ -157,9 +162,6 @@ class KernelText(MemoryText):
             return []
         live = set(self.segments[stop.segment].live_in).union(*(self.segments[k].live_in for k in stop.pending))
         return sorted(live - ({r.number for r in registers_in(stop.result.operands[0])} if stop.result else set()))
-
-    def _mask_place(self, segment: int) -> str:
-        return self.field("%frame", FRAME_HEADER + 4 * segment)
 
     def number_of(self, stop: Stop) -> int:
         """Return the number of a stop, which is new if it has not been written before."""
@@ -174,11 +176,10 @@ class KernelText(MemoryText):
         """
         saved = self._saved[self.at][stop.barrier >= 0]
         for register in self.registers_of(stop):
-            if register not in saved and register not in self.bank:
+            if register not in saved | self.bank.keys() | self.resident:
                 value, kind = self.read(register), self.storage(register)
                 self.store(kind, value, self.slot(register), 4)
-        for k in stop.pending:
-            self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
+        self.save_masks(stop.pending)
         self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
         alive = self.as_word(self.load(self.mask_type, "%alive"))
         self.store("i32", alive, self.field("%frame", FRAME_ALIVE))
@@ -196,12 +197,12 @@ class KernelText(MemoryText):
         self.place(f"enter{index}")
         if has_many_stops(self.plan):
             self.fence_compiler()
-        mask = self._saved_mask(self.field("%frame", FRAME_MASK))
-        masks = {stop.segment: mask} | {k: self._saved_mask(self._mask_place(k)) for k in stop.pending}
-        for k, lanes in masks.items():
-            self.store(self.mask_type, lanes, f"%m{k}")
+        mask = self.saved_mask(self.field("%frame", FRAME_MASK))
+        if stop.is_entry:
+            self._clear_frame()
+        masks = self.restore_masks(mask, stop.segment, stop.pending)
         for number in self.registers_of(stop):
-            if number in self.bank:
+            if number in self.bank or number in self.resident:
                 continue
             kind = self.storage(number)
             self.store(kind, self.load(kind, self.slot(number), 4), self.home(number))
@@ -214,43 +215,7 @@ class KernelText(MemoryText):
             self._set_reduction(stop.result)
         self.jump(f"run{stop.segment}")
 
-    def _saved_mask(self, place: str) -> str:
-        word = self.load("i32", place)
-        return self.cast("trunc", word, "i32", self.mask_type) if self.width < WARP else word
-
     # --- control flow
-
-    def go(self, arriving: dict[int, str], *, certain: bool) -> None:
-        """Go to the lowest segment that has lanes: those that arrive there now, or are pending.
-
-        `certain`: some lanes are left.
-        """
-        pending = self.plan.pending[self.at]
-        for k, mask in arriving.items():
-            if k in pending:
-                mask = self.op("or", self.mask_type, mask, self.load(self.mask_type, f"%m{k}"))
-            self.store(self.mask_type, mask, f"%m{k}")
-        candidates = sorted(pending | set(arriving))
-        for index, k in enumerate(candidates):
-            if certain and index == len(candidates) - 1:
-                return self.jump(f"segment{k}")
-            following = self.label("next")
-            there = self.load(self.mask_type, f"%m{k}")
-            self.branch(self.op("icmp ne", self.mask_type, there, "0"), f"segment{k}", following)
-            self.place(following)
-        return self.jump("nothing")
-
-    def end_lanes(self, mask: str) -> None:
-        """Note that lanes have exited."""
-        alive = self.load(self.mask_type, "%alive")
-        others = self.op("xor", self.mask_type, mask, "-1")
-        self.store(self.mask_type, self.op("and", self.mask_type, alive, others), "%alive")
-
-    def _go_ways(self, ways: dict[int, str]) -> None:
-        certain = EXIT not in ways
-        if not certain:
-            self.end_lanes(ways.pop(EXIT))
-        self.go(ways, certain=certain)
 
     def write_end(self, segment: CodeSegment) -> None:
         """Write the end of a segment."""
@@ -258,7 +223,7 @@ class KernelText(MemoryText):
         mask = self.current()
         following = EXIT if segment.following is None else segment.following
         if last is None:
-            return self._go_ways({following: mask})
+            return self.go_ways({following: mask})
         if last.name in ("trap", "brkpt"):
             return self._trap(mask)
         if last.name in ("bra", "exit"):
@@ -271,17 +236,17 @@ class KernelText(MemoryText):
 
     def _branch(self, last: Operation, target: int, following: int, mask: str) -> None:
         if last.guard is None or target == following:
-            return self._go_ways({target: mask})
+            return self.go_ways({target: mask})
         if last.guard.register.number in self.plan.varying:
             yes = self.op("and", self.mask_type, mask, self.guard_mask(last))
             ways = {target: yes, following: self.op("xor", self.mask_type, yes, mask)}
-            return self._go_ways(ways)
+            return self.go_ways(ways)
         yes, no = self.label("yes"), self.label("no")
         self.branch(self.uniform_guard(last), yes, no)
         self.place(yes)
-        self._go_ways({target: mask})
+        self.go_ways({target: mask})
         self.place(no)
-        return self._go_ways({following: mask})
+        return self.go_ways({following: mask})
 
     def _fault(self, kind: int, address: str, lane: str) -> None:
         """Write the end of the kernel with a fault other than a memory fault; `address` is an i64."""
@@ -342,7 +307,7 @@ class KernelText(MemoryText):
         if last.has("arrive"):
             bad = self.call("kernels_arrive", "i32", ("ptr", "%ctx"), ("i32", number), ("i32", threads))
             self.fault_unless_zero(bad)
-            self._go_ways({following: mask})
+            self.go_ways({following: mask})
             return
         self.store(self.mask_type, mask, f"%m{following}")
         is_plain = predicate is None and threads == "0"
@@ -411,16 +376,11 @@ class KernelText(MemoryText):
         ready, wait = self.label("ready"), self.label("wait")
         self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
         self.place(wait)
-        self.store("i32", mask, f"%m{self.at}")
         fuel = self._burn(64)
-        last, stuck = self.label("going"), self.label("stuck")
-        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, last, UNLIKELY)
-        self.place(last)
-        for k in sorted(pending - {self.at}):
-            last = self.label("next")
-            self.branch(self.op("icmp ne", "i32", self.load("i32", f"%m{k}"), "0"), f"segment{k}", last)
-            self.place(last)
-        self.jump(stuck)
+        going, stuck = self.label("going"), self.label("stuck")
+        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, going, UNLIKELY)
+        self.place(going)
+        last = self.go_elsewhere(mask, sorted(pending - {self.at}), stuck)
         self.place(stuck)
         status = self.phi("i32", (str(StopReason.SPIN.value), wait), (str(StopReason.BAIL.value), last))
         self.leave(self._here(), mask, status)
@@ -466,10 +426,7 @@ class KernelText(MemoryText):
         may_wait, stop = self.at in self.plan.spinning, self._here()
         status: str | StopReason = StopReason.POLL if may_wait else StopReason.SLICE
         if may_wait and stop.pending:
-            others = "0"
-            for k in stop.pending:
-                others = self.op("or", self.mask_type, others, self.load(self.mask_type, f"%m{k}"))
-            apart = self.op("icmp ne", self.mask_type, others, "0")
+            apart = self.have_lanes(stop.pending)
             status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
@@ -485,8 +442,7 @@ class KernelText(MemoryText):
         else:
             self.jump(f"run{self.at}")
         self.place(f"run{self.at}")
-        self.store(self.mask_type, self.load(self.mask_type, f"%m{self.at}"), "%cur")
-        self.store(self.mask_type, "0", f"%m{self.at}")
+        self.begin_running()
         if self.at in self.plan.spinning:
             self.fence_compiler()
         if segment.meeting is not None:
@@ -515,10 +471,22 @@ class KernelText(MemoryText):
 
     def _begin_frame(self) -> None:
         """Lay out the beginning of a frame."""
-        self._bank_start = -(-(FRAME_HEADER + 4 * len(self.segments)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
+        self._bank_start = -(-(FRAME_HEADER + size_of_masks(self.plan)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
         self.frame_bytes = self._bank_start + size_of_bank(self.code, self.bank)
         lives = set().union(*(segment.live_in for segment in self.segments))
         self.slots = {number: self._bank_start + at for number, at in self.bank.items() if number in lives}
+        if self.is_crowded:
+            self.resident = lives - self.bank.keys()
+            for number in sorted(self.resident):
+                self._slot_of(number)
+            self._cleared_end = self.frame_bytes
+
+    def _clear_frame(self) -> None:
+        """Set the masks and registers of a crowded kernel, which are in the frame, to zero."""
+        if self.is_crowded:
+            kinds = "ptr", "i8", "i64", "i1"
+            values = self.field("%frame", FRAME_HEADER), "0", str(self._cleared_end - FRAME_HEADER), "false"
+            self.call("llvm.memset.p0.i64", "void", *zip(kinds, values, strict=True))
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
@@ -532,6 +500,7 @@ class KernelText(MemoryText):
         while index < len(self.stops):
             self._enter(index)
             index += 1
+        self.write_dispatch()
         body, self.lines = self.lines, []
         self._write_entry()
         alive = [f"  %living = load {self.mask_type}, ptr %alive", f"  %ended = icmp eq {self.mask_type} %living, 0"]
@@ -564,13 +533,14 @@ class KernelText(MemoryText):
             self.line(f"%scratch{number} = alloca [{self.width * 8} x i8], align 64")
         if self.needs_fragments:
             self.line(f"%fragments = alloca [{FRAGMENT_BYTES} x i8], align 64")
-        for k in range(len(self.segments)):
-            self.line(f"%m{k} = alloca {mask}")
-            self.store(mask, "0", f"%m{k}")
+        self.declare_masks()
         for place in sorted(set(self.bank.values())):
             self.line(f"%b{place} = getelementptr i8, ptr %frame, i64 {self._bank_start + place}")
         for number in range(len(self.code.register_types)):
             if number in self.bank:
+                continue
+            if number in self.resident:
+                self.line(f"%r{number} = getelementptr i8, ptr %frame, i64 {self.slots[number]}")
                 continue
             kind = self.storage(number)
             self.line(f"%r{number} = alloca {kind}")
@@ -595,6 +565,6 @@ class KernelText(MemoryText):
                 self.line(f"%tid{axis} = load {self.vector.of('i32')}, ptr {places}, align 4")
         if not self.whole_warps:
             self.write_lanes_here()
-        self.store(mask, self._saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
+        self.store(mask, self.saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
         cases = " ".join(f"i32 {index}, label %enter{index}" for index in range(1, len(self.stops)))
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")
