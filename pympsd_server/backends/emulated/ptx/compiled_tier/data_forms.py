@@ -299,7 +299,6 @@ _MIN_SLEEP: Final = 1000
 """In nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
 """Those that are written as a load, an operation and a store for a block's own shared memory."""
-_LOW_WORD: Final = 0xFFFFFFFF
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 
 
@@ -378,9 +377,9 @@ def _act_on_all_lanes(
     for lane in range(text.width):
         if pointers.lanes and lane % 2 == 0:
             pair = text.value(f"load volatile i64, ptr {text.field('%scratch0', 4 * lane)}")
-            place = text.op("and", "i64", pair, str(_LOW_WORD))
+            place = text.cast("sext", text.cast("trunc", pair, "i64", "i32"), "i32", "i64")
         elif pointers.lanes:
-            place = text.op("lshr", "i64", pair, "32")
+            place = text.op("ashr", "i64", pair, "32")  # another block of the cluster may be before this one
         if pointers.lanes:
             place = text.value(f"getelementptr i8, ptr %shared_p, i64 {place}")
         if is_varying:

@@ -18,7 +18,8 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
 - TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
-  runs on the registers in the frames, for all warps that wait there together (batch.py).
+  runs on the registers in the frames, for all warps that wait there together (batch.py). POLLING_ESCAPE is the same
+  in a loop that may wait for other threads: it is not progress.
 - BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
   lanes stop at the beginnings of blocks, as the groups of its threads do.
 - SLEEP: a nanosleep of at least a microsecond. The warp continues behind it when its time has passed.
@@ -267,7 +268,8 @@ class KernelText(StopText):
             behind = Stop(self.at + 1, stop.pending)
             if segment.attempts and segment.operations[0].name == "nanosleep":
                 return self.leave(behind, self.current(), StopReason.SLEEP)
-            self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
+            reason = StopReason.POLLING_ESCAPE if self.at in self.plan.in_spinning else StopReason.ESCAPE
+            self.leave(stop, self.current(), reason if segment.escapes else StopReason.BAIL)
             if segment.escapes:
                 self.escapes[self.number_of(stop)] = segment.operations[0], self.number_of(behind)
             return None

@@ -31,6 +31,7 @@ class StopReason(IntEnum):
     POLL = 8
     TURN = 9
     SLEEP = 10
+    POLLING_ESCAPE = 11
 
 
 class WarpState(IntEnum):
@@ -140,9 +141,12 @@ class Worker(ctypes.Structure):
 
 
 class ReachableMemory(ctypes.Structure):
-    """The memory that kernels can access: offsets from the lowest address."""
+    """The memory that kernels can access: offsets from the lowest address, and where peers' windows are."""
 
-    _fields_ = (("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64))
+    _fields_ = (
+        *(("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64)),
+        *(("peers", c_uint64), ("peer_count", c_int64), ("own_size", c_int64)),
+    )
 
 
 class SharedState(ctypes.Structure):
