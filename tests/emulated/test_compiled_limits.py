@@ -54,7 +54,8 @@ def names_in(program: str) -> set[str]:
 @pytest.mark.parametrize("tier", ["compiled"], indirect=True)
 def test_no_kernel_stays_in_the_numpy_tier_for_an_instruction(tier: str) -> None:
     """The forms of the corpus, and those of the remaining instructions in a loop in which lanes diverge."""
-    loop = f"""{HOPPER}{DECLARED}.visible .entry k(.param .u64 p) {{ .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .pred %p<4>;
+    loop = f"""{HOPPER}{DECLARED}.visible .entry k(.param .u64 p)
+    {{ .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .pred %p<4>;
     ld.param.u64 %d0, [p]; mov.u32 %r3, %tid.x; mov.u32 %r0, 0; mov.u32 %r1, 0; mov.u32 %r2, 0;
     AGAIN: {NOT_IN_CORPUS} sub.u32 %r3, %r3, 1; setp.gt.s32 %p1, %r3, 0; @%p1 bra AGAIN; bar.sync 0; ret; }}"""
     programs = [path.read_text() for path in sorted(CORPUS.glob("*.ptx"))]

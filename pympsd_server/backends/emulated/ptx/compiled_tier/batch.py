@@ -68,6 +68,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     NO_BLOCK,
     NO_COUNT,
     NO_ENTRY,
+    NO_SEGMENT,
     SLOT,
     SPACE_NUMBERS,
     WARP_STATE,
@@ -422,6 +423,8 @@ class CompiledBatch:
             return IllegalAddress(f"shared address {address:#x}: a cluster has {blocks} blocks")
         if worker.fault_kind == NO_ENTRY:
             return LaunchFailed(f"brx.idx to entry {address}, which does not exist")
+        if worker.fault_kind == NO_SEGMENT:
+            return LaunchFailed("internal error, threads were lost: set PYMPSD_TIER=numpy, and report the kernel")
         where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
         if worker.fault_kind == MISALIGNED:
             return MisalignedAddress(f"{where}misaligned")

@@ -362,7 +362,8 @@ def _act_on_all_lanes(
     """Write an atomic operation of all lanes on shared memory, without a loop.
 
     Offsets and operands of lanes go through memory, offsets two at a time, because processors take elements out of
-    vectors slowly. The loads are volatile, otherwise LLVM replaces them by just that.
+    vectors slowly. The loads are volatile, otherwise LLVM replaces them by just that. Offsets have a sign: the memory
+    of another block of the cluster may be before the block's own.
     """
     vector, type_name, is_varying = text.vector, operation.type, text.plan.is_varying(operand)
     bits, kind = BITS[type_name], FLOATS.get(type_name, f"i{BITS[type_name]}")
@@ -377,9 +378,9 @@ def _act_on_all_lanes(
     for lane in range(text.width):
         if pointers.lanes and lane % 2 == 0:
             pair = text.value(f"load volatile i64, ptr {text.field('%scratch0', 4 * lane)}")
-            place = text.cast("sext", text.cast("trunc", pair, "i64", "i32"), "i32", "i64")
+            place = text.op("ashr", "i64", text.op("shl", "i64", pair, "32"), "32")
         elif pointers.lanes:
-            place = text.op("ashr", "i64", pair, "32")  # another block of the cluster may be before this one
+            place = text.op("ashr", "i64", pair, "32")
         if pointers.lanes:
             place = text.value(f"getelementptr i8, ptr %shared_p, i64 {place}")
         if is_varying:

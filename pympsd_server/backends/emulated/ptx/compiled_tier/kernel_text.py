@@ -61,6 +61,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_HEADER,
     FRAME_TURNS,
     NO_ENTRY,
+    NO_SEGMENT,
     StopReason,
     offset_of,
 )
@@ -298,28 +299,24 @@ class KernelText(StopText):
         while index < len(self.stops):
             self.write_entry_of(index)
             index += 1
+        self._write_nothing()
         body, self.lines = self.lines, []
         self._write_entry()
-        alive = [f"  %living = load {self.mask_type}, ptr %alive", f"  %ended = icmp eq {self.mask_type} %living, 0"]
-        tail = [
-            "nothing:",
-            *alive,
-            "  br i1 %ended, label %done, label %lost",
-            "done:",
-            f"  ret i32 {StopReason.DONE.value}",
-        ]
-        # Lanes are alive but in no segment: this cannot happen.
-        tail += [
-            *("lost:", "  call void @llvm.trap()", "  unreachable", "fault:"),
-            f"  ret i32 {StopReason.FAULT.value}",
-            "}",
-        ]
-        self.declared.add("declare void @llvm.trap()")
+        tail = ["done:", f"  ret i32 {StopReason.DONE.value}", "fault:", f"  ret i32 {StopReason.FAULT.value}", "}"]
         head = f"define i32 @{FUNCTION}(ptr noalias %ctx, ptr noalias %frame) #0 {{\nentry:"
         wide = 'nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512"'
         attributes = f"attributes #0 = {{ {wide} }}\nattributes #1 = {{ noinline {wide} }}"
         parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
         return "\n".join(parts) + "\n"
+
+    def _write_nothing(self) -> None:
+        """Write the end of a warp that has no lanes in any segment: all have exited, or this package has an error."""
+        lost = self.label("lost")
+        self.place("nothing")
+        alive = self.load(self.mask_type, "%alive")
+        self.branch(self.op("icmp eq", self.mask_type, alive, "0"), "done", lost)
+        self.place(lost)
+        self.fault(NO_SEGMENT, "0", self.first_lane(alive))
 
     def _write_entry(self) -> None:
         mask = self.mask_type

@@ -57,7 +57,7 @@ class Outcome(IntEnum):
 
 
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
-OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_BLOCK = 1, 2, 3, 5, 6, 7, 4
+OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
 """The kinds of faults."""
 CONSTANTS: Final = (
     "nsmid",
