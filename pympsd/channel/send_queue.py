@@ -98,7 +98,13 @@ class SendQueue:
         self.overflowed = True
         self._work.set()
         self._sent.set()
-        # Wakes a send that waits for the peer, and ends the receiving task's wait.
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Let the peer see the end now, after what the socket has taken.
+
+        A send that waits for the peer fails, and the receiving task's wait ends.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,9 +1,8 @@
-"""Initialization, version, devices (CUDA driver API, sections 6.2 to 6.5)."""
+"""The properties of devices (CUDA driver API, section 6.5)."""
 
 import struct
 from typing import Final
 
-from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
@@ -16,37 +15,6 @@ from pympsd_client._objects.process import process
 _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 
 
-def initialize(flags: int) -> None:
-    """Connect to the MPS daemon, or continue without one; see `pympsd_client`.
-
-    Returns MPS_CONNECTION_FAILED if PYMPSD_REQUIRE_MPS=1 and there is no daemon; the daemon's refusal
-    (MPS_SERVER_NOT_READY, ...); NO_DEVICE; INVALID_VALUE for flags, and for invalid values of PYMPSD_REQUIRE_MPS,
-    PYMPSD_LENIENT_LIMITS and PYMPSD_LAUNCHES; NOT_SUPPORTED for PYMPSD_LAUNCHES=native without the extension. Waits
-    while another user's server has its turn; after 10 s a RuntimeWarning reports that.
-    """
-    process.initialize(flags)
-
-
-def driver_version() -> int:
-    """Return 1000 x major + 10 x minor of the reported CUDA version. Works before cuInit."""
-    if process.forked:
-        process.require()
-    connection = process.connection
-    return API_VERSION if connection is None else connection.driver_version
-
-
-def count() -> int:
-    """Return the number of devices that this process sees."""
-    connection = process.require()
-    connection.check()
-    return len(connection.devices)
-
-
-def device(ordinal: int) -> int:
-    """Return the device with an ordinal, counted from 0; INVALID_DEVICE."""
-    return process.device(ordinal).number
-
-
 def name(length: int, device: int) -> bytes:
     """Return ``length`` bytes: the device's name, cut to fit, and NULs. INVALID_VALUE for a length below 1."""
     return _pad(process.device(device).properties.name, length)
@@ -55,11 +23,6 @@ def name(length: int, device: int) -> bytes:
 def uuid(device: int) -> bytes:
     """Return the device's UUID as a CUuuid of 16 bytes."""
     return bytes.fromhex(process.device(device).properties.uuid.removeprefix("GPU-").replace("-", ""))
-
-
-def total_memory(device: int) -> int:
-    """Return the device's memory in bytes."""
-    return process.device(device).properties.memory_bytes
 
 
 def luid(device: int) -> tuple[bytes, int]:

@@ -4,48 +4,53 @@ Theory of operation. `pympsd_client.driver` has some 370 functions that all do t
 core, and a launch has to be quick. So each function is Python source, written from its row and compiled when the
 program first names it: it has its own parameters, and a call runs only what its row needs. For cuMemAlloc that is::
 
-    def cuMemAlloc(bytesize): if _process.native is not None: return _process.native.cuMemAlloc(bytesize) if
-    _process.calls_back and _this_thread.in_host_function: return _fail(_not_permitted(), 1) try: if type(bytesize)
-    is not int or not 0 <= bytesize < 18446744073709551616: bytesize = _unsigned(bytesize, 64) if _process.connection
-    is None: _process.require() return _SUCCESS, _wrap['CUdeviceptr'](_core(bytesize)) except _CudaError as error:
-    return _fail(error, 1) except OSError as error: return _fail(_as_cuda_error(error), 1)
+    def cuMemAlloc(bytesize):
+        if _process.native is not None:
+            return _process.native.cuMemAlloc(bytesize)
+        if _process.calls_back and _this_thread.in_host_function:
+            return _fail(_not_permitted(), 1)
+        try:
+            if type(bytesize) is not int or not 0 <= bytesize < 18446744073709551616:
+                bytesize = _unsigned(bytesize, 64)
+            if _process.connection is None:
+                _process.require()
+            return _SUCCESS, _wrap['CUdeviceptr'](_core(bytesize))
+        except _CudaError as error:
+            return _fail(error, 1)
+        except OSError as error:
+            return _fail(_as_cuda_error(error), 1)
 
 The order is fixed: a program that runs natively gets the driver's answer to everything; a host function makes no
 calls; wrong types raise before the state is looked at, as in cuda.bindings; and only then cuInit must have been
 called. Buffers are opened last, around the call of the core, so that no error leaves one open.
 
-The tables state what a type means: `_UNSIGNED` and `_STRUCTS` convert inputs, `_AS_GIVEN` leaves them to the core,
-and `_WRAPPERS` converts outputs. `pympsd_client.routing` uses the same tables for callers in C.
+`_UNSIGNED` and the tables of `conversions` state how the values of a type are converted.
 """
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from inspect import cleandoc
 from typing import Any, Final
 
-from pympsd.channel.descriptors import EXHAUSTED, explain
-from pympsd.vocabulary.results import Result
 from pympsd_client._api.call_trace import trace
-from pympsd_client._arguments import (
-    array_structs,
-    bindings,
-    copy_structs,
-    graph_structs,
-    memory_structs,
-    resources,
-    shared_handles,
+from pympsd_client._api.conversions import (
+    as_cuda_error,
+    is_as_given,
+    needs_reader,
+    not_permitted,
+    output_wrapper,
+    structure_reader,
 )
-from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failure_of
+from pympsd_client._arguments.bindings import DONE, SUCCESS, name_of
+from pympsd_client._arguments.errors import CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.values import number, text, to_python, unsigned
+from pympsd_client._arguments.values import number, text, unsigned
 from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
+from pympsd_client.signatures import Calling, Parameter, Signature
 
 EntryPoint = Callable[..., tuple[Any, ...]]
-_NOT_PERMITTED: Final = "a host function or stream callback must not make CUDA calls; make the call in another thread"
 _UNSIGNED: Final = {
     "unsigned char": 8,
     "unsigned short": 16,
@@ -55,81 +60,12 @@ _UNSIGNED: Final = {
     "cuuint32_t": 32,
     "cuuint64_t": 64,
 }
-_AS_GIVEN: Final = frozenset(
-    {
-        "CUDA_MEMCPY3D_BATCH_OP *",
-        "CUctxCreateParams *",
-        "CUdevResource *",
-        "CU_DEV_SM_RESOURCE_GROUP_PARAMS *",
-        "CUdeviceptr *",
-        "CUexecAffinityParam *",
-        "CUhostFn",
-        "CUipcEventHandle",
-        "CUipcMemHandle",
-        "CUjit_option *",
-        "CUlaunchConfig *",
-        "CUlibraryOption *",
-        "CUmemAccessDesc *",
-        "CUmemPoolPtrExportData *",
-        "CUmem_range_attribute *",
-        "CUmemcpyAttributes *",
-        "CUpointer_attribute *",
-        "CUstreamAttrValue *",
-        "CUstreamBatchMemOpParams *",
-        "CUstreamCallback",
-        "CUtensorMap *",
-        "PyObject *",
-        "const CUmemLocation *",
-        "const void *",
-        "cuuint32_t *",
-        "cuuint64_t *",
-        "float",
-        "int *",
-        "size_t *",
-        "void **",
-    }
-)
-"""Types whose values the core reads by field."""
-_GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
-"""Structures and arrays that the core reads in place."""
-_STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
-    "CUDA_ARRAY_DESCRIPTOR *": array_structs.array_2d,
-    "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
-    "CUDA_MEMCPY2D *": copy_structs.copy_2d,
-    "CUDA_MEMCPY3D *": copy_structs.copy_3d,
-    "CUDA_MEMCPY3D_PEER *": copy_structs.copy_3d_peer,
-    **array_structs.READERS,
-    "CUmemAllocationProp *": memory_structs.allocation_properties,
-    "CUmemLocation *": memory_structs.location,
-    "CUmemPoolProps *": memory_structs.pool_properties,
-}
-_WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
-    **{
-        parameter.type: getattr(bindings.bindings, parameter.type)
-        for signature in SIGNATURES.values()
-        for parameter in signature.outputs
-        if hasattr(bindings.bindings, parameter.type)
-    },
-    "CUfunction *": lambda handles: [bindings.CUfunction(handle) for handle in handles],
-    "CUkernel *": lambda handles: [bindings.bindings.CUkernel(handle) for handle in handles],
-    "CUmemAllocationProp": memory_structs.make_allocation_properties,
-    **bindings.makers("CUdevprop", "CUdevResource", "CUstreamAttrValue", "CUtensorMap", "CUuuid"),
-    "CUexecAffinityParam": resources.sm_affinity,
-    **array_structs.WRAPPERS,
-    **array_structs.WRAPPERS,
-    **graph_structs.WRAPPERS,
-    **shared_handles.WRAPPERS,
-    "CUdevResource *": lambda parts: [bindings.from_bytes("CUdevResource", part) for part in parts],
-    "void": to_python,
-    "void *": to_python,
-}
-"""Converts an output's value to the type that cuda.bindings returns; an int or bytes is returned as it is."""
 
 
 def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryPoint:
     """Return the public function of a row: ``(CUresult, output, ...)``, on failure with None for each output."""
     if core is None:
-        core = getattr(import_module(f"pympsd_client.{signature.module}"), signature.core)
+        core = signature.find_core()
     names: dict[str, Any] = {
         "_DONE": DONE,
         "_SUCCESS": SUCCESS,
@@ -141,11 +77,11 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         "_not_permitted": not_permitted,
         "_number": number,
         "_process": process,
-        "_struct": _STRUCTS,
+        "_struct": {parameter.type: structure_reader(parameter.type) for parameter in signature.inputs},
         "_text": text,
         "_this_thread": this_thread,
         "_unsigned": unsigned,
-        "_wrap": _WRAPPERS,
+        "_wrap": {parameter.type: output_wrapper(parameter.type) for parameter in signature.outputs},
     }
     exec(compile(_source(signature), f"<{signature.name}>", "exec"), names)
     function: Any = names[signature.name]
@@ -183,7 +119,7 @@ def _source(signature: Signature) -> str:
     if calling is not Calling.ANYWHERE:
         lines += [
             "    if _process.native is not None:",
-            f"        return _process.native.{bindings.name_of(name)}({arguments})",
+            f"        return _process.native.{name_of(name)}({arguments})",
             "    if _process.calls_back and _this_thread.in_host_function:",
             f"        return _fail(_not_permitted(), {outputs})",
         ]
@@ -208,7 +144,7 @@ def _conversion(parameter: Parameter) -> list[str]:
         return [f"if {wrong}: {name} = _unsigned({name}, {bits})"]
     if parameter.type == "char *":
         return [f"{name} = _text({name})"]
-    if parameter.type in _STRUCTS:
+    if needs_reader(parameter.type):
         return [f"{name} = _struct[{parameter.type!r}]({name})"]
     return [f"if type({name}) is not int: {name} = _number({name})"]
 
@@ -216,7 +152,7 @@ def _conversion(parameter: Parameter) -> list[str]:
 def _call(signature: Signature) -> list[str]:
     outputs = signature.outputs
     call = f"_core({signature.arguments})"
-    wrapped = [parameter.type in _WRAPPERS for parameter in outputs]
+    wrapped = [output_wrapper(parameter.type) is not None for parameter in outputs]
     if not outputs:
         lines = [call, "return _DONE"]
     elif not any(wrapped):
@@ -239,34 +175,3 @@ def _call(signature: Signature) -> list[str]:
 
 def _is_host_pointer(parameter: Parameter) -> bool:
     return parameter.type == "void *"
-
-
-# --- for `pympsd_client.routing`, whose functions get C's arguments
-
-
-def structure_reader(type: str) -> Callable[[Any], Any] | None:
-    """Return the function that converts a structure for a core, by its pointer type; None: no conversion."""
-    return _STRUCTS.get(type)
-
-
-def output_wrapper(type: str) -> Callable[[Any], Any] | None:
-    """Return the function that converts a core's output to the type of cuda.bindings; None: no conversion."""
-    return _WRAPPERS.get(type)
-
-
-def is_as_given(type: str) -> bool:
-    """Return whether the core itself reads values of a type."""
-    return type in _AS_GIVEN or type.startswith(_GRAPH_STRUCTS)
-
-
-def not_permitted() -> CudaError:
-    """Return the error for a call in a host function."""
-    return CudaError(Result.ERROR_NOT_PERMITTED, _NOT_PERMITTED)
-
-
-def as_cuda_error(error: OSError) -> CudaError:
-    """Return the error for exhausted descriptors; raise any other error again, which is the program's own."""
-    if error.errno not in EXHAUSTED:
-        raise error
-    reason = f"this process is out of file descriptors: {explain(error)}"
-    return CudaError(Result.ERROR_OPERATING_SYSTEM, reason)

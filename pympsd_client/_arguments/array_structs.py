@@ -8,7 +8,6 @@ from typing import Any, Final
 from attrs import astuple, frozen
 
 from pympsd.wire.texture_object import Sampling
-from pympsd_client._arguments.bindings import makers
 from pympsd_client._arguments.values import address_of
 
 
@@ -134,7 +133,5 @@ def _reader(name: str) -> Callable[[Any], bytes | None]:
     return read
 
 
-READERS: Final = {f"{name} *": _reader(name) for name in _SIZES}
+read_resource, read_sampling, read_view = map(_reader, _SIZES)
 """Return the bytes of a structure, None for NULL; TypeError for anything else."""
-WRAPPERS: Final = makers("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR", *_SIZES)
-"""Converts an output's value to the type that cuda.bindings returns."""

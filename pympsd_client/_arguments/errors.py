@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.bindings import CUresult
+from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.error_log import record
 from pympsd_client._arguments.explanations import explain, is_on
 
@@ -125,13 +126,13 @@ ERROR_STRINGS: Final = {
     int(number): text.encode() for number, _, text in (line.partition(" ") for line in _TEXT.strip().splitlines())
 }
 """By result."""
-
-
-SUCCESS: Final[Any] = CUresult.CUDA_SUCCESS
-DONE: Final[tuple[Any]] = (SUCCESS,)
-"""The result of a successful call without outputs."""
-_MEMBERS: Final[dict[int, Any]] = {int(member): member for member in CUresult}
 _ROLE: Final = re.compile(r":py:obj:`~?\.?([^`]*)`")
+
+
+@cache
+def _members() -> dict[int, Any]:
+    """Return the members of CUresult by number."""
+    return {int(member): member for member in bindings.CUresult}
 
 
 class _Last(threading.local):
@@ -192,7 +193,7 @@ def lost(reason: str) -> CudaError:
 
 def result_of(code: int) -> Any:
     """Return the CUresult of a number; CUDA_ERROR_UNKNOWN for one that this cuda-bindings does not have."""
-    return _MEMBERS.get(code, CUresult.CUDA_ERROR_UNKNOWN)
+    return _members().get(code, bindings.CUresult.CUDA_ERROR_UNKNOWN)
 
 
 def fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
@@ -233,7 +234,7 @@ def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
 
 def result_name(code: int) -> str:
     """Return the name of a result, its number as text if this cuda-bindings does not have it."""
-    return str(_MEMBERS[code].name) if code in _MEMBERS else str(code)
+    return str(_members()[code].name) if code in _members() else str(code)
 
 
 def error_name(code: int) -> bytes:
@@ -256,6 +257,6 @@ def error_description(code: int) -> bytes:
 
 
 def _member(code: int) -> Any:
-    if code not in _MEMBERS:
+    if code not in _members():
         raise invalid_value(f"{code} is not a CUresult")
-    return _MEMBERS[code]
+    return _members()[code]

@@ -1,11 +1,10 @@
 """Structures and arrays of graph management: read and written in memory, given as objects or as addresses."""
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from pympsd_client._arguments import values
-from pympsd_client._arguments.bindings import bindings, from_bytes, makers
 from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.values import InMemory, check_count, number
@@ -52,20 +51,6 @@ UpdateResult: Final[Any] = _layout("UpdateResult", "result. errorNode errorFromN
 EdgeData: Final[Any] = type(
     "EdgeData", (ctypes.Structure,), {"_fields_": [(n, ctypes.c_ubyte) for n in ("from_port", "to_port", "type")]}
 )
-NAMES: Final = (
-    "CUDA_BATCH_MEM_OP_NODE_PARAMS",
-    "CUDA_CONDITIONAL_NODE_PARAMS",
-    "CUDA_MEM_ALLOC_NODE_PARAMS",
-    "CUDA_GRAPH_INSTANTIATE_PARAMS",
-    "CUDA_HOST_NODE_PARAMS",
-    "CUDA_KERNEL_NODE_PARAMS",
-    "CUDA_MEMSET_NODE_PARAMS",
-    "CUgraphEdgeData",
-    "CUgraphNode",
-    "CUgraphNodeParams",
-    "CUkernelNodeAttrValue",
-)
-"""Types that functions of graph management get pointers to."""
 EDGE_BYTES: Final = 8
 NODE_PARAMETERS_AT: Final = 16
 """Where in a CUgraphNodeParams the parameters of its type lie."""
@@ -126,52 +111,3 @@ class Elements(list[Any]):
 def edge_number(from_port: int, to_port: int, kind: int) -> int:
     """Return the 8 bytes of a CUgraphEdgeData as a number."""
     return from_port | to_port << 8 | kind << 16
-
-
-# --- outputs as objects of cuda.bindings
-
-
-def _each(name: str) -> Callable[[Sequence[int]], list[Any]]:
-    return lambda values: [getattr(bindings, name)(value) for value in values]
-
-
-def _edges(numbers: Sequence[int]) -> list[Any]:
-    return [from_bytes("CUgraphEdgeData", value.to_bytes(EDGE_BYTES, "little")) for value in numbers]
-
-
-def _class(name: str) -> Callable[[int], Any]:
-    return lambda value: getattr(bindings, name)(value)
-
-
-WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
-    **{
-        name: _class(name)
-        for name in (
-            "CUgraph",
-            "CUgraphConditionalHandle",
-            "CUgraphExec",
-            "CUgraphNode",
-            "CUgraphNodeType",
-            "CUstreamCaptureMode",
-            "CUstreamCaptureStatus",
-            "CUuserObject",
-            "cuuint64_t",
-        )
-    },
-    **makers(
-        "CUDA_BATCH_MEM_OP_NODE_PARAMS",
-        "CUDA_HOST_NODE_PARAMS",
-        "CUDA_KERNEL_NODE_PARAMS",
-        "CUDA_MEM_ALLOC_NODE_PARAMS",
-        "CUDA_MEMCPY3D",
-        "CUDA_MEMSET_NODE_PARAMS",
-        "CUgraphExecUpdateResultInfo",
-        "CUgraphNodeParams",
-        "CUkernelNodeAttrValue",
-    ),
-    "CUgraphNode *": _each("CUgraphNode"),
-    "CUgraphNode **": _each("CUgraphNode"),
-    "CUgraphEdgeData *": _edges,
-    "CUgraphEdgeData **": _edges,
-}
-"""Converts outputs to what cuda.bindings returns: numbers to handles and enums, bytes to structures."""

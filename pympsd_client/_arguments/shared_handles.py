@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
-from pympsd_client._arguments.bindings import makers
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.values import address_of
 
@@ -58,7 +57,3 @@ def unpack(name: str, argument: Any, refusal: Callable[[str], CudaError]) -> Sha
     if mark != _MARKS[name]:
         raise refusal(f"these are not the bytes of a {name} that a client of pympsd has made")
     return SharedHandle(int.from_bytes(secret, "little"), ordinal, offset, size, int.from_bytes(pool, "little"))
-
-
-WRAPPERS: Final = makers(*_MARKS)
-"""What makes the structures of cuda.bindings, by their names."""

@@ -161,7 +161,10 @@ def check_api_version(environment: Mapping[str, str]) -> None:
 
 
 SERVER_END_S: Final = 0.5
-"""Seconds within which an ending server closes its sessions and its executors' links, in any order."""
+"""Seconds in which a server that is killed closes its sessions, perhaps after its executors' links.
+
+A server that ends by itself closes its sessions first.
+"""
 _STREAM_FDS: Final = 4
 """A command stream takes two descriptors; another thread may open two at the same time."""
 

@@ -34,7 +34,6 @@ from pympsd_client._connect.handshake import (
     connect_to_daemon,
     request_session,
 )
-from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
 from pympsd_client._objects.context import Context, contexts
 
 _FORKED: Final = (
@@ -97,6 +96,9 @@ class Process:
         if not isinstance(answer, NoDaemon):
             self._set_connection(answer)
             return
+        # Imported here, because with a daemon no program needs it.
+        from pympsd_client._connect.private_executor import PrivateExecutors, PrivateExecutorWarning, native_driver
+
         way = without_daemon(environment, answer, native_driver)
         if way is Way.REFUSE:
             raise CudaError(Result.ERROR_MPS_CONNECTION_FAILED, refusal(answer))

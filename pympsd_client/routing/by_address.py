@@ -3,6 +3,9 @@
 A row states for each parameter whether it is an input or an output, which is enough for Python. C passes some of them
 differently: a value of any type through ``void *``, an array and the place of its length, a number that is read and
 then overwritten. Each function here takes C's arguments as ints, checks the addresses, and calls the core.
+
+`_FUNCTIONS` names for each function its core, and what makes the function over it. `resolve` does this at the first
+call, so that the core's module is not imported before.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +13,12 @@ from ctypes import c_int, c_size_t, c_uint32, c_uint64, memmove, string_at
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._api import green_context, settings
-from pympsd_client._api.memory import managed, pointer, pools, virtual
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.graph_structs import Elements
-from pympsd_client._arguments.resources import RESOURCE_BYTES
 from pympsd_client._arguments.values import AttributeValue, InMemory, check_count, check_not_null
-from pympsd_client._graphs import capture_functions, executable_functions, structure
 from pympsd_client._objects.process import process
+from pympsd_client.signatures.rows import find_core
 
+Core = Callable[..., Any]
 Resolved = tuple[Callable[..., Any], str]
 """A function and the format of its parameters."""
 
@@ -36,18 +36,18 @@ def _copy(data: bytes, address: int) -> None:
 # --- values of any type through void *
 
 
-def _output(core: Callable[..., AttributeValue], index: int, format: str) -> Resolved:
+def _output(core: Core, index: int, format: str) -> Resolved:
     """Return a function that writes the core's value to the argument at ``index``."""
 
     def get(*arguments: int) -> None:
         _check(arguments[index])
-        value = core(*arguments[:index], *arguments[index + 1 :])
+        value: AttributeValue = core(*arguments[:index], *arguments[index + 1 :])
         _copy(value.packed, arguments[index])
 
     return get, format
 
 
-def _input(core: Callable[..., None], index: int, format: str) -> Resolved:
+def _input(core: Core, index: int, format: str) -> Resolved:
     """Return a function whose core reads the argument at ``index`` from memory."""
 
     def put(*arguments: int) -> None:
@@ -64,23 +64,29 @@ def _write_values(values: Sequence[AttributeValue], data: int) -> None:
         _copy(value.packed, address)
 
 
-def _get_pointer_attributes(count: int, attributes: int, data: int, address: int) -> None:
-    _check(attributes, data)
-    _write_values(pointer.attributes(count, InMemory(attributes), address), data)
+def _get_pointer_attributes(core: Core) -> Resolved:
+    def get(count: int, attributes: int, data: int, address: int) -> None:
+        _check(attributes, data)
+        _write_values(core(count, InMemory(attributes), address), data)
+
+    return get, "IQQQ"
 
 
-def _get_range_attributes(data: int, sizes: int, attributes: int, count: int, address: int, length: int) -> None:
-    _check(data, sizes, attributes)
-    _write_values(managed.attributes(InMemory(sizes), InMemory(attributes), count, address, length), data)
+def _get_range_attributes(core: Core) -> Resolved:
+    def get(data: int, sizes: int, attributes: int, count: int, address: int, length: int) -> None:
+        _check(data, sizes, attributes)
+        _write_values(core(InMemory(sizes), InMemory(attributes), count, address, length), data)
+
+    return get, "QQQQQQ"
 
 
 # --- settings of core dumps: void *, and a size that is read and written
 
 
-def _get_setting(core: Callable[[int], bool | int | bytes]) -> Resolved:
+def _get_setting(core: Core) -> Resolved:
     def get(setting: int, value: int, size: int) -> None:
         process.require()
-        content = core(setting)
+        content: bool | int | bytes = core(setting)
         if isinstance(content, bytes):
             data = content + b"\0"
         else:
@@ -96,13 +102,15 @@ def _get_setting(core: Callable[[int], bool | int | bytes]) -> Resolved:
     return get, "iQQ"
 
 
-def _set_setting(core: Callable[[int, Any], None]) -> Resolved:
+def _set_setting(core: Core) -> Resolved:
+    is_text = find_core("_api.settings.is_dump_text")
+
     def put(setting: int, value: int, size: int) -> None:
         _check(value, size)
         count = c_size_t.from_address(size).value
         check_count(count, "a setting")
         data = string_at(value, count)
-        core(setting, data if settings.is_dump_text(setting) else int.from_bytes(data[:4], "little"))
+        core(setting, data if is_text(setting) else int.from_bytes(data[:4], "little"))
 
     return put, "iQQ"
 
@@ -118,28 +126,34 @@ def _write_parts(parts: list[bytes], result: int, rest: bytes, remaining: int) -
     if result:
         _copy(b"".join(parts), result)
     if remaining:
-        memmove(remaining, rest, RESOURCE_BYTES)
+        _copy(rest, remaining)
 
 
-def _split_by_count(result: int, number: int, resource: int, remaining: int, flags: int, minimum: int) -> None:
-    process.require()
-    check_not_null("nbGroups", number)
-    count = c_uint32.from_address(number)
-    requested = count.value if result else 0
-    parts, count.value, rest = green_context.split_by_count(requested, _read_resource(resource), flags, minimum)
-    _write_parts(parts, result, rest, remaining)
+def _split_by_count(core: Core) -> Resolved:
+    def split(result: int, number: int, resource: int, remaining: int, flags: int, minimum: int) -> None:
+        process.require()
+        check_not_null("nbGroups", number)
+        count = c_uint32.from_address(number)
+        requested = count.value if result else 0
+        parts, count.value, rest = core(requested, _read_resource(resource), flags, minimum)
+        _write_parts(parts, result, rest, remaining)
+
+    return split, "QQQQII"
 
 
-def _split(result: int, number: int, resource: int, remaining: int, flags: int, groups: int) -> None:
-    process.require()
-    parts, rest = green_context.split(number, _read_resource(resource), flags, _read_resource(groups))
-    _write_parts(parts, result, rest, remaining)
+def _split(core: Core) -> Resolved:
+    def split(result: int, number: int, resource: int, remaining: int, flags: int, groups: int) -> None:
+        process.require()
+        parts, rest = core(number, _read_resource(resource), flags, _read_resource(groups))
+        _write_parts(parts, result, rest, remaining)
+
+    return split, "QIQQIQ"
 
 
 # --- graphs: arrays of pympsd itself, and numbers that are read and written
 
 
-def _list(core: Callable[[int, int], tuple[Any, ...]], arrays: int) -> Resolved:
+def _list(core: Core, arrays: int) -> Resolved:
     """Return a function of a handle, addresses of arrays, and the address of their length."""
 
     def write(handle: int, *addresses: int) -> None:
@@ -158,13 +172,16 @@ def _list(core: Callable[[int, int], tuple[Any, ...]], arrays: int) -> Resolved:
     return write, "Q" * (arrays + 2)
 
 
-def _exchange_mode(address: int) -> None:
-    _check(address)
-    mode = c_int.from_address(address)
-    mode.value = capture_functions.exchange_mode(mode.value)
+def _exchange_mode(core: Core) -> Resolved:
+    def exchange(address: int) -> None:
+        _check(address)
+        mode = c_int.from_address(address)
+        mode.value = core(mode.value)
+
+    return exchange, "Q"
 
 
-def _get_capture_info(core: Callable[[int], tuple[Any, ...]], arrays: int) -> Resolved:
+def _get_capture_info(core: Core, arrays: int) -> Resolved:
     """Return cuStreamGetCaptureInfo, in which every output but the status may be NULL."""
 
     def info(stream: int, status: int, *addresses: int) -> None:
@@ -172,48 +189,65 @@ def _get_capture_info(core: Callable[[int], tuple[Any, ...]], arrays: int) -> Re
         c_int.from_address(status).value, *values = core(stream)
         for address, value in zip(addresses, values, strict=True):
             if address:
-                c_uint64.from_address(address).value = value.address if isinstance(value, Elements) else value
+                c_uint64.from_address(address).value = value if isinstance(value, int) else value.address
 
     return info, "Q" * (arrays + 5)
 
 
-def _update_executable(executable: int, graph: int, address: int) -> None:
-    process.require()
-    try:
-        info = executable_functions.update(executable, graph)
-    except CudaError as error:
-        for info in error.outputs if address else ():
+def _update_executable(core: Core) -> Resolved:
+    def update(executable: int, graph: int, address: int) -> None:
+        process.require()
+        try:
+            info = core(executable, graph)
+        except CudaError as error:
+            for info in error.outputs if address else ():
+                _copy(info, address)
+            raise
+        if address:
             _copy(info, address)
-        raise
-    if address:
-        _copy(info, address)
+
+    return update, "QQQ"
 
 
-FUNCTIONS: Final[dict[str, Resolved]] = {
-    "cuCoredumpGetAttribute": _get_setting(settings.dump_setting),
-    "cuCoredumpGetAttributeGlobal": _get_setting(settings.global_dump_setting),
-    "cuCoredumpSetAttribute": _set_setting(settings.set_dump_setting),
-    "cuCoredumpSetAttributeGlobal": _set_setting(settings.set_global_dump_setting),
-    "cuDevSmResourceSplit": (_split, "QIQQIQ"),
-    "cuDevSmResourceSplitByCount": (_split_by_count, "QQQQII"),
-    "cuGraphExecUpdate": (_update_executable, "QQQ"),
-    "cuGraphGetEdges": _list(structure.edges, 3),
-    "cuGraphGetNodes": _list(structure.nodes, 1),
-    "cuGraphGetRootNodes": _list(structure.root_nodes, 1),
-    "cuGraphNodeGetDependencies": _list(structure.dependencies, 2),
-    "cuGraphNodeGetDependentNodes": _list(structure.dependent_nodes, 2),
-    "cuMemExportToShareableHandle": _output(virtual.export, 0, "QQiQ"),
-    "cuMemPoolGetAttribute": _output(pools.attribute, 2, "QiQ"),
-    "cuMemPoolSetAccess": _input(pools.set_access, 1, "QQQ"),
-    "cuMemPoolSetAttribute": _input(pools.set_attribute, 2, "QiQ"),
-    "cuMemRangeGetAttribute": _output(managed.attribute, 0, "QQiQQ"),
-    "cuMemRangeGetAttributes": (_get_range_attributes, "QQQQQQ"),
-    "cuMemSetAccess": _input(virtual.set_access, 2, "QQQQ"),
-    "cuPointerGetAttribute": _output(pointer.attribute, 0, "QiQ"),
-    "cuPointerGetAttributes": (_get_pointer_attributes, "IQQQ"),
-    "cuPointerSetAttribute": _input(pointer.set_attribute, 0, "QiQ"),
-    "cuStreamGetCaptureInfo": _get_capture_info(capture_functions.info, 2),
-    "cuStreamGetCaptureInfo_v2": _get_capture_info(capture_functions.info_without_edges, 1),
-    "cuThreadExchangeStreamCaptureMode": (_exchange_mode, "Q"),
+_FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "cuCoredumpGetAttribute": (_get_setting, "_api.settings.dump_setting"),
+    "cuCoredumpGetAttributeGlobal": (_get_setting, "_api.settings.global_dump_setting"),
+    "cuCoredumpSetAttribute": (_set_setting, "_api.settings.set_dump_setting"),
+    "cuCoredumpSetAttributeGlobal": (_set_setting, "_api.settings.set_global_dump_setting"),
+    "cuDevSmResourceSplit": (_split, "_api.green_context.split"),
+    "cuDevSmResourceSplitByCount": (_split_by_count, "_api.green_context.split_by_count"),
+    "cuGraphExecUpdate": (_update_executable, "_graphs.executable_functions.update"),
+    "cuGraphGetEdges": (_list, "_graphs.structure.edges", 3),
+    "cuGraphGetNodes": (_list, "_graphs.structure.nodes", 1),
+    "cuGraphGetRootNodes": (_list, "_graphs.structure.root_nodes", 1),
+    "cuGraphNodeGetDependencies": (_list, "_graphs.structure.dependencies", 2),
+    "cuGraphNodeGetDependentNodes": (_list, "_graphs.structure.dependent_nodes", 2),
+    "cuMemExportToShareableHandle": (_output, "_api.memory.virtual.export", 0, "QQiQ"),
+    "cuMemPoolGetAttribute": (_output, "_api.memory.pools.attribute", 2, "QiQ"),
+    "cuMemPoolSetAccess": (_input, "_api.memory.pools.set_access", 1, "QQQ"),
+    "cuMemPoolSetAttribute": (_input, "_api.memory.pools.set_attribute", 2, "QiQ"),
+    "cuMemRangeGetAttribute": (_output, "_api.memory.managed.attribute", 0, "QQiQQ"),
+    "cuMemRangeGetAttributes": (_get_range_attributes, "_api.memory.managed.attributes"),
+    "cuMemSetAccess": (_input, "_api.memory.virtual.set_access", 2, "QQQQ"),
+    "cuPointerGetAttribute": (_output, "_api.memory.pointer.attribute", 0, "QiQ"),
+    "cuPointerGetAttributes": (_get_pointer_attributes, "_api.memory.pointer.attributes"),
+    "cuPointerSetAttribute": (_input, "_api.memory.pointer.set_attribute", 0, "QiQ"),
+    "cuStreamGetCaptureInfo": (_get_capture_info, "_graphs.capture_functions.info", 2),
+    "cuStreamGetCaptureInfo_v2": (_get_capture_info, "_graphs.capture_functions.info_without_edges", 1),
+    "cuThreadExchangeStreamCaptureMode": (_exchange_mode, "_graphs.capture_functions.exchange_mode"),
 }
-"""Each function, and the format of its parameters."""
+"""For each function what makes it, the path of its core, and further arguments of the first."""
+
+
+def has(name: str) -> bool:
+    """Return whether a function is one of these."""
+    return name in _FUNCTIONS
+
+
+def resolve(name: str) -> Resolved | None:
+    """Return a function, and the format of its parameters; None if it is not one of these."""
+    if name not in _FUNCTIONS:
+        return None
+    make, core, *arguments = _FUNCTIONS[name]
+    function, format = make(find_core(core), *arguments)
+    return function, format

@@ -27,11 +27,10 @@ installed versions of cuda.bindings may have fewer or more parameters than the r
 
 import atexit
 import ctypes
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final
 
-from pympsd_client._api.entry_point import is_as_given, not_permitted, output_wrapper, structure_reader
+from pympsd_client._api.conversions import is_as_given, not_permitted, output_wrapper, structure_reader
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import at
@@ -42,7 +41,7 @@ from pympsd_client._objects.process import process
 from pympsd_client.native import _entry_points
 from pympsd_client.routing import c_types, special
 from pympsd_client.routing.explain import refusing, result_of
-from pympsd_client.routing.pointers import signatures
+from pympsd_client.routing.pointers import read_signatures, signatures
 from pympsd_client.routing.versions import adapt, arrange, newest, row_of
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
@@ -202,7 +201,7 @@ def _names(row: Signature) -> dict[str, Any]:
     return {
         "_at": at,
         "_skip_checks": _skip_checks,
-        "_core": getattr(import_module(f"pympsd_client.{row.module}"), row.core),
+        "_core": row.find_core(),
         "_intern": intern,
         "_not_permitted": not_permitted,
         "_process": process,
@@ -290,6 +289,7 @@ class _Calls:
     """The driver's functions by name, for the runtime: with C's inputs, returning the outputs, raising CudaError."""
 
     def __getattr__(self, name: str) -> Any:
+        read_signatures("cuda.bindings.cydriver")
         installed = newest(name, SIGNATURES[name], signatures)
         function, *_ = resolve(installed, signatures[installed])
         setattr(self, name, function)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._api.entry_point import as_cuda_error
+from pympsd_client._api.conversions import as_cuda_error
 from pympsd_client._arguments.error_log import record
 from pympsd_client._arguments.errors import CudaError, fail, result_name
 from pympsd_client._arguments.explanations import explain, is_on

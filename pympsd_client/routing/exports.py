@@ -11,6 +11,7 @@ that are compiled for per-thread default streams. `resolve` finds the row with t
 
 import ctypes
 import re
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,10 +19,8 @@ from attrs import evolve
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._arguments.graph_structs import UpdateResult
 from pympsd_client._arguments.values import check_not_null
 from pympsd_client._connect.driver_library import NAME, load_driver
-from pympsd_client._graphs import executable_functions
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD
 from pympsd_client.native import _entry_points
@@ -30,6 +29,7 @@ from pympsd_client.routing.driver import api
 from pympsd_client.routing.explain import refusing
 from pympsd_client.routing.versions import arrange
 from pympsd_client.signatures import SIGNATURES, Calling, Signature
+from pympsd_client.signatures.rows import find_core
 
 Resolved = tuple[Any, ...]
 result_of_error = driver.result_of_error
@@ -153,7 +153,8 @@ def _instantiate(graph: int, node: int, log: int, size: int) -> int:
         ctypes.c_uint64.from_address(node).value = 0
     if log and size:
         ctypes.c_char.from_address(log).value = b"\0"
-    return executable_functions.instantiate(graph, 0)
+    executable: int = find_core("_graphs.executable_functions.instantiate")(graph, 0)
+    return executable
 
 
 def _update_executable(executable: int, graph: int, node: int, verdict: int) -> None:
@@ -162,14 +163,14 @@ def _update_executable(executable: int, graph: int, node: int, verdict: int) -> 
     check_not_null("a result", node, verdict)
     failure = None
     try:
-        info = executable_functions.update(executable, graph)
+        info: bytes = find_core("_graphs.executable_functions.update")(executable, graph)
     except CudaError as error:
         if not error.outputs:
             raise
         info, failure = error.outputs[0], error
-    result = UpdateResult.from_buffer_copy(info)
-    ctypes.c_int.from_address(verdict).value = result.result
-    ctypes.c_uint64.from_address(node).value = result.errorNode or 0
+    result, error_node, _ = struct.unpack("=i4xQQ", info)  # a CUgraphExecUpdateResultInfo
+    ctypes.c_int.from_address(verdict).value = result
+    ctypes.c_uint64.from_address(node).value = error_node
     if failure is not None:
         raise failure
 

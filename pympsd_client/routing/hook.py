@@ -26,10 +26,9 @@ import atexit
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 MODULES: Final = (
     "cuda.bindings.cydriver",
@@ -90,8 +89,11 @@ def _end() -> None:
             entry_points.end()
 
 
-class Finder(MetaPathFinder):
-    """A finder that finds the modules of function pointers as Python would, with a `_Loader` around their loader."""
+class Finder:
+    """A finder that finds the modules of function pointers as Python would, with a `_Loader` around their loader.
+
+    The classes here are not derived from those of `importlib.abc`, whose import takes 4 ms.
+    """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in MODULES:
@@ -101,23 +103,24 @@ class Finder(MetaPathFinder):
             spec: ModuleSpec | None = None if find is None else find(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
+                    spec.loader = cast("Any", _Loader(spec.loader))
                 return spec
         return None
 
 
-class _Loader(Loader):
+class _Loader:
     """A loader that loads a module with the module's own loader, then replaces its function pointers."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader: Final = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         spec.loader = self._loader
         try:
-            return self._loader.create_module(spec)
+            module: ModuleType | None = self._loader.create_module(spec)
+            return module
         finally:
-            spec.loader = self
+            spec.loader = cast("Any", self)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)

@@ -22,6 +22,7 @@ The invariants:
 
 import ctypes
 import re
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -125,6 +126,7 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
         pointers[name] = _entry_points.capsule(address, signatures[name])
 
 
+@cache
 def read_signatures(module: str) -> None:
     """Note the functions of a module whose pointers are not replaced."""
     for name, capsule in import_module(module).__dict__["__pyx_capi__"].items():

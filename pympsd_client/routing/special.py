@@ -10,10 +10,9 @@ from ctypes import string_at
 from types import SimpleNamespace
 from typing import Any, Final
 
+import pympsd_client
 from pympsd.vocabulary.results import Result
-from pympsd_client import driver
-from pympsd_client._api import stream as streams
-from pympsd_client._api.entry_point import not_permitted
+from pympsd_client._api.conversions import not_permitted
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import invalid_value, last_error, result_name
 from pympsd_client._arguments.explanations import explain, is_on
@@ -21,6 +20,7 @@ from pympsd_client._arguments.values import check_count
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.routing import by_address, error_logs
+from pympsd_client.signatures.rows import find_core
 
 _CONFIG: Final = struct.Struct("=7I4xQQI")
 """CUlaunchConfig: grid, block, dynamic shared memory, stream, attributes, their number."""
@@ -57,7 +57,7 @@ def launch_by_config(default_stream: int = 0) -> Resolved:
 
 def _public(name: str) -> Callable[..., Any]:
     """Return the client's public function; the C part accepts its tuple as a result."""
-    function: Callable[..., Any] = getattr(driver, name)
+    function: Callable[..., Any] = getattr(pympsd_client.driver, name)
     if name == "cuLaunchKernel" or is_on():  # a launch has to be fast; or failures are explained already
         return function
 
@@ -88,7 +88,7 @@ def _add_callback(stream: int, callback: int, data: int, flags: int) -> None:
     # cuda.bindings passes a function of its own, and the program's function in the data.
     if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
         raise invalid_value("the callback is NULL; pass the address of a C function")
-    streams.add_callback(stream, callback, data, flags)
+    find_core("_api.stream.add_callback")(stream, callback, data, flags)
 
 
 def _is_of_bindings(function: int) -> bool:
@@ -98,7 +98,6 @@ def _is_of_bindings(function: int) -> bool:
 
 
 _FUNCTIONS: Final[dict[str, Resolved]] = {
-    **by_address.FUNCTIONS,
     **error_logs.FUNCTIONS,
     "cuStreamAddCallback": (_add_callback, "QQQI"),
 }
@@ -111,9 +110,9 @@ _LAUNCHES: Final[dict[str, Callable[[], Resolved]]] = {
 
 def has(name: str) -> bool:
     """Return whether a function is one of these."""
-    return name in _FUNCTIONS or name in _LAUNCHES
+    return name in _FUNCTIONS or name in _LAUNCHES or by_address.has(name)
 
 
 def resolve(name: str) -> Resolved | None:
     """Return the function behind an entry point, and the format of its parameters; None if its row is enough."""
-    return _LAUNCHES[name]() if name in _LAUNCHES else _FUNCTIONS.get(name)
+    return _LAUNCHES[name]() if name in _LAUNCHES else _FUNCTIONS.get(name) or by_address.resolve(name)

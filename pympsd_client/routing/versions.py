@@ -13,13 +13,12 @@ from pympsd_client.routing import c_types
 from pympsd_client.signatures import Parameter, Signature
 
 _SUFFIX: Final = re.compile(r"_v\d$")
-_IS_BEFORE_13: Final = bindings.CUDA_VERSION < 13000
 
 
 def row_of(name: str, types: tuple[str, ...], rows: Mapping[str, Signature]) -> Signature | None:
     """Return a function's row, before CUDA 13 that of the name without a version, if the parameters are the same."""
     row = rows.get(name)
-    if row is None and _IS_BEFORE_13:
+    if row is None and bindings.CUDA_VERSION < 13000:
         row = rows.get(_SUFFIX.sub("", name))
         return row if row is not None and _is_of(row, types) else None
     return row

@@ -15,14 +15,14 @@ cuDriverGetVersion(out int driverVersion) = driver_version
 """
 
 _DEVICES: Final = """
-cuDeviceGet(out CUdevice device, int ordinal) = device
-cuDeviceGetCount(out int count) = count
+cuDeviceGet(out CUdevice device, int ordinal) = _api.initialization.device
+cuDeviceGetCount(out int count) = _api.initialization.count
 cuDeviceGetName(out char *name, int length, CUdevice dev) = name
 cuDeviceGetUuid(out CUuuid uuid, CUdevice dev) = uuid
 cuDeviceGetUuid_v2(out CUuuid uuid, CUdevice dev) = uuid
 cuDeviceComputeCapability(out int major, out int minor, CUdevice dev) = compute_capability
 cuDeviceGetLuid(out char *luid, out unsigned int deviceNodeMask, CUdevice dev) = luid
-cuDeviceTotalMem(out size_t bytes, CUdevice dev) = total_memory
+cuDeviceTotalMem(out size_t bytes, CUdevice dev) = _api.initialization.total_memory
 cuDeviceGetAttribute(out int pi, CUdevice_attribute attrib, CUdevice dev) = attribute
 cuDeviceGetProperties(out CUdevprop prop, CUdevice dev) = properties
 cuDeviceGetTexture1DLinearMaxWidth(out size_t maxWidthInElements, CUarray_format pformat, unsigned int numChannels,
@@ -119,7 +119,7 @@ cuCoredumpSetAttributeGlobal(CUcoredumpSettings attrib, const void *value) = set
 
 ROWS: Final = (
     *chapter("_arguments.errors", _ERRORS, Calling.ANYWHERE),
-    *chapter("_api.device", _INITIALIZATION, Calling.BEFORE_INIT),
+    *chapter("_api.initialization", _INITIALIZATION, Calling.BEFORE_INIT),
     *chapter("_api.device", _DEVICES),
     *chapter("_api.peer_access", _PEERS),
     *chapter("_api.peer_access", _WRITES_OF_OTHERS, Calling.VARIANTS),

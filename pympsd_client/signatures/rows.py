@@ -1,8 +1,10 @@
 """Rows: a driver function as one line of text, and what is read from it."""
 
 import re
+from collections.abc import Callable
 from enum import Enum
-from typing import Final
+from importlib import import_module
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -54,6 +56,10 @@ class Signature:
     arguments: str
     calling: Calling
 
+    def find_core(self) -> Callable[..., Any]:
+        """Return the core function (see `find_core`)."""
+        return find_core(f"{self.module}.{self.core}")
+
     @property
     def inputs(self) -> tuple[Parameter, ...]:
         """The parameters that a caller passes, ``inout`` ones included."""
@@ -68,6 +74,20 @@ class Signature:
     def outputs(self) -> tuple[Parameter, ...]:
         """The parameters that are returned after the result, in their order."""
         return tuple(parameter for parameter in self.parameters if parameter.is_output)
+
+
+def find_core(path: str) -> Callable[..., Any]:
+    """Return a core function by its path in `pympsd_client`; its module is imported if it was not before.
+
+    Tables of functions contain paths, and call this at a function's first call, because most programs use few of
+    the modules, and importing all of them takes longer than cuInit may.
+
+    >>> find_core("_api.initialization.driver_version")()
+    13010
+    """
+    module, _, name = path.rpartition(".")
+    core: Callable[..., Any] = getattr(import_module(f"pympsd_client.{module}"), name)
+    return core
 
 
 _ROW: Final = re.compile(r"(\w+)\((.*?)\) = (?:([\w.]+)\.)?(\w+)(?:\((.*)\))?")

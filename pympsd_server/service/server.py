@@ -340,4 +340,7 @@ class Server:
     def _end(self) -> None:
         if self.phase is not ServerPhase.ENDED:
             self.phase = move(MOVES, self.phase, ServerPhase.ENDED)
+            # Clients have to see the server's end before that of its executors, which would be a fatal fault.
+            for channel in self.channels.values():
+                channel.hang_up()
             self.done.set()

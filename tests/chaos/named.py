@@ -52,11 +52,10 @@ STRIKES: Final = {
 }
 FIRST_SECONDS: Final = 2.0
 """Nothing is killed before, for there is nothing yet."""
-LAUNCH_FAILED, NOT_PERMITTED, CONNECTION_FAILED, RPC_FAILURE, NOT_READY, TERMINATED = 719, 800, 805, 806, 807, 810
+NOT_PERMITTED, CONNECTION_FAILED, RPC_FAILURE, NOT_READY, TERMINATED = 800, 805, 806, 807, 810
 REFUSED: Final = frozenset({CONNECTION_FAILED, NOT_READY})
 """At a place that is not there, goes, or comes."""
-CUT_OFF: Final = frozenset({RPC_FAILURE, CONNECTION_FAILED, NOT_READY, TERMINATED, LAUNCH_FAILED})
-"""The last: a client may meet the end of its executor before that of its server."""
+CUT_OFF: Final = frozenset({RPC_FAILURE, CONNECTION_FAILED, NOT_READY, TERMINATED})
 Places = frozenset[tuple[str, str]]
 """Servers and their namespaces."""
 

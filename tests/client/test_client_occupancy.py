@@ -220,9 +220,10 @@ def test_captured_programmatic_launches_have_programmatic_edges(count: Any) -> N
         (start,), (end,), (data,), _ = ok(cuda.cuGraphGetEdges(graph, 1))
         assert (data.from_port, data.to_port, int(data.type)) == (1, 0, 1)
         arrays, size = (ctypes.c_uint64 * 2)(), ctypes.c_uint64(1)
+        get_edges, _ = by_address.resolve("cuGraphGetEdges") or pytest.fail("there is no such function")
         at = ctypes.addressof(arrays)
         with pytest.raises(CudaError, match="the edges have data"):  # as C calls the version without data
-            by_address.FUNCTIONS["cuGraphGetEdges"][0](int(graph), at, at + 8, 0, ctypes.addressof(size))
+            get_edges(int(graph), at, at + 8, 0, ctypes.addressof(size))
         ok(cuda.cuGraphRemoveDependencies(graph, [start], [end], [data], 1))
         ok(cuda.cuGraphAddDependencies(graph, [start], [end], [data], 1))
         first = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))

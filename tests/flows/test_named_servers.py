@@ -212,7 +212,7 @@ def test_a_server_that_is_deleted_by_force_ends_its_clients_and_frees_the_name(
     assert ctl(daemon, "server delete a", 1) == "Server 'a' has 1 active client; --force terminates it first."
     assert client.do("sync") == "CUDA_SUCCESS"
     ctl(daemon, "server delete a --force")
-    assert client.do("sync") != "CUDA_SUCCESS"
+    assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
     assert not alive(process)
     assert not pipe(daemon, "a").exists()
     ctl(daemon, "server create a")

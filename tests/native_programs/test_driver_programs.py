@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,23 @@ def test_a_program_computes_and_is_a_client_of_the_daemon(
         assert "twice" in clients
         running.communicate("\n", timeout=SECONDS)
     assert running.returncode == 0
+
+
+def test_initialization_imports_only_what_connects_to_a_device(
+    compile_program: Compile, run: Callable[..., Ran]
+) -> None:
+    """A program waits for these imports: a module of memory, code or graphs is imported by its first function."""
+    program = compile_program("privileged", "libcuda.so.1", "libnvidia-ml.so.1")
+    ran = run(program, PYTHONPROFILEIMPORTTIME="1")
+    assert ran.stdout == "0\n0 Success\n", ran.stderr
+    imported = re.findall(r"^import time:.*\| +(\S+)$", ran.stderr, re.MULTILINE)
+    unneeded = re.compile(
+        r"(cuda|numpy|structlog|trio|pympsd_client\.(_graphs|_api\.(entry_point|memory)|"
+        r"_objects\.(arrays|code|memory|pools)|_connect\.private_executor))(\.|$)"
+    )
+    assert [module for module in imported if unneeded.match(module)] == []
+    own = [module for module in imported if module.startswith("pympsd")]
+    assert 50 < len(own) < 85, own  # 72 when this was written
 
 
 def test_the_output_of_kernels_comes_after_what_the_program_printed_before(
@@ -107,6 +125,30 @@ def test_a_python_that_the_program_has_loaded_for_itself_only(
     assert ran.stdout == results, ran.stderr
     assert ran.stderr.endswith(sentence)
     assert ran.stderr.count("\n") == (way == "waits")
+
+
+def test_a_statically_linked_program_that_opens_the_libraries_gets_an_error(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    compiler, program = os.environ.get("CC", "cc"), tmp_path / "opens"
+    run(compiler, "-static", "-o", program, SOURCES / "opens.c").check_returncode()
+    ran = run(program, "libcuda.so.1", "cuInit", "libcudart.so.13", "cudaFree", "libnvidia-ml.so.1", "nvmlInit_v2")
+    assert ran.stdout == "304\n304\n0\n", ran.stderr
+    assert ran.stderr == (
+        "pympsd: this program cannot use CUDA: it is statically linked; link it without -static to use libcuda.so.1\n"
+    )
+
+
+@pytest.mark.long("it waits for ten seconds")
+def test_a_thread_that_cannot_have_the_gil_gets_an_error(compile_program: Compile, run: Callable[..., Ran]) -> None:
+    library = f"libpython3.{sys.version_info.minor}.so.1.0"
+    neighbour = Path(sys.base_prefix, "lib", library)
+    ran = run(compile_program("loaded_python"), neighbour if neighbour.exists() else library, "holds")
+    assert ran.stdout == "304 304 0\n", ran.stderr
+    assert ran.stderr == (
+        "pympsd: this program cannot use CUDA (libcuda.so.1): a thread called it while another one kept Python's "
+        "lock (the GIL) for 10 s; release the GIL while you wait for a thread that uses CUDA\n"
+    )
 
 
 def test_a_python_that_is_too_old_is_refused_with_its_version(

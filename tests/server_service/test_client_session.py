@@ -24,7 +24,7 @@ from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import CloseContext, ContextClosed, ContextOpened, OpenContext, RequestRefused
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.executor import ExecutorError, ExecutorGone
-from pympsd_server.service.server import Server
+from pympsd_server.service.server import DELETED, Server
 from pympsd_server.state_machine.client_table import ContextRecord
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 
@@ -276,6 +276,29 @@ async def test_a_context_runs_in_a_slot_that_shares_no_memory_between_users(
         assert isinstance(await exchange(channel, CloseContext(2, opened.context)), ContextClosed)
         assert executor.checked == [ExecutorSlot(0, user)]
     assert executor.checked == [ExecutorSlot(0, user)] * 2, "checked once for the context, once for the client"
+
+
+@pytest.mark.parametrize("forced", [True, False])
+async def test_clients_see_the_servers_end_before_it_ends_its_executors(forced: bool) -> None:
+    """Otherwise the end of an executor would look like a fatal fault of its device."""
+    silent: Any = Silent()
+    server = Server(silent, silent, describe("1xH200"), ThreadPercentage(100), {})
+    server.start_serving()
+    server.client_table.add_client(7, 100, 0, {})
+    ours, theirs = socket.socketpair()
+    server.channels[7] = MessageChannel(trio.socket.from_stdlib_socket(ours))
+    if forced:
+        server.leave(forced=True, is_deletion=True)
+    else:
+        server.end_without_daemon()
+    assert server.done.is_set()  # only now executors are ended
+    client = MessageChannel(trio.socket.from_stdlib_socket(theirs))
+    with trio.fail_after(SECONDS):
+        if forced:
+            assert await client.receive_message() == (DELETED, ())
+        assert await client.receive_message() is None
+    client.close()
+    server.channels[7].close()
 
 
 @define

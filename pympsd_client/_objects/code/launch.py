@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pympsd.wire.records import NO_CLUSTER, pack_launch_flags
-from pympsd_client._arguments.errors import DONE, CudaError, fail, invalid_handle, invalid_value
+from pympsd_client._arguments.bindings import DONE
+from pympsd_client._arguments.errors import CudaError, fail, invalid_handle, invalid_value
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._command_stream.kernel_parameters import (
     LAUNCH_BYTES,
@@ -133,11 +134,12 @@ def _add_plan(
 
 
 def _ring_bell(transport: Transport) -> tuple[Any, ...]:
+    success: tuple[Any, ...] = DONE
     try:
         transport.ring_bell()
     except CudaError as error:
         return fail(error, 0)
-    return DONE
+    return success
 
 
 def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra: Any) -> bytes:

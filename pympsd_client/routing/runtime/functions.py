@@ -23,7 +23,6 @@ import re
 import threading
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
@@ -40,7 +39,11 @@ from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 _VARIANT: Final = re.compile(r"_pt[sd][sz]$")
 _VERSION: Final = re.compile(r"_v\d$")
-_PUBLIC_NAMES: Final = {"pympsd_kernel": "cudaLaunchKernel", "pympsd_variable": "cudaGetSymbolAddress"}
+_PUBLIC_NAMES: Final = {
+    "pympsd_kernel": "cudaLaunchKernel",
+    "pympsd_ready": "cudaLaunchKernel",
+    "pympsd_variable": "cudaGetSymbolAddress",
+}
 """The function that programs call, by the name of the function that libcudart calls for it."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
 """The types that the driver may have for a device address, by the runtime's type."""
@@ -66,7 +69,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
 
 def _of_row(row: Signature, types: tuple[str, ...]) -> tuple[Callable[..., Any], str]:
     parameters = arrange(row, types)
-    core = getattr(import_module(f"pympsd_client.{row.module}"), row.core)
+    core = row.find_core()
     layout = next((LAYOUTS[type] for type in types if type in LAYOUTS), None)
     if layout is not None:
         core = partial(core, layout=layout)

@@ -16,7 +16,7 @@ kernel has its masks in the warp's frame, where a stop needs them anyway, and a 
     dispatch                                    a switch by the lowest bit of `waiting`
 
 So the ways that a program spells out remain branches, and there is one switch for everything else. The registers that
-live across segments are in the frame, too (KernelText), because the switch would need a phi for each of them.
+live across segments are in the frame, too, because the switch would need a phi for each of them.
 
 Invariant: outside a running segment's own code, a segment's bit is set if its mask is not 0. Only masks of segments
 that the plan has as pending may be set, so the lowest bit is the lowest segment that the ladder would find. The bits
@@ -215,7 +215,7 @@ class DispatchText(MemoryText):
             lowest = self.call("llvm.cttz.i64", "i64", ("i64", value), ("i1", "true"))
             places = [bit for bit in range(_WORD) if bits >> bit & 1]
             cases = " ".join(f"i64 {bit}, label %segment{_WORD * word + bit}" for bit in places)
-            self.line(f"switch i64 {lowest}, label %lost [ {cases} ]")
+            self.line(f"switch i64 {lowest}, label %nothing [ {cases} ]")
             self.place(following)
         self.jump("nothing")
 
