@@ -81,15 +81,17 @@ int kernels_resolve(
                     return 1;
                 continue;
             }
-            uint32_t place = (uint32_t)at;
-            if (kind == SHARED && place >> RANK_SHIFT == 1) // the first block of a cluster, which is the only one
-                place -= 1u << RANK_SHIFT;
+            uint32_t place = (uint32_t)at, rank = kind == SHARED && (int32_t)place > 0 ? place >> RANK_SHIFT : 0;
+            if (rank > c->cluster_nctarank)
+                return kernels_fail(c, place, lane, NO_BLOCK, nbytes, kind);
+            uint64_t memory = rank ? (uint64_t)c->cluster_shared + (rank - 1) * c->batch->shared_frame : own;
+            place -= rank << RANK_SHIFT;
             if (place > size || size - place < nbytes)
-                return kernels_fail(c, (uint32_t)at, lane, OUTSIDE, nbytes, kind);
+                return kernels_fail(c, place, lane, OUTSIDE, nbytes, kind);
             if (place & (nbytes - 1))
-                return kernels_fail(c, (uint32_t)at, lane, MISALIGNED, nbytes, kind);
+                return kernels_fail(c, place, lane, MISALIGNED, nbytes, kind);
             if (i == 0)
-                addresses[lane] = own + place - (uint64_t)accesses[0];
+                addresses[lane] = memory + place - (uint64_t)accesses[0];
         }
         if (kind == GLOBAL)
             addresses[lane] = address + (uint64_t)c->delta;
@@ -182,6 +184,23 @@ int kernels_move_fragment(
                     move((uint8_t *)places[lane], registers + element * p->size, p->size, stores);
         }
     return 0;
+}
+
+// Change mbarriers, the lowest lane's first (runtime/mbarrier.py); `values` are the changes, and then the states before.
+void kernels_advance(const uint64_t *addresses, uint32_t mask, uint64_t *values) {
+    const uint64_t counts = (1u << 20) - 1, bytes = (1u << 21) - 1, drop = 1u << 20;
+    for (; mask; mask &= mask - 1) {
+        uint32_t lane = (uint32_t)__builtin_ctz(mask);
+        uint64_t *barrier = (uint64_t *)addresses[lane], before = *barrier, change = values[lane];
+        uint64_t count = change & counts, pending = (before - count) & counts, expected = before >> 20 & counts;
+        uint64_t missing = ((before >> 40) + (change >> 32)) & bytes, phase = before >> 63;
+        if (change & drop)
+            expected = (expected - count) & counts;
+        if (!pending && !missing)
+            phase ^= 1, pending = expected;
+        *barrier = pending | expected << 20 | missing << 40 | phase << 63;
+        values[lane] = before;
+    }
 }
 
 enum { ROW_BYTES = 16 };

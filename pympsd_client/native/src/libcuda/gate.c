@@ -36,12 +36,14 @@
 #include "gate.h"
 #include "interpreter.h"
 
+#include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 enum { SUCCESS = 0, OPERATING_SYSTEM = 304 };
@@ -175,8 +177,23 @@ static int help(const void *argument) {
     return result;
 }
 
+/* Return whether this program is statically linked, after one sentence on standard error for the first call. The C library
+ * gives the libraries that such a program opens no thread-local variables: the next access would be a crash. */
+static int refuse_static_program(const char *library) {
+    static atomic_int has_reported;
+    const ElfW(Phdr) *header = (const ElfW(Phdr) *)getauxval(AT_PHDR);
+    for (unsigned long count = header == NULL ? 0 : getauxval(AT_PHNUM); count > 0; count--, header++)
+        if (header->p_type == PT_INTERP)
+            return 0;
+    if (!atomic_exchange(&has_reported, 1))
+        fprintf(stderr, "pympsd: this program cannot use CUDA: it is statically linked; link it without -static to use %s\n", library);
+    return 1;
+}
+
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
     int is_own;
+    if (refuse_static_program(library))
+        return OPERATING_SYSTEM;
     atomic_fetch_add(&attaching, 1);
     is_attaching++;
     const Python *py = refuse_small_stack() ? NULL : find_python(&is_own);

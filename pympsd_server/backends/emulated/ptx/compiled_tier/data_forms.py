@@ -20,6 +20,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import 
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText, Pointers
+from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import offset_of
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP, WINDOW_BITS, WINDOWS
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -294,9 +295,10 @@ _ATOMIC: Final = {
     "min": "min",
     "max": "max",
 }
+_MIN_SLEEP: Final = 1000
+"""In nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
 """Those that are written as a load, an operation and a store for a block's own shared memory."""
-_LOW_WORD: Final = 0xFFFFFFFF
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
 
 
@@ -360,7 +362,8 @@ def _act_on_all_lanes(
     """Write an atomic operation of all lanes on shared memory, without a loop.
 
     Offsets and operands of lanes go through memory, offsets two at a time, because processors take elements out of
-    vectors slowly. The loads are volatile, otherwise LLVM replaces them by just that.
+    vectors slowly. The loads are volatile, otherwise LLVM replaces them by just that. Offsets have a sign: the memory
+    of another block of the cluster may be before the block's own.
     """
     vector, type_name, is_varying = text.vector, operation.type, text.plan.is_varying(operand)
     bits, kind = BITS[type_name], FLOATS.get(type_name, f"i{BITS[type_name]}")
@@ -375,9 +378,9 @@ def _act_on_all_lanes(
     for lane in range(text.width):
         if pointers.lanes and lane % 2 == 0:
             pair = text.value(f"load volatile i64, ptr {text.field('%scratch0', 4 * lane)}")
-            place = text.op("and", "i64", pair, str(_LOW_WORD))
+            place = text.op("ashr", "i64", text.op("shl", "i64", pair, "32"), "32")
         elif pointers.lanes:
-            place = text.op("lshr", "i64", pair, "32")
+            place = text.op("ashr", "i64", pair, "32")
         if pointers.lanes:
             place = text.value(f"getelementptr i8, ptr %shared_p, i64 {place}")
         if is_varying:
@@ -399,15 +402,32 @@ def _element(text: MemoryText, kind: str, bits: int, scratch: int, lane: str) ->
     return text.load(kind, text.value(f"getelementptr i{bits}, ptr %scratch{scratch}, i64 {lane}"))
 
 
-@writes("membar fence")
+@writes("membar fence fence.proxy.tensormap::generic")
 def _fence(text: MemoryText, operation: Operation) -> None:
     text.fence_compiler()
     text.line("fence seq_cst")
 
 
-@writes("prefetch prefetchu griddepcontrol nanosleep discard applypriority pmevent")
+@writes("prefetch prefetchu griddepcontrol discard applypriority pmevent setmaxnreg")
+@writes("cp.async.bulk.commit_group cp.async.bulk.wait_group cp.async.bulk.prefetch cp.async.bulk.prefetch.tensor")
 def _nothing(text: MemoryText, operation: Operation) -> None:
-    """Do nothing: there is no cache, and a sleeping warp runs again when the others have run."""
+    """Do nothing: there is no cache, and copies are made when they are issued."""
+
+
+@writes("createpolicy")
+def _create_policy(text: MemoryText, operation: Operation) -> None:
+    text.assign(operation.operands[0], "0", "b64", SCALAR)
+
+
+@attempts("nanosleep")
+def _sleep(text: MemoryText, operation: Operation) -> None:
+    """Let the warp sleep for the longest time of its lanes; less than a stop takes is no time."""
+    kind, lanes = text.vector.of("i32"), text.as_lanes(text.active())
+    times = text.use(operation.operands[0], "u32", text.vector)
+    times = text.choose(text.vector, lanes, kind, times, "zeroinitializer")
+    longest = text.call(f"llvm.vector.reduce.umax.v{text.width}i32", "i32", (kind, times))
+    text.store("i64", text.cast("zext", longest, "i32", "i64"), text.field("%ctx", offset_of("sleep")))
+    text.escape_unless(text.op("icmp ult", "i32", longest, str(_MIN_SLEEP)))
 
 
 # --- textures and surfaces

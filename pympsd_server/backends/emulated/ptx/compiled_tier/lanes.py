@@ -35,12 +35,11 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
 FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
-_SINGLE_BLOCK_OF_CLUSTER: Final = {
-    "cluster_ctaid": 0,
-    "cluster_nctaid": 1,
-    "cluster_ctarank": 0,
-    "cluster_nctarank": 1,
-}
+_OF_BLOCK: Final = frozenset(
+    {"ctaid", "nctaid", "ntid", "smid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"}
+    | {"cluster_ctarank", "cluster_nctarank", "is_explicit_cluster"}
+)
+"""The special registers that are fields of `Worker`."""
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
 """As bits."""
 
@@ -329,13 +328,8 @@ class Lanes(Text):
             return (f"%tid{index}s", False, 32) if self.plan.rows and index else (f"%tid{index}", True, 32)
         if name in TIMERS:
             return self._timer(name)
-        name = {"clusterid": "ctaid", "nclusterid": "nctaid"}.get(name, name)
-        if name in ("ctaid", "nctaid", "ntid", "smid"):
+        if name in _OF_BLOCK:
             return self.load("i32", self.field("%ctx", offset_of(name) + 4 * index)), False, 32
-        if name in _SINGLE_BLOCK_OF_CLUSTER:
-            return str(_SINGLE_BLOCK_OF_CLUSTER[name]), False, 32
-        if name == "is_explicit_cluster":
-            return "0", False, 32
         if name in CONSTANTS:
             return self.load("i32", self.field("%ctx", offset_of("constants") + 4 * CONSTANTS.index(name))), False, 32
         if self.width != WARP:

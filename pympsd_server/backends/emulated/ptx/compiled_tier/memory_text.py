@@ -286,9 +286,9 @@ class MemoryText(Lanes):
             single = self.op("add", "i64", pointers.single, str(offset))
             return self.splat(single, "i64", vector)
         lanes = pointers.lanes
-        if group.space == "shared":  # the sum wraps before it is extended
+        if group.space == "shared":  # the sum wraps before it is extended; other blocks' memory may be before it
             lanes = self.op("add", vector.of("i32"), lanes, vector.constant("i32", offset))
-            lanes = self.cast("zext", lanes, vector.of("i32"), kind)
+            lanes = self.cast("sext", lanes, vector.of("i32"), kind)
             return self.op("add", kind, lanes, self.splat("%shared", "i64", vector))
         return self.op("add", kind, lanes, vector.constant("i64", offset)) if offset else lanes
 

@@ -30,6 +30,7 @@ class StopReason(IntEnum):
     TRAP = 7
     POLL = 8
     TURN = 9
+    SLEEP = 10
 
 
 class WarpState(IntEnum):
@@ -40,6 +41,7 @@ class WarpState(IntEnum):
     ENDED = 2
     ESCAPING = 3
     BAILING = 4
+    SLEEPING = 5
 
 
 class Outcome(IntEnum):
@@ -54,7 +56,7 @@ class Outcome(IntEnum):
 
 
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
-OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY = 1, 2, 3, 4
+OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_BLOCK = 1, 2, 3, 5, 6, 7, 4
 """The kinds of faults."""
 CONSTANTS: Final = (
     "nsmid",
@@ -92,9 +94,17 @@ class Worker(ctypes.Structure):
         ("local_bytes", c_uint64),
         ("parameter_bytes", c_uint64),
         ("fuel", c_int64),
+        ("sleep", c_uint64),
         ("ctaid", c_uint32 * 3),
         ("nctaid", c_uint32 * 3),
         ("ntid", c_uint32 * 3),
+        ("clusterid", c_uint32 * 3),
+        ("nclusterid", c_uint32 * 3),
+        ("cluster_ctaid", c_uint32 * 3),
+        ("cluster_nctaid", c_uint32 * 3),
+        ("cluster_ctarank", c_uint32),
+        ("cluster_nctarank", c_uint32),
+        ("is_explicit_cluster", c_uint32),
         ("shared_bytes", c_uint32),
         ("warps", c_uint32),
         ("warp", c_uint32),
@@ -115,6 +125,7 @@ class Worker(ctypes.Structure):
         ("states", c_uint64),
         ("frames", c_uint64),
         ("locals", c_uint64),
+        ("cluster_shared", c_uint64),
         ("before", c_uint64),
         ("free", c_uint64),
         ("active", c_int64),
@@ -158,6 +169,7 @@ class SharedState(ctypes.Structure):
         ("slot", c_uint64),
         ("warp_states", c_uint64),
         ("states_bytes", c_uint64),
+        ("cluster_blocks", c_uint64),
         ("workers", c_uint64),
         ("worker_count", c_uint32),
         ("worker_bytes", c_uint32),
@@ -184,18 +196,26 @@ class SharedState(ctypes.Structure):
 SLOT: Final = np.dtype(
     [
         *(("number", "i8"), ("left", "u4"), ("bailing", "u2"), ("uses_barriers", "u2")),
-        *(("barriers", "u4", (BARRIERS, 5)), ("following", "u8"), ("unused", "V40")),
+        *(("barriers", "u4", (BARRIERS + 1, 5)), ("remaining", "u4"), ("following", "u8"), ("unused", "V16")),
     ]
 )
 """A slot for a block in progress; its number is the block's in the batch, -1 for a free slot."""
 WARP_STATE: Final = np.dtype(
-    [("state", "u1"), ("barrier", "u1"), ("spins", "u2"), ("long_spins", "u4"), ("seen", "u4")]
+    [
+        ("state", "u1"),
+        ("barrier", "u1"),
+        ("spins", "u2"),
+        ("long_spins", "u4"),
+        ("seen", "u4"),
+        ("escapes", "u4"),
+        ("wake", "u8"),
+    ]
 )
 refresh_function: Final = _REFRESH
 """Makes a C function of a Python function."""
 FUNCTIONS: Final = (
     *("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock"),
-    *("kernels_move_fragment", "kernels_move_rows", "kernels_copy"),
+    *("kernels_move_fragment", "kernels_move_rows", "kernels_copy", "kernels_advance"),
     *("kernels_sample", "kernels_surface"),
 )
 """The functions that generated code calls."""

@@ -76,7 +76,7 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
 
 def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
     """Return whether blocks of a launch should wait until its kernel is compiled; start to compile a slow one."""
-    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _has_loops(kernel.translation):
+    if _tier(os.environ.get(TIER, "")) != "auto" or not _has_loops(kernel.translation):
         return False
     state = _code_of(kernel, setup, waits=False)
     return state == _NOT_COMPILED or (state == _COMPILING and time.monotonic() < kernel.translation.decided_at)
@@ -123,8 +123,6 @@ def switch_tier(
 def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
     """Return a kernel's machine code for the shape of a launch's blocks, or why the NumPy tier runs it (for now)."""
     translation = kernel.translation
-    if prod(setup.cluster) > 1:
-        return "its blocks are clusters"
     codes = translation.machine_codes
     shape = translation.shapes.get(setup.block)
     if shape is None:

@@ -22,6 +22,7 @@ import resource
 import signal
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -33,8 +34,9 @@ MAX_BYTES: Final = 8 << 30
 _PR_SET_PDEATHSIG: Final = 1
 
 
+@cache
 def find_llvmlite() -> Path:
-    """Return the folder that llvmlite is imported from. Raises ImportError without it."""
+    """Return the folder that llvmlite is imported from, which is looked up once. Raises ImportError without it."""
     package = find_spec("llvmlite")
     if package is None or package.origin is None:
         raise ImportError("llvmlite is not installed")
