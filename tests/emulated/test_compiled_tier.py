@@ -14,7 +14,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier import selection
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
+from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import StopText
+from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device, Never, batches, three
@@ -541,3 +542,16 @@ def test_sums_in_shared_memory_are_added_in_the_order_of_lanes(monkeypatch: pyte
     np.testing.assert_array_equal(compiled, numpy)
     assert compiled[6::8].tolist() == [*[8] * 15, sum(i * 0x9E3779B1 for i in range(128)) % 2**32]
     assert compiled[-1] == 3 * 70
+
+
+def test_threads_that_are_in_no_part_of_the_code_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would be an error of the code's writer; the executor continues."""
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopText, "end_lanes", lambda *_: None)
+        with pytest.raises(LaunchFailed, match="internal error, threads were lost: set PYMPSD_TIER=numpy") as caught:
+            device.launch(device.load(HEADER + TWO_WARPS), "k", 1, 64, address, 1)
+    assert (caught.value.block, caught.value.thread) == ((0, 0, 0), (0, 0, 0))
+    device.launch(device.load(HEADER + TWO_WARPS), "k", 1, 64, address, 1)
+    assert device.get(address, np.zeros(64, "u4")).tolist() == [1] * 64

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +413,20 @@ def test_without_llvm_the_remedy_is_reported_once(
     report = capfd.readouterr().err
     assert report.count("\n") == 1
     assert report.endswith(remedy)
+
+
+def test_llvmlite_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def find(name: str) -> Any:
+        names.append(name)
+        return find_spec(name)
+
+    monkeypatch.setattr(compiler_process, "find_spec", find)
+    compiler_process.find_llvmlite.cache_clear()
+    compile_now()
+    compile_now(1)
+    assert names == ["llvmlite"]
 
 
 def test_a_relative_directory_is_refused() -> None:

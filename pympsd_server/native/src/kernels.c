@@ -210,7 +210,7 @@ static int is_awake(const Slot *slot, const Warp *warp) {
 
 // Act on what a warp's kernel returned; return whether that was progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
-    warp->escapes = status == ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
+    warp->escapes = status == POLLING_ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
     switch (status) {
     case DONE:
         warp->state = ENDED;
@@ -227,9 +227,11 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     case ESCAPE:
         warp->state = ESCAPING;
         need_python(c);
-        if (is_apart(c)) // it may wait for the others
-            return 0;
         break;
+    case POLLING_ESCAPE: // in a loop that may wait for other threads
+        warp->state = ESCAPING;
+        need_python(c);
+        return 0;
     case SLEEP:
         begin_sleep(c, warp);
         return 0;

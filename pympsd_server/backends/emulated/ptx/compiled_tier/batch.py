@@ -13,6 +13,10 @@ time is up, or when nothing can run without Python:
     slot 1   block 8   warps 0 and 1 wait at the same escape                  local slab    one frame per thread
     slot 2   free                                                             frame slab    one frame per warp
 
+The blocks of a cluster begin together, in slots that follow each other and belong to one worker, and the slots are
+free when all of them have ended: until then any of them may access the others' shared memory. A warp that sleeps
+(nanosleep) has a time at which it wakes; a worker all of whose warps sleep or wait lets that time pass in C.
+
 `_serve` then executes each escaping instruction for all warps that wait there: the registers are columns of the frame
 slab, and the function is the NumPy tier's own. A block that bails is handed over to a `Batch` of its own.
 
@@ -64,6 +68,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     NO_BLOCK,
     NO_COUNT,
     NO_ENTRY,
+    NO_SEGMENT,
     SLOT,
     SPACE_NUMBERS,
     WARP_STATE,
@@ -340,8 +345,10 @@ class CompiledBatch:
             if self._reach and self._reach[-1][0] is starts:
                 return
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
-            memory = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
-            self._reach = [*([] if at_rest else self._reach), (starts, ends, memory)]
+            peers, space = self._module.space.peer_windows(), self._module.space
+            own = starts.ctypes.data, ends.ctypes.data, len(starts), generation
+            memory = ReachableMemory(*own, peers.ctypes.data, len(peers), space.size)
+            self._reach = [*([] if at_rest else self._reach), (starts, ends, peers, memory)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
 
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
@@ -425,6 +432,8 @@ class CompiledBatch:
             return IllegalAddress(f"shared address {address:#x}: a cluster has {blocks} blocks")
         if worker.fault_kind == NO_ENTRY:
             return LaunchFailed(f"brx.idx to entry {address}, which does not exist")
+        if worker.fault_kind == NO_SEGMENT:
+            return LaunchFailed("internal error, threads were lost: set PYMPSD_TIER=numpy, and report the kernel")
         where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
         if worker.fault_kind == MISALIGNED:
             return MisalignedAddress(f"{where}misaligned")

@@ -18,7 +18,8 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
 - TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
-  runs on the registers in the frames, for all warps that wait there together (batch.py).
+  runs on the registers in the frames, for all warps that wait there together (batch.py). POLLING_ESCAPE is the same
+  in a loop that may wait for other threads: it is not progress.
 - BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
   lanes stop at the beginnings of blocks, as the groups of its threads do.
 - SLEEP: a nanosleep of at least a microsecond. The warp continues behind it when its time has passed.
@@ -60,6 +61,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_HEADER,
     FRAME_TURNS,
     NO_ENTRY,
+    NO_SEGMENT,
     StopReason,
     offset_of,
 )
@@ -267,7 +269,8 @@ class KernelText(StopText):
             behind = Stop(self.at + 1, stop.pending)
             if segment.attempts and segment.operations[0].name == "nanosleep":
                 return self.leave(behind, self.current(), StopReason.SLEEP)
-            self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
+            reason = StopReason.POLLING_ESCAPE if self.at in self.plan.in_spinning else StopReason.ESCAPE
+            self.leave(stop, self.current(), reason if segment.escapes else StopReason.BAIL)
             if segment.escapes:
                 self.escapes[self.number_of(stop)] = segment.operations[0], self.number_of(behind)
             return None
@@ -296,28 +299,24 @@ class KernelText(StopText):
         while index < len(self.stops):
             self.write_entry_of(index)
             index += 1
+        self._write_nothing()
         body, self.lines = self.lines, []
         self._write_entry()
-        alive = [f"  %living = load {self.mask_type}, ptr %alive", f"  %ended = icmp eq {self.mask_type} %living, 0"]
-        tail = [
-            "nothing:",
-            *alive,
-            "  br i1 %ended, label %done, label %lost",
-            "done:",
-            f"  ret i32 {StopReason.DONE.value}",
-        ]
-        # Lanes are alive but in no segment: this cannot happen.
-        tail += [
-            *("lost:", "  call void @llvm.trap()", "  unreachable", "fault:"),
-            f"  ret i32 {StopReason.FAULT.value}",
-            "}",
-        ]
-        self.declared.add("declare void @llvm.trap()")
+        tail = ["done:", f"  ret i32 {StopReason.DONE.value}", "fault:", f"  ret i32 {StopReason.FAULT.value}", "}"]
         head = f"define i32 @{FUNCTION}(ptr noalias %ctx, ptr noalias %frame) #0 {{\nentry:"
         wide = 'nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512"'
         attributes = f"attributes #0 = {{ {wide} }}\nattributes #1 = {{ noinline {wide} }}"
         parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
         return "\n".join(parts) + "\n"
+
+    def _write_nothing(self) -> None:
+        """Write the end of a warp that has no lanes in any segment: all have exited, or this package has an error."""
+        lost = self.label("lost")
+        self.place("nothing")
+        alive = self.load(self.mask_type, "%alive")
+        self.branch(self.op("icmp eq", self.mask_type, alive, "0"), "done", lost)
+        self.place(lost)
+        self.fault(NO_SEGMENT, "0", self.first_lane(alive))
 
     def _write_entry(self) -> None:
         mask = self.mask_type

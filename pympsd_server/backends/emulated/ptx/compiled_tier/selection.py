@@ -7,9 +7,9 @@ waits for LLVM, and short kernels that are launched rarely are not compiled. A b
 machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a
 kernel. Each kernel is compiled by a process of its own, some of them at the same time.
 
-A kernel that cannot be compiled stays in the NumPy tier, and so does a batch whose context has access to the memory
-of peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
-error, which the daemon logs, and on that of the program.
+A kernel that cannot be compiled, because it is too large, stays in the NumPy tier. Without llvmlite the executor
+reports that at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on that
+of the program.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def begin_batch(
         kernel = module.program.kernels[kernel_name]
         code = _code_of(kernel, setup, waits=tier == "compiled")
         _tell_program(module, code)
-        if isinstance(code, MachineCode) and not module.space.has_peers:
+        if isinstance(code, MachineCode):
             return CompiledBatch.begin(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
 
@@ -104,7 +104,7 @@ def switch_tier(
     Otherwise the batch itself, which from then on stops where machine code can continue. The arguments are those with
     which the batch was begun.
     """
-    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto" or module.space.has_peers:
+    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto":
         return batch
     code = _code_of(batch.kernel, setup, waits=False)
     _tell_program(module, code)
