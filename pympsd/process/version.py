@@ -3,10 +3,6 @@
 A server refuses an executor of another build. Imports nothing at first, so that commands start fast.
 """
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 VERSION = "0.2.0"
 """The release, as in pyproject.toml (which reads it here)."""
 
@@ -54,28 +50,21 @@ def build_id() -> str:
 
 
 def _digest() -> str:
-    import os
     from hashlib import sha256
+    from operator import attrgetter
+    from pathlib import Path
 
     digest = sha256()
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-    for package in PACKAGES:
-        for name in sorted(_sources(root, package)):
-            digest.update(name.encode())
-            with open(f"{root}/{name}", "rb", buffering=0) as file:
-                digest.update(file.read())
-    return digest.hexdigest()
-
-
-def _sources(root: str, folder: str) -> "Iterator[str]":
-    """Yield the relative paths of a folder's sources: not by pathlib, because every cuInit waits for this."""
-    import os
-
-    with os.scandir(f"{root}/{folder}") as entries:
-        for entry in entries:
-            name = f"{folder}/{entry.name}"
-            if entry.name.endswith(".py"):
-                yield name
+    root = Path(__file__).resolve().parents[2]
+    folders = [(package, root / package) for package in PACKAGES]
+    while folders:  # not by Path.rglob, which takes three times as long, because every cuInit waits for this
+        name, folder = folders.pop()
+        for path in sorted(folder.iterdir(), key=attrgetter("name")):
+            entry = path.name
+            if entry.endswith(".py"):
+                digest.update(f"{name}/{entry}".encode())
+                digest.update(path.read_bytes())
             # The extras are examples, which only an installed package holds.
-            elif entry.name not in ("__pycache__", EXTRAS) and entry.is_dir(follow_symlinks=False):
-                yield from _sources(root, name)
+            elif "." not in entry and entry not in ("__pycache__", EXTRAS) and path.is_dir():
+                folders.append((f"{name}/{entry}", path))
+    return digest.hexdigest()

@@ -390,21 +390,32 @@ static int find_ready(Worker *c) {
     return 0;
 }
 
+// Return a free slot, or the first of those for a cluster. A worker takes more at once, so that those of two workers are
+// seldom neighbours: processors fetch ahead what another one is writing.
+static Slot *take_slots(Worker *c, int64_t count) {
+    Batch *b = c->batch;
+    if (!c->free) {
+        Slot *taken = b->slot + atomic_fetch_add(&b->next_slot, b->slots_at_once);
+        for (int64_t i = b->slots_at_once - 1; i >= 0; i--) {
+            taken[i].number = -1;
+            if (i % count == 0)
+                taken[i].following = c->free, c->free = taken + i;
+        }
+    }
+    Slot *slot = c->free;
+    c->free = slot->following;
+    return slot;
+}
+
 // Begin a block, or those of a cluster, as the ones to run next; return whether there was one.
 static int begin_next(Worker *c) {
     Batch *b = c->batch;
     int64_t number = atomic_load(&b->next_block), count = (int64_t)b->cluster_blocks;
     if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
         return 0;
-    Slot *slot = b->is_prepared ? b->slot + number : c->free;
-    if (!b->is_prepared) {
-        if (slot)
-            c->free = slot->following;
-        else
-            slot = b->slot + atomic_fetch_add(&b->next_slot, count);
-        for (int64_t i = 0; i < count; i++)
-            begin_block(c, slot + i, number + i);
-    }
+    Slot *slot = b->is_prepared ? b->slot + number : take_slots(c, count);
+    for (int64_t i = 0; i < count && !b->is_prepared; i++)
+        begin_block(c, slot + i, number + i);
     slot->remaining = (uint32_t)count;
     for (int64_t i = count - 1; i >= 0; i--)
         link_slot(c, slot + i);

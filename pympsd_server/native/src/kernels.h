@@ -123,6 +123,7 @@ struct Batch {
     uint64_t cluster_blocks; // which are in slots that follow each other, and of one worker
     uint8_t *workers; // `worker_bytes` apart
     uint32_t worker_count, worker_bytes;
+    int64_t slots_at_once; // that a worker takes when it has no free one
     // The order of things (kernels.c).
     uint64_t deadline, help_at;
     _Atomic int64_t next_block, next_slot;

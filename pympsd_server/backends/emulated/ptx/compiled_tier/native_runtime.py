@@ -177,6 +177,7 @@ class SharedState(ctypes.Structure):
         ("workers", c_uint64),
         ("worker_count", c_uint32),
         ("worker_bytes", c_uint32),
+        ("slots_at_once", c_int64),
         ("deadline", c_uint64),
         ("help_at", c_uint64),
         ("next_block", c_int64),
