@@ -1,8 +1,9 @@
 """The memory shared with an executor: a mapping that keeps no descriptor, and the slots that records use.
 
 The bytes of a copy lie in a *slot* while its record is on the way. A slot is free again when the answer has come. A
-slot of a copy to the host is *kept* beyond the answer, until the caller has copied the bytes out. The dictionary of
-the slots in use is the only state, so that freeing one is a single atomic step.
+slot of a copy to the host is *kept* beyond the answer, until the caller has copied the bytes out. Several threads may
+free a slot at the same time: it is free for the one that takes it out of the dictionary of the slots in use, and
+that one marks its grains.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import weakref
-from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -58,6 +58,8 @@ class StagingMemory:
         self.size: Final = size
         self.max_slot_bytes: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
         """The most bytes of one slot: four of them keep both sides busy."""
+        self._grains: Final = bytearray(-(-size // GRAIN))
+        """1 for each grain of a slot in use."""
         self._slots: dict[int, StagingSlot] = {}
         self._taking = Lock()
         # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
@@ -65,16 +67,14 @@ class StagingMemory:
 
     def take(self, sequence: int, count: int, context: Faultable, kept: bool) -> int | None:
         """Take a slot of ``count`` bytes for a record and return its offset; None if none is free."""
-        size = min(-(-count // GRAIN) * GRAIN, self.size)
+        grains = min(-(-count // GRAIN), len(self._grains))
         with self._taking:
-            offset = 0
-            # The taken slots are the only state, so that freeing one is one atomic step.
-            for slot in sorted(self._slots.values(), key=attrgetter("offset")):
-                if slot.offset - offset >= size:
-                    break
-                offset = slot.offset + slot.size
-            if self.size - offset < size:
+            first = self._grains.find(bytes(grains))
+            offset = first * GRAIN
+            size = min(grains * GRAIN, self.size - offset)
+            if first < 0 or size < min(count, self.size):  # the last grain may be a part of one
                 return None
+            self._grains[first : first + grains] = b"\1" * grains
             self._slots[sequence] = StagingSlot(offset, size, context, context.id, kept)
             return offset
 
@@ -96,7 +96,11 @@ class StagingMemory:
 
     def free(self, sequence: int) -> StagingSlot | None:
         """Free the record's slot and return it; None when the record has none, or no more."""
-        return self._slots.pop(sequence, None)
+        slot = self._slots.pop(sequence, None)
+        if slot is not None:
+            first, grains = slot.offset // GRAIN, -(-slot.size // GRAIN)
+            self._grains[first : first + grains] = bytes(grains)
+        return slot
 
     @property
     def in_use(self) -> int:

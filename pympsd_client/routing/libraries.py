@@ -28,6 +28,7 @@ from ctypes import c_char_p, c_void_p
 from typing import Any, Final
 
 from pympsd.errors import FileError
+from pympsd_client.native import _entry_points
 from pympsd_client.routing import hook
 from pympsd_client.routing.pointers import entry_point
 
@@ -59,6 +60,8 @@ def attach(library: str, count: int, prototypes: int, table: int, is_own: int) -
     if is_own:
         warnings.showwarning = _show_warning
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, hook.Finder)]
+    else:
+        _entry_points.help_threads()
     hook.register_end()
     if library in _missing:
         return 1

@@ -21,7 +21,7 @@ the call. The core is named with its module, and gets the default stream and ``w
 >>> [parameter.type for parameter in SIGNATURES["cuMemAlloc"].outputs]
 ['CUdeviceptr']
 
-What a row does not state, code elsewhere decides by the type: which values are converted (`_api.entry_point`), and
+What a row does not state, code elsewhere decides by the type: which values are converted (`_api.conversions`), and
 how C's structures are read (`_arguments`). `Calling` marks the functions that may be called before cuInit, in host
 functions, or with parameters that differ between versions of cuda-bindings.
 """

@@ -27,7 +27,8 @@ TIERS = ()
 SIZE = 2048
 """The bytes of each space that the kernels may access."""
 GUARD = 4096
-SPACES = ("global", "shared", "local", "generic global", "generic shared", "generic local")
+SPACES = ("global", "shared", "local", "generic global", "generic shared", "generic local", "narrow shared")
+"""Narrow: the base is a register of 32 bits."""
 TIER_NAMES = ("compiled", "numpy")
 
 
@@ -45,11 +46,11 @@ class Access:
     def nbytes(self) -> int:
         return self.bits // 8 * self.length
 
-    def text(self, number: int, space: str) -> str:
+    def text(self, register: str, space: str) -> str:
         registers = [f"%v{self.bits}_{i}" for i in range(self.length)]
         value = registers[0] if self.length == 1 else "{" + ", ".join(registers) + "}"
         vector = "" if self.length == 1 else f".v{self.length}"
-        place = f"[%a{'+' if self.offset >= 0 else ''}{self.offset}]"
+        place = f"[{register}{'+' if self.offset >= 0 else ''}{self.offset}]"
         name = f"{'st' if self.is_store else 'ld'}{self.words}{space}{vector}.b{self.bits}"
         guard = "" if self.guard is None else f"and.b32 %t, %i, {self.guard}; setp.ne.u32 %p, %t, 0; @%p "
         return f"{guard}{name} {place}, {value};" if self.is_store else f"{guard}{name} {value}, {place};"
@@ -116,25 +117,31 @@ def cases(draw: st.DrawFn) -> Case:
     return evolve(case, start=start)
 
 
+def split(space: str) -> tuple[bool, str, str]:
+    """Return whether addresses are generic, the space itself, and the register of the base."""
+    kind, _, name = space.rpartition(" ")
+    return kind == "generic", name, "%n" if kind == "narrow" else "%a"
+
+
 def kernel(case: Case) -> str:
-    generic, _, space = case.space.rpartition(" ")
+    generic, space, register = split(case.space)
     name = "" if generic else f".{space}"
     base = {"global": "ld.param.u64 %a, [p];", "shared": "mov.u64 %a, s;", "local": "mov.u64 %a, l;"}[space]
     if generic and space != "global":
         base += f"cvta.{space}.u64 %a, %a;"
     index = "" if case.is_uniform else f"cvt.s64.s32 %o, %i; mul.lo.s64 %o, %o, {case.stride}; add.s64 %a, %a, %o;"
     safe = case.safe_start()
-    lines = "\n".join(access.text(number, name) for number, access in enumerate(case.accesses))
+    lines = "\n".join(access.text(register, name) for access in case.accesses)
     registers = "".join(f".reg .b{b} {', '.join(f'%v{b}_{i}' for i in range(4))};" for b in (8, 16, 32, 64))
     values = "".join(f"mov.b{b} %v{b}_{i}, {0x5A + i};" if b > 8 else "" for b in (16, 32, 64) for i in range(4))
     return f"""{HEADER}.visible .entry k(.param .u64 p, .param .u64 q)
-{{ .reg .b64 %a, %o; .reg .b32 %i, %t, %round; .reg .pred %p; {registers} .shared .align 16 .b8 s[{SIZE}];
+{{ .reg .b64 %a, %o; .reg .b32 %i, %t, %n, %round; .reg .pred %p; {registers} .shared .align 16 .b8 s[{SIZE}];
 .local .align 16 .b8 l[{SIZE}]; mov.u32 %i, %tid.x; {values}
 cvt.u8.u32 %v8_0, %i; cvt.u8.u32 %v8_1, %i; cvt.u8.u32 %v8_2, %i; cvt.u8.u32 %v8_3, %i;
 and.b32 %t, %i, {case.mask}; setp.eq.u32 %p, %t, 0; @%p bra OUT;
 mov.u32 %round, {int(safe is not None)};
 AGAIN: {base} setp.eq.u32 %p, %round, 0; selp.b64 %o, {case.start}, {safe or 0}, %p; add.s64 %a, %a, %o; {index}
-{lines}
+cvt.u32.u64 %n, %a; {lines}
 sub.u32 %round, %round, 1; setp.ge.s32 %p, %round, 0; @%p bra AGAIN;
 OUT: bar.sync 0; mov.u64 %a, s; shl.b32 %t, %i, 2; cvt.u64.u32 %o, %t; add.s64 %a, %a, %o;
 ld.shared.u32 %v32_0, [%a]; ld.param.u64 %a, [q]; add.s64 %a, %a, %o; st.global.u32 [%a], %v32_0; ret; }}"""
@@ -273,6 +280,7 @@ FORMS = {
     "second of a span": ("ld{w}.u32 %v, [%a+-4]; st{w}.u32 [%a], %v;", 4),
     "atomic": ("atom{w}.add.u32 %v, [%a], %u;", 4),
     "reduction": ("red{w}.max.u64 [%a], %d;", 8),
+    "sum": ("red{w}.add.u32 [%a], %u;", 4),
     "swap": ("atom{w}.cas.b32 %v, [%a], %u, %v;", 4),
 }
 
@@ -283,19 +291,20 @@ def test_every_form_names_the_thread_that_faults(
     monkeypatch: pytest.MonkeyPatch, space: str, is_misaligned: bool
 ) -> None:
     """Thread 37 of block 1 leaves the memory, or is one byte off; both tiers use the same words."""
-    generic, _, name = space.rpartition(" ")
+    generic, name, register = split(space)
     for form, (text, nbytes) in FORMS.items():
-        if name == "local" and form in ("atomic", "reduction", "swap"):
+        if name == "local" and form in ("atomic", "reduction", "sum", "swap"):
             continue
         base = {"global": "ld.param.u64 %a, [p];", "shared": "mov.u64 %a, s;", "local": "mov.u64 %a, l;"}[name]
         base += f"cvta.{name}.u64 %a, %a;" if generic and name != "global" else ""
+        access = text.format(w="" if generic else "." + name).replace("%a", register)
         wrong = 17 if is_misaligned else SIZE
         ptx = f"""{HEADER}.visible .entry k(.param .u64 p)
-{{ .reg .b64 %a, %o, %d; .reg .b32 %v, %u, %i, %b; .reg .b16 %h; .reg .pred %p, %q, %g;
+{{ .reg .b64 %a, %o, %d; .reg .b32 %v, %u, %i, %b, %n; .reg .b16 %h; .reg .pred %p, %q, %g;
 .local .align 16 .b8 l[{SIZE}]; .shared .align 16 .b8 s[{SIZE}];
 mov.u32 %i, %tid.x; mov.u32 %b, %ctaid.x; setp.eq.u32 %q, %b, 1; mov.u64 %d, 5;
 setp.eq.and.u32 %p, %i, 37, %q; selp.b64 %o, {wrong}, 16, %p; setp.ge.u32 %g, %i, 3; mov.u32 %v, %i; mov.u32 %u, %i;
-mov.u16 %h, 7; {base} add.s64 %a, %a, %o; {text.format(w="" if generic else "." + name)} ret; }}"""
+mov.u16 %h, 7; {base} add.s64 %a, %a, %o; cvt.u32.u64 %n, %a; {access} ret; }}"""
         texts = []
         for tier in TIER_NAMES:
             use_tier(monkeypatch, tier)

@@ -128,3 +128,24 @@ def test_bulk_copies_and_arrivals_in_another_block() -> None:
     got = run(body, (2, 1, 1), 32, 1, "2, 1, 1")
     assert got[0, :, 0].tolist() == [100 + t for t in range(32)]
     assert got[1, :, 0].tolist() == list(range(32))
+
+
+SUMS = (
+    AT.replace("WORDS", "4")
+    + """
+mov.u32 %r6, s; and.b32 %r7, %r0, 7; shl.b32 %r7, %r7, 2; add.u32 %r6, %r6, %r7; mov.u32 %r9, %cluster_ctarank;
+barrier.cluster.arrive; barrier.cluster.wait; xor.b32 %r9, %r9, 1; mapa.shared::cluster.u32 %r10, %r6, %r9;
+add.u32 %r11, %r9, %r0; red.shared::cluster.add.u32 [%r10], %r11; red.shared::cluster.add.u32 [%r10+64], 1;
+barrier.cluster.arrive; barrier.cluster.wait;
+ld.shared.u32 %r12, [%r6]; ld.shared.u32 %r13, [%r6+64];
+mad.lo.u32 %r12, %r13, 10000, %r12; st.global.u32 [%d1], %r12;
+"""
+)
+
+
+@pytest.mark.parametrize("tier", ["numpy", "compiled"], indirect=True)
+def test_whole_warps_add_to_the_memory_of_the_block_before_and_of_the_one_behind(tier: str) -> None:
+    got = run(SUMS, (4, 1, 1), 64, 1, "2, 1, 1")
+    for block in range(4):
+        sums = [sum(block % 2 + t for t in range(i & 7, 64, 8)) + 80000 for i in range(64)]
+        assert got[block, :, 0].tolist() == sums

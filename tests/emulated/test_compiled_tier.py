@@ -14,7 +14,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatc
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import CompileQueue
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
+from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import StopText
+from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device, Never, batches, three
@@ -265,7 +266,7 @@ ESCAPES = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
 mov.u32 %i, %tid.x; mad.lo.u32 %i, %b, %n, %i; and.b32 %v, %i, 3; setp.eq.u32 %q, %v, 1; ld.param.u64 %a, [p];
 mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %v, 5; @%q bra OUT;
-dp4a.u32.u32 %v, %i, 0x01010101, %v;
+vadd4.u32.u32.u32.add %v, %i, 0, %v;
 OUT: st.global.u32 [%a], %v; ret; }"""
 
 
@@ -518,3 +519,37 @@ def test_a_kept_batch_faults_where_memory_is_freed() -> None:
     (batch,) = batches(module, "k", (1, 1, 1), (64, 1, 1), (address, 1))
     with pytest.raises(DeviceFault, match="outside of the allocations"):
         batch.step(10, Never())
+
+
+SUMS = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %k, %at, %n, %v; .reg .b64 %a, %o, %w; .reg .f32 %f; .reg .f64 %d; .reg .pred %q;
+.shared .align 8 .b8 s[520]; ld.param.u64 %a, [p]; mov.u32 %i, %tid.x; mov.u32 %k, %tid.y; mov.u32 %n, %ntid.x;
+mad.lo.u32 %i, %k, %n, %i; mad.lo.u32 %k, %i, 7, 3; and.b32 %k, %k, 15; mov.u32 %at, s; mad.lo.u32 %at, %k, 32, %at;
+mul.lo.u32 %v, %i, 0x9E3779B1; cvt.u64.u32 %w, %v; mul.lo.u64 %w, %w, 0x10001; cvt.rn.f32.u32 %f, %v;
+cvt.rn.f64.u64 %d, %w; red.shared.add.u32 [%at], 1; red.shared.xor.b32 [%at+4], %v; red.shared.add.u64 [%at+8], %w;
+red.shared.add.f64 [%at+16], %d; red.shared.add.f32 [%at+24], %f; red.shared.add.u32 [s+512], %v;
+setp.lt.u32 %q, %i, 70; @!%q bra OUT; red.shared.or.b32 [%at+28], %v; red.shared.add.u32 [s+516], 3;
+OUT: bar.sync 0; mov.u32 %at, s; mad.lo.u32 %at, %i, 4, %at; ld.shared.u32 %v, [%at+8];
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; st.global.u32 [%a], %v; ret; }"""
+
+
+@pytest.mark.parametrize("block", [128, (16, 8)])
+def test_sums_in_shared_memory_are_added_in_the_order_of_lanes(monkeypatch: pytest.MonkeyPatch, block: Any) -> None:
+    """Sums of floats depend on it; in vectors of 32 and of 16 lanes, by all of them and by some."""
+    compiled, numpy = _results(monkeypatch, SUMS, np.zeros(128, "u4"), (1, block))
+    np.testing.assert_array_equal(compiled, numpy)
+    assert compiled[6::8].tolist() == [*[8] * 15, sum(i * 0x9E3779B1 for i in range(128)) % 2**32]
+    assert compiled[-1] == 3 * 70
+
+
+def test_threads_that_are_in_no_part_of_the_code_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would be an error of the code's writer; the executor continues."""
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopText, "end_lanes", lambda *_: None)
+        with pytest.raises(LaunchFailed, match="internal error, threads were lost: set PYMPSD_TIER=numpy") as caught:
+            device.launch(device.load(HEADER + TWO_WARPS), "k", 1, 64, address, 1)
+    assert (caught.value.block, caught.value.thread) == ((0, 0, 0), (0, 0, 0))
+    device.launch(device.load(HEADER + TWO_WARPS), "k", 1, 64, address, 1)
+    assert device.get(address, np.zeros(64, "u4")).tolist() == [1] * 64

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ KINDS = """.global .u32 g = 7;
 .visible .entry k(.param .u64 p)
 { .reg .b32 %i, %v; .reg .b64 %a; .reg .pred %q; .shared .b32 s[64]; .reg .b32 %s; ld.param.u64 %a, [p];
 mov.u32 %i, %tid.x; mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s; st.shared.u32 [%s], %i; setp.lt.u32 %q, %i, 40;
-bar.red.popc.u32 %v, 0, %q; dp4a.u32.u32 %v, %i, 0x00010001, %v; ld.shared.u32 %i, [%s]; add.u32 %v, %v, %i;
+bar.red.popc.u32 %v, 0, %q; vadd4.u32.u32.u32.add %v, %i, 0, %v; ld.shared.u32 %i, [%s]; add.u32 %v, %v, %i;
 ld.global.u32 %i, [g]; mul.lo.u32 %v, %v, %i; setp.ne.u32 %q, %v, 1162; @%q exit; st.global.u32 [%a], %v; ret; }"""
 """What a stored kernel has to know: a variable, a barrier with a result, an instruction of the NumPy tier."""
 ROOT = str(Path(__file__).parents[2])
@@ -412,6 +413,20 @@ def test_without_llvm_the_remedy_is_reported_once(
     report = capfd.readouterr().err
     assert report.count("\n") == 1
     assert report.endswith(remedy)
+
+
+def test_llvmlite_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def find(name: str) -> Any:
+        names.append(name)
+        return find_spec(name)
+
+    monkeypatch.setattr(compiler_process, "find_spec", find)
+    compiler_process.find_llvmlite.cache_clear()
+    compile_now()
+    compile_now(1)
+    assert names == ["llvmlite"]
 
 
 def test_a_relative_directory_is_refused() -> None:

@@ -7,6 +7,7 @@
         return 0;                                                                                                      \
     }
 FUNCTION(Py_InitializeEx)
+FUNCTION(PyGILState_GetThisThreadState)
 FUNCTION(PyGILState_Ensure)
 FUNCTION(PyGILState_Release)
 FUNCTION(PyEval_SaveThread)

@@ -127,6 +127,30 @@ def test_a_python_that_the_program_has_loaded_for_itself_only(
     assert ran.stderr.count("\n") == (way == "waits")
 
 
+def test_a_statically_linked_program_that_opens_the_libraries_gets_an_error(
+    run: Callable[..., Ran], tmp_path: Path
+) -> None:
+    compiler, program = os.environ.get("CC", "cc"), tmp_path / "opens"
+    run(compiler, "-static", "-o", program, SOURCES / "opens.c").check_returncode()
+    ran = run(program, "libcuda.so.1", "cuInit", "libcudart.so.13", "cudaFree", "libnvidia-ml.so.1", "nvmlInit_v2")
+    assert ran.stdout == "304\n304\n0\n", ran.stderr
+    assert ran.stderr == (
+        "pympsd: this program cannot use CUDA: it is statically linked; link it without -static to use libcuda.so.1\n"
+    )
+
+
+@pytest.mark.long("it waits for ten seconds")
+def test_a_thread_that_cannot_have_the_gil_gets_an_error(compile_program: Compile, run: Callable[..., Ran]) -> None:
+    library = f"libpython3.{sys.version_info.minor}.so.1.0"
+    neighbour = Path(sys.base_prefix, "lib", library)
+    ran = run(compile_program("loaded_python"), neighbour if neighbour.exists() else library, "holds")
+    assert ran.stdout == "304 304 0\n", ran.stderr
+    assert ran.stderr == (
+        "pympsd: this program cannot use CUDA (libcuda.so.1): a thread called it while another one kept Python's "
+        "lock (the GIL) for 10 s; release the GIL while you wait for a thread that uses CUDA\n"
+    )
+
+
 def test_a_python_that_is_too_old_is_refused_with_its_version(
     compile_program: Compile, run: Callable[..., Ran]
 ) -> None:

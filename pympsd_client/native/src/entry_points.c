@@ -32,6 +32,7 @@
 
 #define _GNU_SOURCE
 
+#include "in_time.h"
 #include "python.h"
 #include "stack.h"
 #include "trampolines.h"
@@ -75,6 +76,7 @@ static Slot slots[TRAMPOLINES];
 static Slot *launch; /* cuLaunchKernel's */
 static int used;
 static _Atomic int passes, has_ended;
+static int is_helped;  /* this is a Python program: the first call of another thread is made ready in time (in_time.h) */
 static int is_checked; /* whether the checks before a core would pass; the GIL is its lock */
 static int (*is_finalizing)(void);
 static __thread char has_state; /* this thread has a permanent thread state */
@@ -370,11 +372,25 @@ static void leave_thread(void *state) {
     PyThreadState_Delete(PyEval_SaveThread());
 }
 
+/* For a thread of the program: what its call will import is imported now. Errors are left to the call. */
+static int resolve_as_helper(const void *argument) {
+    Slot *slot = *(Slot *const *)argument;
+    atomic_fetch_add(&first_calls, 1);
+    PyGILState_STATE state = PyGILState_Ensure();
+    if (slot->call == NULL && resolve(slot) < 0)
+        PyErr_Clear();
+    PyGILState_Release(state);
+    atomic_fetch_sub(&first_calls, 1);
+    return 0;
+}
+
 /* Give a thread that Python did not start one state for all of its calls; the state holds its current context. Return
  * whether the thread can enter Python. */
-static int keep_state(void) {
+static int keep_state(Slot *slot) {
     if (PyGILState_GetThisThreadState() == NULL) {
         if (refuse_small_stack())
+            return 0;
+        if (is_helped && slot->call == NULL && work_in_time(resolve_as_helper, &slot, sizeof slot, slot->name, -1) < 0)
             return 0;
         PyGILState_Ensure();
         PyThreadState *state = PyEval_SaveThread();
@@ -404,7 +420,7 @@ static int enter(Slot *slot, const uint64_t *words) {
         return result_at_end(slot, words);
     if (is_cut_off)
         return slot->always_passes ? PASS_ON : NOT_INITIALIZED;
-    if (!has_state && !keep_state())
+    if (!has_state && !keep_state(slot))
         return OPERATING_SYSTEM;
     PyGILState_STATE state = PyGILState_Ensure();
     int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception propagates */
@@ -528,6 +544,13 @@ static PyObject *set_checked(PyObject *module, PyObject *value) {
     Py_RETURN_NONE;
 }
 
+static PyObject *help_threads(PyObject *module, PyObject *unused) {
+    (void)module;
+    (void)unused;
+    is_helped = 1;
+    Py_RETURN_NONE;
+}
+
 static PyObject *end(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
@@ -552,6 +575,8 @@ static PyMethodDef methods[] = {
     {"pass_on", pass_on, METH_NOARGS, PyDoc_STR("From now on all calls go to the original functions.")},
     {"set_checked", set_checked, METH_O,
      PyDoc_STR("Set whether the checks before a core would pass: then cores are called without them.")},
+    {"help_threads", help_threads, METH_NOARGS,
+     PyDoc_STR("From now on the first call of a thread that Python did not start fails if it waits too long for the GIL.")},
     {"end", end, METH_NOARGS, PyDoc_STR("From now on no call enters the interpreter: it is about to end.")},
     {NULL, NULL, 0, NULL},
 };

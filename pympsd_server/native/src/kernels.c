@@ -7,9 +7,9 @@
 #include <time.h>
 
 enum { MAX_ROUNDS = 16, CALLS_PER_LOOK = 64 };
-enum { MAX_SPINS = 256, MAX_LONG_SPINS = 1 << 16, FUEL_PER_SPIN = 64 };
+enum { MAX_SPINS = 256, MAX_LONG_SPINS = 1 << 16, FUEL_PER_SPIN = 64, FUEL_PER_ESCAPE = 1024 };
 enum { ALONE_FOR_NOW = 1, ALONE_TO_THE_END };
-enum { NAP_NANOSECONDS = 50000, YIELDS_BEFORE_NAP = 64, ALONE_NANOSECONDS = 50000 };
+enum { NAP_NANOSECONDS = 50000, MAX_SLEEP = 1000000, MAX_SLEEP_APART = 20000, YIELDS_BEFORE_NAP = 64, ALONE_NANOSECONDS = 50000 };
 
 static uint64_t now(void) {
     struct timespec time;
@@ -27,24 +27,43 @@ static uint8_t *frames_of(const Worker *c, const Slot *slot) {
     return c->batch->frame_slab + (uint64_t)(slot - c->batch->slot) * c->warps * c->batch->frame_bytes;
 }
 
-static void open_barrier(const Worker *c, uint32_t number, Barrier *barrier) {
+static Slot *first_of_cluster(const Batch *b, Slot *slot) {
+    return b->cluster_blocks == 1 ? slot : slot - (uint64_t)(slot - b->slot) % b->cluster_blocks;
+}
+
+static void open_barrier(const Worker *c, Slot *slot, uint32_t number) {
+    Barrier *barrier = &slot->barriers[number];
+    Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
-        if (c->states[w].state == WAITING && c->states[w].barrier == number) {
-            c->states[w].state = READY;
+        if (warps[w].state == WAITING && warps[w].barrier == number) {
+            warps[w].state = READY;
             if (!barrier->total) // only bar.red has a result
                 continue;
-            Frame *frame = (Frame *)(c->frames + w * c->batch->frame_bytes);
+            Frame *frame = (Frame *)(frames_of(c, slot) + w * c->batch->frame_bytes);
             frame->trues = barrier->trues, frame->total = barrier->total;
         }
     *barrier = (Barrier){0};
 }
 
+// Open the barrier of the cluster whose block runs if all warps of its blocks that have not ended are there.
+static void try_to_open_cluster(Worker *c) {
+    Slot *first = first_of_cluster(c->batch, c->current);
+    uint32_t arrived = 0;
+    for (uint64_t i = 0; i < c->batch->cluster_blocks; i++) {
+        if (first[i].barriers[CLUSTER_BARRIER].arrived < first[i].left)
+            return;
+        arrived += first[i].barriers[CLUSTER_BARRIER].arrived;
+    }
+    for (uint64_t i = 0; arrived && i < c->batch->cluster_blocks; i++)
+        open_barrier(c, &first[i], CLUSTER_BARRIER);
+}
+
 // Open a barrier of the block that runs if enough threads are there. A warp counts as 32 threads.
 static inline void try_to_open(const Worker *c, uint32_t number) {
-    Barrier *barrier = &c->current->barriers[number];
+    const Barrier *barrier = &c->current->barriers[number];
     uint32_t needed = barrier->expected ? barrier->expected : c->current->left * WARP;
     if (barrier->arrived && barrier->arrived * WARP + barrier->announced >= needed)
-        open_barrier(c, number, barrier);
+        open_barrier(c, c->current, number);
 }
 
 // bar.arrive. Returns 1 with the fault in the worker.
@@ -64,7 +83,10 @@ static void wait_at_barrier(Worker *c, Warp *warp) {
     barrier->expected = c->barrier_threads;
     barrier->arrived++, barrier->trues += c->barrier_trues, barrier->total += c->barrier_total;
     warp->state = WAITING, warp->barrier = (uint8_t)c->barrier_number;
-    try_to_open(c, c->barrier_number);
+    if (c->barrier_number == CLUSTER_BARRIER)
+        try_to_open_cluster(c);
+    else
+        try_to_open(c, c->barrier_number);
 }
 
 static void begin_block(const Worker *c, Slot *slot, int64_t number) {
@@ -90,15 +112,25 @@ static void begin_block(const Worker *c, Slot *slot, int64_t number) {
     }
 }
 
+// Find the place of a number in a box, x fastest.
+static void place_in(uint64_t number, const uint32_t *extents, uint32_t *place) {
+    place[0] = (uint32_t)(number % extents[0]);
+    place[1] = (uint32_t)(number / extents[0] % extents[1]);
+    place[2] = (uint32_t)(number / extents[0] / extents[1]);
+}
+
 static void enter_slot(Worker *c, Slot *slot) {
     const Batch *b = c->batch;
     uint64_t index = (uint64_t)(slot - b->slot), block = (uint64_t)(b->first_block + slot->number);
     c->current = slot, c->states = warps_of(c, slot), c->frames = frames_of(c, slot);
     c->shared = b->shared_slab + index * b->shared_frame;
     c->locals = b->local_slab + index * b->threads_per_block * c->local_frame;
-    c->ctaid[0] = (uint32_t)(block % c->nctaid[0]);
-    c->ctaid[1] = (uint32_t)(block / c->nctaid[0] % c->nctaid[1]);
-    c->ctaid[2] = (uint32_t)(block / c->nctaid[0] / c->nctaid[1]);
+    c->cluster_ctarank = (uint32_t)(block % b->cluster_blocks), block /= b->cluster_blocks;
+    c->cluster_shared = c->shared - c->cluster_ctarank * b->shared_frame;
+    place_in(block, c->nclusterid, c->clusterid);
+    place_in(c->cluster_ctarank, c->cluster_nctaid, c->cluster_ctaid);
+    for (int axis = 0; axis < 3; axis++)
+        c->ctaid[axis] = c->clusterid[axis] * c->cluster_nctaid[axis] + c->cluster_ctaid[axis];
     c->smid = (uint32_t)b->sm_of_block[slot->number];
     c->block = slot->number;
 }
@@ -111,7 +143,10 @@ static int32_t run_warp(Worker *c, uint32_t w) {
         c->tid[axis] = b->threads[axis] + first;
     c->local = c->locals + first * c->local_frame;
     // Turns of one length could meet lanes that make progress at one point of their loop again and again.
-    c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * c->states[w].spins;
+    const Warp *warp = &c->states[w];
+    c->fuel = b->fuel_per_turn + FUEL_PER_SPIN * warp->spins - (int64_t)FUEL_PER_ESCAPE * warp->escapes;
+    if (c->current->bailing)
+        c->fuel = 0;
     c->barrier_trues = c->barrier_total = 0;
     return b->kernel(c, c->frames + w * b->frame_bytes);
 }
@@ -119,7 +154,9 @@ static int32_t run_warp(Worker *c, uint32_t w) {
 static void need_python(Worker *c) { atomic_store_explicit(&c->batch->needs_python, 1, memory_order_relaxed); }
 
 static void let_bail(Worker *c, Slot *slot) {
-    slot->bailing = 1;
+    Slot *first = first_of_cluster(c->batch, slot);
+    for (uint64_t i = 0; i < c->batch->cluster_blocks; i++)
+        first[i].bailing = 1;
     need_python(c);
 }
 
@@ -155,8 +192,25 @@ static void after_spin(Worker *c, Warp *warp) {
     atomic_store(&b->stopping, 1);
 }
 
+// Return whether lanes of the warp that has run are elsewhere.
+static int is_apart(const Worker *c) {
+    const Frame *frame = (Frame *)(c->frames + c->warp * c->batch->frame_bytes);
+    return frame->mask != frame->alive;
+}
+
+// Let a warp sleep, less if other lanes of it may wait for it; PTX allows any time up to twice the one given.
+static void begin_sleep(Worker *c, Warp *warp) {
+    uint64_t most = is_apart(c) ? MAX_SLEEP_APART : MAX_SLEEP;
+    warp->state = SLEEPING, warp->wake = now() + (c->sleep < most ? c->sleep : most);
+}
+
+static int is_awake(const Slot *slot, const Warp *warp) {
+    return warp->state == READY || (warp->state == SLEEPING && (slot->bailing || warp->wake <= now()));
+}
+
 // Act on what a warp's kernel returned; return whether that was progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
+    warp->escapes = status == POLLING_ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
     switch (status) {
     case DONE:
         warp->state = ENDED;
@@ -164,6 +218,8 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         for (uint32_t n = 0; slot->uses_barriers && n < BARRIERS; n++)
             if (slot->barriers[n].arrived)
                 try_to_open(c, n);
+        if (c->batch->cluster_blocks > 1 || slot->barriers[CLUSTER_BARRIER].arrived)
+            try_to_open_cluster(c);
         break;
     case BARRIER:
         wait_at_barrier(c, warp);
@@ -172,6 +228,13 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
         warp->state = ESCAPING;
         need_python(c);
         break;
+    case POLLING_ESCAPE: // in a loop that may wait for other threads
+        warp->state = ESCAPING;
+        need_python(c);
+        return 0;
+    case SLEEP:
+        begin_sleep(c, warp);
+        return 0;
     case BAIL:
         warp->state = BAILING;
         let_bail(c, slot);
@@ -230,11 +293,12 @@ static int run_block(Worker *c, Slot *slot) {
     for (int rounds = 0; rounds < MAX_ROUNDS; rounds++) {
         uint32_t ran = 0, waiting = 0;
         for (uint32_t w = 0; w < c->warps; w++) {
-            if (warps[w].state != READY) {
+            if (!is_awake(slot, &warps[w])) {
                 waiting += warps[w].state == WAITING;
                 continue;
             }
             ran++;
+            warps[w].state = READY;
             int32_t status = run_warp(c, w);
             if (status == FAULT || status == TRAP)
                 return status == FAULT ? FAULTED : TRAPPED;
@@ -247,17 +311,39 @@ static int run_block(Worker *c, Slot *slot) {
         if (!slot->left)
             return FINISHED;
         if (!ran)
-            return waiting == slot->left ? DEADLOCKED : SERVICE;
+            return waiting == slot->left && c->batch->cluster_blocks == 1 ? DEADLOCKED : SERVICE;
     }
     return TIME;
 }
 
 static int can_run(const Worker *c, const Slot *slot) {
+    if (!slot->left) // it had ended in another tier
+        return 1;
     const Warp *warps = warps_of(c, slot);
     for (uint32_t w = 0; w < c->warps; w++)
-        if (warps[w].state == READY)
+        if (is_awake(slot, &warps[w]))
             return 1;
     return 0;
+}
+
+// Let time pass until a warp of a worker wakes; return whether any sleeps.
+static int rest(const Worker *c) {
+    uint64_t wake = UINT64_MAX, time = now();
+    const Slot *slot = c->before;
+    for (int64_t i = c->active; i > 0; i--, slot = slot->following)
+        for (uint32_t w = 0; w < c->warps; w++) {
+            const Warp *warp = &warps_of(c, slot)[w];
+            if (warp->state == SLEEPING && warp->wake < wake)
+                wake = warp->wake;
+        }
+    int sleeps = wake != UINT64_MAX;
+    wake = wake < c->batch->deadline ? wake : c->batch->deadline;
+    if (sleeps && wake > time + NAP_NANOSECONDS && !atomic_load(&c->batch->needs_python)) {
+        struct timespec nap = {0, (long)(wake - time < MAX_SLEEP ? wake - time : MAX_SLEEP) - NAP_NANOSECONDS};
+        nanosleep(&nap, NULL);
+    } else if (sleeps)
+        sched_yield();
+    return sleeps;
 }
 
 // Put a slot into the ring of a worker, as the one to run next.
@@ -279,9 +365,15 @@ static Slot *unlink_slot(Worker *c, Slot *before) {
     return slot;
 }
 
+// Take the slot after `before` out of the ring, and free it with the others of its cluster when all blocks have ended:
+// until then these may access its memory.
 static void free_slot(Worker *c, Slot *before) {
-    Slot *slot = unlink_slot(c, before);
-    slot->number = -1, slot->following = c->free, c->free = slot;
+    Slot *first = first_of_cluster(c->batch, unlink_slot(c, before));
+    if (--first->remaining)
+        return;
+    for (uint64_t i = 0; i < c->batch->cluster_blocks; i++)
+        first[i].number = -1;
+    first->following = c->free, c->free = first;
 }
 
 // Make the next slot of the ring that can run the one after `c->before`; return whether there is one.
@@ -298,21 +390,35 @@ static int find_ready(Worker *c) {
     return 0;
 }
 
-// Begin a block, as the one to run next; return whether there was one.
+// Return a free slot, or the first of those for a cluster. A worker takes more at once, so that those of two workers are
+// seldom neighbours: processors fetch ahead what another one is writing.
+static Slot *take_slots(Worker *c, int64_t count) {
+    Batch *b = c->batch;
+    if (!c->free) {
+        Slot *taken = b->slot + atomic_fetch_add(&b->next_slot, b->slots_at_once);
+        for (int64_t i = b->slots_at_once - 1; i >= 0; i--) {
+            taken[i].number = -1;
+            if (i % count == 0)
+                taken[i].following = c->free, c->free = taken + i;
+        }
+    }
+    Slot *slot = c->free;
+    c->free = slot->following;
+    return slot;
+}
+
+// Begin a block, or those of a cluster, as the ones to run next; return whether there was one.
 static int begin_next(Worker *c) {
     Batch *b = c->batch;
-    int64_t number = atomic_load(&b->next_block);
-    if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, 1)) >= b->blocks)
+    int64_t number = atomic_load(&b->next_block), count = (int64_t)b->cluster_blocks;
+    if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
         return 0;
-    Slot *slot = b->is_prepared ? b->slot + number : c->free;
-    if (!b->is_prepared) {
-        if (slot)
-            c->free = slot->following;
-        else
-            slot = b->slot + atomic_fetch_add(&b->next_slot, 1);
-        begin_block(c, slot, number);
-    }
-    link_slot(c, slot);
+    Slot *slot = b->is_prepared ? b->slot + number : take_slots(c, count);
+    for (int64_t i = 0; i < count && !b->is_prepared; i++)
+        begin_block(c, slot + i, number + i);
+    slot->remaining = (uint32_t)count;
+    for (int64_t i = count - 1; i >= 0; i--)
+        link_slot(c, slot + i);
     return 1;
 }
 
@@ -337,7 +443,17 @@ void kernels_work(Worker *c) {
     Batch *b = c->batch;
     kernels_look(c);
     c->stops = 0;
-    for (int begins = 0; choose_slot(c, begins);) {
+    for (int begins = 0;;) {
+        if (!choose_slot(c, begins)) {
+            if (!rest(c))
+                break;
+            begins = 0;
+            if (!must_stop(c) && !atomic_load(&b->needs_python))
+                continue;
+            atomic_store(&b->stopping, 1);
+            c->outcome = TIME;
+            return;
+        }
         Slot *before = c->before, *slot = before->following;
         uint32_t progress = c->progress;
         int result = run_block(c, slot);
@@ -411,7 +527,7 @@ int kernels_run(Batch *b, uint64_t deadline) {
     int is_single = b->alone || b->worker_count == 1;
     if (is_single)
         gather_slots(b, 1);
-    else if (has_begun_all(b))
+    else if (has_begun_all(b) && b->cluster_blocks == 1)
         spread_slots(b);
     b->help_at = is_single ? UINT64_MAX : now() + ALONE_NANOSECONDS;
     b->deadline = deadline, b->joined = 1;

@@ -5,14 +5,14 @@
 #include <stdint.h>
 
 // What two threads write lies so many bytes apart: processors fetch cache lines in pairs.
-enum { BARRIERS = 16, WARP = 32, CACHE_LINE = 128 };
+enum { BARRIERS = 16, CLUSTER_BARRIER = BARRIERS, WARP = 32, CACHE_LINE = 128 };
 // What a kernel returns, and the states of a warp.
-enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN };
-enum { READY, WAITING, ENDED, ESCAPING, BAILING };
+enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN, SLEEP, POLLING_ESCAPE };
+enum { READY, WAITING, ENDED, ESCAPING, BAILING, SLEEPING };
 // What `kernels_run` returns; those from FAULTED on end the batch.
 enum { FINISHED, TIME, SERVICE, FAULTED, TRAPPED, DEADLOCKED };
 enum { GLOBAL, SHARED, LOCAL, PARAM, GENERIC };
-enum { OUTSIDE = 1, MISALIGNED, NO_BARRIER };
+enum { OUTSIDE = 1, MISALIGNED, NO_BARRIER, NO_BLOCK };
 
 typedef struct {
     uint32_t stop, alive, mask, spinning, trues, total, turns, spinning_at; // spinning: the mask and the stop of the last SPIN
@@ -27,7 +27,8 @@ struct Slot {
     _Alignas(CACHE_LINE) int64_t number; // of the block in its batch, -1: free
     uint32_t left;
     uint16_t bailing, uses_barriers;
-    Barrier barriers[BARRIERS];
+    Barrier barriers[BARRIERS + 1];
+    uint32_t remaining; // of the first slot of a cluster: its blocks that have not ended
     Slot *following; // in the ring of a worker's blocks, or in the list of its free slots
 };
 
@@ -36,12 +37,21 @@ typedef struct {
     uint16_t spins;      // for the same lanes, since any warp of the batch made progress
     uint32_t long_spins; // since this one did, or all its lanes were together
     uint32_t seen;       // the batch's progress then
+    uint32_t escapes;    // and sleeps, since its fuel was used up
+    uint64_t wake;       // the time until which it sleeps
 } Warp;
 
+// The memory of a peer, between two offsets, and how far from there it is in the own mapping.
 typedef struct {
-    const int64_t *starts, *ends; // of allocations, less base
+    int64_t begin, end, shift;
+} PeerWindow;
+
+typedef struct {
+    const int64_t *starts, *ends; // of allocations in the mapping, less base
     int64_t count;
     uint64_t generation;
+    const PeerWindow *peers;
+    int64_t peer_count, own_size; // own_size: the own memory is in front of that
 } ReachableMemory;
 
 // Where the bytes of a fragment's registers are in memory, in the order of the registers: pieces of `chunk` bytes, each
@@ -68,7 +78,10 @@ struct Worker {
     const uint64_t *addresses;
     uint64_t dynamic_offset, local_frame, local_bytes, parameter_bytes;
     int64_t fuel;
+    uint64_t sleep; // of a warp that stops to SLEEP, in nanoseconds
     uint32_t ctaid[3], nctaid[3], ntid[3];
+    uint32_t clusterid[3], nclusterid[3], cluster_ctaid[3], cluster_nctaid[3];
+    uint32_t cluster_ctarank, cluster_nctarank, is_explicit_cluster;
     uint32_t shared_bytes, warps, warp, smid;
     uint32_t constants[8];
     uint32_t barrier_number, barrier_threads, barrier_trues, barrier_total;
@@ -82,6 +95,7 @@ struct Worker {
     Slot *current;
     Warp *states;
     uint8_t *frames, *locals;
+    uint8_t *cluster_shared; // of the first block of its cluster
     Slot *before; // in the ring of blocks in progress, the one before the next to run
     Slot *free;
     int64_t active;    // blocks in the ring
@@ -106,8 +120,10 @@ struct Batch {
     Slot *slot;
     uint8_t *warp_states; // those of two slots are `states_bytes` apart
     uint64_t states_bytes;
+    uint64_t cluster_blocks; // which are in slots that follow each other, and of one worker
     uint8_t *workers; // `worker_bytes` apart
     uint32_t worker_count, worker_bytes;
+    int64_t slots_at_once; // that a worker takes when it has no free one
     // The order of things (kernels.c).
     uint64_t deadline, help_at;
     _Atomic int64_t next_block, next_slot;
@@ -129,7 +145,7 @@ static inline Worker *worker_of(const Batch *b, uint32_t index) {
 // kernel_memory.c: forget what is known of allocations if there are others.
 void kernels_look(Worker *c);
 int kernels_fail(Worker *c, uint64_t address, uint32_t lane, uint32_t kind, uint32_t nbytes, uint32_t space);
-// Check an access of a lane, and note its allocation at a place in the code. Returns 1 with the fault in the worker.
+// Check an access of a lane to own memory, and note its allocation at a place in the code. Returns 1 with the fault in the worker.
 int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes);
 // kernels.c: run a worker's blocks until the batch's deadline, or there is nothing to run.
 void kernels_work(Worker *c);

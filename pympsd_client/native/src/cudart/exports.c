@@ -32,7 +32,9 @@ enum { CUDA_VERSION = CUDA_MAJOR == 12 ? 12090 : 13000, FLAG_PER_THREAD = 2 };
 static Driver driver;
 static int has_driver;
 static atomic_int attached;
-static __thread int own_error; /* the last error while Python cannot be started */
+/* The last error while Python cannot be started: of all threads, because a statically linked program has no thread-local
+ * variables here (../libcuda/gate.c). */
+static atomic_int own_error;
 
 static void load_driver(void) {
     static const char *const names[] = {"pympsd_attach", "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuLaunchKernelEx",

@@ -12,6 +12,9 @@
  * (../entry_points.c), because `threading.local` and with it the thread's current context belong to that state. The GIL is
  * free whenever the program's own code runs.
  *
+ * In a Python program such a thread attaches within a limited time (../in_time.h). Its later calls wait for the GIL without
+ * a limit.
+ *
  * Fork. A child of a native program must not use the connection of its parent. So fork() takes the GIL first, as os.fork
  * does, and Python's own work after a fork is done in the child, which ends every context there. A Python program does
  * this itself. While a thread attaches, it may hold the GIL and import locks for a long time. A child that is
@@ -28,16 +31,19 @@
 
 #define _GNU_SOURCE
 
+#include "../in_time.h"
 #include "../stack.h"
 #include "gate.h"
 #include "interpreter.h"
 
+#include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 enum { SUCCESS = 0, OPERATING_SYSTEM = 304 };
@@ -127,11 +133,8 @@ static void *import(const Python *py) {
     return py->PyImport_ImportModule("pympsd_client.routing.libraries"); /* its exception names what is missing */
 }
 
-static int attach(const char *library, int count, const char *const *prototypes, void **table) {
-    int is_own, result = OPERATING_SYSTEM;
-    const Python *py = refuse_small_stack() ? NULL : find_python(&is_own);
-    if (py == NULL)
-        return result;
+static int attach(const Python *py, int is_own, const char *library, int count, const char *const *prototypes, void **table) {
+    int result = OPERATING_SYSTEM;
     int state = py->PyGILState_Ensure();
     void *module = import(py);
     void *answer = module == NULL ? NULL
@@ -157,10 +160,49 @@ static int attach(const char *library, int count, const char *const *prototypes,
     return result;
 }
 
+/* What a helper thread attaches (../in_time.h). */
+typedef struct {
+    const Python *python;
+    const char *library;
+    int count;
+    const char *const *prototypes;
+    void **table;
+} Attachment;
+
+static int help(const void *argument) {
+    const Attachment *of = argument;
+    atomic_fetch_add(&attaching, 1);
+    int result = attach(of->python, 0, of->library, of->count, of->prototypes, of->table);
+    atomic_fetch_sub(&attaching, 1);
+    return result;
+}
+
+/* Return whether this program is statically linked, after one sentence on standard error for the first call. The C library
+ * gives the libraries that such a program opens no thread-local variables: the next access would be a crash. */
+static int refuse_static_program(const char *library) {
+    static atomic_int has_reported;
+    const ElfW(Phdr) *header = (const ElfW(Phdr) *)getauxval(AT_PHDR);
+    for (unsigned long count = header == NULL ? 0 : getauxval(AT_PHNUM); count > 0; count--, header++)
+        if (header->p_type == PT_INTERP)
+            return 0;
+    if (!atomic_exchange(&has_reported, 1))
+        fprintf(stderr, "pympsd: this program cannot use CUDA: it is statically linked; link it without -static to use %s\n", library);
+    return 1;
+}
+
 int pympsd_attach(const char *library, int count, const char *const *prototypes, void **table) {
+    int is_own;
+    if (refuse_static_program(library))
+        return OPERATING_SYSTEM;
     atomic_fetch_add(&attaching, 1);
     is_attaching++;
-    int result = attach(library, count, prototypes, table);
+    const Python *py = refuse_small_stack() ? NULL : find_python(&is_own);
+    Attachment of = {py, library, count, prototypes, table};
+    int result = OPERATING_SYSTEM;
+    if (py != NULL && (is_own || py->PyGILState_GetThisThreadState() != NULL))
+        result = attach(py, is_own, library, count, prototypes, table);
+    else if (py != NULL)
+        result = work_in_time(help, &of, sizeof of, library, OPERATING_SYSTEM);
     is_attaching--;
     atomic_fetch_sub(&attaching, 1);
     return result;

@@ -10,6 +10,7 @@
     FUNCTION(int, Py_IsInitialized, (void))                                                                             \
     FUNCTION(void, Py_InitializeEx, (int))                                                                              \
     FUNCTION(const char *, Py_GetVersion, (void))                                                                       \
+    FUNCTION(void *, PyGILState_GetThisThreadState, (void))                                                             \
     FUNCTION(int, PyGILState_Ensure, (void))                                                                            \
     FUNCTION(void, PyGILState_Release, (int))                                                                           \
     FUNCTION(void *, PyEval_SaveThread, (void))                                                                         \

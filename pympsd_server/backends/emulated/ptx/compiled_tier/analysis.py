@@ -47,7 +47,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 SPACES = {s: s for s in ("global", "const", "shared", "local", "param")}
 SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
 _VARYING_SPECIALS = ("%tid", "%laneid", "%lanemask")
-_ALWAYS_VARYING = frozenset({"atom", "shfl", "mma", "wmma", "ldmatrix", "movmatrix"})
+_ALWAYS_VARYING = frozenset({"atom", "shfl", "mma", "wmma", "ldmatrix", "movmatrix", "elect"})
 _SPINNING = frozenset({"atom", "red", "membar", "fence", "nanosleep", "mbarrier"})
 _ORDERED = frozenset({"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "sc"})
 _OPERATIONS_PER_FUEL = 16
@@ -169,6 +169,8 @@ class WarpPlan:
     """The targets of back edges, and the fuel that one round of the loop takes."""
     spinning: set[int] = field(factory=set)
     """The loops whose lanes may wait for other lanes."""
+    in_spinning: set[int] = field(factory=set)
+    """The segments of those loops."""
 
     def is_varying(self, argument: Argument) -> bool:
         """Return whether an operand may differ between the lanes of a warp."""
@@ -195,6 +197,8 @@ def is_varying_special(name: str, *, rows: bool) -> bool:
 
 def differs_by_lane(operation: Operation) -> bool:
     """Return whether the same address means different memory for each lane, or the access is guarded."""
+    if operation.name == "mbarrier":
+        return space_of(operation) == "generic" or not operation.one_of("test_wait", "try_wait", "pending_count")
     if operation.name not in ("ld", "ldu"):
         return False
     memory = operation.operands[1]
@@ -257,6 +261,7 @@ def _find_loops(plan: WarpPlan) -> None:
             plan.weights[header] = max(weight, plan.weights.get(header, 0))
             if spins:
                 plan.spinning.add(header)
+                plan.in_spinning.update(range(header, end + 1))
 
 
 def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:
@@ -363,7 +368,7 @@ def group_accesses(operations: list[Operation], carry: Register) -> dict[int, Ac
             memory = operation.operands[0] if operation.name == "st" else operation.operands[1]
             if isinstance(memory, Memory):
                 groups[index] = _group(operation, memory, open_groups)
-        elif operation.name in ("atom", "red"):
+        elif operation.name in ("atom", "red", "mbarrier", "cp"):
             place = next((x for x in operation.operands[:2] if isinstance(x, Memory)), None)
             if place is not None:
                 guarded = operation.guard is not None

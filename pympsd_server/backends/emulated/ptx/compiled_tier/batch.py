@@ -13,6 +13,10 @@ time is up, or when nothing can run without Python:
     slot 1   block 8   warps 0 and 1 wait at the same escape                  local slab    one frame per thread
     slot 2   free                                                             frame slab    one frame per warp
 
+The blocks of a cluster begin together, in slots that follow each other and belong to one worker, and the slots are
+free when all of them have ended: until then any of them may access the others' shared memory. A warp that sleeps
+(nanosleep) has a time at which it wakes; a worker all of whose warps sleep or wait lets that time pass in C.
+
 `_serve` then executes each escaping instruction for all warps that wait there: the registers are columns of the frame
 slab, and the function is the NumPy tier's own. A block that bails is handed over to a `Batch` of its own.
 
@@ -23,7 +27,7 @@ calls, and the scheduler's slices are shares of the device as with one thread. A
 batch, and keeps it; blocks that no thread would run are given to others between calls.
 
     worker 0 (this thread)   slot 0 ──▶ slot 2 ──▶ slot 0        in turn, as above
-    worker 1 (the pool's)    slot 1 ──▶ slot 3 ──▶ slot 1
+    worker 1 (the pool's)    slot 16 ──▶ slot 17 ──▶ slot 16
 
 Warps that spin for a long time may wait for a worker whose thread the system has not scheduled. One thread then runs
 all blocks until there is progress; a warp that waits for itself is detected there, and bails. Of several faults the
@@ -59,8 +63,12 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     CACHE_LINE,
     CONSTANTS,
     MISALIGNED,
+    NO_AGREEMENT,
     NO_BARRIER,
+    NO_BLOCK,
+    NO_COUNT,
     NO_ENTRY,
+    NO_SEGMENT,
     SLOT,
     SPACE_NUMBERS,
     WARP_STATE,
@@ -85,8 +93,9 @@ from pympsd_server.backends.emulated.ptx.isa.faults import (
     LaunchFailed,
     MisalignedAddress,
 )
-from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
+from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.lowering.ir import Special
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     BatchState,
     CancelFlag,
@@ -95,6 +104,7 @@ from pympsd_server.backends.emulated.ptx.runtime.batch_state import (
     align_local_frame,
     align_shared_frame,
     place_in,
+    place_of_block,
 )
 from pympsd_server.backends.emulated.ptx.runtime.special_registers import shared_sizes
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
@@ -104,6 +114,7 @@ _LOOK_SECONDS: Final = 0.002
 _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
+_MAX_SLOTS_AT_ONCE: Final = 16
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _MAX_KEPT: Final = 32
 """The maximum number of finished batches that a module keeps; the next two are limits of each of them."""
@@ -205,7 +216,7 @@ class CompiledBatch:
         """Return a batch, one that was kept if there is any for this shape; arguments and errors as for a new one."""
         if len(sm_of_block) > _MAX_KEPT_BLOCKS:
             return cls(module, kernel_name, setup, first_block, sm_of_block, code)
-        launch = setup.grid, setup.block, setup.dynamic_shared, len(setup.parameters), setup.workspace
+        launch = setup.grid, setup.block, setup.cluster, setup.dynamic_shared, len(setup.parameters), setup.workspace
         shape = code, launch, first_block, sm_of_block.tobytes(), os.environ.get(KERNEL_THREADS, "")
         batch: CompiledBatch | None = module.kept.pop(shape, None)
         if batch is None:
@@ -233,14 +244,21 @@ class CompiledBatch:
         self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
 
     def _size_memory(self) -> None:
-        """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory."""
+        """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory.
+
+        Several workers may each have taken slots that they do not use.
+        """
         common, kernel, code = self._common, self.kernel, self._code
         self._dynamic_offset = align_frame(kernel.translation.shared_bytes)
         dynamic = self._setup.dynamic_shared
         self._shared_bytes = (self._dynamic_offset if dynamic else kernel.translation.shared_bytes) + dynamic
         self._reached = self._module.space.bounds.end_of_shared(self._shared_bytes)
         self._warps_per_block = -(-self._threads // code.width)
-        slots = len(self._sm_of_block)
+        common.worker_count, blocks = _count_threads(self._sm_of_block), len(self._sm_of_block)
+        cluster = prod(self._setup.cluster)
+        share = blocks // (4 * common.worker_count * cluster) if common.worker_count > 1 else 1
+        common.slots_at_once = min(max(share, 1), _MAX_SLOTS_AT_ONCE) * cluster
+        slots = blocks + (common.slots_at_once - cluster) * common.worker_count
         common.states_bytes = _round_up(self._warps_per_block * WARP_STATE.itemsize)
         self._slots = _zeros(slots * SLOT.itemsize).view(SLOT)
         states = _zeros(slots * common.states_bytes).reshape(slots, common.states_bytes)
@@ -259,11 +277,12 @@ class CompiledBatch:
         common.kernel, common.fuel_per_turn, common.refresh = code.address, _FUEL, _refresh
         common.threads_per_block, common.width = self._threads, code.width
         common.sm_of_block, common.first_block = self._sm_of_block.ctypes.data, self._first_block
+        common.cluster_blocks = prod(setup.cluster)
         common.blocks, common.base = len(self._sm_of_block), self._module.space.base
         self._coordinates = _coordinates(setup.block, code.width)
         common.threads[:] = [column.ctypes.data for column in self._coordinates]
         self._bound = self._bind()
-        common.worker_count = count = _count_threads(self._sm_of_block)
+        count = common.worker_count
         common.worker_bytes, common.sites_bytes = _round_up(ctypes.sizeof(Worker)), _round_up(16 * code.sites)
         self._workers = _aligned(count * common.worker_bytes)
         self._sites = _aligned(count * common.sites_bytes)
@@ -289,7 +308,9 @@ class CompiledBatch:
         worker.sites, worker.addresses = self._sites.ctypes.data, self._bound[0].ctypes.data
         worker.dynamic_offset, worker.shared_bytes = self._dynamic_offset, self._reached
         worker.local_frame, worker.local_bytes = align_local_frame(kernel.local_bytes), kernel.local_bytes
-        worker.nctaid[:], worker.ntid[:] = setup.grid, setup.block
+        worker.nctaid[:], worker.ntid[:], worker.cluster_nctaid[:] = setup.grid, setup.block, setup.cluster
+        worker.nclusterid[:] = [extent // size for extent, size in zip(setup.grid, setup.cluster, strict=True)]
+        worker.cluster_nctarank, worker.is_explicit_cluster = prod(setup.cluster), prod(setup.cluster) > 1
         worker.warps, worker.batch = self._warps_per_block, ctypes.addressof(self._common)
         preferred = _PREFERRED_ESCAPING_SLOTS if self._code.escapes else _PREFERRED_SLOTS
         worker.preferred = len(self._sm_of_block) if setup.workspace else preferred
@@ -324,8 +345,10 @@ class CompiledBatch:
             if self._reach and self._reach[-1][0] is starts:
                 return
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
-            memory = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
-            self._reach = [*([] if at_rest else self._reach), (starts, ends, memory)]
+            peers, space = self._module.space.peer_windows(), self._module.space
+            own = starts.ctypes.data, ends.ctypes.data, len(starts), generation
+            memory = ReachableMemory(*own, peers.ctypes.data, len(peers), space.size)
+            self._reach = [*([] if at_rest else self._reach), (starts, ends, peers, memory)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
 
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
@@ -334,11 +357,12 @@ class CompiledBatch:
         `memory` is shared and local memory; `is_living` is true for the warps that have not ended.
         """
         for own, left in zip((self._shared, self._local), memory, strict=True):
-            own[:] = left
-        lives = is_living.reshape(self._warps.shape)
-        self._warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
-        self._slots["number"], self._slots["left"] = np.arange(len(self._slots)), lives.sum(axis=1)
-        self._common.is_prepared, self._common.next_slot = 1, len(self._slots)
+            own[: len(left)] = left
+        lives = is_living.reshape(-1, self._warps_per_block)
+        slots, warps = self._slots[: len(lives)], self._warps[: len(lives)]
+        warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
+        slots["number"], slots["left"] = np.arange(len(lives)), lives.sum(axis=1)
+        self._common.is_prepared, self._common.next_slot = 1, len(lives)
         return self._frames
 
     @property
@@ -394,15 +418,22 @@ class CompiledBatch:
     # --- faults
 
     def _fault(self, outcome: int, worker: Worker) -> DeviceFault:
-        if outcome == Outcome.DEADLOCKED:
-            return LaunchFailed("deadlock: all threads wait for each other at barriers")
         if outcome == Outcome.TRAPPED:
             return LaunchFailed("a trap instruction was executed")
+        if outcome == Outcome.DEADLOCKED or worker.fault_kind == NO_AGREEMENT:
+            return LaunchFailed("deadlock: all threads wait for each other at barriers")
+        if worker.fault_kind == NO_COUNT:
+            return LaunchFailed("bar.arrive without a thread count")
         address, nbytes, space = worker.fault_address, worker.fault_bytes, _SPACES.get(worker.fault_space, "global")
         if worker.fault_kind == NO_BARRIER:
             return LaunchFailed(f"barrier {address} does not exist")
+        if worker.fault_kind == NO_BLOCK:
+            blocks = worker.cluster_nctarank
+            return IllegalAddress(f"shared address {address:#x}: a cluster has {blocks} blocks")
         if worker.fault_kind == NO_ENTRY:
             return LaunchFailed(f"brx.idx to entry {address}, which does not exist")
+        if worker.fault_kind == NO_SEGMENT:
+            return LaunchFailed("internal error, threads were lost: set PYMPSD_TIER=numpy, and report the kernel")
         where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
         if worker.fault_kind == MISALIGNED:
             return MisalignedAddress(f"{where}misaligned")
@@ -414,7 +445,7 @@ class CompiledBatch:
     def _place(self, fault: DeviceFault, block: int, thread: int) -> DeviceFault:
         """Return a fault with its kernel, block and thread."""
         fault.kernel = self.kernel.name
-        fault.block = place_in(self._first_block + block, self._setup.grid)
+        fault.block = place_of_block(self._first_block + block, self._setup.grid, self._setup.cluster)
         fault.thread = place_in(thread, self._setup.block)
         return fault
 
@@ -425,19 +456,39 @@ class CompiledBatch:
         used = self._common.next_slot
         states = self._warps["state"][:used]
         escaping = np.argwhere(states == WarpState.ESCAPING)
-        if len(escaping):
-            rows = escaping[:, 0] * self._warps_per_block + escaping[:, 1]
-            stops = self._frames.stops(rows)
-            for stop in np.unique(stops).tolist():
-                self._escape(int(stop), rows[stops == stop], cancel)
-            states[escaping[:, 0], escaping[:, 1]] = WarpState.READY
-        resting = ~((states == WarpState.READY) | (states == WarpState.ESCAPING)).any(axis=1)
-        slots = self._slots[:used]
-        bailing = (slots["bailing"] != 0) & (slots["number"] >= 0) & resting
-        for slot in np.flatnonzero(bailing).tolist():
-            self._hand_over(slot)
-        self._common.needs_python = bool(((slots["bailing"] != 0) & (slots["number"] >= 0)).any())
-        return bool(len(escaping) or bailing.any())
+        rows = escaping[:, 0] * self._warps_per_block + escaping[:, 1]
+        stops = self._frames.stops(rows)
+        executed = 0
+        for stop in np.unique(stops).tolist():
+            ready = rows[stops == stop]
+            if self._code.escapes[stop][0].has("mma_async"):
+                ready = self._whole_groups(ready, states)
+            if len(ready):
+                self._escape(int(stop), ready, cancel)
+            states[np.divmod(ready, self._warps_per_block)] = WarpState.READY
+            executed += len(ready)
+        slots, count = self._slots[:used], self._common.cluster_blocks
+        leaving = ((slots["bailing"] != 0) & (slots["number"] >= 0)).reshape(-1, count).any(axis=1)
+        if not leaving.any():
+            self._common.needs_python = executed < len(escaping)
+            return bool(executed)
+        resting = ~np.isin(states, (WarpState.READY, WarpState.ESCAPING, WarpState.SLEEPING)).any(axis=1)
+        bailing = leaving & resting.reshape(-1, count).all(axis=1)
+        for cluster in np.flatnonzero(bailing).tolist():
+            self._hand_over(range(cluster * count, (cluster + 1) * count))
+        self._common.needs_python = bool((leaving & ~bailing).any() or executed < len(escaping))
+        return bool(executed or bailing.any())
+
+    def _whole_groups(self, rows: Array, states: Array) -> Array:
+        """Return those of the warps at a stop whose whole warp group is there."""
+        slots, warps = np.divmod(rows, self._warps_per_block)
+        groups = -(-self._warps_per_block // GROUP_WARPS)
+        living = np.zeros((len(states), groups * GROUP_WARPS), np.bool_)
+        living[:, : self._warps_per_block] = states != WarpState.ENDED
+        group = slots * groups + warps // GROUP_WARPS
+        needed = living.reshape(-1, GROUP_WARPS).sum(axis=1)
+        whole: Array = rows[np.bincount(group, minlength=len(needed))[group] == needed[group]]
+        return whole
 
     def _escape(self, stop: int, rows: Array, cancel: CancelFlag) -> None:
         """Execute an instruction for the warps of some frames, which wait at the stop before it."""
@@ -445,6 +496,9 @@ class CompiledBatch:
         function, inputs, outputs = self._bound[1][stop]
         lanes = self._frames.lanes(rows)
         slots, warps = np.divmod(rows, self._warps_per_block)
+        if any(isinstance(operand, Special) for operand in self._code.escapes[stop][0].operands):
+            numbers = self._slots["number"]
+            state.place_blocks(self._first_block + numbers, self._sm_of_block[numbers])
         firsts = slots * state.threads_per_block + warps * self._code.width
         threads = Threads((firsts[:, None] + np.arange(self._code.width))[lanes], int(lanes.sum()))
         try:
@@ -486,41 +540,49 @@ class CompiledBatch:
             memory=memory,
         )
 
-    def _hand_over(self, slot: int) -> None:
-        """Let the NumPy tier run a block to its end."""
-        number = int(self._slots["number"][slot])
-        sm = self._sm_of_block[number : number + 1]
+    def _hand_over(self, slots: range) -> None:
+        """Let the NumPy tier run a block, or the blocks of a cluster, to the end."""
+        number, part = int(self._slots["number"][slots[0]]), slice(slots[0], slots[-1] + 1)
+        sm = self._sm_of_block[number : number + len(slots)]
         batch = Batch(self._module, self.kernel.name, self._setup, self._first_block + number, sm)
-        shared, local = batch.state.memory or (np.zeros(0, np.uint8),) * 2
-        threads, barriers = batch.state.threads_per_block, self._slots["barriers"][slot]
-        shared[:] = self._shared[slot * len(shared) : (slot + 1) * len(shared)]
-        local[:] = self._local[slot * len(local) : (slot + 1) * len(local)]
+        assert batch.state.memory is not None
+        for memory, own in zip(batch.state.memory, (self._shared, self._local), strict=True):
+            memory[:] = own[slots[0] * len(memory) // len(slots) :][: len(memory)]
         groups: list[tuple[int, Group]] = []
         waiting: list[tuple[Waiting, Value | None]] = []
-        alive = np.zeros(threads, np.bool_)
+        alive = np.zeros(batch.state.count, np.bool_)
+        for slot in slots:
+            self._list_threads(slot, (slot - slots[0]) * self._threads, groups, waiting, alive)
+        batch.take_over(groups, waiting, self._slots["barriers"][part, :, 1], alive)
+        self._taken_over.append(batch)
+        self._slots["number"][part] = -1
+        self._warps["state"][part] = WarpState.ENDED
+
+    def _list_threads(
+        self,
+        slot: int,
+        begin: int,
+        groups: list[tuple[int, Group]],
+        waiting: list[tuple[Waiting, Value | None]],
+        alive: Array,
+    ) -> None:
+        """Add the threads of a block to those that can run or wait; `begin` is the first one's number."""
+        barriers = self._slots["barriers"][slot]
         votes = barriers[:, 3].astype(np.int64)
-        for warp in range(self._warps_per_block):
-            state = self._warps[slot, warp]
-            if state["state"] == WarpState.ENDED:
-                continue
-            row = slot * self._warps_per_block + warp
-            first = warp * self._code.width
+        for warp in np.flatnonzero(self._warps["state"][slot] != WarpState.ENDED).tolist():
+            row, first = slot * self._warps_per_block + warp, begin + warp * self._code.width
             living = np.flatnonzero(self._frames.living_lanes(row)) + first
-            alive[living[living < threads]] = True
+            alive[living[living < begin + self._threads]] = True
             for at, lanes, barrier in self._frames.places(row):
                 registers = self._frames.registers(row, at, lanes)
                 group = Group(Threads(np.flatnonzero(lanes) + first, int(lanes.sum())), registers)
                 if barrier < 0:
                     groups.append((at, group))
                     continue
-                number = int(state["barrier"])
+                number = int(self._warps["barrier"][slot, warp])
                 true = np.arange(group.threads.count) < votes[number]
                 votes[number] -= int(true.sum())
                 plan, numbers = self.kernel.translation.plans[barrier], np.full(group.threads.count, number, np.int64)
                 entry = Waiting(plan, group.threads, registers, numbers, true if plan.barrier_reduces else None)
                 expected = int(barriers[number, 0])
                 waiting.append((entry, np.uint32(expected) if expected else None))
-        batch.take_over(groups, waiting, barriers[:BARRIERS, 1][None], alive)
-        self._taken_over.append(batch)
-        self._slots["number"][slot] = -1
-        self._warps["state"][slot] = WarpState.ENDED

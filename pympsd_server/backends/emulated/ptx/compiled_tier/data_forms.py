@@ -19,7 +19,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import widen_
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR, Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
-from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText, Pointers
+from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import offset_of
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP, WINDOW_BITS, WINDOWS
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -294,6 +295,8 @@ _ATOMIC: Final = {
     "min": "min",
     "max": "max",
 }
+_MIN_SLEEP: Final = 1000
+"""In nanoseconds."""
 _PLAIN: Final = frozenset({"add", "and", "or", "xor", "exch"})
 """Those that are written as a load, an operation and a store for a block's own shared memory."""
 _ATOMIC_TYPES: Final = ("u32", "s32", "u64", "s64", "b32", "b64", "f32", "f64")
@@ -314,7 +317,6 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
     group, mask = text.groups[text.index], text.active()
     text.order_before(operation)
     pointers = text.check(group, mask)
-    addresses = text.host_addresses(group, pointers, memory.offset)
     values = [text.use(value, type_name, vector) for value in inputs]
     kind = f"i{bits}" if function == "cas" else FLOATS.get(type_name, f"i{bits}")
     is_plain = group.space == "shared" and function in _PLAIN  # no other thread of the host runs this block
@@ -323,14 +325,10 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         whole, part = text.label("whole"), text.label("part")
         text.branch(text.op("icmp eq", text.mask_type, mask, "-1"), whole, part, LIKELY)
         text.place(whole)
-        for lane in range(text.width):
-            place = text.value(f"extractelement {vector.of('i64')} {addresses}, i64 {lane}")
-            x = text.value(f"extractelement {vector.of(f'i{bits}')} {values[0]}, i64 {lane}")
-            x = text.cast("bitcast", x, f"i{bits}", kind)
-            _act_plainly(text, function, type_name, text.cast("inttoptr", place, "i64", "ptr"), x)
+        _act_on_all_lanes(text, operation, inputs[0], pointers, memory.offset)
         text.jump(on)
         text.place(part)
-    text.store(vector.of("i64"), addresses, "%scratch0")
+    text.store(vector.of("i64"), text.host_addresses(group, pointers, memory.offset), "%scratch0")
     for index, value in enumerate(values):
         text.store(vector.of(f"i{bits}"), value, f"%scratch{index + 1}")
 
@@ -341,7 +339,7 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
             pair = text.value(f"cmpxchg ptr {place}, {kind} {x[0]}, {kind} {x[1]} seq_cst seq_cst")
             old = text.value(f"extractvalue {{ {kind}, i1 }} {pair}, 0")
         elif is_plain:
-            old = _act_plainly(text, function, type_name, place, x[0])
+            old = _act_plainly(text, operation, place, x[0])
         else:
             name = "f" * (type_name in FLOATS) + _ATOMIC[function]
             name = f"u{name}" if function in ("min", "max") and not is_signed(type_name) else name
@@ -358,8 +356,41 @@ def _atomic(text: MemoryText, operation: Operation) -> None:
         text.assign(target, text.load(vector.of(f"i{bits}"), "%scratch3"), type_name, vector)
 
 
-def _act_plainly(text: MemoryText, function: str, type_name: str, place: str, value: str) -> str:
+def _act_on_all_lanes(
+    text: MemoryText, operation: Operation, operand: Argument, pointers: Pointers, offset: int
+) -> None:
+    """Write an atomic operation of all lanes on shared memory, without a loop.
+
+    Offsets and operands of lanes go through memory, offsets two at a time, because processors take elements out of
+    vectors slowly. The loads are volatile, otherwise LLVM replaces them by just that. Offsets have a sign: the memory
+    of another block of the cluster may be before the block's own.
+    """
+    vector, type_name, is_varying = text.vector, operation.type, text.plan.is_varying(operand)
+    bits, kind = BITS[type_name], FLOATS.get(type_name, f"i{BITS[type_name]}")
+    value, pair = text.use(operand, type_name, vector if is_varying else SCALAR), ""
+    if is_varying:
+        text.store(vector.of(f"i{bits}"), value, "%scratch1")
+    if pointers.lanes:
+        places = text.op("add", vector.of("i32"), pointers.lanes, vector.constant("i32", offset))
+        text.store(vector.of("i32"), places, "%scratch0")
+    else:
+        place = text.cast("inttoptr", text.op("add", "i64", pointers.single, str(offset)), "i64", "ptr")
+    for lane in range(text.width):
+        if pointers.lanes and lane % 2 == 0:
+            pair = text.value(f"load volatile i64, ptr {text.field('%scratch0', 4 * lane)}")
+            place = text.op("ashr", "i64", text.op("shl", "i64", pair, "32"), "32")
+        elif pointers.lanes:
+            place = text.op("ashr", "i64", pair, "32")
+        if pointers.lanes:
+            place = text.value(f"getelementptr i8, ptr %shared_p, i64 {place}")
+        if is_varying:
+            value = text.value(f"load volatile i{bits}, ptr {text.field('%scratch1', bits // 8 * lane)}")
+        _act_plainly(text, operation, place, text.cast("bitcast", value, f"i{bits}", kind))
+
+
+def _act_plainly(text: MemoryText, operation: Operation, place: str, value: str) -> str:
     """Write an atomic operation on memory of which no other thread knows; return the old value."""
+    function, type_name = operation.one_of(*_PLAIN), operation.type
     kind = FLOATS.get(type_name, f"i{BITS[type_name]}")
     old = text.load(kind, place)
     new = value if function == "exch" else text.op("f" * (type_name in FLOATS) + function, kind, old, value)
@@ -371,15 +402,32 @@ def _element(text: MemoryText, kind: str, bits: int, scratch: int, lane: str) ->
     return text.load(kind, text.value(f"getelementptr i{bits}, ptr %scratch{scratch}, i64 {lane}"))
 
 
-@writes("membar fence")
+@writes("membar fence fence.proxy.tensormap::generic")
 def _fence(text: MemoryText, operation: Operation) -> None:
     text.fence_compiler()
     text.line("fence seq_cst")
 
 
-@writes("prefetch prefetchu griddepcontrol nanosleep discard applypriority pmevent")
+@writes("prefetch prefetchu griddepcontrol discard applypriority pmevent setmaxnreg")
+@writes("cp.async.bulk.commit_group cp.async.bulk.wait_group cp.async.bulk.prefetch cp.async.bulk.prefetch.tensor")
 def _nothing(text: MemoryText, operation: Operation) -> None:
-    """Do nothing: there is no cache, and a sleeping warp runs again when the others have run."""
+    """Do nothing: there is no cache, and copies are made when they are issued."""
+
+
+@writes("createpolicy")
+def _create_policy(text: MemoryText, operation: Operation) -> None:
+    text.assign(operation.operands[0], "0", "b64", SCALAR)
+
+
+@attempts("nanosleep")
+def _sleep(text: MemoryText, operation: Operation) -> None:
+    """Let the warp sleep for the longest time of its lanes; less than a stop takes is no time."""
+    kind, lanes = text.vector.of("i32"), text.as_lanes(text.active())
+    times = text.use(operation.operands[0], "u32", text.vector)
+    times = text.choose(text.vector, lanes, kind, times, "zeroinitializer")
+    longest = text.call(f"llvm.vector.reduce.umax.v{text.width}i32", "i32", (kind, times))
+    text.store("i64", text.cast("zext", longest, "i32", "i64"), text.field("%ctx", offset_of("sleep")))
+    text.escape_unless(text.op("icmp ult", "i32", longest, str(_MIN_SLEEP)))
 
 
 # --- textures and surfaces

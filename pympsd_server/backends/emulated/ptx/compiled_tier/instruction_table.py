@@ -56,8 +56,8 @@ def write_attempt(text: MemoryText, operation: Operation) -> None:
 def write(text: MemoryText, operation: Operation) -> None:
     """Write one operation; raise Refused for one that escapes. ``st.async`` is not ``st``."""
     text.operation = operation
-    form = _TABLE.get(operation.name)
-    if form is None or name_of(operation) != operation.name:
+    form = _TABLE.get(name_of(operation))
+    if form is None:
         raise text.refuse()
     form(text, operation)
 

@@ -18,14 +18,16 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
 - TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
-  runs on the registers in the frames, for all warps that wait there together (batch.py).
+  runs on the registers in the frames, for all warps that wait there together (batch.py). POLLING_ESCAPE is the same
+  in a loop that may wait for other threads: it is not progress.
 - BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
   lanes stop at the beginnings of blocks, as the groups of its threads do.
+- SLEEP: a nanosleep of at least a microsecond. The warp continues behind it when its time has passed.
 - DONE, FAULT and TRAP end the warp.
 
 The NumPy emitters define what an instruction does. The *_forms modules implement the common instructions a second
-time; an operation that a form does not support escapes. A kernel in which an escape would be hot, or whose threads
-meet in other ways (clusters, warp groups), stays in the NumPy tier as a whole: `Refused` at compile time.
+time; an operation that a form does not support escapes. So a kernel stays in the NumPy tier as a whole only if it is
+too large: `Refused` at compile time.
 
 Invariants: a register that is read at a stop's segment or at a pending one is in the frame; the old value of a lane
 survives whatever other lanes do while it is pending; nothing is left in the worker between two calls.
@@ -33,10 +35,9 @@ survives whatever other lanes do while it is pending; nothing is left in the wor
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define
 
 from pympsd_server.backends.emulated.ptx.compiled_tier import (
     data_forms,
@@ -50,35 +51,32 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     is_left_whole,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import size_of_masks
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import size_of_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
-from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, METADATA, SCALAR, UNLIKELY
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BANK_ALIGNMENT, Refused
-from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY
+from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BANK_ALIGNMENT
+from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
     FRAME_HEADER,
-    FRAME_MASK,
-    FRAME_TOTAL,
-    FRAME_TRUES,
     FRAME_TURNS,
-    NO_BARRIER,
     NO_ENTRY,
+    NO_SEGMENT,
     StopReason,
     offset_of,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.saves import (
     comes_by_frame,
     find_entries,
-    find_saved,
-    has_many_stops,
+    is_barrier,
 )
-from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, WARP
+from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import Stop, StopText
+from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Operation,
-    registers_in,
 )
 
 FORMS: Final = (data_forms, float_forms, integer_forms, matrix_forms, warp_forms)
@@ -99,158 +97,11 @@ _LOADED: Final = (
 """What a kernel loads from its worker when it is entered: the name of the value, its type, and the field."""
 
 
-@frozen
-class Stop:
-    """A place at which a warp leaves its kernel, and at which it enters the kernel again."""
-
-    segment: int
-    """The segment that its lanes continue with."""
-    pending: tuple[int, ...]
-    """The segments at which others may be pending."""
-    barrier: int = -1
-    """The block at whose barrier the lanes wait."""
-    result: Operation | None = None
-    """A bar.red whose result is set when the warp continues."""
-    is_entry: bool = False
-    """Whether it is the beginning of the kernel, at which registers are zero."""
-
-
 @define(slots=False)
-class KernelText(MemoryText):
-    """Writes the segments of a kernel, its stops and its entry."""
-
-    stops: list[Stop] = field(factory=list, init=False)
-    escapes: dict[int, tuple[Operation, int]] = field(factory=dict, init=False)
-    """The escaping operations and the stops behind them, by the stop before them."""
-    slots: dict[int, int] = field(factory=dict, init=False)
-    """Where registers are saved in a frame, in bytes."""
-    frame_bytes: int = field(default=0, init=False)
-    _bank_start: int = field(default=0, init=False)
-    module_text: str = field(default="", init=False)
-
-    @property
-    def segments(self) -> list[CodeSegment]:
-        """The parts of the kernel, in order."""
-        return self.plan.segments
-
-    # --- stops
-
-    @cached_property
-    def _saved(self) -> list[tuple[frozenset[int], frozenset[int]]]:
-        return find_saved(self.plan, self.code.carry)
-
-    def slot(self, number: int) -> str:
-        """Return a pointer to where a register is saved."""
-        if number not in self.slots:
-            bits = self.register_bits(number)
-            varying = self.is_varying(number)
-            size = (self.width * bits // 8 if bits > 1 else 4) if varying else 8
-            align = min(max(size, 4), 64)
-            self.frame_bytes = -(-self.frame_bytes // align) * align
-            self.slots[number] = self.frame_bytes
-            self.frame_bytes += size
-        return self.field("%frame", self.slots[number])
-
-    def registers_of(self, stop: Stop) -> list[int]:
-        """Return the registers that are saved at a stop."""
-        if stop.is_entry:
-            return []
-        live = set(self.segments[stop.segment].live_in).union(*(self.segments[k].live_in for k in stop.pending))
-        return sorted(live - ({r.number for r in registers_in(stop.result.operands[0])} if stop.result else set()))
-
-    def _mask_place(self, segment: int) -> str:
-        return self.field("%frame", FRAME_HEADER + 4 * segment)
-
-    def number_of(self, stop: Stop) -> int:
-        """Return the number of a stop, which is new if it has not been written before."""
-        if stop not in self.stops:
-            self.stops.append(stop)
-        return self.stops.index(stop)
-
-    def leave(self, stop: Stop, mask: str, status: StopReason | str, *, stays: str = "") -> None:
-        """Return a status with everything in the frame that is needed to continue at a stop.
-
-        `stays`: a truth; if it holds the warp continues there immediately.
-        """
-        saved = self._saved[self.at][stop.barrier >= 0]
-        for register in self.registers_of(stop):
-            if register not in saved and register not in self.bank:
-                value, kind = self.read(register), self.storage(register)
-                self.store(kind, value, self.slot(register), 4)
-        for k in stop.pending:
-            self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
-        self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
-        alive = self.as_word(self.load(self.mask_type, "%alive"))
-        self.store("i32", alive, self.field("%frame", FRAME_ALIVE))
-        number = self.number_of(stop)
-        if stays:
-            away = self.label("away")
-            self.branch(stays, f"enter{number}", away)
-            self.place(away)
-        self.store("i32", str(number), "%frame")
-        self.line(f"ret i32 {status if isinstance(status, str) else status.value}")
-
-    def _enter(self, index: int) -> None:
-        """Write the code that continues from a stop."""
-        stop = self.stops[index]
-        self.place(f"enter{index}")
-        if has_many_stops(self.plan):
-            self.fence_compiler()
-        mask = self._saved_mask(self.field("%frame", FRAME_MASK))
-        masks = {stop.segment: mask} | {k: self._saved_mask(self._mask_place(k)) for k in stop.pending}
-        for k, lanes in masks.items():
-            self.store(self.mask_type, lanes, f"%m{k}")
-        for number in self.registers_of(stop):
-            if number in self.bank:
-                continue
-            kind = self.storage(number)
-            self.store(kind, self.load(kind, self.slot(number), 4), self.home(number))
-            if number in self.sequences.certain:
-                here = [lanes for k, lanes in masks.items() if number in self.segments[k].live_in]
-                self.restore_sequence(number, self.slot(number), here)
-        if stop.result is not None:
-            self.store(self.mask_type, mask, "%cur")
-            self.at, self.operation = stop.segment, stop.result
-            self._set_reduction(stop.result)
-        self.jump(f"run{stop.segment}")
-
-    def _saved_mask(self, place: str) -> str:
-        word = self.load("i32", place)
-        return self.cast("trunc", word, "i32", self.mask_type) if self.width < WARP else word
+class KernelText(StopText):
+    """Writes the segments of a kernel and its entry."""
 
     # --- control flow
-
-    def go(self, arriving: dict[int, str], *, certain: bool) -> None:
-        """Go to the lowest segment that has lanes: those that arrive there now, or are pending.
-
-        `certain`: some lanes are left.
-        """
-        pending = self.plan.pending[self.at]
-        for k, mask in arriving.items():
-            if k in pending:
-                mask = self.op("or", self.mask_type, mask, self.load(self.mask_type, f"%m{k}"))
-            self.store(self.mask_type, mask, f"%m{k}")
-        candidates = sorted(pending | set(arriving))
-        for index, k in enumerate(candidates):
-            if certain and index == len(candidates) - 1:
-                return self.jump(f"segment{k}")
-            following = self.label("next")
-            there = self.load(self.mask_type, f"%m{k}")
-            self.branch(self.op("icmp ne", self.mask_type, there, "0"), f"segment{k}", following)
-            self.place(following)
-        return self.jump("nothing")
-
-    def end_lanes(self, mask: str) -> None:
-        """Note that lanes have exited."""
-        alive = self.load(self.mask_type, "%alive")
-        others = self.op("xor", self.mask_type, mask, "-1")
-        self.store(self.mask_type, self.op("and", self.mask_type, alive, others), "%alive")
-
-    def _go_ways(self, ways: dict[int, str]) -> None:
-        certain = EXIT not in ways
-        if not certain:
-            self.end_lanes(ways.pop(EXIT))
-        self.go(ways, certain=certain)
 
     def write_end(self, segment: CodeSegment) -> None:
         """Write the end of a segment."""
@@ -258,44 +109,33 @@ class KernelText(MemoryText):
         mask = self.current()
         following = EXIT if segment.following is None else segment.following
         if last is None:
-            return self._go_ways({following: mask})
+            return self.go_ways({following: mask})
         if last.name in ("trap", "brkpt"):
             return self._trap(mask)
         if last.name in ("bra", "exit"):
             return self._branch(last, segment.targets[0], following, mask)
         if last.name in ("bar", "barrier"):
-            return self._barrier(last, segment, following, mask)
+            return self.write_barrier(last, segment, following, mask)
         if last.name == "brx":
             return self._switch(last, segment, mask)
         raise self.refuse()
 
     def _branch(self, last: Operation, target: int, following: int, mask: str) -> None:
         if last.guard is None or target == following:
-            return self._go_ways({target: mask})
+            return self.go_ways({target: mask})
         if last.guard.register.number in self.plan.varying:
             yes = self.op("and", self.mask_type, mask, self.guard_mask(last))
             ways = {target: yes, following: self.op("xor", self.mask_type, yes, mask)}
-            return self._go_ways(ways)
+            return self.go_ways(ways)
         yes, no = self.label("yes"), self.label("no")
         self.branch(self.uniform_guard(last), yes, no)
         self.place(yes)
-        self._go_ways({target: mask})
+        self.go_ways({target: mask})
         self.place(no)
-        return self._go_ways({following: mask})
-
-    def _fault(self, kind: int, address: str, lane: str) -> None:
-        """Write the end of the kernel with a fault other than a memory fault; `address` is an i64."""
-        self.store("i64", address, self.field("%ctx", offset_of("fault_address")))
-        self.store("i32", str(kind), self.field("%ctx", offset_of("fault_kind")))
-        self.store("i32", lane, self.field("%ctx", offset_of("fault_lane")))
-        self.jump("fault")
-
-    def _first_lane(self, mask: str) -> str:
-        lane = self.call(f"llvm.cttz.{self.mask_type}", self.mask_type, (self.mask_type, mask), ("i1", "false"))
-        return self.as_word(lane)
+        return self.go_ways({following: mask})
 
     def _trap(self, mask: str) -> None:
-        self.store("i32", self._first_lane(mask), self.field("%ctx", offset_of("fault_lane")))
+        self.store("i32", self.first_lane(mask), self.field("%ctx", offset_of("fault_lane")))
         self.line(f"ret i32 {StopReason.TRAP.value}")
 
     def _switch(self, last: Operation, segment: CodeSegment, mask: str) -> None:
@@ -307,7 +147,7 @@ class KernelText(MemoryText):
             number, wrong = self.use(entry, "u32", SCALAR), self.label("wrong")
             self.line(f"switch i32 {number}, label %{wrong} [ {cases} ]")
             self.place(wrong)
-            self._fault(NO_ENTRY, self.cast("zext", number, "i32", "i64"), self._first_lane(mask))
+            self.fault(NO_ENTRY, self.cast("zext", number, "i32", "i64"), self.first_lane(mask))
             for label, target in zip(labels, segment.targets, strict=True):
                 self.place(label)
                 self.go({target: mask}, certain=True)
@@ -318,9 +158,9 @@ class KernelText(MemoryText):
         wrong, right = self.label("wrong"), self.label("right")
         self.branch(self.op("icmp eq", self.mask_type, bad, "0"), right, wrong)
         self.place(wrong)
-        lane = self._first_lane(bad)
+        lane = self.first_lane(bad)
         number = self.value(f"extractelement {kind} {numbers}, i32 {lane}")
-        self._fault(NO_ENTRY, self.cast("zext", number, "i32", "i64"), lane)
+        self.fault(NO_ENTRY, self.cast("zext", number, "i32", "i64"), lane)
         self.place(right)
         for index, target in enumerate(segment.targets):
             these = self.as_mask(self.op("icmp eq", kind, numbers, self.vector.constant("i32", index)))
@@ -328,81 +168,12 @@ class KernelText(MemoryText):
             ways[target] = self.op("or", self.mask_type, ways[target], these) if target in ways else these
         self.go(ways, certain=False)
 
-    # --- barriers
-
-    def _barrier(self, last: Operation, segment: CodeSegment, following: int, mask: str) -> None:
-        operands = list(last.operands)
-        is_known = last.one_of("sync", "arrive", "red") and not last.has("cluster") and last.guard is None
-        predicate = operands.pop() if last.has("red") else None
-        operands = operands[1:] if last.has("red") else operands
-        if not is_known or any(map(self.plan.is_varying, operands)) or following == EXIT:
-            raise self.refuse("this barrier")
-        number = self._barrier_number(operands[0], mask)
-        threads = self.use(operands[1], "u32", SCALAR) if len(operands) > 1 else "0"
-        if last.has("arrive"):
-            bad = self.call("kernels_arrive", "i32", ("ptr", "%ctx"), ("i32", number), ("i32", threads))
-            self.fault_unless_zero(bad)
-            self._go_ways({following: mask})
-            return
-        self.store(self.mask_type, mask, f"%m{following}")
-        is_plain = predicate is None and threads == "0"
-        by_frame = is_plain and comes_by_frame(self.plan, following)
-        if is_plain and not by_frame:
-            wait = self.label("wait")
-            self.branch("%alone", f"segment{following}", wait)
-            self.place(wait)
-        self.store("i32", number, self.field("%ctx", offset_of("barrier_number")))
-        self.store("i32", threads, self.field("%ctx", offset_of("barrier_threads")))
-        if predicate is not None:
-            true = self.op("and", self.mask_type, self.as_mask(self.predicate(predicate, self.vector)), mask)
-            for name, lanes in (("barrier_trues", true), ("barrier_total", mask)):
-                count = self.intrinsic("ctpop", self.mask_type, SCALAR, lanes)
-                self.store("i32", self.as_word(count), self.field("%ctx", offset_of(name)))
-        self.store("i32", "0", self.field("%frame", FRAME_TURNS))
-        stop = Stop(following, (), self._origin_of(segment), None if predicate is None else last)
-        self.leave(stop, mask, StopReason.BARRIER, stays="%alone" if by_frame else "")
-
-    def _barrier_number(self, operand: Argument, mask: str) -> str:
-        """Return the number of a barrier, which must be one that the block has."""
-        number = self.use(operand, "u32", SCALAR)
-        wrong, right = self.label("wrong"), self.label("right")
-        self.branch(self.op("icmp ult", "i32", number, str(BARRIERS)), right, wrong)
-        self.place(wrong)
-        self._fault(NO_BARRIER, self.cast("zext", number, "i32", "i64"), self._first_lane(mask))
-        self.place(right)
-        return number
-
-    def _bail_if_apart(self) -> None:
-        """Leave a barrier to the NumPy tier if lanes of the warp are elsewhere."""
-        apart, together = self.label("apart"), self.label("together")
-        mask, alive = self.current(), self.load(self.mask_type, "%alive")
-        self.branch(self.op("icmp eq", self.mask_type, mask, alive), together, apart, LIKELY)
-        self.place(apart)
-        self.leave(self._here(), mask, StopReason.BAIL)
-        self.place(together)
-
-    def _origin_of(self, segment: CodeSegment) -> int:
-        """Return the block that a segment is the end of."""
-        index = next(i for i, s in enumerate(self.segments) if s is segment)
-        return next(s.origin for s in reversed(self.segments[: index + 1]) if s.origin >= 0)
-
-    def _set_reduction(self, barrier: Operation) -> None:
-        """Set the result of a bar.red from what the runtime has counted."""
-        trues, total = (self.load("i32", self.field("%frame", at)) for at in (FRAME_TRUES, FRAME_TOTAL))
-        target = barrier.operands[0]
-        if barrier.has("popc"):
-            return self.assign(target, trues, "u32", SCALAR)
-        other = ("icmp eq", total) if barrier.has("and") else ("icmp ne", "0")
-        return self.assign_predicate(target, self.op(other[0], "i32", trues, other[1]), SCALAR)
-
     # --- lanes that must meet, and loops
 
     def _meet(self, segment: CodeSegment) -> None:
         """Run the lanes of a membermask that have not arrived yet first."""
         assert segment.meeting is not None
         pending = self.plan.pending[self.at]
-        if segment.meeting.in_group or self.width != WARP:
-            raise self.refuse("warp group")
         if not pending:
             return
         mask, alive = self.current(), self.load("i32", "%alive")
@@ -411,19 +182,14 @@ class KernelText(MemoryText):
         ready, wait = self.label("ready"), self.label("wait")
         self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
         self.place(wait)
-        self.store("i32", mask, f"%m{self.at}")
         fuel = self._burn(64)
-        last, stuck = self.label("going"), self.label("stuck")
-        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, last, UNLIKELY)
-        self.place(last)
-        for k in sorted(pending - {self.at}):
-            last = self.label("next")
-            self.branch(self.op("icmp ne", "i32", self.load("i32", f"%m{k}"), "0"), f"segment{k}", last)
-            self.place(last)
-        self.jump(stuck)
+        going, stuck = self.label("going"), self.label("stuck")
+        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, going, UNLIKELY)
+        self.place(going)
+        last = self.go_elsewhere(mask, sorted(pending - {self.at}), stuck)
         self.place(stuck)
         status = self.phi("i32", (str(StopReason.SPIN.value), wait), (str(StopReason.BAIL.value), last))
-        self.leave(self._here(), mask, status)
+        self.leave(self.here(), mask, status)
         self.place(ready)
 
     def _take_turn(self, kind: int, mask: str) -> None:
@@ -436,7 +202,7 @@ class KernelText(MemoryText):
             self.branch(stays, on, turn)
             self.place(turn)
         self.store("i32", self.op("or", "i32", taken, str(kind)), self.field("%frame", FRAME_TURNS))
-        self.leave(self._here(), mask, StopReason.TURN, stays=stays if by_frame else "")
+        self.leave(self.here(), mask, StopReason.TURN, stays=stays if by_frame else "")
         if not by_frame:
             self.place(on)
 
@@ -447,9 +213,6 @@ class KernelText(MemoryText):
         value = self.use(mask, "u32", self.vector)
         value = self.choose(self.vector, self.as_lanes(running), words, value, "zeroinitializer")
         return self.call(f"llvm.vector.reduce.or.v{WARP}i32", "i32", (words, value))
-
-    def _here(self) -> Stop:
-        return Stop(self.at, tuple(sorted(self.plan.pending[self.at] - {self.at})))
 
     def _burn(self, weight: int) -> str:
         """Use fuel; return what is left."""
@@ -463,13 +226,10 @@ class KernelText(MemoryText):
         fuel = self._burn(self.plan.weights[self.at])
         self.branch(self.op("icmp slt", "i64", fuel, "0"), pause, f"run{self.at}", UNLIKELY)
         self.place(pause)
-        may_wait, stop = self.at in self.plan.spinning, self._here()
+        may_wait, stop = self.at in self.plan.spinning, self.here()
         status: str | StopReason = StopReason.POLL if may_wait else StopReason.SLICE
         if may_wait and stop.pending:
-            others = "0"
-            for k in stop.pending:
-                others = self.op("or", self.mask_type, others, self.load(self.mask_type, f"%m{k}"))
-            apart = self.op("icmp ne", self.mask_type, others, "0")
+            apart = self.have_lanes(stop.pending)
             status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
@@ -485,40 +245,41 @@ class KernelText(MemoryText):
         else:
             self.jump(f"run{self.at}")
         self.place(f"run{self.at}")
-        self.store(self.mask_type, self.load(self.mask_type, f"%m{self.at}"), "%cur")
-        self.store(self.mask_type, "0", f"%m{self.at}")
+        self.begin_running()
         if self.at in self.plan.spinning:
             self.fence_compiler()
         if segment.meeting is not None:
             self._meet(segment)
         if segment.turn and not comes_by_frame(self.plan, self.at):
             self._take_turn(segment.turn, self.current())
+        if segment.origin >= 0 and self.plan.pending[self.at] and is_barrier(self.end_of(segment)):
+            self.bail_if_apart()
         if segment.escapes or is_left_whole(segment.terminator):
-            stop = self._here()
+            stop = self.here()
             if segment.attempts:
                 write_attempt(self, segment.operations[0])
-            self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
+            behind = Stop(self.at + 1, stop.pending)
+            if segment.attempts and segment.operations[0].name == "nanosleep":
+                return self.leave(behind, self.current(), StopReason.SLEEP)
+            reason = StopReason.POLLING_ESCAPE if self.at in self.plan.in_spinning else StopReason.ESCAPE
+            self.leave(stop, self.current(), reason if segment.escapes else StopReason.BAIL)
             if segment.escapes:
-                behind = self.number_of(Stop(self.at + 1, stop.pending))
-                self.escapes[self.number_of(stop)] = segment.operations[0], behind
-            return
-        last = segment.terminator
-        if last is not None and last.name in ("bar", "barrier") and self.plan.pending[self.at]:
-            if segment.origin < 0:
-                raise Refused("a barrier behind an instruction in the NumPy tier")
-            self._bail_if_apart()
+                self.escapes[self.number_of(stop)] = segment.operations[0], self.number_of(behind)
+            return None
         self.begin_accesses(group_accesses(segment.operations, self.code.carry))
         for self.index, operation in enumerate(segment.operations):
             write(self, operation)
             self.write_first(operation, write)
-        self.write_end(segment)
+        return self.write_end(segment)
 
     def _begin_frame(self) -> None:
         """Lay out the beginning of a frame."""
-        self._bank_start = -(-(FRAME_HEADER + 4 * len(self.segments)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
-        self.frame_bytes = self._bank_start + size_of_bank(self.code, self.bank)
+        self.bank_start = -(-(FRAME_HEADER + size_of_masks(self.plan)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
+        self.frame_bytes = self.bank_start + size_of_bank(self.code, self.bank)
         lives = set().union(*(segment.live_in for segment in self.segments))
-        self.slots = {number: self._bank_start + at for number, at in self.bank.items() if number in lives}
+        self.slots = {number: self.bank_start + at for number, at in self.bank.items() if number in lives}
+        if self.is_crowded:
+            self.keep_in_frame(lives - self.bank.keys())
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
@@ -530,30 +291,27 @@ class KernelText(MemoryText):
             self.number_of(Stop(k, tuple(sorted(self.plan.pending[k] - {k}))))
         index = 0
         while index < len(self.stops):
-            self._enter(index)
+            self.write_entry_of(index)
             index += 1
+        self.write_dispatch()
+        self._write_nothing()
         body, self.lines = self.lines, []
         self._write_entry()
-        alive = [f"  %living = load {self.mask_type}, ptr %alive", f"  %ended = icmp eq {self.mask_type} %living, 0"]
-        tail = [
-            "nothing:",
-            *alive,
-            "  br i1 %ended, label %done, label %lost",
-            "done:",
-            f"  ret i32 {StopReason.DONE.value}",
-        ]
-        # Lanes are alive but in no segment: this cannot happen.
-        tail += [
-            *("lost:", "  call void @llvm.trap()", "  unreachable", "fault:"),
-            f"  ret i32 {StopReason.FAULT.value}",
-            "}",
-        ]
-        self.declared.add("declare void @llvm.trap()")
+        tail = ["done:", f"  ret i32 {StopReason.DONE.value}", "fault:", f"  ret i32 {StopReason.FAULT.value}", "}"]
         head = f"define i32 @{FUNCTION}(ptr noalias %ctx, ptr noalias %frame) #0 {{\nentry:"
         wide = 'nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512"'
         attributes = f"attributes #0 = {{ {wide} }}\nattributes #1 = {{ noinline {wide} }}"
         parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
         return "\n".join(parts) + "\n"
+
+    def _write_nothing(self) -> None:
+        """Write the end of a warp that has no lanes in any segment: all have exited, or this package has an error."""
+        lost = self.label("lost")
+        self.place("nothing")
+        alive = self.load(self.mask_type, "%alive")
+        self.branch(self.op("icmp eq", self.mask_type, alive, "0"), "done", lost)
+        self.place(lost)
+        self.fault(NO_SEGMENT, "0", self.first_lane(alive))
 
     def _write_entry(self) -> None:
         mask = self.mask_type
@@ -564,13 +322,14 @@ class KernelText(MemoryText):
             self.line(f"%scratch{number} = alloca [{self.width * 8} x i8], align 64")
         if self.needs_fragments:
             self.line(f"%fragments = alloca [{FRAGMENT_BYTES} x i8], align 64")
-        for k in range(len(self.segments)):
-            self.line(f"%m{k} = alloca {mask}")
-            self.store(mask, "0", f"%m{k}")
+        self.declare_masks()
         for place in sorted(set(self.bank.values())):
-            self.line(f"%b{place} = getelementptr i8, ptr %frame, i64 {self._bank_start + place}")
+            self.line(f"%b{place} = getelementptr i8, ptr %frame, i64 {self.bank_start + place}")
         for number in range(len(self.code.register_types)):
             if number in self.bank:
+                continue
+            if number in self.resident:
+                self.line(f"%r{number} = getelementptr i8, ptr %frame, i64 {self.slots[number]}")
                 continue
             kind = self.storage(number)
             self.line(f"%r{number} = alloca {kind}")
@@ -595,6 +354,6 @@ class KernelText(MemoryText):
                 self.line(f"%tid{axis} = load {self.vector.of('i32')}, ptr {places}, align 4")
         if not self.whole_warps:
             self.write_lanes_here()
-        self.store(mask, self._saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
+        self.store(mask, self.saved_mask(self.field("%frame", FRAME_ALIVE)), "%alive")
         cases = " ".join(f"i32 {index}, label %enter{index}" for index in range(1, len(self.stops)))
         self.line(f"switch i32 {self.load('i32', '%frame')}, label %enter0 [ {cases} ]")

@@ -1,4 +1,4 @@
-"""Translation of a kernel's operations to text: which escape, how wide vectors are, and which kernels are refused.
+"""Translation of a kernel's operations to text: which escape, and how wide vectors are.
 
 The analysis must know which operations escape, because results of escapes are vectors. So each operation is first
 written once on trial, with all registers as vectors; if its form refuses it, it escapes. Forms must not depend on the
@@ -7,7 +7,6 @@ plan in other ways.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
 from typing import Final
 
@@ -19,18 +18,19 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     split_blocks,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import is_crowded
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import Form, write, write_attempt
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText, Stop
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.sequences import Sequences, find_sequences
+from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import Stop
 from pympsd_server.backends.emulated.ptx.compiled_tier.turns import find_turns, uses_turns
 from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import WARP_INSTRUCTIONS
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
-from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks, without_dead_results
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation, Special
 
-_MAX_ESCAPES: Final = 24
 _MAX_BLOCKS: Final = 4000
 _SMALL_WIDTH: Final = 8
 _HALVES: Final = frozenset({"f16", "f16x2", "e4m3", "e5m2"})
@@ -68,7 +68,7 @@ def _needs_warps(operation: Operation) -> bool:
     if any(isinstance(a, Special) and a.name.startswith(names) for a in operation.operands):
         return True
     if operation.name in ("bar", "barrier"):
-        return operation.has("warp") or len(operation.operands) != 1
+        return operation.has("warp") or len(operation.operands) > 1
     return operation.name in WARP_INSTRUCTIONS or operation.has("sync")
 
 
@@ -93,8 +93,9 @@ def write_text(
     escapes = _Escapes(probe, has_halves)
     places = {key: offset for key, offset in offsets.items() if key[0] == "shared"}
     plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
-    _refuse_hot_escapes(plan, escapes)
     sequences = find_sequences(code, plan, linear=linear)
+    if is_crowded(plan):
+        sequences = Sequences(sequences.strides)  # first lanes would be variables that live across segments
     text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
     text.number_of(Stop(0, (), is_entry=True))
@@ -111,7 +112,6 @@ class _Escapes:
     _needed: dict[int, bool] = field(factory=dict)
     """The results of earlier calls, by the id() of operations."""
     _forced: dict[int, bool] = field(factory=dict)
-    _kept: set[int] = field(factory=set)
 
     def is_needed(self, operation: Operation) -> bool:
         """Return whether no form writes an operation."""
@@ -141,32 +141,17 @@ class _Escapes:
         if self.is_needed(operation):
             return True
         if id(operation) not in self._forced:
-            self._forced[id(operation)] = not _reads_special(operation) and is_forced(operation)
-        return self._forced[id(operation)] and id(operation) not in self._kept
-
-    def keep(self, operations: Iterable[Operation]) -> None:
-        """Force no escape of these operations."""
-        self._kept.update(map(id, operations))
+            self._forced[id(operation)] = is_forced(operation)
+        return self._forced[id(operation)]
 
 
 def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], threads: int, *, rows: bool) -> WarpPlan:
-    """Return the plan of a kernel whose warps take turns, except in blocks that the NumPy tier may take over.
-
-    `places` are the offsets of variables in shared memory, `threads` as for `find_turns`.
-    """
+    """Return the plan of a kernel; `places` are the offsets of shared variables, `threads` as for `find_turns`."""
     blocks = build_blocks(code)
     if len(blocks) > _MAX_BLOCKS:
         raise Refused(f"{len(blocks)} blocks of code; compiled are at most {_MAX_BLOCKS}")
     operations = [without_dead_results(block, blocks, code.carry) for block in blocks]
-    plan = analyse(code, split_blocks(blocks, operations, code.carry, escapes.is_escape, {}), rows=rows)
     turns = find_turns(blocks, operations, code.carry, places, threads)
-    ends = [s.terminator if plan.pending[k] else None for k, s in enumerate(plan.segments)]
-    number = -1
-    for segment, end in zip(plan.segments, ends, strict=True):
-        number = segment.origin if segment.origin >= 0 else number
-        if end is not None and end.name in ("bar", "barrier"):
-            turns = {at: kind for at, kind in turns.items() if at not in map(id, operations[number])}
-            escapes.keep(operations[number])
     segments = split_blocks(blocks, operations, code.carry, escapes.is_escape, turns)
     for segment in segments:
         segment.attempts = segment.escapes and escapes.has_attempt(segment.operations[0])
@@ -175,22 +160,3 @@ def _plan(code: Code, escapes: _Escapes, places: dict[tuple[str, str], int], thr
 
 def _everything_varies(code: Code) -> WarpPlan:
     return WarpPlan([], False, [set()], set(range(len(code.register_types))), [set()])
-
-
-def _refuse_hot_escapes(plan: WarpPlan, escapes: _Escapes) -> None:
-    """Refuse a kernel in which the NumPy tier would do most of the work, on few threads at a time."""
-    segments = enumerate(plan.segments)
-    escaping = [index for index, s in segments if s.escapes and not s.attempts and escapes.is_needed(s.operations[0])]
-    ends = {h: e for e, s in enumerate(plan.segments) for h in s.successors if h != EXIT and h <= e}
-    hot = [index for index in escaping if any(h <= index <= e for h, e in ends.items())]
-    if hot or len(escaping) > _MAX_ESCAPES:
-        at = (hot or escaping)[0]
-        raise Refused(f"{plan.segments[at].operations[0].opcode} in the NumPy tier")
-    for index in escaping:
-        operation = plan.segments[index].operations[0]
-        if _reads_special(operation):
-            raise Refused(f"{operation.opcode} of a special register in the NumPy tier")
-
-
-def _reads_special(operation: Operation) -> bool:
-    return any(isinstance(a, Special) for a in operation.operands)

@@ -35,12 +35,11 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 BITS: Final = {name: d.itemsize * 8 if d.kind != "b" else 1 for name, d in DTYPES.items()}
 FLOATS: Final = {"f16": "half", "f32": "float", "f64": "double"}
-_SINGLE_BLOCK_OF_CLUSTER: Final = {
-    "cluster_ctaid": 0,
-    "cluster_nctaid": 1,
-    "cluster_ctarank": 0,
-    "cluster_nctarank": 1,
-}
+_OF_BLOCK: Final = frozenset(
+    {"ctaid", "nctaid", "ntid", "smid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"}
+    | {"cluster_ctarank", "cluster_nctarank", "is_explicit_cluster"}
+)
+"""The special registers that are fields of `Worker`."""
 _SMALLEST_NORMAL: Final = {"f16": 0x0400, "f32": 0x00800000}
 """As bits."""
 
@@ -71,6 +70,8 @@ class Lanes(Text):
     """Offsets of shared and local variables in their frames; -1: dynamic shared memory."""
     bank: dict[int, int] = field(factory=dict, init=False)
     """The registers that are in the bank, and where (fragment_bank.py)."""
+    resident: set[int] = field(factory=set, init=False)
+    """The other registers that are in the frame while the kernel runs (dispatch_text.py)."""
     globals_used: list[tuple[str, int]] = field(factory=list, init=False)
     """The variables and offsets whose addresses are passed to the kernel."""
     at: int = field(default=0, init=False)
@@ -111,7 +112,11 @@ class Lanes(Text):
 
     def read(self, number: int) -> str:
         """Return a register as it is kept."""
-        return self.load(self.storage(number), self.home(number), BANK_ALIGNMENT * (number in self.bank))
+        return self.load(self.storage(number), self.home(number), self._alignment(number))
+
+    def _alignment(self, number: int) -> int:
+        """Return what is known of a register's address, in bytes; 0: as its type needs."""
+        return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
         """Return an operand's bits as an integer of the type's width, in a shape."""
@@ -273,7 +278,7 @@ class Lanes(Text):
         kind, condition = self.storage(target.number), self._condition(target.number, of)
         if condition:
             value = self.choose(of, condition, kind, value, self.read(target.number))
-        self.store(kind, value, self.home(target.number), BANK_ALIGNMENT * (target.number in self.bank))
+        self.store(kind, value, self.home(target.number), self._alignment(target.number))
 
     def _condition(self, number: int, shape: Shape) -> str:
         """Return the mask of lanes in which a register takes its new value; "": all lanes that matter."""
@@ -329,13 +334,8 @@ class Lanes(Text):
             return (f"%tid{index}s", False, 32) if self.plan.rows and index else (f"%tid{index}", True, 32)
         if name in TIMERS:
             return self._timer(name)
-        name = {"clusterid": "ctaid", "nclusterid": "nctaid"}.get(name, name)
-        if name in ("ctaid", "nctaid", "ntid", "smid"):
+        if name in _OF_BLOCK:
             return self.load("i32", self.field("%ctx", offset_of(name) + 4 * index)), False, 32
-        if name in _SINGLE_BLOCK_OF_CLUSTER:
-            return str(_SINGLE_BLOCK_OF_CLUSTER[name]), False, 32
-        if name == "is_explicit_cluster":
-            return "0", False, 32
         if name in CONSTANTS:
             return self.load("i32", self.field("%ctx", offset_of("constants") + 4 * CONSTANTS.index(name))), False, 32
         if self.width != WARP:

@@ -37,10 +37,11 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compiler_proc
     new_machine,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.object_code import LinkedCode, link
-from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTION, KernelText, Stop
+from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import FUNCTION, KernelText
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import choose_width, threads_bound, write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import CACHE_LINE, FUNCTIONS, runtime
+from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import Stop
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
 from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translation

@@ -38,9 +38,10 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Text, sequ
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import FRAGMENT_BYTES, MemoryText
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import SPACE_NUMBERS
+from pympsd_server.backends.emulated.ptx.compiled_tier.warp_forms import arrive, count_arrivals
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, items_of
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, items_of
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED
 from pympsd_server.backends.emulated.ptx.numpy_tier.emit_matrices import SHAPE, line_length, size_of
@@ -505,6 +506,13 @@ def _transpose(text: MemoryText, words: str) -> str:
 # --- asynchronous copies
 
 
+@writes("wgmma")
+def _order_products(text: MemoryText, operation: Operation) -> None:
+    """wgmma.fence, commit_group and wait_group: the products are made when they are issued, by the NumPy tier."""
+    if operation.has("mma_async"):
+        raise text.refuse()
+
+
 @writes("cp")
 def _copy(text: MemoryText, operation: Operation) -> None:
     """cp.async: the copy is made immediately, so commits and waits have nothing left to do."""
@@ -512,8 +520,9 @@ def _copy(text: MemoryText, operation: Operation) -> None:
         return
     operands = operation.operands[: len(operation.operands) - operation.has("L2::cache_hint")]
     size = operands[2] if len(operands) > 2 else None
-    if not isinstance(size, Immediate):  # the arrival at an mbarrier
-        raise text.refuse()
+    if not isinstance(size, Immediate):
+        arrive(text, operation, operands[0], Sink(), count_arrivals(text, int(operation.has("noinc"))))
+        return
     site = _put_addresses(text, operands[0], "shared", 0)
     _put_addresses(text, operands[1], "global", 1)
     available, words = text.vector.constant("i32", size.value), text.vector.of("i32")

@@ -29,6 +29,8 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 _OWN_SPACES = frozenset({"shared", "local", "param"})
 """The state spaces whose addresses count from 0."""
 _GATHERED_BITS = (32, 64)
+_MAX_END = 1 << 31
+"""The end of accesses, in bytes from their base, must be less than this for a check in 32 bits."""
 FRAGMENT_BYTES = 8192
 """The size of the area in which matrices of a warp are passed on."""
 
@@ -246,16 +248,36 @@ class MemoryText(Lanes):
 
     def _all_inside(self, group: Accesses, site: int, address: str, mask: str) -> str:
         """Return whether the accesses of all lanes are valid."""
-        vector, kind = self.vector, self.vector.of("i64")
-        low, count = self._limits(group.space, site, group.high - group.low)
-        start = self.op("add", kind, address, vector.constant("i64", group.low)) if group.low else address
-        above = start if low == "0" else self.op("sub", kind, start, self.splat(low, "i64", vector))
-        bad = self.op("icmp uge", kind, above, self.splat(count, "i64", vector))
+        vector, element = self.vector, "i64"
+        if self._is_narrow(group):
+            element, low, start = "i32", "0", self.use(group.base.base, "u32", vector)
+            count = self.intrinsic("usub.sat", "i32", SCALAR, "%shared32", str(group.high - 1))
+        else:
+            low, count = self._limits(group.space, site, group.high - group.low)
+            own = vector.constant("i64", group.low)
+            start = self.op("add", vector.of("i64"), address, own) if group.low else address
+        kind = vector.of(element)
+        above = start if low == "0" else self.op("sub", kind, start, self.splat(low, element, vector))
+        bad = self.op("icmp uge", kind, above, self.splat(count, element, vector))
         if group.align > 1:
-            rest = self.op("and", kind, start, vector.constant("i64", group.align - 1))
+            rest = self.op("and", kind, start, vector.constant(element, group.align - 1))
             bad = self.op("or", vector.of("i1"), bad, self.op("icmp ne", kind, rest, "zeroinitializer"))
         bad = self.op("and", self.mask_type, self.as_mask(bad), mask)
         return self.op("icmp eq", self.mask_type, bad, "0")
+
+    def _is_narrow(self, group: Accesses) -> bool:
+        """Return whether a check compares bases of 32 bits, of which twice as many fit a vector, with a limit.
+
+        The limit contains the end of the accesses, because a base and an offset could wrap.
+        """
+        base = group.base.base
+        if (
+            group.space != "shared"
+            or not isinstance(base, Register)
+            or self.register_bits(base.number) != BITS["u32"]
+        ):
+            return False
+        return 0 <= group.low < group.high < _MAX_END and not group.low % group.align
 
     def host_addresses(self, group: Accesses, pointers: Pointers, offset: int) -> str:
         """Return the host addresses of all lanes' accesses as a vector of i64."""
@@ -264,9 +286,9 @@ class MemoryText(Lanes):
             single = self.op("add", "i64", pointers.single, str(offset))
             return self.splat(single, "i64", vector)
         lanes = pointers.lanes
-        if group.space == "shared":  # the sum wraps before it is extended
+        if group.space == "shared":  # the sum wraps before it is extended; other blocks' memory may be before it
             lanes = self.op("add", vector.of("i32"), lanes, vector.constant("i32", offset))
-            lanes = self.cast("zext", lanes, vector.of("i32"), kind)
+            lanes = self.cast("sext", lanes, vector.of("i32"), kind)
             return self.op("add", kind, lanes, self.splat("%shared", "i64", vector))
         return self.op("add", kind, lanes, vector.constant("i64", offset)) if offset else lanes
 

@@ -30,6 +30,8 @@ class StopReason(IntEnum):
     TRAP = 7
     POLL = 8
     TURN = 9
+    SLEEP = 10
+    POLLING_ESCAPE = 11
 
 
 class WarpState(IntEnum):
@@ -40,6 +42,7 @@ class WarpState(IntEnum):
     ENDED = 2
     ESCAPING = 3
     BAILING = 4
+    SLEEPING = 5
 
 
 class Outcome(IntEnum):
@@ -54,7 +57,7 @@ class Outcome(IntEnum):
 
 
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
-OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY = 1, 2, 3, 4
+OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
 """The kinds of faults."""
 CONSTANTS: Final = (
     "nsmid",
@@ -92,9 +95,17 @@ class Worker(ctypes.Structure):
         ("local_bytes", c_uint64),
         ("parameter_bytes", c_uint64),
         ("fuel", c_int64),
+        ("sleep", c_uint64),
         ("ctaid", c_uint32 * 3),
         ("nctaid", c_uint32 * 3),
         ("ntid", c_uint32 * 3),
+        ("clusterid", c_uint32 * 3),
+        ("nclusterid", c_uint32 * 3),
+        ("cluster_ctaid", c_uint32 * 3),
+        ("cluster_nctaid", c_uint32 * 3),
+        ("cluster_ctarank", c_uint32),
+        ("cluster_nctarank", c_uint32),
+        ("is_explicit_cluster", c_uint32),
         ("shared_bytes", c_uint32),
         ("warps", c_uint32),
         ("warp", c_uint32),
@@ -115,6 +126,7 @@ class Worker(ctypes.Structure):
         ("states", c_uint64),
         ("frames", c_uint64),
         ("locals", c_uint64),
+        ("cluster_shared", c_uint64),
         ("before", c_uint64),
         ("free", c_uint64),
         ("active", c_int64),
@@ -129,9 +141,12 @@ class Worker(ctypes.Structure):
 
 
 class ReachableMemory(ctypes.Structure):
-    """The memory that kernels can access: offsets from the lowest address."""
+    """The memory that kernels can access: offsets from the lowest address, and where peers' windows are."""
 
-    _fields_ = (("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64))
+    _fields_ = (
+        *(("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64)),
+        *(("peers", c_uint64), ("peer_count", c_int64), ("own_size", c_int64)),
+    )
 
 
 class SharedState(ctypes.Structure):
@@ -158,9 +173,11 @@ class SharedState(ctypes.Structure):
         ("slot", c_uint64),
         ("warp_states", c_uint64),
         ("states_bytes", c_uint64),
+        ("cluster_blocks", c_uint64),
         ("workers", c_uint64),
         ("worker_count", c_uint32),
         ("worker_bytes", c_uint32),
+        ("slots_at_once", c_int64),
         ("deadline", c_uint64),
         ("help_at", c_uint64),
         ("next_block", c_int64),
@@ -183,18 +200,26 @@ class SharedState(ctypes.Structure):
 SLOT: Final = np.dtype(
     [
         *(("number", "i8"), ("left", "u4"), ("bailing", "u2"), ("uses_barriers", "u2")),
-        *(("barriers", "u4", (BARRIERS, 5)), ("following", "u8"), ("unused", "V40")),
+        *(("barriers", "u4", (BARRIERS + 1, 5)), ("remaining", "u4"), ("following", "u8"), ("unused", "V16")),
     ]
 )
 """A slot for a block in progress; its number is the block's in the batch, -1 for a free slot."""
 WARP_STATE: Final = np.dtype(
-    [("state", "u1"), ("barrier", "u1"), ("spins", "u2"), ("long_spins", "u4"), ("seen", "u4")]
+    [
+        ("state", "u1"),
+        ("barrier", "u1"),
+        ("spins", "u2"),
+        ("long_spins", "u4"),
+        ("seen", "u4"),
+        ("escapes", "u4"),
+        ("wake", "u8"),
+    ]
 )
 refresh_function: Final = _REFRESH
 """Makes a C function of a Python function."""
 FUNCTIONS: Final = (
     *("kernels_resolve", "kernels_gather", "kernels_scatter", "kernels_arrive", "kernels_clock"),
-    *("kernels_move_fragment", "kernels_move_rows", "kernels_copy"),
+    *("kernels_move_fragment", "kernels_move_rows", "kernels_copy", "kernels_advance"),
     *("kernels_sample", "kernels_surface"),
 )
 """The functions that generated code calls."""

@@ -8,9 +8,9 @@ machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=com
 kernel. Each kernel is compiled by a process of its own, some of them at the same time
 (compile_queue.py).
 
-A kernel that cannot be compiled stays in the NumPy tier, and so does a batch whose context has access to the memory
-of peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
-error, which the daemon logs, and on that of the program.
+A kernel that cannot be compiled, because it is too large, stays in the NumPy tier. Without llvmlite the executor
+reports that at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on that
+of the program.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
 
 def is_undecided(module: LoadedModule, kernel: Kernel, setup: LaunchSetup) -> bool:
     """Return whether blocks of a launch should wait until its kernel is compiled; start to compile a slow one."""
-    if _tier(os.environ.get(TIER, "")) != "auto" or prod(setup.cluster) > 1 or not _has_loops(kernel.translation):
+    if _tier(os.environ.get(TIER, "")) != "auto" or not _has_loops(kernel.translation):
         return False
     state = _code_of(module, kernel, setup, waits=False)
     return state == _NOT_COMPILED or (state == _COMPILING and time.monotonic() < kernel.translation.decided_at)
@@ -93,7 +93,7 @@ def begin_batch(
         kernel = module.program.kernels[kernel_name]
         code = _code_of(module, kernel, setup, waits=tier == "compiled")
         _tell_program(module, code)
-        if isinstance(code, MachineCode) and not module.space.has_peers:
+        if isinstance(code, MachineCode):
             return CompiledBatch.begin(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
 
@@ -106,7 +106,7 @@ def switch_tier(
     Otherwise the batch itself, which from then on stops where machine code can continue. The arguments are those with
     which the batch was begun.
     """
-    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto" or module.space.has_peers:
+    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto":
         return batch
     code = _code_of(module, batch.kernel, setup, waits=False)
     _tell_program(module, code)
@@ -125,8 +125,6 @@ def switch_tier(
 def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
     """Return a kernel's machine code for the shape of a launch's blocks, or why the NumPy tier runs it (for now)."""
     translation = kernel.translation
-    if prod(setup.cluster) > 1:
-        return "its blocks are clusters"
     codes = translation.machine_codes
     shape = translation.shapes.get(setup.block)
     if shape is None:

@@ -1,4 +1,8 @@
-"""Instructions that exchange values between the lanes of a warp, which have all arrived before the segment begins."""
+"""Instructions that exchange values between the lanes of a warp, and those between the blocks of a cluster.
+
+The lanes of a warp have all arrived before the segment begins. An mbarrier (runtime/mbarrier.py) changes lane by
+lane, the lowest first, in C.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import 
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import SCALAR, sequence
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.backends.emulated.ptx.isa.machine import WARP
-from pympsd_server.backends.emulated.ptx.lowering.ir import Both, Operation
+from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT, WARP
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Both, Memory, Operation, Sink, Special
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 WARP_INSTRUCTIONS: Final = frozenset({"shfl", "vote", "activemask", "match", "redux", "elect"})
@@ -166,3 +170,152 @@ def _equal_lanes(text: MemoryText, operation: Operation, voters: str) -> str:
         value = text.splat(text.value(f"extractelement {kind} {values}, i64 {lane}"), element, text.vector)
         text.store("i32", text.as_mask(text.op("icmp eq", kind, values, value)), text.field("%scratch0", 4 * lane))
     return text.op("and", _WORDS, text.load(_WORDS, "%scratch0"), voters)
+
+
+@writes("elect")
+def _elect(text: MemoryText, operation: Operation) -> None:
+    target, members = operation.operands
+    if text.width != WARP or not isinstance(target, Both):
+        raise text.refuse("width")
+    shape = text.vector if text.plan.is_varying(members) else SCALAR
+    kind = shape.of("i32")
+    voters = text.op("and", kind, text.splat(text.current(), "i32", shape), text.use(members, "u32", shape))
+    leader = text.call(f"llvm.cttz.{shape.mangled('i32')}", kind, (kind, voters), ("i1", "false"))
+    text.assign(target.first, leader, "u32", shape)
+    leaders = text.splat(leader, "i32", text.vector) if shape is SCALAR else leader
+    is_leader = text.op("icmp eq", _WORDS, leaders, sequence(WARP, "i32"))
+    text.assign_predicate(target.second, is_leader, text.vector)
+
+
+# --- addresses of other blocks
+
+_HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
+"""Half of the shared addresses that belong to one block of a cluster, as in runtime/calls.py."""
+
+
+@writes("mapa")
+def _map_address(text: MemoryText, operation: Operation) -> None:
+    target, address, rank = operation.operands
+    shape, bits = text.shape_of(target), BITS[operation.type]
+    kind, element = shape.of(f"i{bits}"), f"i{bits}"
+    above = text.op("add", kind, text.use(address, operation.type, shape), shape.constant(element, _HALF_RANGE))
+    window = text.op("and", kind, above, shape.constant(element, 0xFFFFFFFF << 32 & ((1 << bits) - 1)))
+    offset = text.op("and", kind, above, shape.constant(element, (1 << RANK_SHIFT) - 1))
+    block = text.op("add", shape.of("i32"), text.use(rank, "u32", shape), shape.constant("i32", 1))
+    block = text.cast("zext", block, shape.of("i32"), kind) if bits == 64 else block
+    block = text.op("shl", kind, block, shape.constant(element, RANK_SHIFT))
+    result = text.op("sub", kind, text.op("add", kind, window, offset), shape.constant(element, _HALF_RANGE))
+    text.assign(target, text.op("add", kind, result, block), operation.type, shape)
+
+
+@writes("getctarank")
+def _find_rank(text: MemoryText, operation: Operation) -> None:
+    target, address = operation.operands
+    shape, bits = text.shape_of(target), BITS[operation.type]
+    kind, element = shape.of(f"i{bits}"), f"i{bits}"
+    above = text.op("add", kind, text.use(address, operation.type, shape), shape.constant(element, _HALF_RANGE))
+    number = text.op("lshr", kind, above, shape.constant(element, RANK_SHIFT))
+    number = text.op("and", kind, number, shape.constant(element, 255))
+    number = text.cast("trunc", number, kind, shape.of("i32")) if bits == 64 else number
+    own = text.use(Special("%cluster_ctarank"), "u32", shape)
+    is_own = text.op("icmp eq", shape.of("i32"), number, shape.constant("i32", 0))
+    other = text.op("sub", shape.of("i32"), number, shape.constant("i32", 1))
+    text.assign(target, text.choose(shape, is_own, shape.of("i32"), own, other), "u32", shape)
+
+
+# --- mbarriers
+
+_DROP: Final = 1 << 20
+_COUNT: Final = _DROP - 1
+_BYTES_AT, _EXPECTED_AT, _PHASE_AT = 32, 20, 63
+
+
+def _wide(text: MemoryText, argument: Argument) -> str:
+    """Return an operand of 32 bits as a vector of 64."""
+    value = text.use(argument, "u32", text.vector)
+    return text.cast("zext", value, text.vector.of("i32"), text.vector.of("i64"))
+
+
+def count_arrivals(text: MemoryText, count: int | str, added_bytes: str = "", *, drops: bool = False) -> str:
+    """Return what an arrival adds to an mbarrier, as `arrival` of the NumPy tier does; both are vectors of i64."""
+    kind, vector = text.vector.of("i64"), text.vector
+    if isinstance(count, int):
+        change = vector.constant("i64", count)
+    else:
+        change = text.op("and", kind, count, vector.constant("i64", _COUNT))
+    if added_bytes:
+        change = text.op("or", kind, change, text.op("shl", kind, added_bytes, vector.constant("i64", _BYTES_AT)))
+    return text.op("or", kind, change, vector.constant("i64", _DROP if drops else 0))
+
+
+def arrive(text: MemoryText, operation: Operation, place: Argument, target: Argument, change: str) -> None:
+    """Change an mbarrier by each lane; `target` gets its state before."""
+    _put_barriers(text, place)
+    text.store(text.vector.of("i64"), change, "%scratch1")
+    mask = ("i32", text.as_word(text.active()))
+    text.call("kernels_advance", "void", ("ptr", "%scratch0"), mask, ("ptr", "%scratch1"))
+    if not isinstance(target, Sink):
+        text.assign(target, text.load(text.vector.of("i64"), "%scratch1"), "u64", text.vector)
+
+
+def _put_barriers(text: MemoryText, place: Argument) -> None:
+    """Store the host addresses of the lanes' mbarriers after checking them."""
+    if not isinstance(place, Memory):
+        raise text.refuse()
+    group = text.groups[text.index]
+    addresses = text.host_addresses(group, text.check(group, text.active()), place.offset)
+    text.store(text.vector.of("i64"), addresses, "%scratch0")
+
+
+@writes("mbarrier")
+def _barrier(text: MemoryText, operation: Operation) -> None:
+    action, operands = operation.modifiers[0], operation.operands
+    if action == "pending_count":
+        shape = text.shape_of(operands[0])
+        state = text.cast("trunc", text.use(operands[1], "u64", shape), shape.of("i64"), shape.of("i32"))
+        count = text.op("and", shape.of("i32"), state, shape.constant("i32", _COUNT))
+        return text.assign(operands[0], count, "u32", shape)
+    if action in ("test_wait", "try_wait"):
+        return _test_wait(text, operation)
+    if action == "inval":
+        return _put_barriers(text, operands[0])
+    if action == "init":
+        kind = text.vector.of("i64")
+        count = text.op("and", kind, _wide(text, operands[1]), text.vector.constant("i64", _COUNT))
+        expected = text.op("shl", kind, count, text.vector.constant("i64", _EXPECTED_AT))
+        _put_barriers(text, operands[0])
+        text.store(kind, text.op("or", kind, count, expected), "%scratch1")
+        where = (("ptr", "%scratch0"), ("i32", text.as_word(text.active())), ("i32", "8"), ("ptr", "%scratch1"))
+        text.call("kernels_scatter", "void", *where)
+        return None
+    if action in ("expect_tx", "complete_tx"):
+        added = _wide(text, operands[1])
+        if action == "complete_tx":
+            added = text.op("sub", text.vector.of("i64"), "zeroinitializer", added)
+        return arrive(text, operation, operands[0], Sink(), count_arrivals(text, 0, added))
+    arrivals: str | int = _wide(text, operands[2]) if len(operands) > 2 else 1
+    drops = action == "arrive_drop"
+    if operation.has("expect_tx") and isinstance(arrivals, str):
+        change = count_arrivals(text, 1, arrivals, drops=drops)
+    else:
+        change = count_arrivals(text, arrivals, drops=drops)
+    return arrive(text, operation, operands[1], operands[0], change)
+
+
+def _test_wait(text: MemoryText, operation: Operation) -> None:
+    place = operation.operands[1]
+    if not isinstance(place, Memory):
+        raise text.refuse()
+    text.fence_compiler()
+    (state,), shape = text.load_items(text.groups[text.index], place.offset, 64, 1)
+    wide = text.shape_of(operation.operands[0]) if not shape.lanes else shape
+    state = text.splat(state, "i64", wide) if not shape.lanes else state
+    kind = wide.of("i64")
+    if operation.has("parity"):
+        phase = text.use(operation.operands[2], "u32", wide)
+        phase = text.cast("zext", phase, wide.of("i32"), kind)
+        phase = text.op("shl", kind, phase, wide.constant("i64", _PHASE_AT))
+    else:
+        phase = text.use(operation.operands[2], "u64", wide)
+    differs = text.op("xor", kind, state, phase)
+    text.assign_predicate(operation.operands[0], text.op("icmp slt", kind, differs, wide.constant("i64", 0)), wide)

@@ -1,4 +1,8 @@
-"""The state of one batch of whole CTAs: its threads and the memory they access."""
+"""The state of one batch of whole CTAs: its threads and the memory they access.
+
+The compiled tier uses it, too, for the instructions that it leaves to NumPy. There the blocks of the batch are those
+that are in progress (`place_blocks`).
+"""
 
 import time
 from math import prod
@@ -43,6 +47,15 @@ def place_in(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
     rows, x = divmod(number, extent[0])
     z, y = divmod(rows, extent[1])
     return x, y, z
+
+
+def place_of_block(number: int, grid: tuple[int, int, int], cluster: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return the place (x, y, z) in the grid of a block; blocks are numbered cluster by cluster."""
+    corner, rank = divmod(number, prod(cluster))
+    x, y, z = (extent // size for extent, size in zip(grid, cluster, strict=True))
+    places = zip(place_in(corner, (x, y, z)), cluster, place_in(rank, cluster), strict=True)
+    first, second, third = (place * size + inside for place, size, inside in places)
+    return first, second, third
 
 
 class CancelFlag(Protocol):
@@ -126,6 +139,7 @@ class BatchState:
         padding = bytes(-self.parameter_bytes % 8 + 8)
         self._parameters = np.frombuffer(self.setup.parameters + padding, np.uint8)
         self._views: dict[tuple[str, DType], Array] = {}
+        self.block_numbers = np.arange(self.first_block, self.first_block + self.blocks)
         self.alive = np.ones(self.count, np.bool_)
         self._living: Array | None = None
         self._sleep = self._wake = 0.0
@@ -172,17 +186,19 @@ class BatchState:
             return threads.pick(self.cta) * (self.shared_frame >> shift)  # type: ignore[no-any-return]
         return threads.indices() * (self.local_frame >> shift)
 
+    def place_blocks(self, numbers: Array, sm_of_block: Array) -> None:
+        """Note which blocks of the grid those of the batch are, and where, if another tier has other ones in them."""
+        self.block_numbers, self.sm_of_block = numbers, sm_of_block
+        self.all = Threads(None, self.count)
+
     def frame_size(self, space: str) -> int:
         """Return the bytes of the space that one thread may address."""
         return {"shared": self.reached_shared_bytes, "local": self.local_bytes, "param": self.parameter_bytes}[space]
 
     def place_of(self, thread: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Return a thread's block and its place in the block, as (x, y, z)."""
-        number, rank = divmod(self.first_block + int(self.cta[thread]), self.cluster_blocks)
-        x, y, z = self.clusters
-        corner, inside = place_in(number, (x, y, z)), place_in(rank, self.cluster)
-        first, second, third = (c * s + i for c, s, i in zip(corner, self.cluster, inside, strict=True))
-        return (first, second, third), place_in(int(self.thread[thread]), self.block)
+        number = int(self.block_numbers[self.cta[thread]])
+        return place_of_block(number, self.grid, self.cluster), place_in(int(self.thread[thread]), self.block)
 
     def living_lanes(self) -> Array:
         """Return per warp (uint32) the lanes that have not exited."""

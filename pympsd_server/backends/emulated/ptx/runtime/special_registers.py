@@ -66,7 +66,7 @@ def _compute(state: BatchState, name: str, axis: int) -> Value:
 
 
 def _place_of_block(state: BatchState, name: str, axis: int) -> Value:
-    number = state.cta + state.first_block
+    number = state.block_numbers.take(state.cta)
     if state.cluster_blocks == 1 and name in ("ctaid", "clusterid"):
         return _coordinate(number, state.grid, axis)
     rank = number % state.cluster_blocks

@@ -24,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -37,8 +38,9 @@ _LOOK_SECONDS: Final = 0.5
 _PR_SET_PDEATHSIG: Final = 1
 
 
+@cache
 def find_llvmlite() -> Path:
-    """Return the folder that llvmlite is imported from. Raises ImportError without it."""
+    """Return the folder that llvmlite is imported from, which is looked up once. Raises ImportError without it."""
     package = find_spec("llvmlite")
     if package is None or package.origin is None:
         raise ImportError("llvmlite is not installed")
