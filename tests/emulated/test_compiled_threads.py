@@ -221,7 +221,7 @@ def test_python_is_not_asked_for_warps_that_can_run(monkeypatch: pytest.MonkeyPa
 ESCAPES = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
 mov.u32 %i, %tid.x; mad.lo.u32 %i, %b, %n, %i; ld.param.u64 %a, [p];
-mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %v, 5; dp4a.u32.u32 %v, %i, 0x01010101, %v;
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %v, 5; vadd4.u32.u32.u32.add %v, %i, 0, %v;
 st.global.u32 [%a], %v; ret; }"""
 
 

@@ -36,7 +36,7 @@ KINDS = """.global .u32 g = 7;
 .visible .entry k(.param .u64 p)
 { .reg .b32 %i, %v; .reg .b64 %a; .reg .pred %q; .shared .b32 s[64]; .reg .b32 %s; ld.param.u64 %a, [p];
 mov.u32 %i, %tid.x; mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s; st.shared.u32 [%s], %i; setp.lt.u32 %q, %i, 40;
-bar.red.popc.u32 %v, 0, %q; dp4a.u32.u32 %v, %i, 0x00010001, %v; ld.shared.u32 %i, [%s]; add.u32 %v, %v, %i;
+bar.red.popc.u32 %v, 0, %q; vadd4.u32.u32.u32.add %v, %i, 0, %v; ld.shared.u32 %i, [%s]; add.u32 %v, %v, %i;
 ld.global.u32 %i, [g]; mul.lo.u32 %v, %v, %i; setp.ne.u32 %q, %v, 1162; @%q exit; st.global.u32 [%a], %v; ret; }"""
 """What a stored kernel has to know: a variable, a barrier with a result, an instruction of the NumPy tier."""
 ROOT = str(Path(__file__).parents[2])

@@ -145,7 +145,7 @@ def test_an_arrival_without_a_count_is_refused(tier: str) -> None:
 
 
 IN_LOOP = """mov.u32 %n, 0; mov.u32 %v, 0; and.b32 %j, %i, 3;
-AGAIN: dp4a.u32.u32 %v, %tid.x, 0x01010101, %v; vadd.s32.s32.s32 %v, %ctaid.x, %v; add.u32 %n, %n, 1;
+AGAIN: vadd4.u32.u32.u32.add %v, %tid.x, 0, %v; vadd.s32.s32.s32 %v, %ctaid.x, %v; add.u32 %n, %n, 1;
 setp.le.u32 %q, %n, %j; @%q bra AGAIN;
 bar.sync 0; mov.u32 %w, %ctaid.x; mad.lo.u32 %w, %w, 64, %i; mul.wide.u32 %o, %w, 4; add.s64 %a, %a, %o;
 st.global.u32 [%a], %v;"""
@@ -158,7 +158,7 @@ def test_instructions_of_the_numpy_tier_are_in_loops_and_read_special_registers(
 
 BEHIND = """setp.lt.u32 %q, %i, 7; @%q bra LOW; add.u32 %v, %i, 1; bra JOIN;
 LOW: mov.u32 %v, 5; bra JOIN;
-JOIN: dp4a.u32.u32 %v, %i, 0x01010101, %v; mov.u32 %w, words; mad.lo.u32 %s, %i, 4, %w; st.shared.u32 [%s], %v;
+JOIN: vadd4.u32.u32.u32.add %v, %i, 0, %v; mov.u32 %w, words; mad.lo.u32 %s, %i, 4, %w; st.shared.u32 [%s], %v;
 bar.sync 0; xor.b32 %j, %i, 63; mad.lo.u32 %s, %j, 4, %w; ld.shared.u32 %v, [%s]; add.s64 %a, %a, %o;
 st.global.u32 [%a], %v;"""
 

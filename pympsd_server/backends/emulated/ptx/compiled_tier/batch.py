@@ -467,9 +467,12 @@ class CompiledBatch:
                 self._escape(int(stop), ready, cancel)
             states[np.divmod(ready, self._warps_per_block)] = WarpState.READY
             executed += len(ready)
-        resting = ~np.isin(states, (WarpState.READY, WarpState.ESCAPING, WarpState.SLEEPING)).any(axis=1)
         slots, count = self._slots[:used], self._common.cluster_blocks
         leaving = ((slots["bailing"] != 0) & (slots["number"] >= 0)).reshape(-1, count).any(axis=1)
+        if not leaving.any():
+            self._common.needs_python = executed < len(escaping)
+            return bool(executed)
+        resting = ~np.isin(states, (WarpState.READY, WarpState.ESCAPING, WarpState.SLEEPING)).any(axis=1)
         bailing = leaving & resting.reshape(-1, count).all(axis=1)
         for cluster in np.flatnonzero(bailing).tolist():
             self._hand_over(range(cluster * count, (cluster + 1) * count))

@@ -329,3 +329,41 @@ def _selector(text: MemoryText, operation: Operation, shape: Shape) -> str:
         is_row = text.op("icmp eq", word, row, shape.constant("i32", number))
         result = text.choose(shape, is_row, word, shape.constant("i32", selector), result)
     return result
+
+
+@writes("mul24 mad24")
+def _multiply_24(text: MemoryText, operation: Operation) -> None:
+    """The product of the low 24 bits: .lo its low 32 bits, .hi its bits 16 to 47."""
+    if operation.has("sat"):
+        raise text.refuse()
+    shape, type_name = text.shape_of(operation.operands[0]), operation.type
+    word, wide, signed = shape.of("i32"), shape.of("i64"), is_signed(operation.type)
+    factors = [_part(text, shape, text.use(x, type_name, shape), (0, 24), signed) for x in operation.operands[1:3]]
+    a, b = (text.cast("sext" if signed else "zext", x, word, wide) for x in factors)
+    product = text.op("mul", wide, a, b)
+    if operation.has("hi"):
+        product = text.op("lshr", wide, product, shape.constant("i64", 16))
+    result = text.cast("trunc", product, wide, word)
+    if operation.name == "mad24":
+        result = text.op("add", word, result, text.use(operation.operands[3], type_name, shape))
+    text.assign(operation.operands[0], result, type_name, shape)
+
+
+@writes("dp4a dp2a")
+def _dot(text: MemoryText, operation: Operation) -> None:
+    """The sum of products of bytes, or of halves of the first operand and bytes of the second, and a word."""
+    shape, signs = text.shape_of(operation.operands[0]), [is_signed(name) for name in operation.types]
+    a, b, result = (text.use(x, "u32", shape) for x in operation.inputs)
+    width, first = (8, 0) if operation.name == "dp4a" else (16, 2 * operation.has("hi"))
+    for k in range(32 // width):
+        x = _part(text, shape, a, (width * k, width), signs[0])
+        y = _part(text, shape, b, (8 * (first + k), 8), signs[1])
+        result = text.op("add", shape.of("i32"), result, text.op("mul", shape.of("i32"), x, y))
+    text.assign(operation.operands[0], result, "u32", shape)
+
+
+def _part(text: MemoryText, shape: Shape, value: str, place: tuple[int, int], signed: bool) -> str:
+    """Return the bits at a place (the lowest, and how many) of a word, extended to one."""
+    low, width = place
+    top = text.op("shl", shape.of("i32"), value, shape.constant("i32", 32 - low - width))
+    return text.op("ashr" if signed else "lshr", shape.of("i32"), top, shape.constant("i32", 32 - width))
