@@ -51,6 +51,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     is_left_whole,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import size_of_masks
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import size_of_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY
@@ -181,16 +182,11 @@ class KernelText(StopText):
         ready, wait = self.label("ready"), self.label("wait")
         self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
         self.place(wait)
-        self.store("i32", mask, f"%m{self.at}")
         fuel = self._burn(64)
-        last, stuck = self.label("going"), self.label("stuck")
-        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, last, UNLIKELY)
-        self.place(last)
-        for k in sorted(pending - {self.at}):
-            last = self.label("next")
-            self.branch(self.op("icmp ne", "i32", self.load("i32", f"%m{k}"), "0"), f"segment{k}", last)
-            self.place(last)
-        self.jump(stuck)
+        going, stuck = self.label("going"), self.label("stuck")
+        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, going, UNLIKELY)
+        self.place(going)
+        last = self.go_elsewhere(mask, sorted(pending - {self.at}), stuck)
         self.place(stuck)
         status = self.phi("i32", (str(StopReason.SPIN.value), wait), (str(StopReason.BAIL.value), last))
         self.leave(self.here(), mask, status)
@@ -233,10 +229,7 @@ class KernelText(StopText):
         may_wait, stop = self.at in self.plan.spinning, self.here()
         status: str | StopReason = StopReason.POLL if may_wait else StopReason.SLICE
         if may_wait and stop.pending:
-            others = "0"
-            for k in stop.pending:
-                others = self.op("or", self.mask_type, others, self.load(self.mask_type, f"%m{k}"))
-            apart = self.op("icmp ne", self.mask_type, others, "0")
+            apart = self.have_lanes(stop.pending)
             status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
@@ -252,8 +245,7 @@ class KernelText(StopText):
         else:
             self.jump(f"run{self.at}")
         self.place(f"run{self.at}")
-        self.store(self.mask_type, self.load(self.mask_type, f"%m{self.at}"), "%cur")
-        self.store(self.mask_type, "0", f"%m{self.at}")
+        self.begin_running()
         if self.at in self.plan.spinning:
             self.fence_compiler()
         if segment.meeting is not None:
@@ -282,10 +274,12 @@ class KernelText(StopText):
 
     def _begin_frame(self) -> None:
         """Lay out the beginning of a frame."""
-        self.bank_start = -(-(FRAME_HEADER + 4 * len(self.segments)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
+        self.bank_start = -(-(FRAME_HEADER + size_of_masks(self.plan)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
         self.frame_bytes = self.bank_start + size_of_bank(self.code, self.bank)
         lives = set().union(*(segment.live_in for segment in self.segments))
         self.slots = {number: self.bank_start + at for number, at in self.bank.items() if number in lives}
+        if self.is_crowded:
+            self.keep_in_frame(lives - self.bank.keys())
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
@@ -299,6 +293,7 @@ class KernelText(StopText):
         while index < len(self.stops):
             self.write_entry_of(index)
             index += 1
+        self.write_dispatch()
         self._write_nothing()
         body, self.lines = self.lines, []
         self._write_entry()
@@ -327,13 +322,14 @@ class KernelText(StopText):
             self.line(f"%scratch{number} = alloca [{self.width * 8} x i8], align 64")
         if self.needs_fragments:
             self.line(f"%fragments = alloca [{FRAGMENT_BYTES} x i8], align 64")
-        for k in range(len(self.segments)):
-            self.line(f"%m{k} = alloca {mask}")
-            self.store(mask, "0", f"%m{k}")
+        self.declare_masks()
         for place in sorted(set(self.bank.values())):
             self.line(f"%b{place} = getelementptr i8, ptr %frame, i64 {self.bank_start + place}")
         for number in range(len(self.code.register_types)):
             if number in self.bank:
+                continue
+            if number in self.resident:
+                self.line(f"%r{number} = getelementptr i8, ptr %frame, i64 {self.slots[number]}")
                 continue
             kind = self.storage(number)
             self.line(f"%r{number} = alloca {kind}")
