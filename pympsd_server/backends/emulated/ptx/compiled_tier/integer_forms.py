@@ -1,4 +1,4 @@
-"""Integer arithmetic, carries, and operations on bits.
+"""Integer arithmetic, carries, operations on bits, and what calls compute.
 
 Shift amounts are clamped and zero divisors replaced before LLVM sees them, because they are undefined in LLVM. Where
 PTX leaves a result open, it is that of the NumPy tier, which was recorded on a GPU.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import write_float
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import call_integer, writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.lowering.ir import Group, Operation
 from pympsd_server.backends.emulated.ptx.math.integers import PERMUTE_MODES
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
@@ -367,3 +367,44 @@ def _part(text: MemoryText, shape: Shape, value: str, place: tuple[int, int], si
     low, width = place
     top = text.op("shl", shape.of("i32"), value, shape.constant("i32", 32 - low - width))
     return text.op("ashr" if signed else "lshr", shape.of("i32"), top, shape.constant("i32", 32 - width))
+
+
+# --- calls
+
+
+@attempts("system:function_index")
+def _find_function(text: MemoryText, operation: Operation) -> None:
+    """Find the position of each lane's address among those of functions; the NumPy tier faults for others."""
+    kind, word = text.vector.of("i64"), text.vector.of("i32")
+    addresses = text.use(operation.operands[1], "u64", text.vector)
+    index, missing = text.vector.constant("i32", 0), text.current()
+    functions = (operand.value for operand in operation.operands[2:] if isinstance(operand, Immediate))
+    for number, function in enumerate(functions):
+        is_there = text.op("icmp eq", kind, addresses, text.vector.constant("i64", function))
+        index = text.choose(text.vector, is_there, word, text.vector.constant("i32", number), index)
+        others = text.op("xor", text.mask_type, text.as_mask(is_there), "-1")
+        missing = text.op("and", text.mask_type, missing, others)
+    text.escape_unless(text.op("icmp eq", text.mask_type, missing, "0"))
+    text.assign(operation.operands[0], index, "u32", text.vector)
+
+
+@writes("system:alloca")
+def _allocate_on_stack(text: MemoryText, operation: Operation) -> None:
+    """Operands are (the address, the stack pointer) and (the stack pointer, the size, the alignment)."""
+    target, pointer, size, alignment = operation.operands
+    if not isinstance(target, Group) or not isinstance(alignment, Immediate):
+        raise text.refuse()
+    address, stack = target.items
+    shape, bits = text.shape_of(stack), BITS[operation.type]
+    kind, value = shape.of("i64"), text.use(size, operation.type, shape)
+    wide = text.cast("zext", value, shape.of(f"i{bits}"), kind) if bits < 64 else value
+    start = _align_up(text, shape, text.use(pointer, "u64", shape), max(16, alignment.value))
+    end = _align_up(text, shape, text.op("add", kind, start, wide), 16)
+    result = text.cast("trunc", start, kind, shape.of(f"i{bits}")) if bits < 64 else start
+    text.assign(address, result, operation.type, shape)
+    text.assign(stack, end, "u64", shape)
+
+
+def _align_up(text: MemoryText, shape: Shape, value: str, alignment: int) -> str:
+    up = text.op("add", shape.of("i64"), value, shape.constant("i64", alignment - 1))
+    return text.op("and", shape.of("i64"), up, shape.constant("i64", -alignment))
