@@ -109,7 +109,7 @@ red.global.add.u32 [%a+4], 1;
 GOOD: add.u32 %i, %i, 1; setp.lt.u32 %q, %i, 20; @%q bra AGAIN; ret; }"""
 
 
-@pytest.mark.parametrize("blocks", [3, 64, 700])
+@pytest.mark.parametrize("blocks", [3, 9, 17, 64, 700])
 def test_blocks_on_several_threads_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("the NumPy tier took a block over")
@@ -117,8 +117,11 @@ def test_blocks_on_several_threads_wait_for_each_other(monkeypatch: pytest.Monke
     monkeypatch.setattr("pympsd_server.backends.emulated.ptx.compiled_tier.batch.Batch", refuse)
     device = Device(1 << 20)
     address = device.put(np.zeros(2, "u4"))
-    run(begin(device, GRID_SYNC, blocks, 64, address))
+    batch = begin(device, GRID_SYNC, blocks, 64, address)
+    run(batch)
     assert device.get(address, np.zeros(2, "u4")).tolist() == [20 * blocks, 0]
+    # Each block needs a slot, however many each worker has taken at once.
+    assert blocks <= batch._common.next_slot <= len(batch._slots) < 2 * blocks
 
 
 def test_lanes_that_spin_for_a_lock_of_a_lane_of_their_warp_end() -> None:
@@ -218,7 +221,7 @@ def test_python_is_not_asked_for_warps_that_can_run(monkeypatch: pytest.MonkeyPa
 ESCAPES = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
 mov.u32 %i, %tid.x; mad.lo.u32 %i, %b, %n, %i; ld.param.u64 %a, [p];
-mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %v, 5; dp4a.u32.u32 %v, %i, 0x01010101, %v;
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %v, 5; vadd4.u32.u32.u32.add %v, %i, 0, %v;
 st.global.u32 [%a], %v; ret; }"""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from typing import Any
 
@@ -12,9 +11,11 @@ import pytest
 
 from pympsd_server.backends.emulated.ptx.compiled_tier import selection
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import CompileQueue
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_writer import write_text
 from pympsd_server.backends.emulated.ptx.compiled_tier.selection import begin_batch, is_undecided, max_blocks
-from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
+from pympsd_server.backends.emulated.ptx.compiled_tier.stop_text import StopText
+from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.conftest import use_tier
 from tests.emulated.harness import HEADER, Device, Never, batches, three
@@ -265,7 +266,7 @@ ESCAPES = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
 mov.u32 %i, %tid.x; mad.lo.u32 %i, %b, %n, %i; and.b32 %v, %i, 3; setp.eq.u32 %q, %v, 1; ld.param.u64 %a, [p];
 mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; mov.u32 %v, 5; @%q bra OUT;
-dp4a.u32.u32 %v, %i, 0x01010101, %v;
+vadd4.u32.u32.u32.add %v, %i, 0, %v;
 OUT: st.global.u32 [%a], %v; ret; }"""
 
 
@@ -305,10 +306,10 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
     device = Device(1 << 20)
     module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
     kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
-    assert is_undecided(kernel, setup)
+    assert is_undecided(module, kernel, setup)
     first, deadline = max_blocks(kernel, setup), time.monotonic() + 60
     assert first == 1024
-    while is_undecided(kernel, setup):
+    while is_undecided(module, kernel, setup):
         assert time.monotonic() < deadline
         begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
     assert max_blocks(kernel, setup) == 8192
@@ -318,17 +319,15 @@ def test_blocks_of_a_kernel_with_loops_are_undecided_until_it_is_compiled(monkey
 def test_blocks_wait_only_for_a_time_for_a_compiler_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "auto")
     monkeypatch.setattr(selection, "_MAX_WAIT", 0)
-    busy = threading.BoundedSemaphore(1)
-    monkeypatch.setattr(selection, "_compilers", busy)
+    monkeypatch.setattr(selection, "_queue", CompileQueue(0))  # as if other programs' kernels had all slots
     device = Device(1 << 20)
     module, address = device.load(HEADER + ROUNDS), device.put(np.zeros(1, "u4"))
     kernel, setup = module.program.kernels["k"], LaunchSetup((8192, 1, 1), (32, 1, 1), address.to_bytes(8, "little"))
-    with busy:  # as another program's kernel would
-        deadline = time.monotonic() + 60
-        while is_undecided(kernel, setup):
-            assert time.monotonic() < deadline
-            begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
-        assert not isinstance(begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)), CompiledBatch)
+    deadline = time.monotonic() + 60
+    while is_undecided(module, kernel, setup):
+        assert time.monotonic() < deadline
+        begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)).step(0.1, Never())
+    assert not isinstance(begin_batch(module, "k", setup, 0, np.zeros(32, np.int64)), CompiledBatch)
 
 
 def _results(monkeypatch: pytest.MonkeyPatch, ptx: str, data: np.ndarray, shape: Any) -> list[np.ndarray]:
@@ -541,3 +540,16 @@ def test_sums_in_shared_memory_are_added_in_the_order_of_lanes(monkeypatch: pyte
     np.testing.assert_array_equal(compiled, numpy)
     assert compiled[6::8].tolist() == [*[8] * 15, sum(i * 0x9E3779B1 for i in range(128)) % 2**32]
     assert compiled[-1] == 3 * 70
+
+
+def test_threads_that_are_in_no_part_of_the_code_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would be an error of the code's writer; the executor continues."""
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    with monkeypatch.context() as patch:
+        patch.setattr(StopText, "end_lanes", lambda *_: None)
+        with pytest.raises(LaunchFailed, match="internal error, threads were lost: set PYMPSD_TIER=numpy") as caught:
+            device.launch(device.load(HEADER + TWO_WARPS), "k", 1, 64, address, 1)
+    assert (caught.value.block, caught.value.thread) == ((0, 0, 0), (0, 0, 0))
+    device.launch(device.load(HEADER + TWO_WARPS), "k", 1, 64, address, 1)
+    assert device.get(address, np.zeros(64, "u4")).tolist() == [1] * 64

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ KINDS = """.global .u32 g = 7;
 .visible .entry k(.param .u64 p)
 { .reg .b32 %i, %v; .reg .b64 %a; .reg .pred %q; .shared .b32 s[64]; .reg .b32 %s; ld.param.u64 %a, [p];
 mov.u32 %i, %tid.x; mov.u32 %s, s; mad.lo.u32 %s, %i, 4, %s; st.shared.u32 [%s], %i; setp.lt.u32 %q, %i, 40;
-bar.red.popc.u32 %v, 0, %q; dp4a.u32.u32 %v, %i, 0x00010001, %v; ld.shared.u32 %i, [%s]; add.u32 %v, %v, %i;
+bar.red.popc.u32 %v, 0, %q; vadd4.u32.u32.u32.add %v, %i, 0, %v; ld.shared.u32 %i, [%s]; add.u32 %v, %v, %i;
 ld.global.u32 %i, [g]; mul.lo.u32 %v, %v, %i; setp.ne.u32 %q, %v, 1162; @%q exit; st.global.u32 [%a], %v; ret; }"""
 """What a stored kernel has to know: a variable, a barrier with a result, an instruction of the NumPy tier."""
 ROOT = str(Path(__file__).parents[2])
@@ -309,7 +310,7 @@ SLOW = f"declare i32 @f(i32)\ndefine i32 @kernel(i32 %x0) {{\n{MANY_CALLS} ret i
 def test_a_kernel_that_takes_the_compiler_too_long_stays_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 
-    def compile_slowly(_: str) -> bytes:
+    def compile_slowly(*_: object) -> bytes:
         compiled.append(1)
         return compiler_process.compile_text(SLOW)
 
@@ -325,7 +326,7 @@ def test_a_failure_of_the_compiler_is_reported(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYMPSD_TIER", "compiled")
-    monkeypatch.setattr(machine_code, "compile_text", lambda _: compiler_process.compile_text("no text of LLVM"))
+    monkeypatch.setattr(machine_code, "compile_text", lambda *_: compiler_process.compile_text("no text of LLVM"))
     assert not is_compiled(text(), 4950)
     assert "kernel k stays in NumPy: ChildProcessError" in capfd.readouterr().err
 
@@ -412,6 +413,20 @@ def test_without_llvm_the_remedy_is_reported_once(
     report = capfd.readouterr().err
     assert report.count("\n") == 1
     assert report.endswith(remedy)
+
+
+def test_llvmlite_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+
+    def find(name: str) -> Any:
+        names.append(name)
+        return find_spec(name)
+
+    monkeypatch.setattr(compiler_process, "find_spec", find)
+    compiler_process.find_llvmlite.cache_clear()
+    compile_now()
+    compile_now(1)
+    assert names == ["llvmlite"]
 
 
 def test_a_relative_directory_is_refused() -> None:

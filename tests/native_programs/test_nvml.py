@@ -109,6 +109,26 @@ def test_it_describes_the_devices(nvml: Nvml) -> None:
     assert nvml.call("nvmlDeviceGetHandleByUUID", b"GPU-none", ctypes.byref(found)) == NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("name", "head", "size"),
+    [
+        ("nvmlDeviceGetGpuFabricInfo", 0, 28),
+        ("nvmlDeviceGetGpuFabricInfoV", 36 | 2 << 24, 36),
+        ("nvmlDeviceGetGpuFabricInfoV", 40 | 3 << 24, 40),
+        ("nvmlGpmQueryDeviceSupport", 1, 8),
+    ],
+)
+def test_there_is_no_fabric_and_no_gpm(nvml: Nvml, name: str, head: int, size: int) -> None:
+    """As recorded on an H200 (driver 580.159.04) of which the machine has no fabric manager, but for GPM."""
+    first, _ = nvml.handles()
+    info = bytearray(head.to_bytes(4, "little") + b"\xff" * (size - 3))
+    place = (ctypes.c_char * len(info)).from_buffer(info)
+    assert nvml.call(name, first, place) == 0
+    assert info == head.to_bytes(4, "little") + bytes(size - 4) + b"\xff"
+    info[:4] = (9 << 24 | 99).to_bytes(4, "little")
+    assert nvml.call(name, first, place) == (VERSION if head else 0)
+
+
 def test_it_lists_processes_in_every_version(nvml: Nvml, pipe: Path) -> None:
     first, second = nvml.handles()
     for version in ("", "_v2", "_v3"):
@@ -279,7 +299,7 @@ def test_a_device_plugin_of_kubernetes_gets_what_it_requests(nvml: Nvml) -> None
     assert nvml.call("nvmlDeviceGetAddressingMode", first, None) == INVALID
     for name in ("GetVirtualizationMode", "GetPersistenceMode", "GetMaxMigDeviceCount", "IsMigDeviceHandle"):
         assert nvml.number(f"nvmlDevice{name}", first) == 0
-    for name in ("GetGpuFabricInfo", "GetGpuInstanceProfileInfo", "GetAttributes_v2"):  # neither NVLink nor MIG
+    for name in ("GetNvLinkState", "GetGpuInstanceProfileInfo", "GetAttributes_v2"):  # neither NVLink nor MIG
         assert nvml.call(f"nvmlDevice{name}", first, ctypes.create_string_buffer(512)) == NOT_SUPPORTED
 
 

@@ -39,7 +39,11 @@ from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 _VARIANT: Final = re.compile(r"_pt[sd][sz]$")
 _VERSION: Final = re.compile(r"_v\d$")
-_PUBLIC_NAMES: Final = {"pympsd_kernel": "cudaLaunchKernel", "pympsd_variable": "cudaGetSymbolAddress"}
+_PUBLIC_NAMES: Final = {
+    "pympsd_kernel": "cudaLaunchKernel",
+    "pympsd_ready": "cudaLaunchKernel",
+    "pympsd_variable": "cudaGetSymbolAddress",
+}
 """The function that programs call, by the name of the function that libcudart calls for it."""
 _ADDRESSES: Final = {"void *": "CUdeviceptr", "void **": "CUdeviceptr *"}
 """The types that the driver may have for a device address, by the runtime's type."""

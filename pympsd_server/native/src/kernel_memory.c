@@ -37,9 +37,26 @@ void kernels_publish(Batch *b, const ReachableMemory *a) { atomic_store(&b->allo
 
 void kernels_look(Worker *c) { use(c, atomic_load(&c->batch->allocations)); }
 
-int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes) {
+enum { NOWHERE = -1 }; // a shift is a multiple of pages
+
+// Return how far from its offset an address is in the mapping: 0, or in a peer's window that window's shift.
+static int64_t find_shift(const Worker *c, uint64_t address) {
+    const ReachableMemory *a = atomic_load(&c->batch->allocations);
+    int64_t offset = (int64_t)(address - (uint64_t)c->batch->base);
+    if (!a->peer_count || (offset >= 0 && offset < a->own_size))
+        return 0;
+    for (int64_t i = 0; i < a->peer_count; i++)
+        if (a->peers[i].begin <= offset && offset < a->peers[i].end)
+            return a->peers[i].shift;
+    return NOWHERE;
+}
+
+// Check an access. What is in a peer's window is not noted at the place in the code, which uses own addresses.
+static int check_shifted(Worker *c, uint64_t site, uint64_t address, int64_t shift, uint32_t lane, uint32_t nbytes) {
     const ReachableMemory *a = atomic_load(&c->batch->allocations), *earlier = a;
-    int64_t offset = (int64_t)(address - (uint64_t)c->batch->base), at = find(a, offset, nbytes);
+    if (shift == NOWHERE)
+        return kernels_fail(c, address, lane, OUTSIDE, nbytes, GLOBAL);
+    int64_t offset = (int64_t)(address - (uint64_t)c->batch->base + (uint64_t)shift), at = find(a, offset, nbytes);
     if (at < 0) {
         c->batch->refresh(c->batch);
         a = atomic_load(&c->batch->allocations); // another thread may have looked, too
@@ -50,10 +67,17 @@ int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t la
         return kernels_fail(c, address, lane, OUTSIDE, nbytes, GLOBAL);
     if (address & (nbytes - 1))
         return kernels_fail(c, address, lane, MISALIGNED, nbytes, GLOBAL);
+    if (shift)
+        return 0;
     use(c, a);
     c->sites[2 * site] = (uint64_t)(a->starts[at] + c->batch->base);
     c->sites[2 * site + 1] = (uint64_t)(a->ends[at] - a->starts[at]);
     return 0;
+}
+
+int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes) {
+    int64_t shift = find_shift(c, address);
+    return check_shifted(c, site, address, shift ? NOWHERE : 0, lane, nbytes);
 }
 
 // Replace device addresses by host addresses after checking all accesses (offset, bytes) off each of them. Returns 1
@@ -70,6 +94,7 @@ int kernels_resolve(
             if (kind != GLOBAL)
                 address -= number << WINDOW_BITS;
         }
+        int64_t shift = kind == GLOBAL ? find_shift(c, window) : 0;
         uint64_t own = kind == SHARED ? (uint64_t)c->shared : kind == PARAM ? (uint64_t)c->parameters
             : (uint64_t)c->local + lane * c->local_frame;
         uint64_t size = kind == SHARED ? c->shared_bytes : kind == LOCAL ? c->local_bytes : c->parameter_bytes;
@@ -77,7 +102,7 @@ int kernels_resolve(
             uint64_t at = address + (uint64_t)accesses[2 * i];
             uint32_t nbytes = (uint32_t)accesses[2 * i + 1];
             if (kind == GLOBAL) {
-                if (kernels_check_global(c, site, at, lane, nbytes))
+                if (check_shifted(c, site, at, shift, lane, nbytes))
                     return 1;
                 continue;
             }
@@ -94,7 +119,7 @@ int kernels_resolve(
                 addresses[lane] = memory + place - (uint64_t)accesses[0];
         }
         if (kind == GLOBAL)
-            addresses[lane] = address + (uint64_t)c->delta;
+            addresses[lane] = address + (uint64_t)(c->delta + shift);
     }
     return 0;
 }
@@ -255,9 +280,10 @@ int kernels_copy(
         int is_quick = find_quickly(c, site, sources[lane], GLOBAL, size) && !(sources[lane] & (size - 1));
         if (!there)
             continue;
-        if (!is_quick && kernels_check_global(c, site, sources[lane], lane, size))
+        int64_t shift = is_quick ? 0 : find_shift(c, sources[lane]);
+        if (!is_quick && check_shifted(c, site, sources[lane], shift, lane, size))
             return 1;
-        memcpy(data[lane], (uint8_t *)(sources[lane] + (uint64_t)c->delta), there);
+        memcpy(data[lane], (uint8_t *)(sources[lane] + (uint64_t)(c->delta + shift)), there);
     }
     if (kernels_resolve(c, site, targets, mask, SHARED, access, 1))
         return 1;

@@ -210,7 +210,7 @@ static int is_awake(const Slot *slot, const Warp *warp) {
 
 // Act on what a warp's kernel returned; return whether that was progress.
 static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
-    warp->escapes = status == ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
+    warp->escapes = status == POLLING_ESCAPE || status == SLEEP ? warp->escapes + 1 : 0;
     switch (status) {
     case DONE:
         warp->state = ENDED;
@@ -227,9 +227,11 @@ static int after_warp(Worker *c, Slot *slot, Warp *warp, int32_t status) {
     case ESCAPE:
         warp->state = ESCAPING;
         need_python(c);
-        if (is_apart(c)) // it may wait for the others
-            return 0;
         break;
+    case POLLING_ESCAPE: // in a loop that may wait for other threads
+        warp->state = ESCAPING;
+        need_python(c);
+        return 0;
     case SLEEP:
         begin_sleep(c, warp);
         return 0;
@@ -388,21 +390,32 @@ static int find_ready(Worker *c) {
     return 0;
 }
 
+// Return a free slot, or the first of those for a cluster. A worker takes more at once, so that those of two workers are
+// seldom neighbours: processors fetch ahead what another one is writing.
+static Slot *take_slots(Worker *c, int64_t count) {
+    Batch *b = c->batch;
+    if (!c->free) {
+        Slot *taken = b->slot + atomic_fetch_add(&b->next_slot, b->slots_at_once);
+        for (int64_t i = b->slots_at_once - 1; i >= 0; i--) {
+            taken[i].number = -1;
+            if (i % count == 0)
+                taken[i].following = c->free, c->free = taken + i;
+        }
+    }
+    Slot *slot = c->free;
+    c->free = slot->following;
+    return slot;
+}
+
 // Begin a block, or those of a cluster, as the ones to run next; return whether there was one.
 static int begin_next(Worker *c) {
     Batch *b = c->batch;
     int64_t number = atomic_load(&b->next_block), count = (int64_t)b->cluster_blocks;
     if (number >= b->blocks || (number = atomic_fetch_add(&b->next_block, count)) >= b->blocks)
         return 0;
-    Slot *slot = b->is_prepared ? b->slot + number : c->free;
-    if (!b->is_prepared) {
-        if (slot)
-            c->free = slot->following;
-        else
-            slot = b->slot + atomic_fetch_add(&b->next_slot, count);
-        for (int64_t i = 0; i < count; i++)
-            begin_block(c, slot + i, number + i);
-    }
+    Slot *slot = b->is_prepared ? b->slot + number : take_slots(c, count);
+    for (int64_t i = 0; i < count && !b->is_prepared; i++)
+        begin_block(c, slot + i, number + i);
     slot->remaining = (uint32_t)count;
     for (int64_t i = count - 1; i >= 0; i--)
         link_slot(c, slot + i);

@@ -7,7 +7,7 @@
 // What two threads write lies so many bytes apart: processors fetch cache lines in pairs.
 enum { BARRIERS = 16, CLUSTER_BARRIER = BARRIERS, WARP = 32, CACHE_LINE = 128 };
 // What a kernel returns, and the states of a warp.
-enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN, SLEEP };
+enum { DONE, BARRIER, SLICE, SPIN, ESCAPE, BAIL, FAULT, TRAP, POLL, TURN, SLEEP, POLLING_ESCAPE };
 enum { READY, WAITING, ENDED, ESCAPING, BAILING, SLEEPING };
 // What `kernels_run` returns; those from FAULTED on end the batch.
 enum { FINISHED, TIME, SERVICE, FAULTED, TRAPPED, DEADLOCKED };
@@ -41,10 +41,17 @@ typedef struct {
     uint64_t wake;       // the time until which it sleeps
 } Warp;
 
+// The memory of a peer, between two offsets, and how far from there it is in the own mapping.
 typedef struct {
-    const int64_t *starts, *ends; // of allocations, less base
+    int64_t begin, end, shift;
+} PeerWindow;
+
+typedef struct {
+    const int64_t *starts, *ends; // of allocations in the mapping, less base
     int64_t count;
     uint64_t generation;
+    const PeerWindow *peers;
+    int64_t peer_count, own_size; // own_size: the own memory is in front of that
 } ReachableMemory;
 
 // Where the bytes of a fragment's registers are in memory, in the order of the registers: pieces of `chunk` bytes, each
@@ -116,6 +123,7 @@ struct Batch {
     uint64_t cluster_blocks; // which are in slots that follow each other, and of one worker
     uint8_t *workers; // `worker_bytes` apart
     uint32_t worker_count, worker_bytes;
+    int64_t slots_at_once; // that a worker takes when it has no free one
     // The order of things (kernels.c).
     uint64_t deadline, help_at;
     _Atomic int64_t next_block, next_slot;
@@ -137,7 +145,7 @@ static inline Worker *worker_of(const Batch *b, uint32_t index) {
 // kernel_memory.c: forget what is known of allocations if there are others.
 void kernels_look(Worker *c);
 int kernels_fail(Worker *c, uint64_t address, uint32_t lane, uint32_t kind, uint32_t nbytes, uint32_t space);
-// Check an access of a lane, and note its allocation at a place in the code. Returns 1 with the fault in the worker.
+// Check an access of a lane to own memory, and note its allocation at a place in the code. Returns 1 with the fault in the worker.
 int kernels_check_global(Worker *c, uint64_t site, uint64_t address, uint32_t lane, uint32_t nbytes);
 // kernels.c: run a worker's blocks until the batch's deadline, or there is nothing to run.
 void kernels_work(Worker *c);

@@ -240,6 +240,51 @@ static int own_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned
     return lock_device(handle, &result) ? unlock(mig ? NOT_FOUND : INVALID_ARGUMENT) : result;
 }
 
+/* --- the fabric of NVLink switches, and GPM: neither is there */
+
+struct fabric_info {
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state; /* NVML_GPU_FABRIC_STATE_NOT_SUPPORTED: 0 */
+};
+
+static int own_nvmlDeviceGetGpuFabricInfo(nvmlDevice_t handle, void *place) {
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !place);
+    memset(place, 0, sizeof(struct fabric_info));
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t handle, void *place) {
+    struct {
+        unsigned version;
+        struct fabric_info info;
+        unsigned health;
+    } *second = place;
+    struct {
+        unsigned version;
+        struct fabric_info info;
+        unsigned health;
+        unsigned char summary;
+    } *third = place;
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !place);
+    unsigned version = second->version;
+    int is_third = version == STRUCT_VERSION(*third, 3);
+    if (!is_third && version != STRUCT_VERSION(*second, 2))
+        return unlock(VERSION_MISMATCH);
+    memset(place, 0, is_third ? sizeof *third : sizeof *second);
+    second->version = version;
+    return unlock(SUCCESS);
+}
+
+static int own_nvmlGpmQueryDeviceSupport(nvmlDevice_t handle, unsigned *place) {
+    enum { GPM_VERSION = 1 };
+    LOCK_OR_RETURN(device, lock_device(handle, &result), !place);
+    if (place[0] != GPM_VERSION)
+        return unlock(VERSION_MISMATCH);
+    place[1] = 0;
+    return unlock(SUCCESS);
+}
+
 /* --- PCI */
 
 struct pci_info {
@@ -364,6 +409,9 @@ const struct own_function device_functions[] = {
     EMULATED(nvmlDeviceGetVirtualizationMode),
     EMULATED(nvmlDeviceGetAddressingMode),
     EMULATED(nvmlDeviceGetMigDeviceHandleByIndex),
+    EMULATED(nvmlDeviceGetGpuFabricInfo),
+    EMULATED(nvmlDeviceGetGpuFabricInfoV),
+    EMULATED(nvmlGpmQueryDeviceSupport),
     EMULATED(nvmlDeviceGetPciInfo),
     EMULATED(nvmlDeviceGetPciInfo_v2),
     EMULATED(nvmlDeviceGetPciInfo_v3),

@@ -152,11 +152,6 @@ class AddressSpace(AccessibleMemory):
         self.bounds = choose_bounds()
 
     @property
-    def has_peers(self) -> bool:
-        """Whether kernels here reach windows of other devices."""
-        return bool(self._peers)
-
-    @property
     def views(self) -> dict[DType, Array]:
         """A view of all of the range, and of peers' behind it, for each element type: kernels index these."""
         return self._window.views
@@ -370,6 +365,11 @@ class AddressSpace(AccessibleMemory):
             arrays = _Arrays(ranges, seen, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
             self._arrays = arrays
         return arrays.starts, arrays.ends
+
+    def peer_windows(self) -> Array:
+        """Return a row for each peer's window: its first offset, its end, and how far its place in the views is."""
+        rows = [(p.distance, p.distance + p.size, p.place - p.distance) for p in self._peers]
+        return np.array(rows, np.int64).reshape(-1, 3)
 
     def _raise_first(self, addresses: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
         if bad.any():

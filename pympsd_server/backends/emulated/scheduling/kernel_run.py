@@ -148,7 +148,7 @@ class KernelRun(WorkItem):
         if not self._residents:
             return placement.admits(self, self._size)
         is_stuck = self._unfinished_slices >= len(self._residents) and placement.can_grow()
-        return is_stuck and not is_undecided(self._kernel, self._setup)
+        return is_stuck and not is_undecided(self._loaded, self._kernel, self._setup)
 
     def _open(self) -> None:
         self._unfinished_slices = 0

@@ -169,6 +169,8 @@ class WarpPlan:
     """The targets of back edges, and the fuel that one round of the loop takes."""
     spinning: set[int] = field(factory=set)
     """The loops whose lanes may wait for other lanes."""
+    in_spinning: set[int] = field(factory=set)
+    """The segments of those loops."""
 
     def is_varying(self, argument: Argument) -> bool:
         """Return whether an operand may differ between the lanes of a warp."""
@@ -259,6 +261,7 @@ def _find_loops(plan: WarpPlan) -> None:
             plan.weights[header] = max(weight, plan.weights.get(header, 0))
             if spins:
                 plan.spinning.add(header)
+                plan.in_spinning.update(range(header, end + 1))
 
 
 def _ways(segment: CodeSegment, plan: WarpPlan) -> list[set[int]]:

@@ -13,6 +13,10 @@ time is up, or when nothing can run without Python:
     slot 1   block 8   warps 0 and 1 wait at the same escape                  local slab    one frame per thread
     slot 2   free                                                             frame slab    one frame per warp
 
+The blocks of a cluster begin together, in slots that follow each other and belong to one worker, and the slots are
+free when all of them have ended: until then any of them may access the others' shared memory. A warp that sleeps
+(nanosleep) has a time at which it wakes; a worker all of whose warps sleep or wait lets that time pass in C.
+
 `_serve` then executes each escaping instruction for all warps that wait there: the registers are columns of the frame
 slab, and the function is the NumPy tier's own. A block that bails is handed over to a `Batch` of its own.
 
@@ -23,7 +27,7 @@ calls, and the scheduler's slices are shares of the device as with one thread. A
 batch, and keeps it; blocks that no thread would run are given to others between calls.
 
     worker 0 (this thread)   slot 0 ──▶ slot 2 ──▶ slot 0        in turn, as above
-    worker 1 (the pool's)    slot 1 ──▶ slot 3 ──▶ slot 1
+    worker 1 (the pool's)    slot 16 ──▶ slot 17 ──▶ slot 16
 
 Warps that spin for a long time may wait for a worker whose thread the system has not scheduled. One thread then runs
 all blocks until there is progress; a warp that waits for itself is detected there, and bails. Of several faults the
@@ -64,6 +68,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     NO_BLOCK,
     NO_COUNT,
     NO_ENTRY,
+    NO_SEGMENT,
     SLOT,
     SPACE_NUMBERS,
     WARP_STATE,
@@ -109,6 +114,7 @@ _LOOK_SECONDS: Final = 0.002
 _FUEL: Final = 2048
 _PREFERRED_SLOTS: Final = 256
 _PREFERRED_ESCAPING_SLOTS: Final = 128
+_MAX_SLOTS_AT_ONCE: Final = 16
 _SPACES: Final = {number: space for space, number in SPACE_NUMBERS.items() if space not in ("const", "generic")}
 _MAX_KEPT: Final = 32
 """The maximum number of finished batches that a module keeps; the next two are limits of each of them."""
@@ -238,14 +244,21 @@ class CompiledBatch:
         self._parameters[: len(setup.parameters)] = np.frombuffer(setup.parameters, np.uint8)
 
     def _size_memory(self) -> None:
-        """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory."""
+        """Make the slabs, with a slot per block, as any block may wait for any other; only used slots take memory.
+
+        Several workers may each have taken slots that they do not use.
+        """
         common, kernel, code = self._common, self.kernel, self._code
         self._dynamic_offset = align_frame(kernel.translation.shared_bytes)
         dynamic = self._setup.dynamic_shared
         self._shared_bytes = (self._dynamic_offset if dynamic else kernel.translation.shared_bytes) + dynamic
         self._reached = self._module.space.bounds.end_of_shared(self._shared_bytes)
         self._warps_per_block = -(-self._threads // code.width)
-        slots = len(self._sm_of_block)
+        common.worker_count, blocks = _count_threads(self._sm_of_block), len(self._sm_of_block)
+        cluster = prod(self._setup.cluster)
+        share = blocks // (4 * common.worker_count * cluster) if common.worker_count > 1 else 1
+        common.slots_at_once = min(max(share, 1), _MAX_SLOTS_AT_ONCE) * cluster
+        slots = blocks + (common.slots_at_once - cluster) * common.worker_count
         common.states_bytes = _round_up(self._warps_per_block * WARP_STATE.itemsize)
         self._slots = _zeros(slots * SLOT.itemsize).view(SLOT)
         states = _zeros(slots * common.states_bytes).reshape(slots, common.states_bytes)
@@ -269,7 +282,7 @@ class CompiledBatch:
         self._coordinates = _coordinates(setup.block, code.width)
         common.threads[:] = [column.ctypes.data for column in self._coordinates]
         self._bound = self._bind()
-        common.worker_count = count = _count_threads(self._sm_of_block)
+        count = common.worker_count
         common.worker_bytes, common.sites_bytes = _round_up(ctypes.sizeof(Worker)), _round_up(16 * code.sites)
         self._workers = _aligned(count * common.worker_bytes)
         self._sites = _aligned(count * common.sites_bytes)
@@ -332,8 +345,10 @@ class CompiledBatch:
             if self._reach and self._reach[-1][0] is starts:
                 return
             generation = self._reach[-1][-1].generation + 1 if self._reach else 1
-            memory = ReachableMemory(starts.ctypes.data, ends.ctypes.data, len(starts), generation)
-            self._reach = [*([] if at_rest else self._reach), (starts, ends, memory)]
+            peers, space = self._module.space.peer_windows(), self._module.space
+            own = starts.ctypes.data, ends.ctypes.data, len(starts), generation
+            memory = ReachableMemory(*own, peers.ctypes.data, len(peers), space.size)
+            self._reach = [*([] if at_rest else self._reach), (starts, ends, peers, memory)]
             runtime().kernels_publish(ctypes.byref(self._common), ctypes.byref(memory))
 
     def prepare_blocks(self, memory: tuple[Array, Array], is_living: Array) -> Frames:
@@ -342,11 +357,12 @@ class CompiledBatch:
         `memory` is shared and local memory; `is_living` is true for the warps that have not ended.
         """
         for own, left in zip((self._shared, self._local), memory, strict=True):
-            own[:] = left
-        lives = is_living.reshape(self._warps.shape)
-        self._warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
-        self._slots["number"], self._slots["left"] = np.arange(len(self._slots)), lives.sum(axis=1)
-        self._common.is_prepared, self._common.next_slot = 1, len(self._slots)
+            own[: len(left)] = left
+        lives = is_living.reshape(-1, self._warps_per_block)
+        slots, warps = self._slots[: len(lives)], self._warps[: len(lives)]
+        warps["state"] = np.where(lives, WarpState.READY, WarpState.ENDED)
+        slots["number"], slots["left"] = np.arange(len(lives)), lives.sum(axis=1)
+        self._common.is_prepared, self._common.next_slot = 1, len(lives)
         return self._frames
 
     @property
@@ -416,6 +432,8 @@ class CompiledBatch:
             return IllegalAddress(f"shared address {address:#x}: a cluster has {blocks} blocks")
         if worker.fault_kind == NO_ENTRY:
             return LaunchFailed(f"brx.idx to entry {address}, which does not exist")
+        if worker.fault_kind == NO_SEGMENT:
+            return LaunchFailed("internal error, threads were lost: set PYMPSD_TIER=numpy, and report the kernel")
         where = f"{'' if space == 'global' else space + ' '}address {address:#x}, {nbytes} bytes: "
         if worker.fault_kind == MISALIGNED:
             return MisalignedAddress(f"{where}misaligned")
@@ -449,9 +467,12 @@ class CompiledBatch:
                 self._escape(int(stop), ready, cancel)
             states[np.divmod(ready, self._warps_per_block)] = WarpState.READY
             executed += len(ready)
-        resting = ~np.isin(states, (WarpState.READY, WarpState.ESCAPING, WarpState.SLEEPING)).any(axis=1)
         slots, count = self._slots[:used], self._common.cluster_blocks
         leaving = ((slots["bailing"] != 0) & (slots["number"] >= 0)).reshape(-1, count).any(axis=1)
+        if not leaving.any():
+            self._common.needs_python = executed < len(escaping)
+            return bool(executed)
+        resting = ~np.isin(states, (WarpState.READY, WarpState.ESCAPING, WarpState.SLEEPING)).any(axis=1)
         bailing = leaving & resting.reshape(-1, count).all(axis=1)
         for cluster in np.flatnonzero(bailing).tolist():
             self._hand_over(range(cluster * count, (cluster + 1) * count))

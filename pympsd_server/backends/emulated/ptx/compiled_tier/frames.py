@@ -41,8 +41,9 @@ class Frames:
         self._rows[rows, at : at + part.shape[1]] = part
 
     def _bits(self, words: Array) -> Array:
-        truths: Array = (words >> self._lane & 1).astype(np.bool_)
-        return truths
+        """Return the bits of each row's only element, one for each lane."""
+        bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+        return bits[:, : self._code.width].view(np.bool_)
 
     def stops(self, rows: Array) -> Array:
         """Return the stop at which each warp is."""
@@ -89,7 +90,8 @@ class Frames:
             return np.repeat(self._column(rows, at, dtype)[:, 0], lanes.sum(axis=1))
         if dtype.kind == "b":
             return self._bits(self._column(rows, at, self._mask_dtype()))[lanes]
-        return self._column(rows, at, dtype, self._code.width)[lanes]
+        elements = self._column(rows, at, dtype, self._code.width)
+        return elements.reshape(-1) if lanes.all() else elements[lanes]
 
     def _mask_dtype(self) -> DType:
         return np.dtype(f"u{self._code.width // 8}")
@@ -108,8 +110,11 @@ class Frames:
             truths[lanes] = value
             self._set_column(rows, at, np.packbits(truths, axis=1, bitorder="little"))
             return
-        elements = self._column(rows, at, dtype, self._code.width)
-        elements[lanes] = value
+        if np.ndim(value) and lanes.all():
+            elements = np.asarray(value, dtype).reshape(lanes.shape)
+        else:
+            elements = self._column(rows, at, dtype, self._code.width)
+            elements[lanes] = value
         self._set_column(rows, at, elements)
 
     def places(self, row: int) -> list[tuple[int, Array, int]]:

@@ -1,4 +1,4 @@
-"""Integer arithmetic, carries, and operations on bits.
+"""Integer arithmetic, carries, operations on bits, and what calls compute.
 
 Shift amounts are clamped and zero divisors replaced before LLVM sees them, because they are undefined in LLVM. Where
 PTX leaves a result open, it is that of the NumPy tier, which was recorded on a GPU.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.float_forms import write_float
-from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import call_integer, writes
+from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import attempts, call_integer, writes
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Shape
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import BITS, FLOATS, is_signed
 from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
-from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
+from pympsd_server.backends.emulated.ptx.lowering.ir import Group, Operation
 from pympsd_server.backends.emulated.ptx.math.integers import PERMUTE_MODES
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
@@ -329,3 +329,82 @@ def _selector(text: MemoryText, operation: Operation, shape: Shape) -> str:
         is_row = text.op("icmp eq", word, row, shape.constant("i32", number))
         result = text.choose(shape, is_row, word, shape.constant("i32", selector), result)
     return result
+
+
+@writes("mul24 mad24")
+def _multiply_24(text: MemoryText, operation: Operation) -> None:
+    """The product of the low 24 bits: .lo its low 32 bits, .hi its bits 16 to 47."""
+    if operation.has("sat"):
+        raise text.refuse()
+    shape, type_name = text.shape_of(operation.operands[0]), operation.type
+    word, wide, signed = shape.of("i32"), shape.of("i64"), is_signed(operation.type)
+    factors = [_part(text, shape, text.use(x, type_name, shape), (0, 24), signed) for x in operation.operands[1:3]]
+    a, b = (text.cast("sext" if signed else "zext", x, word, wide) for x in factors)
+    product = text.op("mul", wide, a, b)
+    if operation.has("hi"):
+        product = text.op("lshr", wide, product, shape.constant("i64", 16))
+    result = text.cast("trunc", product, wide, word)
+    if operation.name == "mad24":
+        result = text.op("add", word, result, text.use(operation.operands[3], type_name, shape))
+    text.assign(operation.operands[0], result, type_name, shape)
+
+
+@writes("dp4a dp2a")
+def _dot(text: MemoryText, operation: Operation) -> None:
+    """The sum of products of bytes, or of halves of the first operand and bytes of the second, and a word."""
+    shape, signs = text.shape_of(operation.operands[0]), [is_signed(name) for name in operation.types]
+    a, b, result = (text.use(x, "u32", shape) for x in operation.inputs)
+    width, first = (8, 0) if operation.name == "dp4a" else (16, 2 * operation.has("hi"))
+    for k in range(32 // width):
+        x = _part(text, shape, a, (width * k, width), signs[0])
+        y = _part(text, shape, b, (8 * (first + k), 8), signs[1])
+        result = text.op("add", shape.of("i32"), result, text.op("mul", shape.of("i32"), x, y))
+    text.assign(operation.operands[0], result, "u32", shape)
+
+
+def _part(text: MemoryText, shape: Shape, value: str, place: tuple[int, int], signed: bool) -> str:
+    """Return the bits at a place (the lowest, and how many) of a word, extended to one."""
+    low, width = place
+    top = text.op("shl", shape.of("i32"), value, shape.constant("i32", 32 - low - width))
+    return text.op("ashr" if signed else "lshr", shape.of("i32"), top, shape.constant("i32", 32 - width))
+
+
+# --- calls
+
+
+@attempts("system:function_index")
+def _find_function(text: MemoryText, operation: Operation) -> None:
+    """Find the position of each lane's address among those of functions; the NumPy tier faults for others."""
+    kind, word = text.vector.of("i64"), text.vector.of("i32")
+    addresses = text.use(operation.operands[1], "u64", text.vector)
+    index, missing = text.vector.constant("i32", 0), text.current()
+    functions = (operand.value for operand in operation.operands[2:] if isinstance(operand, Immediate))
+    for number, function in enumerate(functions):
+        is_there = text.op("icmp eq", kind, addresses, text.vector.constant("i64", function))
+        index = text.choose(text.vector, is_there, word, text.vector.constant("i32", number), index)
+        others = text.op("xor", text.mask_type, text.as_mask(is_there), "-1")
+        missing = text.op("and", text.mask_type, missing, others)
+    text.escape_unless(text.op("icmp eq", text.mask_type, missing, "0"))
+    text.assign(operation.operands[0], index, "u32", text.vector)
+
+
+@writes("system:alloca")
+def _allocate_on_stack(text: MemoryText, operation: Operation) -> None:
+    """Operands are (the address, the stack pointer) and (the stack pointer, the size, the alignment)."""
+    target, pointer, size, alignment = operation.operands
+    if not isinstance(target, Group) or not isinstance(alignment, Immediate):
+        raise text.refuse()
+    address, stack = target.items
+    shape, bits = text.shape_of(stack), BITS[operation.type]
+    kind, value = shape.of("i64"), text.use(size, operation.type, shape)
+    wide = text.cast("zext", value, shape.of(f"i{bits}"), kind) if bits < 64 else value
+    start = _align_up(text, shape, text.use(pointer, "u64", shape), max(16, alignment.value))
+    end = _align_up(text, shape, text.op("add", kind, start, wide), 16)
+    result = text.cast("trunc", start, kind, shape.of(f"i{bits}")) if bits < 64 else start
+    text.assign(address, result, operation.type, shape)
+    text.assign(stack, end, "u64", shape)
+
+
+def _align_up(text: MemoryText, shape: Shape, value: str, alignment: int) -> str:
+    up = text.op("add", shape.of("i64"), value, shape.constant("i64", alignment - 1))
+    return text.op("and", shape.of("i64"), up, shape.constant("i64", -alignment))

@@ -18,7 +18,8 @@ A kernel leaves its function at *stops* only. A stop saves in the warp's *frame*
 - TURN: the warp has read shared memory, and is about to write what other warps may have to read before, or the other
   way round (turns.py). Well-written programs have a barrier there; others rely on warps that run side by side.
 - ESCAPE: the next instruction is one that only the NumPy tier has, or whose attempt in C has failed. Its function
-  runs on the registers in the frames, for all warps that wait there together (batch.py).
+  runs on the registers in the frames, for all warps that wait there together (batch.py). POLLING_ESCAPE is the same
+  in a loop that may wait for other threads: it is not progress.
 - BAIL: a rare case of lanes that wait for each other. The NumPy tier takes over the whole block, from the frames:
   lanes stop at the beginnings of blocks, as the groups of its threads do.
 - SLEEP: a nanosleep of at least a microsecond. The warp continues behind it when its time has passed.
@@ -50,6 +51,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     is_left_whole,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import size_of_masks
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import size_of_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import METADATA, SCALAR, UNLIKELY
@@ -60,6 +62,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_HEADER,
     FRAME_TURNS,
     NO_ENTRY,
+    NO_SEGMENT,
     StopReason,
     offset_of,
 )
@@ -179,16 +182,11 @@ class KernelText(StopText):
         ready, wait = self.label("ready"), self.label("wait")
         self.branch(self.op("icmp eq", "i32", absent, "0"), ready, wait)
         self.place(wait)
-        self.store("i32", mask, f"%m{self.at}")
         fuel = self._burn(64)
-        last, stuck = self.label("going"), self.label("stuck")
-        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, last, UNLIKELY)
-        self.place(last)
-        for k in sorted(pending - {self.at}):
-            last = self.label("next")
-            self.branch(self.op("icmp ne", "i32", self.load("i32", f"%m{k}"), "0"), f"segment{k}", last)
-            self.place(last)
-        self.jump(stuck)
+        going, stuck = self.label("going"), self.label("stuck")
+        self.branch(self.op("icmp slt", "i64", fuel, "0"), stuck, going, UNLIKELY)
+        self.place(going)
+        last = self.go_elsewhere(mask, sorted(pending - {self.at}), stuck)
         self.place(stuck)
         status = self.phi("i32", (str(StopReason.SPIN.value), wait), (str(StopReason.BAIL.value), last))
         self.leave(self.here(), mask, status)
@@ -231,10 +229,7 @@ class KernelText(StopText):
         may_wait, stop = self.at in self.plan.spinning, self.here()
         status: str | StopReason = StopReason.POLL if may_wait else StopReason.SLICE
         if may_wait and stop.pending:
-            others = "0"
-            for k in stop.pending:
-                others = self.op("or", self.mask_type, others, self.load(self.mask_type, f"%m{k}"))
-            apart = self.op("icmp ne", self.mask_type, others, "0")
+            apart = self.have_lanes(stop.pending)
             status = self.choose(SCALAR, apart, "i32", str(StopReason.SPIN.value), str(StopReason.POLL.value))
         self.leave(stop, self.load(self.mask_type, f"%m{self.at}"), status)
 
@@ -250,8 +245,7 @@ class KernelText(StopText):
         else:
             self.jump(f"run{self.at}")
         self.place(f"run{self.at}")
-        self.store(self.mask_type, self.load(self.mask_type, f"%m{self.at}"), "%cur")
-        self.store(self.mask_type, "0", f"%m{self.at}")
+        self.begin_running()
         if self.at in self.plan.spinning:
             self.fence_compiler()
         if segment.meeting is not None:
@@ -267,7 +261,8 @@ class KernelText(StopText):
             behind = Stop(self.at + 1, stop.pending)
             if segment.attempts and segment.operations[0].name == "nanosleep":
                 return self.leave(behind, self.current(), StopReason.SLEEP)
-            self.leave(stop, self.current(), StopReason.ESCAPE if segment.escapes else StopReason.BAIL)
+            reason = StopReason.POLLING_ESCAPE if self.at in self.plan.in_spinning else StopReason.ESCAPE
+            self.leave(stop, self.current(), reason if segment.escapes else StopReason.BAIL)
             if segment.escapes:
                 self.escapes[self.number_of(stop)] = segment.operations[0], self.number_of(behind)
             return None
@@ -279,10 +274,12 @@ class KernelText(StopText):
 
     def _begin_frame(self) -> None:
         """Lay out the beginning of a frame."""
-        self.bank_start = -(-(FRAME_HEADER + 4 * len(self.segments)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
+        self.bank_start = -(-(FRAME_HEADER + size_of_masks(self.plan)) // BANK_ALIGNMENT) * BANK_ALIGNMENT
         self.frame_bytes = self.bank_start + size_of_bank(self.code, self.bank)
         lives = set().union(*(segment.live_in for segment in self.segments))
         self.slots = {number: self.bank_start + at for number, at in self.bank.items() if number in lives}
+        if self.is_crowded:
+            self.keep_in_frame(lives - self.bank.keys())
 
     def write_kernel(self) -> str:
         """Return the text of the module. Raises Refused for a kernel that stays in the NumPy tier."""
@@ -296,28 +293,25 @@ class KernelText(StopText):
         while index < len(self.stops):
             self.write_entry_of(index)
             index += 1
+        self.write_dispatch()
+        self._write_nothing()
         body, self.lines = self.lines, []
         self._write_entry()
-        alive = [f"  %living = load {self.mask_type}, ptr %alive", f"  %ended = icmp eq {self.mask_type} %living, 0"]
-        tail = [
-            "nothing:",
-            *alive,
-            "  br i1 %ended, label %done, label %lost",
-            "done:",
-            f"  ret i32 {StopReason.DONE.value}",
-        ]
-        # Lanes are alive but in no segment: this cannot happen.
-        tail += [
-            *("lost:", "  call void @llvm.trap()", "  unreachable", "fault:"),
-            f"  ret i32 {StopReason.FAULT.value}",
-            "}",
-        ]
-        self.declared.add("declare void @llvm.trap()")
+        tail = ["done:", f"  ret i32 {StopReason.DONE.value}", "fault:", f"  ret i32 {StopReason.FAULT.value}", "}"]
         head = f"define i32 @{FUNCTION}(ptr noalias %ctx, ptr noalias %frame) #0 {{\nentry:"
         wide = 'nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512"'
         attributes = f"attributes #0 = {{ {wide} }}\nattributes #1 = {{ noinline {wide} }}"
         parts = [*self.tables, head, *self.lines, *body, *tail, *sorted(self.declared), attributes, METADATA]
         return "\n".join(parts) + "\n"
+
+    def _write_nothing(self) -> None:
+        """Write the end of a warp that has no lanes in any segment: all have exited, or this package has an error."""
+        lost = self.label("lost")
+        self.place("nothing")
+        alive = self.load(self.mask_type, "%alive")
+        self.branch(self.op("icmp eq", self.mask_type, alive, "0"), "done", lost)
+        self.place(lost)
+        self.fault(NO_SEGMENT, "0", self.first_lane(alive))
 
     def _write_entry(self) -> None:
         mask = self.mask_type
@@ -328,13 +322,14 @@ class KernelText(StopText):
             self.line(f"%scratch{number} = alloca [{self.width * 8} x i8], align 64")
         if self.needs_fragments:
             self.line(f"%fragments = alloca [{FRAGMENT_BYTES} x i8], align 64")
-        for k in range(len(self.segments)):
-            self.line(f"%m{k} = alloca {mask}")
-            self.store(mask, "0", f"%m{k}")
+        self.declare_masks()
         for place in sorted(set(self.bank.values())):
             self.line(f"%b{place} = getelementptr i8, ptr %frame, i64 {self.bank_start + place}")
         for number in range(len(self.code.register_types)):
             if number in self.bank:
+                continue
+            if number in self.resident:
+                self.line(f"%r{number} = getelementptr i8, ptr %frame, i64 {self.slots[number]}")
                 continue
             kind = self.storage(number)
             self.line(f"%r{number} = alloca {kind}")

@@ -18,6 +18,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     group_accesses,
     split_blocks,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import is_crowded
 from pympsd_server.backends.emulated.ptx.compiled_tier.fragment_bank import find_bank
 from pympsd_server.backends.emulated.ptx.compiled_tier.instruction_table import Form, write, write_attempt
 from pympsd_server.backends.emulated.ptx.compiled_tier.kernel_text import KernelText
@@ -93,6 +94,8 @@ def write_text(
     places = {key: offset for key, offset in offsets.items() if key[0] == "shared"}
     plan = _plan(code, escapes, places, threads_bound(code, block), rows=rows)
     sequences = find_sequences(code, plan, linear=linear)
+    if is_crowded(plan):
+        sequences = Sequences(sequences.strides)  # first lanes would be variables that live across segments
     text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
     text.number_of(Stop(0, (), is_entry=True))

@@ -70,6 +70,8 @@ class Lanes(Text):
     """Offsets of shared and local variables in their frames; -1: dynamic shared memory."""
     bank: dict[int, int] = field(factory=dict, init=False)
     """The registers that are in the bank, and where (fragment_bank.py)."""
+    resident: set[int] = field(factory=set, init=False)
+    """The other registers that are in the frame while the kernel runs (dispatch_text.py)."""
     globals_used: list[tuple[str, int]] = field(factory=list, init=False)
     """The variables and offsets whose addresses are passed to the kernel."""
     at: int = field(default=0, init=False)
@@ -110,7 +112,11 @@ class Lanes(Text):
 
     def read(self, number: int) -> str:
         """Return a register as it is kept."""
-        return self.load(self.storage(number), self.home(number), BANK_ALIGNMENT * (number in self.bank))
+        return self.load(self.storage(number), self.home(number), self._alignment(number))
+
+    def _alignment(self, number: int) -> int:
+        """Return what is known of a register's address, in bytes; 0: as its type needs."""
+        return BANK_ALIGNMENT if number in self.bank else 4 * (number in self.resident)
 
     def use(self, argument: Argument, type_name: str, shape: Shape) -> str:
         """Return an operand's bits as an integer of the type's width, in a shape."""
@@ -272,7 +278,7 @@ class Lanes(Text):
         kind, condition = self.storage(target.number), self._condition(target.number, of)
         if condition:
             value = self.choose(of, condition, kind, value, self.read(target.number))
-        self.store(kind, value, self.home(target.number), BANK_ALIGNMENT * (target.number in self.bank))
+        self.store(kind, value, self.home(target.number), self._alignment(target.number))
 
     def _condition(self, number: int, shape: Shape) -> str:
         """Return the mask of lanes in which a register takes its new value; "": all lanes that matter."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
@@ -140,16 +141,21 @@ def load_kernel(translation: Translation, shape: ShapeClass) -> MachineCode | No
     return _load(translation, stored)
 
 
-def compile_kernel(translation: Translation, shape: ShapeClass, block: tuple[int, int, int]) -> MachineCode:
+def compile_kernel(
+    translation: Translation,
+    shape: ShapeClass,
+    block: tuple[int, int, int],
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> MachineCode:
     """Compile a kernel for blocks of a shape, and store it in the cache.
 
     Raises Refused for a kernel that stays in the NumPy tier; ImportError without llvmlite, NoLibrary without C,
-    ChildProcessError if LLVM failed.
+    ChildProcessError if LLVM failed, InterruptedError soon after `is_abandoned` returns True.
     """
     _addresses()  # what is missing is reported before the text is written
     find_llvmlite()
     try:
-        stored = _compile(translation, block)
+        stored = _compile(translation, block, is_abandoned)
     except (Refused, TimeoutError) as error:
         stored = StoredKernel(str(error))
     kernel_cache.store(_key(translation, shape), msgspec.msgpack.encode(stored))
@@ -179,13 +185,13 @@ def _processor() -> str:
     return "\n".join(line for line in lines if "hz" not in line.lower() and "bogomips" not in line.lower())
 
 
-def _compile(translation: Translation, block: tuple[int, int, int]) -> StoredKernel:
+def _compile(translation: Translation, block: tuple[int, int, int], is_abandoned: Callable[[], bool]) -> StoredKernel:
     has_halves = "f16c" in _processor().split() or platform.machine() == "aarch64"
     sizes = translation.offsets, translation.shared_bytes
     text = write_text(translation.code, *sizes, block, has_halves=has_halves)
     if len(text.module_text) > _MAX_TEXT:
         raise Refused(f"{len(text.module_text)} characters of LLVM's text; compiled are at most {_MAX_TEXT}")
-    return _describe(translation.code, text, compile_text(text.module_text))
+    return _describe(translation.code, text, compile_text(text.module_text, is_abandoned))
 
 
 def _operations(code: Code) -> list[Operation]:

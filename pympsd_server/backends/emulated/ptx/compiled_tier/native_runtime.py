@@ -31,6 +31,7 @@ class StopReason(IntEnum):
     POLL = 8
     TURN = 9
     SLEEP = 10
+    POLLING_ESCAPE = 11
 
 
 class WarpState(IntEnum):
@@ -56,7 +57,7 @@ class Outcome(IntEnum):
 
 
 SPACE_NUMBERS: Final = {"global": 0, "const": 0, "shared": 1, "local": 2, "param": 3, "generic": 4}
-OUTSIDE, MISALIGNED, NO_BARRIER, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_BLOCK = 1, 2, 3, 5, 6, 7, 4
+OUTSIDE, MISALIGNED, NO_BARRIER, NO_BLOCK, NO_ENTRY, NO_AGREEMENT, NO_COUNT, NO_SEGMENT = range(1, 9)
 """The kinds of faults."""
 CONSTANTS: Final = (
     "nsmid",
@@ -140,9 +141,12 @@ class Worker(ctypes.Structure):
 
 
 class ReachableMemory(ctypes.Structure):
-    """The memory that kernels can access: offsets from the lowest address."""
+    """The memory that kernels can access: offsets from the lowest address, and where peers' windows are."""
 
-    _fields_ = (("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64))
+    _fields_ = (
+        *(("starts", c_uint64), ("ends", c_uint64), ("count", c_int64), ("generation", c_uint64)),
+        *(("peers", c_uint64), ("peer_count", c_int64), ("own_size", c_int64)),
+    )
 
 
 class SharedState(ctypes.Structure):
@@ -173,6 +177,7 @@ class SharedState(ctypes.Structure):
         ("workers", c_uint64),
         ("worker_count", c_uint32),
         ("worker_bytes", c_uint32),
+        ("slots_at_once", c_int64),
         ("deadline", c_uint64),
         ("help_at", c_uint64),
         ("next_block", c_int64),

@@ -5,18 +5,18 @@ milliseconds. The first launches of others run in the NumPy tier (PYMPSD_TIER=au
 thread compiles the kernel, and the first batch of blocks that begins after that runs as machine code. So no launch
 waits for LLVM, and short kernels that are launched rarely are not compiled. A batch that has begun continues as
 machine code from the next round of a loop on (continuation.py). PYMPSD_TIER=compiled compiles at the first batch of a
-kernel. Each kernel is compiled by a process of its own, some of them at the same time.
+kernel. Each kernel is compiled by a process of its own, some of them at the same time
+(compile_queue.py).
 
-A kernel that cannot be compiled stays in the NumPy tier, and so does a batch whose context has access to the memory
-of peers. Without llvmlite the executor reports that at the first kernel that would be compiled: on its own standard
-error, which the daemon logs, and on that of the program.
+A kernel that cannot be compiled, because it is too large, stays in the NumPy tier. Without llvmlite the executor
+reports that at the first kernel that would be compiled: on its own standard error, which the daemon logs, and on that
+of the program.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -27,6 +27,7 @@ from weakref import WeakSet
 from pympsd.vocabulary.settings import read_tier
 from pympsd.vocabulary.variables import TIER
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import CompileQueue
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.kernel_cache import report
 from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
 from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
@@ -59,7 +60,8 @@ _COMPILING: Final = "is being compiled"
 _SLOW: Final = "kernels run in NumPy, 10 to 700 times slower than compiled ones:"
 _notified: Final[WeakSet[Facilities]] = WeakSet()
 """The contexts whose program has been notified of that."""
-_compilers: Final = threading.BoundedSemaphore(min(4, len(os.sched_getaffinity(0))))
+_queue: Final = CompileQueue(2 * min(4, len(os.sched_getaffinity(0))))
+"""A context alone has half of the slots."""
 
 
 @lru_cache
@@ -74,11 +76,11 @@ def max_blocks(kernel: Kernel, setup: LaunchSetup, *, together: bool = False) ->
     return blocks * _MORE_BLOCKS if is_compiled else blocks
 
 
-def is_undecided(kernel: Kernel, setup: LaunchSetup) -> bool:
+def is_undecided(module: LoadedModule, kernel: Kernel, setup: LaunchSetup) -> bool:
     """Return whether blocks of a launch should wait until its kernel is compiled; start to compile a slow one."""
     if _tier(os.environ.get(TIER, "")) != "auto" or not _has_loops(kernel.translation):
         return False
-    state = _code_of(kernel, setup, waits=False)
+    state = _code_of(module, kernel, setup, waits=False)
     return state == _NOT_COMPILED or (state == _COMPILING and time.monotonic() < kernel.translation.decided_at)
 
 
@@ -89,9 +91,9 @@ def begin_batch(
     tier = _tier(os.environ.get(TIER, ""))
     if tier != "numpy":
         kernel = module.program.kernels[kernel_name]
-        code = _code_of(kernel, setup, waits=tier == "compiled")
+        code = _code_of(module, kernel, setup, waits=tier == "compiled")
         _tell_program(module, code)
-        if isinstance(code, MachineCode) and not module.space.has_peers:
+        if isinstance(code, MachineCode):
             return CompiledBatch.begin(module, kernel_name, setup, first_block, sm_of_block, code)
     return Batch(module, kernel_name, setup, first_block, sm_of_block)
 
@@ -104,9 +106,9 @@ def switch_tier(
     Otherwise the batch itself, which from then on stops where machine code can continue. The arguments are those with
     which the batch was begun.
     """
-    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto" or module.space.has_peers:
+    if isinstance(batch, CompiledBatch) or _tier(os.environ.get(TIER, "")) != "auto":
         return batch
-    code = _code_of(batch.kernel, setup, waits=False)
+    code = _code_of(module, batch.kernel, setup, waits=False)
     _tell_program(module, code)
     if not isinstance(code, MachineCode):
         return batch
@@ -120,7 +122,7 @@ def switch_tier(
     return compiled
 
 
-def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
+def _code_of(module: LoadedModule, kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode | str:
     """Return a kernel's machine code for the shape of a launch's blocks, or why the NumPy tier runs it (for now)."""
     translation = kernel.translation
     codes = translation.machine_codes
@@ -131,11 +133,14 @@ def _code_of(kernel: Kernel, setup: LaunchSetup, *, waits: bool) -> MachineCode 
             codes[shape] = _attempt(translation, lambda: load_kernel(translation, shape))
     if codes[shape] == _NOT_COMPILED:
         if waits:
-            _compile(translation, shape, setup.block)
+            codes[shape] = _compile(translation, shape, setup.block)
         elif translation.numpy_seconds >= _SECONDS_BEFORE_COMPILING:
             codes[shape], translation.decided_at = _COMPILING, time.monotonic() + _MAX_WAIT
-            arguments = translation, shape, setup.block
-            threading.Thread(target=_compile, args=arguments, name="compiler", daemon=True).start()
+            _queue.add(
+                module.facilities,
+                lambda is_abandoned: codes.update({shape: _compile(translation, shape, setup.block, is_abandoned)}),
+                lambda: codes.update({shape: _NOT_COMPILED}),
+            )
     state: MachineCode | str = codes[shape]
     return state
 
@@ -147,10 +152,14 @@ def _has_loops(translation: Translation) -> bool:
     return translation.has_loops
 
 
-def _compile(translation: Translation, shape: ShapeClass, block: tuple[int, int, int]) -> None:
-    """Compile a kernel; note the code, or why there is none."""
-    with _compilers:
-        translation.machine_codes[shape] = _attempt(translation, lambda: compile_kernel(translation, shape, block))
+def _compile(
+    translation: Translation,
+    shape: ShapeClass,
+    block: tuple[int, int, int],
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> MachineCode | str:
+    """Compile a kernel; return the code, or why there is none."""
+    return _attempt(translation, lambda: compile_kernel(translation, shape, block, is_abandoned))
 
 
 def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None]) -> MachineCode | str:
@@ -159,6 +168,8 @@ def _attempt(translation: Translation, get_code: Callable[[], MachineCode | None
         return get_code() or _NOT_COMPILED
     except Refused as error:
         return str(error)
+    except InterruptedError:  # its context has ended
+        return _NOT_COMPILED
     except (ImportError, NoLibrary) as error:
         return _explain_missing(error)
     except Exception as error:  # whatever LLVM raises, the NumPy tier can run the kernel

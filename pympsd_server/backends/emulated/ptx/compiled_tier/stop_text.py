@@ -13,8 +13,8 @@ from attrs import define, field, frozen
 from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     CodeSegment,
 )
+from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import DispatchText
 from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import LIKELY, SCALAR
-from pympsd_server.backends.emulated.ptx.compiled_tier.memory_text import MemoryText
 from pympsd_server.backends.emulated.ptx.compiled_tier.native_runtime import (
     FRAME_ALIVE,
     FRAME_HEADER,
@@ -33,8 +33,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.saves import (
     find_saved,
     has_many_stops,
 )
-from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER, WARP
-from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
+from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Operation,
@@ -59,7 +58,7 @@ class Stop:
 
 
 @define(slots=False)
-class StopText(MemoryText):
+class StopText(DispatchText):
     """Writes stops, and the ends of segments that are the same in all of them."""
 
     stops: list[Stop] = field(factory=list, init=False)
@@ -69,6 +68,7 @@ class StopText(MemoryText):
     """Where registers are saved in a frame, in bytes."""
     frame_bytes: int = field(default=0, init=False)
     bank_start: int = field(default=0, init=False)
+    _cleared_end: int = field(default=0, init=False)
     module_text: str = field(default="", init=False)
 
     @property
@@ -84,6 +84,9 @@ class StopText(MemoryText):
 
     def slot(self, number: int) -> str:
         """Return a pointer to where a register is saved."""
+        return self.field("%frame", self._slot_of(number))
+
+    def _slot_of(self, number: int) -> int:
         if number not in self.slots:
             bits = self.register_bits(number)
             varying = self.is_varying(number)
@@ -92,7 +95,19 @@ class StopText(MemoryText):
             self.frame_bytes = -(-self.frame_bytes // align) * align
             self.slots[number] = self.frame_bytes
             self.frame_bytes += size
-        return self.field("%frame", self.slots[number])
+        return self.slots[number]
+
+    def keep_in_frame(self, registers: set[int]) -> None:
+        """Let registers be in the frame while the kernel runs."""
+        self.resident = registers
+        for number in sorted(registers):
+            self._slot_of(number)
+        self._cleared_end = self.frame_bytes
+
+    def _clear_frame(self) -> None:
+        """Set the masks and registers that are in the frame to zero."""
+        start, size = self.field("%frame", FRAME_HEADER), self._cleared_end - FRAME_HEADER
+        self.call("llvm.memset.p0.i64", "void", ("ptr", start), ("i8", "0"), ("i64", str(size)), ("i1", "false"))
 
     def registers_of(self, stop: Stop) -> list[int]:
         """Return the registers that are saved at a stop."""
@@ -100,9 +115,6 @@ class StopText(MemoryText):
             return []
         live = set(self.segments[stop.segment].live_in).union(*(self.segments[k].live_in for k in stop.pending))
         return sorted(live - ({r.number for r in registers_in(stop.result.operands[0])} if stop.result else set()))
-
-    def _mask_place(self, segment: int) -> str:
-        return self.field("%frame", FRAME_HEADER + 4 * segment)
 
     def number_of(self, stop: Stop) -> int:
         """Return the number of a stop, which is new if it has not been written before."""
@@ -117,11 +129,10 @@ class StopText(MemoryText):
         """
         saved = self._saved[self.at][stop.barrier >= 0]
         for register in self.registers_of(stop):
-            if register not in saved and register not in self.bank:
+            if register not in saved | self.bank.keys() | self.resident:
                 value, kind = self.read(register), self.storage(register)
                 self.store(kind, value, self.slot(register), 4)
-        for k in stop.pending:
-            self.store("i32", self.as_word(self.load(self.mask_type, f"%m{k}")), self._mask_place(k))
+        self.save_masks(stop.pending)
         self.store("i32", self.as_word(mask), self.field("%frame", FRAME_MASK))
         alive = self.as_word(self.load(self.mask_type, "%alive"))
         self.store("i32", alive, self.field("%frame", FRAME_ALIVE))
@@ -140,11 +151,11 @@ class StopText(MemoryText):
         if has_many_stops(self.plan):
             self.fence_compiler()
         mask = self.saved_mask(self.field("%frame", FRAME_MASK))
-        masks = {stop.segment: mask} | {k: self.saved_mask(self._mask_place(k)) for k in stop.pending}
-        for k, lanes in masks.items():
-            self.store(self.mask_type, lanes, f"%m{k}")
+        if stop.is_entry and self.is_crowded:
+            self._clear_frame()
+        masks = self.restore_masks(mask, stop.segment, stop.pending)
         for number in self.registers_of(stop):
-            if number in self.bank:
+            if number in self.bank or number in self.resident:
                 continue
             kind = self.storage(number)
             self.store(kind, self.load(kind, self.slot(number), 4), self.home(number))
@@ -157,43 +168,7 @@ class StopText(MemoryText):
             self._set_reduction(stop.result)
         self.jump(f"run{stop.segment}")
 
-    def saved_mask(self, place: str) -> str:
-        word = self.load("i32", place)
-        return self.cast("trunc", word, "i32", self.mask_type) if self.width < WARP else word
-
-    # --- where lanes go
-
-    def go(self, arriving: dict[int, str], *, certain: bool) -> None:
-        """Go to the lowest segment that has lanes: those that arrive there now, or are pending.
-
-        `certain`: some lanes are left.
-        """
-        pending = self.plan.pending[self.at]
-        for k, mask in arriving.items():
-            if k in pending:
-                mask = self.op("or", self.mask_type, mask, self.load(self.mask_type, f"%m{k}"))
-            self.store(self.mask_type, mask, f"%m{k}")
-        candidates = sorted(pending | set(arriving))
-        for index, k in enumerate(candidates):
-            if certain and index == len(candidates) - 1:
-                return self.jump(f"segment{k}")
-            following = self.label("next")
-            there = self.load(self.mask_type, f"%m{k}")
-            self.branch(self.op("icmp ne", self.mask_type, there, "0"), f"segment{k}", following)
-            self.place(following)
-        return self.jump("nothing")
-
-    def end_lanes(self, mask: str) -> None:
-        """Note that lanes have exited."""
-        alive = self.load(self.mask_type, "%alive")
-        others = self.op("xor", self.mask_type, mask, "-1")
-        self.store(self.mask_type, self.op("and", self.mask_type, alive, others), "%alive")
-
-    def go_ways(self, ways: dict[int, str]) -> None:
-        certain = EXIT not in ways
-        if not certain:
-            self.end_lanes(ways.pop(EXIT))
-        self.go(ways, certain=certain)
+    # --- ends
 
     def fault(self, kind: int, address: str, lane: str) -> None:
         """Write the end of the kernel with a fault other than a memory fault; `address` is an i64."""

@@ -3,7 +3,7 @@
 from bisect import insort
 from collections import deque
 from collections.abc import Callable
-from threading import Lock
+from threading import Event, Lock
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -139,3 +139,5 @@ class Facilities:
     heap: DeviceHeap
     output: PrintBuffer = field(factory=PrintBuffer)
     conditions: Conditions = field(factory=Conditions)
+    ended: Event = field(factory=Event)
+    """Set when the context has faulted or is being destroyed."""

@@ -22,6 +22,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +33,8 @@ LEVEL: Final = 2
 MAX_SECONDS: Final = 60
 """The maximum processor time of one compilation; those of nearly all kernels take less than one second."""
 MAX_BYTES: Final = 8 << 30
+_LOOK_SECONDS: Final = 0.5
+"""The time between two looks whether a result is still needed."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -43,22 +47,41 @@ def find_llvmlite() -> Path:
     return Path(package.origin).parents[1]
 
 
-def compile_text(text: str) -> bytes:
+def compile_text(text: str, is_abandoned: Callable[[], bool] = lambda: False) -> bytes:
     """Return the object code of a module in LLVM's language, which may take MAX_SECONDS.
 
-    Raises ImportError without llvmlite, TimeoutError, and ChildProcessError with what LLVM reported.
+    Raises ImportError without llvmlite, TimeoutError, ChildProcessError with what LLVM reported, and InterruptedError
+    soon after `is_abandoned` returns that nobody needs the result; then the process has ended, too.
     """
     arguments = str(find_llvmlite()), str(MAX_SECONDS), str(MAX_BYTES), str(os.getpid())
-    done = subprocess.run(
-        [sys.executable, "-IS", __file__, *arguments],
-        input=text.encode(), capture_output=True, check=False,
-    )  # fmt: skip
-    if done.returncode == -signal.SIGXCPU:
+    with open(os.memfd_create("kernel"), "w+b") as content:
+        content.write(text.encode())
+        content.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-IS", __file__, *arguments],
+            stdin=content, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    with process:
+        try:
+            output, errors = _read(process, is_abandoned)
+        finally:
+            process.kill()
+    if process.returncode == -signal.SIGXCPU:
         raise TimeoutError(f"LLVM needs more than {MAX_SECONDS} s of processor time for it")
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ChildProcessError(f"the compiler's process ended with status {done.returncode}: {reason}")
-    return done.stdout
+    if process.returncode:
+        reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ChildProcessError(f"the compiler's process ended with status {process.returncode}: {reason}")
+    return output
+
+
+def _read(process: subprocess.Popen[bytes], is_abandoned: Callable[[], bool]) -> tuple[bytes, bytes]:
+    """Return what a process writes until it ends. Raises InterruptedError."""
+    while True:
+        try:
+            return process.communicate(timeout=_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            if is_abandoned():
+                raise InterruptedError("nobody needs the kernel any more") from None
 
 
 def new_machine(llvm: Any) -> Any:
@@ -93,6 +116,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         sys.exit("the executor has ended")
+    with suppress(OSError):  # if memory is short, this process ends and not the executor of many programs
+        Path("/proc/self/oom_score_adj").write_text("1000")
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_CPU, int(seconds))
     _limit(resource.RLIMIT_AS, int(nbytes))

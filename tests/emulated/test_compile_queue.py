@@ -1,0 +1,140 @@
+"""Which kernels are compiled at the same time: no context keeps those of others waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from threading import Event
+
+import pytest
+from attrs import define, field
+from processes import SECONDS, wait_until
+
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation import compile_queue
+from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import MAX_WAITING, CompileQueue
+from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceHeap, Facilities
+
+TIERS = ()
+
+
+@define(eq=False)
+class Context:
+    """A context that has kernels compiled, each until the test finishes it."""
+
+    queue: CompileQueue
+    running: deque[Event] = field(factory=deque)
+    given_up: list[Callable[[], bool]] = field(factory=list)
+    dropped: int = 0
+    facilities: Facilities = field(factory=lambda: Facilities(DeviceHeap(lambda _: 0)))
+
+    def add(self, count: int) -> None:
+        for _ in range(count):
+            self.queue.add(self.facilities, self._run, self._drop)
+
+    def _run(self, is_abandoned: Callable[[], bool]) -> None:
+        finished = Event()
+        self.given_up.append(is_abandoned)
+        self.running.append(finished)
+        assert finished.wait(SECONDS)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+
+    def finish(self) -> None:
+        """Finish the kernel that runs longest."""
+        self.running.popleft().set()
+
+
+def counts(*contexts: Context) -> list[int]:
+    return [len(context.running) for context in contexts]
+
+
+@pytest.fixture
+def contexts() -> Iterator[list[Context]]:
+    queue = CompileQueue(8)
+    made = [Context(queue) for _ in range(4)]
+    yield made
+    for context in made:
+        context.facilities.ended.set()
+    while any(counts(*made)):
+        for context in made:
+            while context.running:
+                context.finish()
+
+
+def await_counts(contexts: list[Context], expected: list[int]) -> None:
+    wait_until(lambda: counts(*contexts) == expected, f"{expected} running compilations")
+
+
+def test_each_context_leaves_slots_to_others(contexts: list[Context]) -> None:
+    for number, running in enumerate([4, 2, 1, 1]):
+        contexts[number].add(10)
+        await_counts(contexts, [4, 2, 1, 1][: number + 1] + [0] * (3 - number))
+        assert len(contexts[number].running) == running
+
+
+def test_a_slot_goes_to_the_context_that_has_and_had_the_least(contexts: list[Context]) -> None:
+    for context in contexts:
+        context.add(10)
+    await_counts(contexts, [4, 2, 1, 1])
+    contexts[2].finish()
+    await_counts(contexts, [4, 2, 1, 1])
+    contexts[0].finish()
+    contexts[0].finish()
+    await_counts(contexts, [2, 2, 1, 2])
+
+
+def test_kernels_of_a_context_that_has_ended_wait_no_longer(contexts: list[Context]) -> None:
+    first, second, *_ = contexts
+    first.add(10)
+    await_counts(contexts, [4, 0, 0, 0])
+    first.facilities.ended.set()
+    first.finish()
+    wait_until(lambda: first.dropped == 6, "the drop of what waits")
+    second.add(1)
+    await_counts(contexts, [3, 1, 0, 0])
+
+
+def test_a_running_compilation_of_an_ended_context_yields(
+    contexts: list[Context], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To others that wait, immediately; and after some seconds in any case."""
+    first, second, *_ = contexts
+    first.add(1)
+    await_counts(contexts, [1, 0, 0, 0])
+    (is_abandoned,) = first.given_up
+    assert not is_abandoned()
+    first.facilities.ended.set()
+    assert not is_abandoned()
+    second.add(10)
+    await_counts(contexts, [1, 4, 0, 0])
+    assert is_abandoned()
+    second.facilities.ended.set()
+    second.finish()
+    wait_until(lambda: second.dropped == 6, "the drop of what waits")
+    assert not is_abandoned()
+    monkeypatch.setattr(compile_queue.time, "monotonic", lambda: float("inf"))
+    assert is_abandoned()
+
+
+def test_a_context_has_a_bounded_number_of_waiting_kernels(contexts: list[Context]) -> None:
+    first, *_ = contexts
+    first.add(4)
+    await_counts(contexts, [4, 0, 0, 0])
+    first.add(MAX_WAITING + 5)
+    assert first.dropped == 5
+
+
+def test_without_more_threads_a_kernel_is_not_compiled_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = Context(CompileQueue(2))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_queue.Thread, "start", fail)
+        context.add(1)
+    assert context.dropped == 1
+    context.add(1)
+    wait_until(lambda: counts(context) == [1], "the compilation")
+    context.finish()
