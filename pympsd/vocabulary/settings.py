@@ -104,32 +104,14 @@ def check_executor_settings(environment: Mapping[str, str], backend: str) -> Non
 
     ``backend`` is the resolved one: only executors on a GPU read the number of queues.
     """
-    read_worker(environment)
+    read(environment, variables.WORKER)
     if backend == "emulated":
         has_strict_bounds(environment)
         read_tier(environment)
         read_kernel_threads(environment)
         read_kernel_cache(environment)
     if backend == "cuda":
-        read_connections(environment)
-
-
-def read_worker(environment: Mapping[str, str]) -> str:
-    """Return what executes clients' records: one of WORKERS (PYMPSD_WORKER).
-
-    Raises:
-        BadSetting: The variable has another value.
-    """
-    return read(environment, variables.WORKER)
-
-
-def read_connections(environment: Mapping[str, str]) -> str:
-    """Return the number of hardware queues of an executor on a GPU, as text (PYMPSD_DEVICE_CONNECTIONS).
-
-    Raises:
-        BadSetting: The value is not allowed.
-    """
-    return read(environment, variables.CONNECTIONS)
+        read(environment, variables.CONNECTIONS)
 
 
 def read_tier(environment: Mapping[str, str]) -> str:

@@ -8,8 +8,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import read_worker
-from pympsd.vocabulary.variables import WORKER, BadSetting
+from pympsd.vocabulary.variables import WORKER, BadSetting, read
 from pympsd.wire.records import Kind
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError, Context
@@ -37,7 +36,7 @@ class Workers:
     def choose(cls, device: Device) -> Workers:
         """Choose the kind; BackendError NOT_SUPPORTED if the requested one is not available."""
         try:
-            choice = read_worker(os.environ)
+            choice = read(os.environ, WORKER)
         except BadSetting as error:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
         helps = native_access(device) is not None

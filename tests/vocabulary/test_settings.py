@@ -9,10 +9,8 @@ from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.settings import (
     Settings,
     check_executor_settings,
-    read_connections,
-    read_worker,
 )
-from pympsd.vocabulary.variables import CONNECTIONS, DIALECTS, STRICT_BOUNDS, VARIABLES, WORKER, BadSetting
+from pympsd.vocabulary.variables import CONNECTIONS, DIALECTS, STRICT_BOUNDS, VARIABLES, WORKER, BadSetting, read
 
 PERCENTAGE_COMPLAINT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]"
 PRIORITY_COMPLAINT = "CUDA_MPS_CLIENT_PRIORITY should be between [0,1]"
@@ -92,12 +90,12 @@ def test_settings_that_no_executor_can_start_with_are_refused_by_name(variable: 
 
 
 def test_settings_that_executors_can_start_with_are_accepted() -> None:
-    assert read_worker({}) == read_worker({WORKER: ""}) == "auto"
-    assert read_connections({}) == read_connections({CONNECTIONS: ""}) == "32"
+    assert read({}, WORKER) == read({WORKER: ""}, WORKER) == "auto"
+    assert read({}, CONNECTIONS) == read({CONNECTIONS: ""}, CONNECTIONS) == "32"
     for worker in ("auto", "native", "python"):
-        assert read_worker({WORKER: worker}) == worker
+        assert read({WORKER: worker}, WORKER) == worker
     for connections in ("1", "8", "32"):
-        assert read_connections({CONNECTIONS: connections}) == connections
+        assert read({CONNECTIONS: connections}, CONNECTIONS) == connections
     for backend in ("cuda", "emulated"):
         check_executor_settings({WORKER: "native", CONNECTIONS: "8"}, backend)
 

@@ -22,8 +22,7 @@ from typing import Any, Final
 from pympsd.vocabulary.device_properties import DeviceProperties, uuid_text, window_of
 from pympsd.vocabulary.limits import Quota
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import read_connections
-from pympsd.vocabulary.variables import BadSetting
+from pympsd.vocabulary.variables import CONNECTIONS, BadSetting, read
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import AccountedDevice, ClientBudget, Counters, DeviceBudget
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
@@ -74,7 +73,7 @@ def prepare_environment(environment: Any) -> None:
     BackendError NOT_SUPPORTED for an impossible number of hardware queues.
     """
     try:
-        connections = read_connections(environment)
+        connections = read(environment, CONNECTIONS)
     except BadSetting as error:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
     for name in tuple(environment):
