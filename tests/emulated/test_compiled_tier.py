@@ -262,6 +262,32 @@ def test_warps_run_side_by_side_where_a_program_has_no_barrier(
     assert device.get(address, np.zeros(128, "u4")).tolist() == expected.tolist()
 
 
+OWN_GUARD = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i, %v; .reg .b64 %a, %o; .reg .pred %p, %q; ld.param.u64 %a, [p]; mov.u32 %i, %tid.x;
+mul.wide.u32 %o, %i, 4; add.s64 %a, %a, %o; and.b32 %v, %i, 1; setp.eq.u32 %p, %v, 1; setp.lt.u32 %q, %i, 20;
+GUARD setp.gt.u32 RESULTS, %i, 40;
+selp.u32 %v, 1, 0, %p; @%q add.u32 %v, %v, 2; st.global.u32 [%a], %v; ret; }"""
+
+
+@pytest.mark.parametrize("tier", ["numpy", "compiled"])
+@pytest.mark.parametrize("results", ["%p|%q", "%q|%p"])
+@pytest.mark.parametrize("guard", ["@%p", "@!%p", "@%q", "@!%q"])
+def test_a_comparison_may_set_its_own_guard(
+    monkeypatch: pytest.MonkeyPatch, guard: str, results: str, tier: str
+) -> None:
+    monkeypatch.setenv("PYMPSD_TIER", tier)
+    device = Device(1 << 20)
+    address = device.put(np.zeros(64, "u4"))
+    ptx = HEADER + OWN_GUARD.replace("GUARD", guard).replace("RESULTS", results)
+    device.launch(device.load(ptx), "k", 1, 64, address)
+    i = np.arange(64)
+    before = {"%p": i % 2 == 1, "%q": i < 20}
+    holds = before[guard[-2:]] != ("!" in guard)
+    first, second = results.split("|")
+    after = {first: np.where(holds, i > 40, before[first]), second: np.where(holds, i <= 40, before[second])}
+    assert device.get(address, np.zeros(64, "u4")).tolist() == (after["%p"] + 2 * after["%q"]).tolist()
+
+
 ESCAPES = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
 mov.u32 %i, %tid.x; mad.lo.u32 %i, %b, %n, %i; and.b32 %v, %i, 3; setp.eq.u32 %q, %v, 1; ld.param.u64 %a, [p];

@@ -27,6 +27,7 @@ from tests.emulated.harness import HEADER, Device, Never, pack
 pytest.importorskip("llvmlite", reason="the extra `compiled`, which `test` has, is not installed")
 
 TIERS = ()
+MULTIPROCESSORS = 4
 KERNEL = """.visible .entry k(.param .u64 p)
 {{ .reg .b32 %i, %j, %v, %n, %s, %y, %b, %t, %c; .reg .b64 %a, %o, %w; .reg .pred %q, %odd; .reg .f64 %d;
 .shared .align 4 .b8 s[512]; .local .align 8 .b8 l[8];
@@ -62,7 +63,7 @@ def begin(ptx: str, grid: int, block: int) -> tuple[Device, int, LoadedModule, L
     address = device.put(np.zeros((grid * block, 2), "u4"))
     module = device.load(HEADER + ptx)
     setup = LaunchSetup((grid, 1, 1), (block, 1, 1), pack(module.program, "k", (address,)))
-    return device, address, module, setup, np.zeros(grid, np.int64)
+    return device, address, module, setup, np.arange(grid, dtype=np.int64) % MULTIPROCESSORS
 
 
 def run(ptx: str, grid: int, block: int, tier: str) -> tuple[list[list[int]], int]:
@@ -93,6 +94,19 @@ def test_a_batch_continues_as_machine_code(kind: str, grid: int, block: int) -> 
     ptx = KERNEL.format(body=BODIES[kind])
     expected, all_steps = run(ptx, grid, block, "numpy")
     result, steps = run(ptx, grid, block, "auto")
+    assert result == expected
+    assert 0 < steps < all_steps
+
+
+@pytest.mark.parametrize("kind", ["uniform", "barriers"])
+def test_a_batch_of_several_threads_of_the_host_continues_as_machine_code(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its threads have room for more blocks than there are."""
+    monkeypatch.setenv("PYMPSD_KERNEL_THREADS", "2")
+    ptx = KERNEL.format(body=BODIES[kind])
+    expected, all_steps = run(ptx, 40, 40, "numpy")
+    result, steps = run(ptx, 40, 40, "auto")
     assert result == expected
     assert 0 < steps < all_steps
 

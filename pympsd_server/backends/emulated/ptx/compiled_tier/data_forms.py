@@ -77,7 +77,9 @@ def _compare(text: MemoryText, operation: Operation) -> None:
         both = [text.op(combine, shape.of("i1"), v, text.predicate(operation.operands[3], shape)) for v in both]
     if operation.name == "setp":
         targets = (target.first, target.second) if isinstance(target, Both) else (target,)
-        for register, value in zip(targets, both, strict=True):
+        guard = operation.guard and operation.guard.register
+        # The guard's own register last: until then it is read for each result.
+        for register, value in sorted(zip(targets, both, strict=True), key=lambda pair: pair[0] == guard):
             text.assign_predicate(register, value, shape)
         return
     type_name = operation.types[0]

@@ -54,9 +54,9 @@ class Frames:
         self._set_column(rows, FRAME_STOP, np.full((len(rows), 1), stop, np.uint32))
 
     def clear(self, stops: Array, living: Array) -> None:
-        """Put all warps at stops, without lanes there, and note which lanes are alive."""
+        """Put the first warps, those of all blocks, at stops, without lanes there; note which lanes are alive."""
         self.memory[:] = 0
-        rows = np.arange(len(self._rows))
+        rows = np.arange(len(stops))
         self._set_column(rows, FRAME_STOP, np.maximum(stops, 0).astype(np.uint32)[:, None])
         self._set_column(rows, FRAME_ALIVE, self._words(living))
 
