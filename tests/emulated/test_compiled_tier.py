@@ -288,6 +288,28 @@ def test_a_comparison_may_set_its_own_guard(
     assert device.get(address, np.zeros(64, "u4")).tolist() == (after["%p"] + 2 * after["%q"]).tolist()
 
 
+TINY_SUM = """.visible .entry k(.param .u64 p)
+{ .reg .b32 %i; .reg .b64 %a, %o; .reg .f32 %x, %y, %z, %n; ld.param.u64 %a, [p]; mov.u32 %i, %tid.x;
+mul.wide.u32 %o, %i, 16; add.s64 %a, %a, %o; ld.global.v4.f32 {%x, %y, %z, %n}, [%a];
+INSTRUCTION; st.global.f32 [%a+12], %z; ret; }"""
+
+
+@pytest.mark.parametrize("tier", ["numpy", "compiled"])
+@pytest.mark.parametrize("mode", ["rm", "rp", "rz"])
+def test_results_that_would_round_to_the_smallest_number_are_flushed(
+    monkeypatch: pytest.MonkeyPatch, mode: str, tier: str
+) -> None:
+    """.ftz flushes what is tiny before it is rounded, however little is missing."""
+    monkeypatch.setenv("PYMPSD_TIER", tier)
+    device, least, little = Device(1 << 20), 2.0**-126, 2.0**-90
+    rows = np.array([[least, -little, least, 9], [-least, -little, -least, 9], [least, little, least, 9]], "f4")
+    address = device.put(rows)  # x, y, z: x * y + z is a little less, or more, than the smallest number
+    ptx = HEADER + TINY_SUM.replace("INSTRUCTION", f"fma.{mode}.ftz.f32 %z, %x, %y, %z")
+    device.launch(device.load(ptx), "k", 1, 3, address)
+    above = np.nextafter(np.float32(least), np.float32(1)) if mode == "rp" else np.float32(least)
+    assert device.get(address, rows)[:, 3].tolist() == [0, 0, above]
+
+
 ESCAPES = """.visible .entry k(.param .u64 p)
 { .reg .b32 %i, %b, %n, %v; .reg .b64 %a, %o; .reg .pred %q; mov.u32 %b, %ctaid.x; mov.u32 %n, %ntid.x;
 mov.u32 %i, %tid.x; mad.lo.u32 %i, %b, %n, %i; and.b32 %v, %i, 3; setp.eq.u32 %q, %v, 1; ld.param.u64 %a, [p];

@@ -132,6 +132,7 @@ def round_directed(name: str, mode: str, values: list[Expression], *, flushes: b
     high, low = _two_sum(terms) if len(terms) == 2 else (terms[0], terms[0] * 0.0)
     if flushes:  # tiny results are flushed before they are rounded
         tiny = (high < _SMALLEST_NORMAL) & (high > -_SMALLEST_NORMAL)
+        tiny = tiny | ((high == _SMALLEST_NORMAL) & (low < 0.0)) | ((high == -_SMALLEST_NORMAL) & (low > 0.0))
         sign = high.cast("bitcast", "i64") & -(1 << 63)
         high, low = tiny.choose(sign.cast("bitcast", "double"), high), tiny.choose(0.0, low)
     near = high.cast("fptrunc", "float")
