@@ -30,7 +30,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatc
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.compile_queue import CompileQueue
 from pympsd_server.backends.emulated.ptx.compiled_tier.compilation.kernel_cache import report
 from pympsd_server.backends.emulated.ptx.compiled_tier.continuation import Exits, take_over
-from pympsd_server.backends.emulated.ptx.compiled_tier.lanes import Refused
+from pympsd_server.backends.emulated.ptx.compiled_tier.ir_text import Refused
 from pympsd_server.backends.emulated.ptx.compiled_tier.machine_code import (
     MachineCode,
     ShapeClass,
