@@ -1,12 +1,14 @@
-"""The folder of pympsd's shared libraries in LD_LIBRARY_PATH, and environments without it.
+"""The routing of pympsd-run in an environment, and environments without it.
 
 A program under pympsd-run, and everything that it starts, finds pympsd's libcuda.so.1 and libnvidia-ml.so.1 in place
-of the driver's (`pympsd.cli.routed_run`). A process that works for pympsd itself must not: one that asks the driver
-for its devices would ask pympsd, and take the answer for a GPU. So whoever starts such a process removes the folder::
+of the driver's: LD_LIBRARY_PATH names their folder, and PYMPSD_ROUTING=1 routes cuda.bindings in every Python
+(`pympsd.cli.routed_run`). A process that works for pympsd itself must not be routed: one that asks the driver for its
+devices would ask pympsd, and take the answer for a GPU. So whoever starts such a process removes both::
 
-    subprocess.run([sys.executable, "-I", probe], env=without_own_libraries(os.environ))
+    subprocess.run([sys.executable, "-I", probe], env=without_routing(os.environ))
 
-The dynamic loader reads the variable when a program starts, so a process cannot remove it for itself.
+A daemon that such a program starts removes them from its own environment, from which its keeper and its servers have
+theirs. The dynamic loader reads the variable when a program starts, so no process can remove it for itself.
 
 The folder is recognised by the end of its real path: a virtual environment may be reached by several names, and
 whoever wrote the variable (pympsd-run, a module file, a user) may have used another one, or another installation.
@@ -19,6 +21,8 @@ from typing import Final
 
 SEARCH_PATH: Final = "LD_LIBRARY_PATH"
 """The variable in which the dynamic loader finds folders (ld.so(8)), separated by colons."""
+ROUTING: Final = "PYMPSD_ROUTING"
+"""The variable that routes cuda.bindings in a Python that starts with it (``pympsd-routing.pth``)."""
 _FOLDER: Final = "pympsd_client/native/libraries"
 OWN_LIBRARIES: Final = Path(__file__).resolve().parents[2] / _FOLDER
 """The folder of this installation's libraries."""
@@ -33,16 +37,17 @@ def is_own(folder: str) -> bool:
     return str(Path(folder).resolve()).endswith(f"/{_FOLDER}")
 
 
-def without_own_libraries(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which libcuda.so.1 and its siblings are the machine's own.
+def without_routing(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which CUDA's libraries are the machine's own, also for Python programs.
 
     Other folders of LD_LIBRARY_PATH stay, in their order. An empty one, which stands for the working directory, is
     removed, and the variable with it if nothing is left. An example::
 
-        without_own_libraries({"LD_LIBRARY_PATH": f"{OWN_LIBRARIES}:/opt/cuda/lib64", "HOME": "/root"})
-        {"HOME": "/root", "LD_LIBRARY_PATH": "/opt/cuda/lib64"}
+        without_routing({"LD_LIBRARY_PATH": f"{OWN_LIBRARIES}:/opt/cuda/lib64", "PYMPSD_ROUTING": "1"})
+        {"LD_LIBRARY_PATH": "/opt/cuda/lib64"}
     """
     result = dict(environment)  # the caller's stays as it is
+    result.pop(ROUTING, None)
     folders = result.pop(SEARCH_PATH, "").split(":")
     others = [folder for folder in folders if folder and not is_own(folder)]
     if others:

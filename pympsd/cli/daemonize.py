@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from attrs import evolve
 
 from pympsd.channel.attached_file import text_of
+from pympsd.channel.own_libraries import without_routing
 from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, BadOption, Options
 from pympsd.configuration.plan import FileContext, Plan
 from pympsd.configuration.reader import BadFile, read_plan
@@ -76,6 +77,10 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
     if not foreground:
         # A caller that waits for the end of a pipe of its own must not wait for the daemon.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    # Servers and the keeper have parts of this environment, and pympsd-run's programs may start daemons.
+    unrouted = without_routing(os.environ)
+    os.environ.clear()
+    os.environ.update(unrouted)
     try:
         prepared = _prepare(options, foreground, protocol)
     except BadOption:

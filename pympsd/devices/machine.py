@@ -243,6 +243,7 @@ def _properties(index: int, profile: Profile, table: dict[str, Any]) -> DevicePr
         isolates_address_spaces=capability >= (7, 0),
         sm_chunks=chunks,
         sm_chunks_2=chunks_2,
+        reserved_bytes=0 if "memory_mib" in table else profile.reserved_bytes,
     )
     _check_chunks(device, table)
     return device

@@ -133,7 +133,8 @@ def _export_device(index: int, device: DeviceProperties) -> dict[str, Any]:
         "name": device.name,
         "pci": {"bus_id": device.bus_id[4:]},
         "memory": {
-            "total_bytes": device.memory_bytes,
+            "total_bytes": device.memory_bytes + device.reserved_bytes,
+            "reserved_bytes": device.reserved_bytes,
             "free_bytes": device.memory_bytes,
             "memory_bus_width": device.attributes.get("GLOBAL_MEMORY_BUS_WIDTH", 0),
         },
@@ -198,7 +199,7 @@ def _read_device(defaults: Mapping[str, Any], own: Mapping[str, Any], index: int
     if cores := device.get("num_gpu_cores"):
         yield f"multiprocessors = {_multiprocessors(cores, (major, minor))}"
     total = _mapping(device.get("memory") or {}, "memory").get("total_bytes")
-    if total is not None and total != profile.memory_bytes:
+    if total is not None and total != profile.memory_bytes + profile.reserved_bytes:
         if not isinstance(total, int) or total % _MIB:
             raise BadProfile(f"device {index}: memory.total_bytes is a number of whole MiB, not {total!r}")
         yield f"memory_mib = {total // _MIB}"

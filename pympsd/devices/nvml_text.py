@@ -14,6 +14,7 @@ before its values. Lines before the first ``device`` are about the machine; ``pr
     board 0 0                          PCI ids of the board and its subsystem
     capability 9 0
     memory 150109880320 67108864       bytes: all, and what processes hold
+    reserved 644939776                 bytes that the driver keeps for itself, not among the others
     utilization 37 0                   percent of the last second: kernels ran; used memory (not counted: 0)
     compute_mode 0
     numa_node 0
@@ -109,6 +110,7 @@ def _device(
     yield f"board {attributes.get('GPU_PCI_DEVICE_ID', 0)} {attributes.get('GPU_PCI_SUBSYSTEM_ID', 0)}"
     yield "capability {} {}".format(*device.compute_capability)
     yield f"memory {device.memory_bytes} {used}"
+    yield f"reserved {device.reserved_bytes}"
     if utilization is not None:
         yield f"utilization {utilization} 0"
     yield f"compute_mode {attributes.get('COMPUTE_MODE', 0)}"

@@ -30,6 +30,8 @@ class Profile:
     attributes: dict[str, int] = field(factory=dict)
     sm_chunks: tuple[int, int] | None = None
     """The attribute of that name of DeviceProperties: recorded with an H100, and taken to be the same on an H200."""
+    reserved_bytes: int = 0
+    """The attribute of that name of DeviceProperties: what NVML's total exceeds CUDA's by. 0 if only one is known."""
 
 
 _EVERY_DEVICE: Final = {
@@ -183,10 +185,12 @@ PROFILES: Final = {
     "H200": Profile(
         "NVIDIA H200", (9, 0), 132, 150109880320,
         _architecture(233472, 232448, 2048, 1980000, 3201000, 6016, 62914560), sm_chunks=(15, 8),
+        reserved_bytes=(143771 << 20) - 150109880320,
     ),
     "H100": Profile(
         "NVIDIA H100 80GB HBM3", (9, 0), 132, 85017493504,
         _architecture(233472, 232448, 2048, 1980000, 2619000, 5120, 52428800), sm_chunks=(15, 8),
+        reserved_bytes=(81559 << 20) - 85017493504,
     ),
     "A100": Profile(
         "NVIDIA A100-SXM4-80GB", (8, 0), 108, 81038 << 20,

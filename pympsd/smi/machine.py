@@ -18,6 +18,7 @@ from pympsd.vocabulary.untrusted import printable
 
 MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}
 _COMMAND_BYTES: Final = 1 << 12
+MIB: Final = 1 << 20
 
 
 class NoSuchDevice(InputError):
@@ -91,8 +92,15 @@ class MonitoredDevice:
 
     @property
     def total(self) -> int:
-        """The device's memory, in bytes."""
-        return self.properties.memory_bytes
+        """The device's memory, in bytes, with what the driver keeps for itself, as NVML counts it."""
+        return self.properties.memory_bytes + self.properties.reserved_bytes
+
+    @property
+    def memory_mib(self) -> dict[str, int]:
+        """Its total, reserved, used and free memory in MiB, by these names and in this order."""
+        reserved, free = self.properties.reserved_bytes, self.properties.memory_bytes - self.used
+        counts = {"total": self.total, "reserved": reserved, "used": self.used, "free": free}
+        return {name: count // MIB for name, count in counts.items()}
 
     @property
     def used(self) -> int:

@@ -10,9 +10,9 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.smi.machine import MonitoredDevice
+from pympsd.smi.machine import MIB, MonitoredDevice
 from pympsd.smi.options import BAD_OPTION, BAD_VALUE, NOT_SUPPORTED, UnsupportedRequest, interval
-from pympsd.smi.summary import MIB, in_order
+from pympsd.smi.summary import in_order
 
 COMMANDS: Final = ("dmon", "pmon")
 OPTIONS: Final = {"-i": "ID", "-d": "SECONDS", "-c": "COUNT", "-s": "METRICS", "-o": "DT", "-f": "FILE"}

@@ -12,9 +12,8 @@ from itertools import product
 from typing import Final
 
 from pympsd.process.version import driver_version
-from pympsd.smi.machine import MonitoredDevice, MonitoredMachine, MonitoredProcess
+from pympsd.smi.machine import MIB, MonitoredDevice, MonitoredMachine, MonitoredProcess
 from pympsd.smi.options import BAD_VALUE, UnsupportedRequest
-from pympsd.smi.summary import MIB
 
 
 def _words(text: str) -> list[str]:
@@ -113,10 +112,10 @@ _OF_DEVICES: Final[dict[str, Callable[[MonitoredDevice], object]]] = {
     "pci.domain": lambda device: f"0x{device.bus_id.split(':')[0][-4:]}",
     "pci.bus": lambda device: f"0x{device.bus_id.split(':')[1]}",
     "pci.device": lambda device: f"0x{device.bus_id.split(':')[2].partition('.')[0]}",
-    "memory.total": lambda device: device.total // MIB,
-    "memory.reserved": lambda _: 0,
-    "memory.used": lambda device: device.used // MIB,
-    "memory.free": lambda device: device.total // MIB - device.used // MIB,
+    "memory.total": lambda device: device.memory_mib["total"],
+    "memory.reserved": lambda device: device.memory_mib["reserved"],
+    "memory.used": lambda device: device.memory_mib["used"],
+    "memory.free": lambda device: device.memory_mib["free"],
     "utilization.gpu": lambda device: device.utilization,
     "utilization.memory": lambda _: 0,
     "compute_mode": lambda device: device.shown_mode,

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.process.version import cuda_version, driver_version
-from pympsd.smi.machine import MonitoredDevice, MonitoredMachine
+from pympsd.smi.machine import MIB, MonitoredDevice, MonitoredMachine
 from pympsd.smi.options import BAD_VALUE, UnsupportedRequest
-from pympsd.smi.summary import MIB, in_order
+from pympsd.smi.summary import in_order
 
 _COLUMN: Final = 55
 
@@ -68,10 +68,9 @@ def _identity(device: MonitoredDevice) -> Iterator[str]:
 
 
 def _memory(device: MonitoredDevice) -> Iterator[str]:
-    used, total = device.used // MIB, device.total // MIB
     yield "    FB Memory Usage"
-    for name, mebibytes in (("Total", total), ("Reserved", 0), ("Used", used), ("Free", total - used)):
-        yield _line(2, name, f"{mebibytes} MiB")
+    for name, mebibytes in device.memory_mib.items():
+        yield _line(2, name.capitalize(), f"{mebibytes} MiB")
 
 
 def _utilization(device: MonitoredDevice) -> Iterator[str]:

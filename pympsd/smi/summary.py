@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.process.version import DRIVER, VERSION, cuda_version, driver_version
-from pympsd.smi.machine import MonitoredDevice, MonitoredProcess
+from pympsd.smi.machine import MIB, MonitoredDevice, MonitoredProcess
 
-MIB: Final = 1 << 20
 _WIDTH: Final = 89
 _CELLS: Final = (41, 24, 22)
 _NAME_WIDTH: Final = 36
@@ -56,7 +55,7 @@ def _device_lines(devices: Sequence[MonitoredDevice]) -> Iterator[str]:
 
 
 def _cells(device: MonitoredDevice) -> Iterator[str]:
-    used, total = device.used // MIB, device.total // MIB
+    used, total = device.memory_mib["used"], device.memory_mib["total"]
     mode = _SHOWN_MODES[device.mode]
     yield f" {device.index:>3}  {device.properties.name[:30]:<30}N/A  |{device.bus_id:>19} Off |{'N/A':>21} "
     utilization = f"{device.utilization}%"

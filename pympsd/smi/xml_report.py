@@ -9,8 +9,8 @@ from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
 from pympsd.process.version import cuda_version, driver_version
-from pympsd.smi.machine import MonitoredDevice, MonitoredMachine
-from pympsd.smi.summary import MIB, in_order
+from pympsd.smi.machine import MIB, MonitoredDevice, MonitoredMachine
+from pympsd.smi.summary import in_order
 
 _HEAD: Final = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
 _LACKING: Final = "N/A"
@@ -93,10 +93,8 @@ def _identity(device: MonitoredDevice) -> Elements:
 
 
 def _memory(device: MonitoredDevice) -> Elements:
-    total, used = device.total // MIB, device.used // MIB
-    sizes = (("total", total), ("reserved", 0), ("used", used), ("free", total - used))
     return (
-        ("fb_memory_usage", tuple((name, f"{size} MiB") for name, size in sizes)),
+        ("fb_memory_usage", tuple((name, f"{size} MiB") for name, size in device.memory_mib.items())),
         ("bar1_memory_usage", _lacking("total", "used", "free")),
     )
 

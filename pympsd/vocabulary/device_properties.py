@@ -75,6 +75,8 @@ class DeviceProperties:
     """The chunks of SMs for static partitions: their number, and the SMs in each; None: by compute capability."""
     sm_chunks_2: tuple[int, int] | None = None
     """The same of protocol 2, where the SMs in each are a multiple."""
+    reserved_bytes: int = 0
+    """The device memory that the driver keeps for itself, or 0: NVML counts it, CUDA and ``memory_bytes`` do not."""
 
     @property
     def is_volta_or_newer(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from pympsd.channel.own_libraries import OWN_LIBRARIES
 from pympsd.devices.discovery import Machine, NoDriver, Probed, visible_machine
 from pympsd.devices.driver_probe import SERVER_NAME, find_driver_server, run_probe
 from pympsd.devices.machine import describe
@@ -235,6 +236,13 @@ def test_a_probe_that_fails_means_that_the_driver_is_unusable(script: str, said:
     assert not found.devices
     with pytest.raises(NoDriver, match="cannot be used"):
         machine("auto", found, SERVER)
+
+
+def test_a_probe_is_not_routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYMPSD_ROUTING", "1")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{OWN_LIBRARIES}:/opt/other")
+    found = run_probe(["/bin/sh", "-c", "echo $PYMPSD_ROUTING,$LD_LIBRARY_PATH >&2; exit 1"])
+    assert found.unusable.endswith("ended with status 1: ,/opt/other")
 
 
 def test_what_the_cuda_backend_does_not_do_is_not_among_the_attributes() -> None:

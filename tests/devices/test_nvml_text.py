@@ -24,6 +24,7 @@ def test_it_has_a_line_for_each_fact() -> None:
         "board 0 0",
         "capability 9 0",
         "memory 150109880320 67108864",
+        "reserved 644939776",
         "utilization 37 0",
         "compute_mode 0",
         "numa_node 0",

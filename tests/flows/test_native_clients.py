@@ -107,3 +107,15 @@ def test_a_python_without_pympsd_loads_the_library_itself(daemon: DaemonProcess,
         capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_a_daemon_that_a_routed_program_starts_is_not_routed_and_neither_is_its_server(
+    make_daemon: Callable[..., DaemonProcess],
+) -> None:
+    daemon = make_daemon(PYMPSD_ROUTING="1", LD_LIBRARY_PATH=f"{LIBRARY.parent}:/opt/other")
+    assert daemon.start().returncode == 0
+    with_server = daemon.client().connect()
+    environment = Path(f"/proc/{daemon.servers()[0]}/environ").read_text().split("\0")
+    assert "LD_LIBRARY_PATH=/opt/other" in environment
+    assert not [entry for entry in environment if "PYMPSD_ROUTING" in entry or str(LIBRARY.parent) in entry]
+    with_server.end()

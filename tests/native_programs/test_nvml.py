@@ -43,6 +43,8 @@ NAMES = re.findall(
 UUID = "GPU-7685caad-23a2-2403-a46b-a1dfeabe3819"
 DEVICES = from_toml(f'[[device]]\nuuid = "{UUID}"\npci = "0001:1a.06.00"\n[[device]]\nprofile = "V100"')
 USED = 64 << 20
+TOTAL, RESERVED = 143771 << 20, 644939776
+"""An H200's memory by NVML, and the part of it that CUDA does not have (driver 580)."""
 TEXT = nvml_text("emulated", DEVICES, [[DeviceProcess(9, False, 0), DeviceProcess(8, True, USED)], []])
 USER = 10001
 
@@ -84,7 +86,11 @@ def test_it_describes_the_devices(nvml: Nvml) -> None:
         "Tesla V100-SXM2-32GB",
     ]
     assert nvml.text("nvmlDeviceGetUUID", first) == UUID
-    assert nvml.memory(first) == (150109880320, 150109880320 - USED, USED)
+    memory, old = nvml.memory(first), (ctypes.c_ulonglong * 3)()
+    assert (memory.total, memory.reserved, memory.used) == (TOTAL, RESERVED, USED)
+    assert memory.free == TOTAL - RESERVED - USED, "the driver's part is neither free nor used"
+    assert nvml.call("nvmlDeviceGetMemoryInfo", first, old) == 0
+    assert [*old] == [TOTAL, memory.free, RESERVED + USED], "in the first version it is used"
     info = PciInfo()
     assert nvml.call("nvmlDeviceGetPciInfo_v3", first, ctypes.byref(info)) == 0
     assert (info.long_id, info.short_id) == (b"00000001:1A:06.0", b"0001:1A:06.0")
@@ -148,7 +154,7 @@ def test_it_lists_processes_in_every_version(nvml: Nvml, pipe: Path) -> None:
 def test_a_query_sees_what_the_daemon_wrote_last(nvml: Nvml, pipe: Path) -> None:
     first, second = nvml.handles()
     _publish(pipe, nvml_text("emulated", DEVICES, [[], [DeviceProcess(7, False, 5)]]))
-    assert (nvml.processes(first), nvml.processes(second), nvml.memory(second)[2]) == ([], [(7, 5)], 5)
+    assert (nvml.processes(first), nvml.processes(second), nvml.memory(second).used) == ([], [(7, 5)], 5)
     _publish(pipe, TEXT[: len(TEXT) // 2])  # no daemon leaves that; the last valid one counts
     assert nvml.processes(second) == [(7, 5)]
     _publish(pipe, nvml_text("emulated", DEVICES[1:]))
@@ -156,9 +162,9 @@ def test_a_query_sees_what_the_daemon_wrote_last(nvml: Nvml, pipe: Path) -> None
     assert nvml.call("nvmlDeviceGetMemoryInfo", first, ctypes.byref(ProcessInfo())) == lost
     assert nvml.processes(second) == []
     _publish(pipe)
-    assert nvml.memory(first)[2] == USED
+    assert nvml.memory(first).used == USED
     (pipe / "pympsd.nvml").unlink()  # the daemon has quit
-    assert (nvml.processes(first), nvml.memory(first)[2]) == ([], 0)
+    assert (nvml.processes(first), nvml.memory(first).used) == ([], 0)
     assert nvml.text("nvmlDeviceGetUUID", first) == UUID
 
 
@@ -237,7 +243,8 @@ MANGLED = {
     "a name that is too long": TEXT.replace("NVIDIA H200", "A" * 96).encode(),
     "a negative number": TEXT.replace("memory 1", "memory -1").encode(),
     "a number that is too large": TEXT.replace("memory 1", f"memory {1 << 64}").encode(),
-    "more used than there is": TEXT.replace(f" {USED}\nutil", f" {1 << 60}\nutil").encode(),
+    "more used than there is": TEXT.replace(f" {USED}\nres", f" {1 << 60}\nres").encode(),
+    "more reserved than can be": TEXT.replace(f"reserved {RESERVED}", f"reserved {(1 << 64) - 1}").encode(),
     "a percentage that is missing": TEXT.replace("utilization 0 0", "utilization 0").encode(),
     "no number": TEXT.replace("capability 9 0", "capability 9").encode(),
     "a kind of process that there is not": TEXT.replace("process 9 C", "process 9 X").encode(),
@@ -248,6 +255,7 @@ MANGLED = {
 
 @pytest.mark.parametrize("content", MANGLED)
 def test_a_mangled_file_is_refused(pipe: Path, content: str) -> None:
+    assert MANGLED[content] != TEXT.encode()
     _publish(pipe, MANGLED[content])
     nvml = Nvml.load()
     assert nvml.call("nvmlInit_v2") == NOT_LOADED
@@ -299,8 +307,78 @@ def test_a_device_plugin_of_kubernetes_gets_what_it_requests(nvml: Nvml) -> None
     assert nvml.call("nvmlDeviceGetAddressingMode", first, None) == INVALID
     for name in ("GetVirtualizationMode", "GetPersistenceMode", "GetMaxMigDeviceCount", "IsMigDeviceHandle"):
         assert nvml.number(f"nvmlDevice{name}", first) == 0
-    for name in ("GetNvLinkState", "GetGpuInstanceProfileInfo", "GetAttributes_v2"):  # neither NVLink nor MIG
+    for name in (
+        "GetNvLinkState",
+        "GetGpuInstanceRemainingCapacity",
+        "GetAttributes_v2",
+    ):  # no NVLink, MIG is disabled
         assert nvml.call(f"nvmlDevice{name}", first, ctypes.create_string_buffer(512)) == NOT_SUPPORTED
+
+
+class Partition(ctypes.Structure):
+    """nvmlGpuInstanceProfileInfo_v2_t; the first version has neither its first nor its last field."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("number", ctypes.c_uint),
+        ("figures", ctypes.c_uint * 9),
+        ("mebibytes", ctypes.c_ulonglong),
+        ("name", ctypes.c_char * 96),
+    )
+
+
+def test_the_profiles_of_an_h200s_parts_are_listed_although_mig_is_disabled(nvml: Nvml) -> None:
+    """As nvidia-smi prints them for an H200 (mig -lgip, -lgipp)."""
+    first, second = nvml.handles()
+    profiles, places = {}, (ctypes.c_uint * 14)()
+    for number in range(0x12):
+        info = Partition(152 | 2 << 24)
+        result = nvml.call("nvmlDeviceGetGpuInstanceProfileInfoV", first, number, ctypes.byref(info))
+        if result == NOT_SUPPORTED:
+            continue
+        assert result == 0
+        old = (ctypes.c_uint * 12)()
+        assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", first, number, old) == 0
+        assert [*old] == [info.number, *info.figures, info.mebibytes, 0]
+        third = (ctypes.c_uint * 39)(152 | 3 << 24, *[7] * 38)
+        name = "nvmlDeviceGetGpuInstanceProfileInfoByIdV"
+        assert nvml.call(name, first, info.number, third) == 0
+        assert [*third[1:10], third[10]] == [info.number, *info.figures[1:], info.mebibytes]
+        assert bytes(third)[48:144].partition(b"\0")[0] == info.name
+        assert third[36:] == [0, 7, 7], "neither peers nor graphics; nothing is written after that"
+        count = ctypes.c_uint()
+        name = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
+        assert nvml.call(name, first, info.number, None, ctypes.byref(count)) == 0
+        assert nvml.call(name, first, info.number, places, ctypes.byref(count)) == 0
+        starts, sizes = places[: 2 * count.value : 2], {*places[1 : 2 * count.value : 2]}
+        profiles[info.name.decode()] = (info.number, [*info.figures], info.mebibytes / 1024, starts, sizes)
+    assert profiles == {
+        "MIG 1g.18gb": (19, [0, 1, 7, 16, 1, 1, 0, 1, 0], 16, [0, 1, 2, 3, 4, 5, 6], {1}),
+        "MIG 1g.18gb+me": (20, [0, 1, 1, 16, 1, 1, 0, 1, 1], 16, [0, 1, 2, 3, 4, 5, 6], {1}),
+        "MIG 1g.35gb": (15, [0, 1, 4, 26, 1, 1, 0, 1, 0], 32.25, [0, 2, 4, 6], {2}),
+        "MIG 2g.35gb": (14, [0, 2, 3, 32, 2, 2, 0, 2, 0], 32.25, [0, 2, 4], {2}),
+        "MIG 3g.71gb": (9, [0, 3, 2, 60, 3, 3, 0, 3, 0], 69.5, [0, 4], {4}),
+        "MIG 4g.71gb": (5, [0, 4, 1, 64, 4, 4, 0, 4, 0], 69.5, [0], {4}),
+        "MIG 7g.141gb": (0, [0, 7, 1, 132, 8, 7, 0, 7, 1], 140, [0], {8}),
+    }
+    assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", first, 0x12, old) == INVALID, "the end of the list"
+    assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfoV", first, 0, ctypes.byref(Partition(9))) == INVALID
+    assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", second, 0, old) == NOT_SUPPORTED, "a V100"
+    assert (
+        nvml.call("nvmlDeviceGetGpuInstancePossiblePlacements", second, 19, None, ctypes.byref(count))
+        == NOT_SUPPORTED
+    )
+
+
+def test_only_devices_with_the_memory_of_the_profiles_have_them(nvml: Nvml, pipe: Path) -> None:
+    assert nvml.call("nvmlShutdown") == 0
+    _publish(pipe, nvml_text("emulated", from_toml('[[device]]\nprofile = "H100"\n[[device]]\nmemory_mib = 1024')))
+    assert nvml.call("nvmlInit_v2") == 0
+    whole, small = nvml.handles()
+    info = (ctypes.c_uint * 12)()
+    assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", whole, 4, info) == 0
+    assert [*info] == [0, 0, 7, 1, 132, 8, 7, 0, 7, 1, 81152, 0]
+    assert nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", small, 4, info) == NOT_SUPPORTED
 
 
 def test_arguments_as_c_passes_them(nvml: Nvml) -> None:

@@ -29,7 +29,8 @@ def node() -> Iterator[Node]:
 
 
 def _by_smi(node: Node) -> tuple[list[list[str]], list[list[str]]]:
-    fields = "index,uuid,name,pci.bus_id,memory.total,memory.used,memory.free,compute_mode,compute_cap,driver_version"
+    fields = "compute_mode,compute_cap,driver_version,index,uuid,name,pci.bus_id"
+    fields += ",memory.total,memory.reserved,memory.used,memory.free"
     answers = (
         node.smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits").stdout,
         node.smi("--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits").stdout,
@@ -42,21 +43,19 @@ def _by_nvml(nvml: Nvml) -> tuple[list[list[str]], list[list[str]]]:
     devices, processes = [], []
     modes = {number: name for name, number in MODES.items()}
     for handle in nvml.handles():
-        total, free, used = nvml.memory(handle)
+        memory = nvml.memory(handle)
         uuid = nvml.text("nvmlDeviceGetUUID", handle)
-        assert total == free + used
+        assert memory.total == memory.reserved + memory.free + memory.used
         devices.append(
             [
+                modes[nvml.number("nvmlDeviceGetComputeMode", handle)],
+                ".".join(map(str, nvml.capability(handle))),
+                nvml.text("nvmlSystemGetDriverVersion"),
                 str(nvml.number("nvmlDeviceGetIndex", handle)),
                 uuid,
                 nvml.text("nvmlDeviceGetName", handle),
                 nvml.bus_id(handle),
-                str(total // MIB),
-                str(used // MIB),
-                str(total // MIB - used // MIB),
-                modes[nvml.number("nvmlDeviceGetComputeMode", handle)],
-                ".".join(map(str, nvml.capability(handle))),
-                nvml.text("nvmlSystemGetDriverVersion"),
+                *(str(count // MIB) for count in (memory.total, memory.reserved, memory.used, memory.free)),
             ]
         )
         processes += [[uuid, str(pid), str(held // MIB)] for pid, held in nvml.processes(handle)]
@@ -106,7 +105,7 @@ def test_they_report_the_same(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
     wait_until(lambda: [pid for pid, _ in nvml.processes(first, "MPSCompute")] == pids, "the clients")
     wait_until(lambda: dict(nvml.processes(first))[clients[0].pid] >= 64 * MIB, "its memory")
     wait_until(lambda: _by_nvml(nvml) == _by_smi(node), "agreement")
-    assert nvml.memory(first)[2] == sum(used for _, used in nvml.processes(first))
+    assert nvml.memory(first).used == sum(used for _, used in nvml.processes(first))
 
     daemon.kill()  # its servers and clients continue, and the keeper holds its sockets
     assert [pid for pid, _ in nvml.processes(first, "MPSCompute")] == pids

@@ -16,7 +16,7 @@ TEXT = "\n".join(f'[[device]]\nuuid = "{uuid}"\npci = "0000:00.{6 + n:02x}.00"' 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    """Four H200 of 143155 MiB."""
+    """Four H200 of 143771 MiB."""
     directory = Path(tempfile.mkdtemp(prefix="pympsd-test-"))
     directory.chmod(0o755)
     yield Node(directory, TEXT)

@@ -73,7 +73,7 @@ def test_known_fields_have_their_values(node: Node) -> None:
     fields = "timestamp,pci.domain,pci.bus,pci.device,memory.reserved"
     stamp, *rest = printed(node, "-i", "2", f"--query-gpu={fields}", CSV).strip().split(", ")
     assert re.fullmatch(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}", stamp)
-    assert rest == ["0x0000", "0x00", "0x08", "0 MiB"]
+    assert rest == ["0x0000", "0x00", "0x08", "615 MiB"]
 
 
 @pytest.mark.parametrize("field", ["bogus", "mig.mode", "clocks", "Index", "utilization.gpu [%]", ""])

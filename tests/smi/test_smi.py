@@ -63,7 +63,7 @@ def test_the_complete_report(node: Node) -> None:
         "    Product Name                                       : NVIDIA H200",
         f"    GPU UUID                                           : {UUIDS[2]}",
         "        Bus Id                                         : 00000000:00:08.0",
-        "        Total                                          : 143155 MiB",
+        "        Total                                          : 143771 MiB",
         "    Compute Mode                                       : Default",
         "    Processes                                          : None",
     ):
@@ -82,7 +82,7 @@ def test_the_bare_table_as_recorded(node: Node) -> None:
         "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
         "|=========================================+========================+======================|",
         "|   1  NVIDIA H200                   N/A  |   00000000:00:07.0 Off |                  N/A |",
-        "| N/A   N/A    N/A            N/A /  N/A  |       0MiB / 143155MiB |      0%      Default |",
+        "| N/A   N/A    N/A            N/A /  N/A  |       0MiB / 143771MiB |      0%      Default |",
         "| Processes:                                                                              |",
         "|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |",
         "|        ID   ID                                                               Usage      |",
@@ -107,7 +107,7 @@ def test_processes_as_recorded(node: Node) -> None:
             row = f"|    3   N/A  N/A {mine:>15} {kind:>6}   {shown:<36}{f'{used}MiB':>10} |"
             assert row in table
         assert f"|    3   N/A  N/A {gone:>15}    M+C   [Not Found]                               3MiB |" in table
-        assert sum("     519MiB / 143155MiB " in line for line in table) == 1
+        assert sum("     519MiB / 143771MiB " in line for line in table) == 1
         report = printed(node, "-i", "3", "-q", "-d", "PIDS").splitlines()
         assert report[-8:] == [
             "            Used GPU Memory                            : 516 MiB",
@@ -251,14 +251,14 @@ def test_refusals_as_recorded(node: Node, arguments: tuple[str, ...], status: in
 
 def test_queries_as_recorded(node: Node) -> None:
     fields = "--query-gpu=index,uuid,name,memory.total,memory.used,compute_mode"
-    rows = [f"{n}, {uuid}, NVIDIA H200, 143155 MiB, 0 MiB, Default\n" for n, uuid in enumerate(UUIDS)]
+    rows = [f"{n}, {uuid}, NVIDIA H200, 143771 MiB, 0 MiB, Default\n" for n, uuid in enumerate(UUIDS)]
     header = "index, uuid, name, memory.total [MiB], memory.used [MiB], compute_mode\n"
     assert printed(node, fields, "--format=csv") == header + "".join(rows)
     assert printed(node, fields, "--format=csv,noheader") == "".join(rows)
     bare = "".join(rows).replace(" MiB", "")
     assert printed(node, fields, "--format=csv,noheader,nounits") == bare
     assert printed(node, "-i", "1", "--query-gpu=index,memory.total", "--format=csv,nounits") == (
-        "index, memory.total [MiB]\n1, 143155\n"
+        "index, memory.total [MiB]\n1, 143771\n"
     )
     assert printed(node, "-i", "0", "--query-gpu=gpu_name, count,compute_cap,pci.bus_id,memory.free") == (
         f"name, count, compute_cap, pci.bus_id, memory.free [MiB]\nNVIDIA H200, 4, 9.0, {BUS[0]}, 143155 MiB\n"

@@ -32,9 +32,12 @@ class FirstProcessInfo(ctypes.Structure):
 
 
 class Memory(ctypes.Structure):
-    """nvmlMemory_t."""
+    """nvmlMemory_v2_t."""
 
-    _fields_ = tuple((name, ctypes.c_ulonglong) for name in ("total", "free", "used"))
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
+    )
 
 
 class PciInfo(ctypes.Structure):
@@ -102,11 +105,11 @@ class Nvml:
         assert self.call("nvmlDeviceGetCudaComputeCapability", handle, ctypes.byref(major), ctypes.byref(minor)) == 0
         return major.value, minor.value
 
-    def memory(self, handle: ctypes.c_void_p) -> tuple[int, int, int]:
-        """Return total, free and used bytes."""
-        place = Memory()
-        assert self.call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(place)) == 0
-        return place.total, place.free, place.used
+    def memory(self, handle: ctypes.c_void_p) -> Memory:
+        """Return a device's memory."""
+        place = Memory(ctypes.sizeof(Memory) | 2 << 24)
+        assert self.call("nvmlDeviceGetMemoryInfo_v2", handle, ctypes.byref(place)) == 0
+        return place
 
     def utilization(self, handle: ctypes.c_void_p) -> tuple[int, int]:
         """Return the percentages of the GPU and of its memory."""

@@ -225,21 +225,6 @@ static int own_nvmlDeviceGetComputeMode(nvmlDevice_t handle, unsigned *mode) {
     return unlock(SUCCESS);
 }
 
-/* Devices that can be divided: the large ones of compute capability 8.0 and later. None is. */
-static int own_nvmlDeviceGetMigMode(nvmlDevice_t handle, unsigned *mode, unsigned *pending) {
-    LOCK_OR_RETURN(device, lock_device(handle, &result), !mode || !pending);
-    if (device->major < 8 || (device->major == 8 && device->minor))
-        return unlock(NOT_SUPPORTED);
-    *mode = *pending = 0;
-    return unlock(SUCCESS);
-}
-
-static int own_nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t handle, unsigned index, nvmlDevice_t *mig) {
-    int result;
-    (void)index;
-    return lock_device(handle, &result) ? unlock(mig ? NOT_FOUND : INVALID_ARGUMENT) : result;
-}
-
 /* --- the fabric of NVLink switches, and GPM: neither is there */
 
 struct fabric_info {
@@ -343,9 +328,9 @@ static int own_nvmlDeviceGetPciInfoExt(nvmlDevice_t handle, void *place) {
 
 static int own_nvmlDeviceGetMemoryInfo(nvmlDevice_t handle, unsigned long long *place) {
     LOCK_OR_RETURN(device, lock_current_device(handle, &result), !place);
-    place[0] = device->memory;
+    place[0] = device->memory + device->reserved;
     place[1] = device->memory - device->used;
-    place[2] = device->used;
+    place[2] = device->used + device->reserved;
     return unlock(SUCCESS);
 }
 
@@ -357,8 +342,8 @@ static int own_nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t handle, void *place) {
     LOCK_OR_RETURN(device, lock_current_device(handle, &result), !info);
     if (info->version != STRUCT_VERSION(*info, 2))
         return unlock(VERSION_MISMATCH);
-    info->total = device->memory;
-    info->reserved = 0;
+    info->total = device->memory + device->reserved;
+    info->reserved = device->reserved;
     info->free = device->memory - device->used;
     info->used = device->used;
     return unlock(SUCCESS);
@@ -404,11 +389,9 @@ const struct own_function device_functions[] = {
     EMULATED(nvmlDeviceSetPersistenceMode),
     EMULATED(nvmlDeviceGetCudaComputeCapability),
     EMULATED(nvmlDeviceGetComputeMode),
-    EMULATED(nvmlDeviceGetMigMode),
     EMULATED(nvmlDeviceGetMaxMigDeviceCount),
     EMULATED(nvmlDeviceGetVirtualizationMode),
     EMULATED(nvmlDeviceGetAddressingMode),
-    EMULATED(nvmlDeviceGetMigDeviceHandleByIndex),
     EMULATED(nvmlDeviceGetGpuFabricInfo),
     EMULATED(nvmlDeviceGetGpuFabricInfoV),
     EMULATED(nvmlGpmQueryDeviceSupport),

@@ -133,6 +133,8 @@ static int take_fact_of_device(struct device *device, const char *name, char *va
         return take_unsigned(&value, &device->ordinal);
     if (!strcmp(name, "memory"))
         return take_number(&value, UINT64_MAX, &device->memory) && take_number(&value, device->memory, &device->used);
+    if (!strcmp(name, "reserved"))
+        return take_number(&value, UINT64_MAX - device->memory, &device->reserved);
     if (!strcmp(name, "utilization"))
         return device->has_utilization = take_unsigned(&value, &device->utilization.gpu) &&
                                          take_unsigned(&value, &device->utilization.memory);

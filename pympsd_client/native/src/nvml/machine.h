@@ -23,8 +23,9 @@ struct device {
     int major, minor;                     /* the compute capability */
     int compute_mode, numa_node;          /* nvmlComputeMode_t; -1 if the device names no node */
     unsigned ordinal;                     /* its number on the machine */
-    uint64_t memory;                      /* bytes, all of it */
-    uint64_t used;                        /* bytes that processes hold */
+    uint64_t memory;                      /* bytes for processes */
+    uint64_t used;                        /* of these, bytes that processes hold */
+    uint64_t reserved;                    /* bytes that the driver keeps for itself */
     int has_utilization;                  /* whether the daemon knows it */
     struct {
         unsigned gpu, memory; /* percent of the last second in which kernels ran, and in which they used memory */

@@ -120,7 +120,8 @@ const struct device *lock_current_device(nvmlDevice_t handle, int *result) {
 
 /* --- stubs */
 
-static const struct own_function *const own_functions[] = {session_functions, device_functions, process_functions, place_functions};
+static const struct own_function *const own_functions[] = {session_functions, device_functions, process_functions, place_functions,
+                                                            partition_functions};
 
 static const struct own_function *find_own(uint64_t number) {
     const char *prototype = stub_prototypes[number];

@@ -69,4 +69,5 @@ struct own_function {
 #define EMULATED(name) {#name, (void *)own_##name, 1 << CLOSED | 1 << OURS}
 
 /* The functions of each file; a row without a name is the last. */
-extern const struct own_function session_functions[], device_functions[], process_functions[], place_functions[];
+extern const struct own_function session_functions[], device_functions[], process_functions[], place_functions[],
+    partition_functions[];
