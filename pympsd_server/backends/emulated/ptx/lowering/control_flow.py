@@ -1,4 +1,9 @@
-"""Basic blocks of a kernel, and the registers alive at their starts."""
+"""Basic blocks of a kernel, and the registers alive at their starts.
+
+All that is written later of a kernel, by either tier, is in proportion to its operations, to the branches' targets and
+to the registers that are alive at the starts of blocks. So each of the three has a maximum, and whatever exceeds one
+of them is refused here.
+"""
 
 from attrs import define, field, frozen
 
