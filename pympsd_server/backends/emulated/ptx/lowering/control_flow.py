@@ -1,8 +1,8 @@
 """Basic blocks of a kernel, and the registers alive at their starts.
 
-All that is written later of a kernel, by either tier, is in proportion to its operations, to the branches' targets and
-to the registers that are alive at the starts of blocks. So each of the three has a maximum, and whatever exceeds one
-of them is refused here.
+All that is written later of a kernel, by either tier, is in proportion to its operations, to the targets of
+branches and to the registers that are alive at the starts of blocks. So each of the three has a maximum, and a kernel
+that exceeds one of them is refused.
 """
 
 from attrs import define, field, frozen
