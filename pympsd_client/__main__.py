@@ -123,17 +123,17 @@ def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, in
 
 def _list_devices_in_time(wrong: list[str]) -> list[tuple[str, str]]:
     """Return what _devices yields within INIT_SECONDS."""
-    seen: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         # A daemon thread: the end of the process does not wait for it.
-        asking = threading.Thread(target=lambda: seen.extend(_devices(wrong, warned)), daemon=True)
+        asking = threading.Thread(target=lambda: rows.extend(_devices(wrong, warned)), daemon=True)
         asking.start()
         asking.join(INIT_SECONDS)
     if asking.is_alive():
         messages = "; ".join(str(warning.message) for warning in warned)
         wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {messages or 'see both logs'}")
-    return seen
+    return rows
 
 
 def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterator[tuple[str, str]]:

@@ -84,12 +84,12 @@ def with_hash_of_file(words: Sequence[str]) -> list[str]:
     """
     from hashlib import sha256
 
-    rest = list(words)
+    remaining = list(words)
     hashed = []
-    while rest:
-        word = rest.pop(0)
-        if word == EXPECT and rest:
-            word = f"{EXPECT}={rest.pop(0)}"
+    while remaining:
+        word = remaining.pop(0)
+        if word == EXPECT and remaining:
+            word = f"{EXPECT}={remaining.pop(0)}"
         option, _, value = word.partition("=")
         if option == EXPECT and "/" in value:
             word = f"{EXPECT}={sha256(_read(value)).hexdigest()}"

@@ -49,7 +49,7 @@ def without_routing(environment: Mapping[str, str]) -> dict[str, str]:
     result = dict(environment)  # the caller's stays as it is
     result.pop(ROUTING, None)
     folders = result.pop(SEARCH_PATH, "").split(":")
-    others = [folder for folder in folders if folder and not is_own(folder)]
-    if others:
-        result[SEARCH_PATH] = ":".join(others)
+    foreign_folders = [folder for folder in folders if folder and not is_own(folder)]
+    if foreign_folders:
+        result[SEARCH_PATH] = ":".join(foreign_folders)
     return result

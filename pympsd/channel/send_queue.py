@@ -73,11 +73,11 @@ class SendQueue:
     def _send_directly(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
         """Return what the socket did not take; descriptors are sent with the first byte."""
         try:
-            sent = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
+            sent_bytes = socket.send_fds(self._plain, [data], fds) if fds else os.write(self._plain.fileno(), data)
         except OSError:
             return data, fds  # it is full, or the peer is gone: the sender handles it
         close_all(fds)
-        return data[sent:], ()
+        return data[sent_bytes:], ()
 
     async def drain(self) -> None:
         """Wait until the queue is sent, or the peer is cut off (the sender must be running).
@@ -147,12 +147,12 @@ class SendQueue:
             self._fail(LimitExceeded(f"it has not read within {seconds:g} s what was sent to it"))
 
     async def _send_one(self, data: bytes, fds: tuple[int, ...]) -> None:
-        rest = memoryview(data)
+        unsent = memoryview(data)
         if fds:
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
-            rest = rest[await self._socket.sendmsg([rest], ancillary) :]
-        while rest:
-            rest = rest[await self._socket.send(rest) :]
+            unsent = unsent[await self._socket.sendmsg([unsent], ancillary) :]
+        while unsent:
+            unsent = unsent[await self._socket.send(unsent) :]
 
     def close(self) -> None:
         """Close the socket, drop what is queued, and close the descriptors that were not sent."""

@@ -238,15 +238,15 @@ def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
 
 def _chunks(fd: int) -> "Iterator[list[bytes]]":
     """Yield the lines that each read completes."""
-    rest = b""
+    partial_line = b""
     while data := posix.read(fd, 65536):
-        *whole, rest = (rest + data).split(b"\n")
+        *whole, partial_line = (partial_line + data).split(b"\n")
         yield whole
-        if len(rest) > MAX_LINE:
+        if len(partial_line) > MAX_LINE:
             # Enough to be refused; the rest of the line is read and dropped.
-            rest = rest[:MAX_LINE]
-    if rest:
-        yield [rest]
+            partial_line = partial_line[:MAX_LINE]
+    if partial_line:
+        yield [partial_line]
 
 
 def _answer(daemon: "DaemonConnection", line: bytes, timeout: float) -> "bool | None":
@@ -440,8 +440,8 @@ class DaemonConnection:
 
 def _time_value(seconds: float) -> bytes:
     """Return a struct timeval."""
-    whole, rest = divmod(int(seconds * 1e6), 1_000_000)
-    return whole.to_bytes(8, "little") + rest.to_bytes(8, "little")
+    whole, microseconds = divmod(int(seconds * 1e6), 1_000_000)
+    return whole.to_bytes(8, "little") + microseconds.to_bytes(8, "little")
 
 
 def _watch(daemon: "DaemonConnection") -> "tuple[int, int]":

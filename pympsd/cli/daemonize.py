@@ -43,7 +43,7 @@ from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.partitions import NO_STATIC_MODE
 from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.directory_claim import CannotReplace, claim, replace
-from pympsd.takeover.state_file import lost_in_protocol_2, partitions_left, trace_left
+from pympsd.takeover.state_file import list_lost_in_protocol_2, partitions_left, trace_left
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
@@ -221,8 +221,8 @@ def _policies(machine: Machine) -> TurnPolicy:
     if policy:
         load_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
     # The default one is not looked up: that takes longer than all else here.
-    chosen: TurnPolicy = load_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
-    return chosen
+    turn_policy: TurnPolicy = load_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
+    return turn_policy
 
 
 def _check_metrics(address: str, pipe_directory: str) -> None:
@@ -282,7 +282,7 @@ def _defaults(settings: Settings, machine: Machine) -> Limits:
 def _refuse_loss(options: Options, settings: Settings, machine: Machine, protocol: int) -> str:
     """Return why this daemon cannot continue from the one before, of which something would be lost; empty: it can."""
     is_static = protocol == 2 and options.static
-    lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
+    lost = list_lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
     partitions = [] if is_static else partitions_left(settings.pipe_directory)
     if lost:
         problem = f"spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3"

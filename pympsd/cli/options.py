@@ -124,15 +124,15 @@ class Options:
         self.overlooked: list[str] = []
         self.unknown = ""
         """The first option of which there is none."""
-        rest = list(arguments)
-        if rest and rest[0].startswith("--argv0="):
-            self.launcher = rest.pop(0).partition("=")[2]
+        remaining = list(arguments)
+        if remaining and remaining[0].startswith("--argv0="):
+            self.launcher = remaining.pop(0).partition("=")[2]
             launcher_name = self.launcher.rpartition("/")[2]
             self.name = DROP_IN_NAME if launcher_name == DROP_IN_NAME else OWN_NAME
-        self.shown = [self.name, *rest]
-        while rest and (rest[0].startswith("-") or self.start):
-            self._take(rest.pop(0), rest)
-        self.words = rest
+        self.shown = [self.name, *remaining]
+        while remaining and (remaining[0].startswith("-") or self.start):
+            self._take(remaining.pop(0), remaining)
+        self.words = remaining
         if self.unknown:
             raise BadOption(f"there is no option {self.unknown}", unknown=self)
         if not self.text:
@@ -180,7 +180,7 @@ class Options:
         if protocol == "3" and self.quit:
             raise BadOption("-q quits a daemon in protocol 3; it does not go with -d or -f")
 
-    def _take(self, word: str, rest: "list[str]") -> None:
+    def _take(self, word: str, remaining: "list[str]") -> None:
         option, equals, value = word.partition("=")
         if word in ("-h", "--help", "-v", "--version"):
             self.text = self.text or word.lstrip("-")[0]
@@ -197,9 +197,9 @@ class Options:
         elif word in STATIC:
             self.static = word
         elif option in VALUED:
-            self._set(option, value if equals else (rest.pop(0) if rest else ""))
+            self._set(option, value if equals else (remaining.pop(0) if remaining else ""))
         elif word[:2] in SHORT:
-            self._set(SHORT[word[:2]], word[2:] or (rest.pop(0) if rest else ""))
+            self._set(SHORT[word[:2]], word[2:] or (remaining.pop(0) if remaining else ""))
         elif not word.startswith("-"):
             self.overlooked.append(word)
         elif word != READY:

@@ -67,19 +67,19 @@ def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | 
 
 
 def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None) -> Decision:
-    module, *rest = line.words
+    module, *remaining = line.words
     verbs = verbs_of(module, daemon.options.protocol)
-    if rest and rest[0] in HELP:
+    if remaining and remaining[0] in HELP:
         return data(manual.module_help(module))
     if not line.command:
         allowed = f"Verbs: {', '.join(sorted(verbs))}."
-        hint = did_you_mean(rest[0], verbs) if rest else ""
-        problem = f"Unknown verb '{rest[0]}' of module '{module}'." if rest else f"'{module}' needs a verb."
+        hint = did_you_mean(remaining[0], verbs) if remaining else ""
+        problem = f"Unknown verb '{remaining[0]}' of module '{module}'." if remaining else f"'{module}' needs a verb."
         return Decision(refusal(diagnostic=f"{problem} {hint}{allowed}"))
     command = COMMANDS[line.command]
-    if rest[1:] == ["help"] or "--help" in rest:
+    if remaining[1:] == ["help"] or "--help" in remaining:
         return data(manual.command_help(command))
-    return command.run(daemon, caller, rest[1:], file)
+    return command.run(daemon, caller, remaining[1:], file)
 
 
 def _refuse_unknown(line: ParsedLine, protocol: int, driver: int) -> Answer:
@@ -97,8 +97,8 @@ def _refuse_unknown(line: ParsedLine, protocol: int, driver: int) -> Answer:
         hint = f"{command.name} is a command of protocol 3; start the daemon with -p 3"
         return refusal(f'Unknown command "{command.name}"', diagnostic=hint)
     similar = find_similar(name, names)
-    meant = f"did you mean {similar}? " if similar else ""
-    return refusal(f'Unknown command "{name}"', diagnostic=f"{meant}the commands are {', '.join(names)}")
+    suggestion = f"did you mean {similar}? " if similar else ""
+    return refusal(f'Unknown command "{name}"', diagnostic=f"{suggestion}the commands are {', '.join(names)}")
 
 
 def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:

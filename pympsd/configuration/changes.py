@@ -281,8 +281,8 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
             result.append(SetFeature(name, requested))
     if prune:  # what has SM partitions first, for others may need their chunks
         # Servers of users that named none are not the file's.
-        others = sorted(name for name, server in state.servers.items() if server.source is not Source.AUTO)
-        for name in (name for name in others if name not in plan.servers):
+        listed_names = sorted(name for name, server in state.servers.items() if server.source is not Source.AUTO)
+        for name in (name for name in listed_names if name not in plan.servers):
             clients = 0 if force else state.count_clients(name, None)
             result.append(_keep_if_used(DeleteServer(name), f"server '{name}' stays", clients))
         for name, server in sorted(plan.servers.items()):
@@ -401,5 +401,5 @@ def _keep_if_used(change: Change, stays: str, clients: int) -> Change:
 def _list_changed(differing: Sequence[str]) -> str:
     """Return the end of a sentence that lists what is new, gone or different; nothing if none is."""
     more = len(differing) - MAX_NAMED
-    rest = f" and {more} more" if more > 0 else ""
-    return f" (changed: {', '.join(differing[:MAX_NAMED])}{rest})" if differing else ""
+    suffix = f" and {more} more" if more > 0 else ""
+    return f" (changed: {', '.join(differing[:MAX_NAMED])}{suffix})" if differing else ""

@@ -57,13 +57,13 @@ def _value(kind: str, text: str) -> str:
     return text
 
 
-def _number(text: str, whose: str, by_name: Callable[[str], int]) -> str:
+def _number(text: str, owner: str, by_name: Callable[[str], int]) -> str:
     if _ID.fullmatch(text) and int(text) < NO_USER:
         return text
     try:
         return str(by_name(text))
     except (KeyError, ValueError):
-        raise BadText(f"{whose} name on this machine, or its number,", text) from None
+        raise BadText(f"{owner} name on this machine, or its number,", text) from None
 
 
 def render_conditions(rule: Rule) -> Iterator[str]:

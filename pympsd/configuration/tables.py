@@ -102,7 +102,7 @@ class Tables:
         prefix: str = "",
     ) -> Limits:
         """Return what a table states of some limits; ``prefix``: that of the keys, ``allowed``: as in `device`."""
-        stated: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for row in rows:
             key = f"{prefix}{row.key}"
             place, value = (*path, key), self.value(path, raw, key, row.read, row.types)
@@ -110,8 +110,8 @@ class Tables:
                 continue
             if not self.context.has_own_servers and (lack := row.driver_lacks(value)):
                 self.wrong(place, f"{join_path(place)} is not possible with the driver's own server{lack}")
-            stated[row.field] = self.by_index(place, row, value, allowed) if row.is_by_device else value
-        return Limits(**stated)
+            values[row.field] = self.by_index(place, row, value, allowed) if row.is_by_device else value
+        return Limits(**values)
 
     def by_index(
         self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None

@@ -72,8 +72,8 @@ def visible_machine(settings: Settings, probe: Callable[[], Probed], find_server
     machine = _with_driver(_machine(settings, probe, find_server), settings.driver)
     if not machine.devices:
         return machine
-    chosen = keep_one_generation(machine.devices, select(machine.devices, settings.visible_devices))
-    return _with_devices(machine, chosen)
+    indices = keep_one_generation(machine.devices, select(machine.devices, settings.visible_devices))
+    return _with_devices(machine, indices)
 
 
 def expected_driver(settings: Settings) -> int:
@@ -95,9 +95,9 @@ def _with_driver(machine: Machine, requested: int) -> Machine:
     return evolve(machine, driver=driver, devices=devices, instead=instead)
 
 
-def _with_devices(machine: Machine, chosen: Sequence[int]) -> Machine:
-    instead = machine.instead and _with_devices(machine.instead, chosen)
-    return evolve(machine, devices=tuple(machine.devices[index] for index in chosen), instead=instead)
+def _with_devices(machine: Machine, indices: Sequence[int]) -> Machine:
+    instead = machine.instead and _with_devices(machine.instead, indices)
+    return evolve(machine, devices=tuple(machine.devices[index] for index in indices), instead=instead)
 
 
 _NOT_SERVED: Final = (

@@ -101,9 +101,9 @@ def register(folder: StateFolder, uuid: str, alone: bool, timeout: float | None 
         OSError: The folder cannot be used.
     """
     with folder.lock(timeout) as opened:
-        others = _living(opened, uuid)
-        if alone and others:
-            raise InUse(next(iter(others.values())).pid)
+        registrants = _living(opened, uuid)
+        if alone and registrants:
+            raise InUse(next(iter(registrants.values())).pid)
         stem = f"{uuid}.{os.urandom(8).hex()}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         lock = os.open(stem + _SERVER, flags, dir_fd=opened)

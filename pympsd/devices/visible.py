@@ -41,18 +41,18 @@ def select(devices: Sequence[DeviceProperties], visible: str | None) -> tuple[in
     """
     if visible is None:
         return tuple(range(len(devices)))
-    chosen: list[int] = []
+    indices: list[int] = []
     for entry in visible.split(","):
         index = find_device(devices, entry.strip())
         if index is None:
             break
-        if index in chosen:
+        if index in indices:
             raise DuplicateDevice(f"CUDA_VISIBLE_DEVICES={visible} names device {index} twice; name it once")
-        chosen.append(index)
-    if not chosen:
+        indices.append(index)
+    if not indices:
         reason = f"CUDA_VISIBLE_DEVICES={visible} leaves no device visible"
         raise NoVisibleDevice(f"{reason}; choose from {list_devices(devices)}")
-    return tuple(chosen)
+    return tuple(indices)
 
 
 def select_of(
@@ -75,10 +75,10 @@ def select_of(
     return tuple(allowed[index] for index in select([devices[index] for index in allowed], visible))
 
 
-def keep_one_generation(devices: Sequence[DeviceProperties], chosen: Sequence[int]) -> tuple[int, ...]:
+def keep_one_generation(devices: Sequence[DeviceProperties], indices: Sequence[int]) -> tuple[int, ...]:
     """Drop the pre-Volta devices if any visible one is Volta or newer (MPS documents, 2.3.4)."""
-    volta = tuple(index for index in chosen if devices[index].is_volta_or_newer)
-    return volta or tuple(chosen)
+    volta = tuple(index for index in indices if devices[index].is_volta_or_newer)
+    return volta or tuple(indices)
 
 
 def list_devices(devices: Sequence[DeviceProperties]) -> str:

@@ -85,9 +85,9 @@ class LogFolders:
         if folder is None or self._remove(folder, only_empty=True):
             return
         self._made[name] = evolve(folder, deleted=True)
-        kept = self._list_kept(folder.uid)
-        excess = len(kept) - MAX_KEPT
-        for kept_folder in kept:
+        kept_folders = self._list_kept(folder.uid)
+        excess = len(kept_folders) - MAX_KEPT
+        for kept_folder in kept_folders:
             if excess > 0 and self._remove(kept_folder, only_empty=False):
                 del self._made[kept_folder.name]
                 excess -= 1

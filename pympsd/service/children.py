@@ -75,15 +75,17 @@ START_ERRORS: Final = (OSError, CannotSpawn, ValueError, OverflowError)
 async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
     """Start a server, run its session, and reap it; feed the events of its start and end."""
     try:
-        ours, process = await _spawn(dispatcher, instruction)
+        own_end, process = await _spawn(dispatcher, instruction)
     except START_ERRORS as error:
         dispatcher.feed(spawn_failed(instruction, error))
         return
-    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), allowance=dispatcher.buffers.link(instruction.uid))
+    channel = MessageChannel(
+        trio.socket.from_stdlib_socket(own_end), allowance=dispatcher.buffers.link(instruction.uid)
+    )
     session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
 
     async def run() -> None:
-        with dispatcher.hold_during(link_name(instruction.server), ours.fileno(), messages.encode(EndIfAlone())):
+        with dispatcher.hold_during(link_name(instruction.server), own_end.fileno(), messages.encode(EndIfAlone())):
             await session.run(dispatcher)
 
     await attend(dispatcher, instruction, session, process, run)
@@ -123,12 +125,12 @@ async def attend(
 async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[socket.socket, trio.Process]:
     """Return our end of the link and the process; raise OSError or CannotSpawn."""
     # Packets: no half message is lost with a daemon that is killed.
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    own_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with server_end:
         try:
-            return ours, await _start(dispatcher, instruction, theirs.fileno())
+            return own_end, await _start(dispatcher, instruction, server_end.fileno())
         except BaseException:
-            ours.close()
+            own_end.close()
             raise
 
 
@@ -140,26 +142,26 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) ->
     arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
     if dispatcher.state.options.multiuser:
         arguments.append("--multiuser-server")
-    passed = PASSED_ENVIRONMENT + (OWN_ENVIRONMENT if instruction.uid == os.geteuid() else ())
+    names = PASSED_ENVIRONMENT + (OWN_ENVIRONMENT if instruction.uid == os.geteuid() else ())
     return await open_process(
         arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         pass_fds=(link,),
-        env={name: os.environ[name] for name in passed if name in os.environ},
+        env={name: os.environ[name] for name in names if name in os.environ},
         cwd="/",
         start_new_session=True,
         **as_user(instruction, dict.fromkeys((sys.executable, main), INSTALL_FOR_ALL)),
     )
 
 
-def as_user(instruction: SpawnServer, needed: Mapping[str, str]) -> dict[str, Any]:
+def as_user(instruction: SpawnServer, readable_paths: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that start a process as a server's user.
 
     Raise CannotSpawn if the kernel denies that, or the user cannot reach a file.
 
-    ``needed``: the files that it needs, each with what to do if it cannot be reached.
+    ``readable_paths``: the files that it needs, each with what to do if it cannot be reached.
     """
     if os.geteuid() != 0:
         return {}
@@ -168,7 +170,7 @@ def as_user(instruction: SpawnServer, needed: Mapping[str, str]) -> dict[str, An
         options = change_of_identity(OwnIdentity.read(), instruction.uid, gid, groups)
     except Denied as error:
         raise CannotSpawn(str(error)) from None
-    for path, remedy in needed.items():
+    for path, remedy in readable_paths.items():
         folder = unreachable_folder(path, instruction.uid, frozenset((gid, *groups)))
         if folder is not None:
             raise CannotSpawn(

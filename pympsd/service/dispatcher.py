@@ -426,8 +426,8 @@ class Dispatcher:
         if session is not None:
             self.log_refused(session.peer, reason)
             # The driver's wire has one answer for all refusals: the end of the connection.
-            seen = code if self.state.options.has_own_servers else Result.ERROR_MPS_CONNECTION_FAILED
-            self.note_refusal(session.peer, seen, reason, session.run_id)
+            shown_code = code if self.state.options.has_own_servers else Result.ERROR_MPS_CONNECTION_FAILED
+            self.note_refusal(session.peer, shown_code, reason, session.run_id)
             session.refuse(code, reason)
 
     def note_refusal(self, peer: Peer, code: int, reason: str, run_id: str = "", call: str = "cuInit") -> None:

@@ -58,11 +58,13 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Proce
 
 
 def _environment(dispatcher: Dispatcher) -> dict[str, str]:
-    passed = {name: text for name, text in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
+    environment = {
+        name: text for name, text in os.environ.items() if name in PASSED or name.startswith(PASSED_PREFIXES)
+    }
     # Whole paths: the daemon may have been given relative ones.
-    if "CUDA_MPS_LOG_DIRECTORY" in passed:
-        passed["CUDA_MPS_LOG_DIRECTORY"] = dispatcher.settings.log_directory
-    return {**passed, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.pipe_directory}
+    if "CUDA_MPS_LOG_DIRECTORY" in environment:
+        environment["CUDA_MPS_LOG_DIRECTORY"] = dispatcher.settings.log_directory
+    return {**environment, "CUDA_MPS_PIPE_DIRECTORY": dispatcher.pipe_directory}
 
 
 def note_line(dispatcher: Dispatcher, pid: int, text: str) -> None:

@@ -53,13 +53,13 @@ class MemorySharing:
 
     def send(self) -> None:
         """Report what has changed since the last call."""
-        sent, self._sent = self._sent, {}
+        last_reports, self._sent = self._sent, {}
         for server_id, devices in memory_elsewhere(self.dispatcher.state).items():
             session = self.dispatcher.servers.get(server_id)
             if not isinstance(session, ServerSession) or not session.is_set_up:
                 continue
             self._sent[server_id] = devices
-            before = sent.get(server_id, {})
+            before = last_reports.get(server_id, {})
             for ordinal, memory in devices.items():
                 if memory == before.get(ordinal):
                     continue

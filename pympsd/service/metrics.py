@@ -152,8 +152,8 @@ class MetricsServer:
         if len(self._open) < CONNECTIONS:
             return
         ((user, _),) = Counter(scraper.user for scraper in self._open).most_common(1)
-        theirs = [scraper for scraper in self._open if scraper.user == user]
-        closed = next((scraper for scraper in theirs if not scraper.is_requested), theirs[0])
+        of_user = [scraper for scraper in self._open if scraper.user == user]
+        closed = next((scraper for scraper in of_user if not scraper.is_requested), of_user[0])
         self._open.remove(closed)
         closed.scope.cancel()
 
@@ -177,8 +177,8 @@ class MetricsServer:
             peer.socket.close()
 
     async def _answer(self, request: bytes) -> bytes:
-        method, _, rest = request.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
+        method, _, target = request.partition(b" ")
+        path = target.partition(b" ")[0].partition(b"?")[0]
         if not request.endswith(b"\r\n\r\n"):
             return _response("400 Bad Request", b"a request of HTTP is expected\n")
         if method not in (b"GET", b"HEAD"):

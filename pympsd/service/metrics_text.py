@@ -39,8 +39,8 @@ def metrics_text(daemon: Daemon, backend: str) -> str:
 
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
     versions = {"version": VERSION, "cuda_version": CUDA_VERSIONS[daemon.options.driver]}
-    chosen = {"backend": backend, "protocol": daemon.options.protocol}
-    yield from _family("pympsd", "info", "The daemon.", [({**versions, **chosen}, 1)])
+    selection = {"backend": backend, "protocol": daemon.options.protocol}
+    yield from _family("pympsd", "info", "The daemon.", [({**versions, **selection}, 1)])
     configuration: dict[str, object] = {"source": daemon.configuration.source, "hash": compute_hash(daemon)}
     yield from _family(
         "pympsd_configuration",

@@ -195,8 +195,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         _log_start(dispatcher, setup, complaints)
         for file, sock in listening.items():
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
-        kept = trio.Event()
-        await nursery.start(_keep, keeper, kept)
+        keeper_ended = trio.Event()
+        await nursery.start(_keep, keeper, keeper_ended)
         dispatcher.sockets = sockets = NamespaceSockets(dispatcher, kept_entries, directory.is_taken_by_another)
         pending = _save_and_take_over(dispatcher, directory, kept_entries)
         nursery.start_soon(_handle_signals, dispatcher, signals)
@@ -230,7 +230,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.end()
         if dispatcher.changes_backend:
             with trio.move_on_after(FINAL_ANSWER_SECONDS):
-                await kept.wait()
+                await keeper_ended.wait()
         nursery.cancel_scope.cancel()
     if dispatcher.client_memory is not None:
         await dispatcher.client_memory.close()

@@ -106,16 +106,16 @@ def _write(text: str, output: TextIO, path: str = "") -> str:
 
 def _answers(arguments: list[str], name: str) -> tuple[str, Iterator[Answer]]:
     """Return the file that answers go to, empty for standard output, and the answers; raise Refused."""
-    command, *rest = arguments or [""]
+    command, *options = arguments or [""]
     if command == "memory-limits":
         from pympsd.smi import memory_limits  # only this gives a daemon commands
 
-        return "", iter([memory_limits.answer(rest, name)])
+        return "", iter([memory_limits.answer(options, name)])
     if command in monitors.COMMANDS:
         monitor = monitors.parse(arguments)
         return ("", iter([(usage(name), 0)])) if monitor is None else (monitor.file, _reports(monitor, name))
     if command == "topo":
-        return "", iter([(monitors.topology(rest, _machine(name, False).devices), 0)])
+        return "", iter([(monitors.topology(options, _machine(name, False).devices), 0)])
     if command in UNSUPPORTED_COMMANDS:
         raise UnsupportedRequest(f"ERROR: {command} is not supported by emulated GPUs.\n\n", NOT_SUPPORTED)
     request = parse(arguments)

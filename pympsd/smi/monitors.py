@@ -81,17 +81,17 @@ def parse(arguments: Sequence[str]) -> Monitor | None:
     Raises:
         Refused: An option does not exist, lacks its value or has an invalid one.
     """
-    command, *rest = arguments
+    command, *remaining = arguments
     values: dict[str, str] = {}
-    while rest:
-        option = rest.pop(0)
+    while remaining:
+        option = remaining.pop(0)
         if option in ("-h", "--help"):
             return None
         if option not in OPTIONS:
             _refuse(f"Option {option} is not recognized. Please run '{{program}} -h'.", BAD_OPTION)
-        if not rest:
+        if not remaining:
             _refuse(f"Option {option} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
-        values[option] = rest.pop(0)
+        values[option] = remaining.pop(0)
     metrics, stamps = values.get("-s", _DEFAULTS[command]), values.get("-o", "")
     for option, text, letters in (("-s", metrics, "".join(_GROUPS[command])), ("-o", stamps, "DT")):
         if not set(text) <= set(letters):
@@ -133,7 +133,7 @@ def topology(arguments: Sequence[str], devices: Sequence[MonitoredDevice]) -> st
     names = [f"GPU{device.index}" for device in devices]
     lines = ["\t".join(("", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
     for name in names:
-        cells = (" X " if other == name else "NODE" for other in names)
+        cells = (" X " if column == name else "NODE" for column in names)
         lines.append("\t".join((name, *cells, "N/A", "N/A", "N/A")))
     return "".join(f"{line}\n" for line in lines) + _TOPOLOGY_LEGEND
 

@@ -180,8 +180,8 @@ def fields_help(fields: Mapping[str, str], aliases: Mapping[str, str]) -> str:
     """
     lines = ["List of valid properties to query:", ""]
     for name in fields:
-        others = [f' or "{alias}"' for alias, field in aliases.items() if field == name]
-        lines.append(f'"{name}"{"".join(others)}')
+        alternatives = [f' or "{alias}"' for alias, field in aliases.items() if field == name]
+        lines.append(f'"{name}"{"".join(alternatives)}')
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -190,10 +190,10 @@ def _now() -> str:
     return f"{time.strftime('%Y/%m/%d %H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1000):03d}"
 
 
-def _names(fields: str, all_fields: Iterable[str], others: Mapping[str, str]) -> list[str]:
+def _names(fields: str, all_fields: Iterable[str], replacements: Mapping[str, str]) -> list[str]:
     names = []
     for field in (word.strip() for word in fields.split(",")):
-        name = others.get(field, field)
+        name = replacements.get(field, field)
         if name not in all_fields:
             raise UnsupportedRequest(f'Field "{field}" is not a valid field to query.\n\n', BAD_VALUE)
         names.append(name)

@@ -23,8 +23,8 @@ def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], displa
     Raises:
         Refused: ``-d`` names an unknown part.
     """
-    chosen = parts(display)
-    displays = [part for name, part in DISPLAYS.items() if not chosen or name in chosen]
+    displayed = parts(display)
+    displays = [part for name, part in DISPLAYS.items() if not displayed or name in displayed]
     lines = [
         "",
         "==============NVSMI LOG==============",
@@ -37,7 +37,7 @@ def report(machine: MonitoredMachine, devices: Sequence[MonitoredDevice], displa
     ]
     for device in devices:
         lines.append(f"GPU {device.bus_id}")
-        for part in displays if chosen else (_identity, *displays):
+        for part in displays if displayed else (_identity, *displays):
             lines += part(device)
         lines.append("")
     return "\n".join(lines) + "\n"

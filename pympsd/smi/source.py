@@ -34,8 +34,8 @@ def machine(warn: Callable[[str], None]) -> str:
     if backend != "emulated":
         reason = f"the daemon of {path} has this machine's GPUs (backend {backend}), and no emulated ones"
         raise BadMachine(f"{reason}: ask the driver's nvidia-smi, or name another CUDA_MPS_PIPE_DIRECTORY")
-    for name, ours in ((VARIABLE, resolve(text)), (DIRECTORY, os.environ.get(DIRECTORY, ""))):
-        if os.environ.get(name) and ours != answer[name]:
+    for name, own_value in ((VARIABLE, resolve(text)), (DIRECTORY, os.environ.get(DIRECTORY, ""))):
+        if os.environ.get(name) and own_value != answer[name]:
             warn(f"{name}={os.environ[name]} is not that of the daemon of {path}, which has {answer[name]}")
     os.environ[DIRECTORY] = answer[DIRECTORY]
     os.environ[DRIVER_VARIABLE] = answer.get(DRIVER_VARIABLE, "")

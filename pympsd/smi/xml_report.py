@@ -66,10 +66,10 @@ def _lacking(*names: str) -> Elements:
 
 
 def _identity(device: MonitoredDevice) -> Elements:
-    domain, bus, rest = device.bus_id.split(":")
+    domain, bus, device_and_function = device.bus_id.split(":")
     pci = (
         ("pci_bus", bus),
-        ("pci_device", rest.partition(".")[0]),
+        ("pci_device", device_and_function.partition(".")[0]),
         ("pci_domain", domain[-4:]),
         *_lacking("pci_device_id"),
         ("pci_bus_id", device.bus_id),

@@ -241,10 +241,10 @@ def _without_server(daemon: Daemon) -> list[QueueEntry]:
 
 def _make_room(daemon: Daemon) -> Iterator[Instruction]:
     """End as many servers without clients as users wait for, the oldest first."""
-    needed = len(_without_server(daemon))
+    waiting_users = len(_without_server(daemon))
     ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
     for server in _open_servers(daemon):
-        if not server.clients and ending < needed:
+        if not server.clients and ending < waiting_users:
             ending += 1
             yield from shut_down_server(server, forced=False)
 
@@ -417,7 +417,7 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
         if not (entry.joins and _has_client(server, entry.process)):
             client = server.clients[entry.client] = Client(entry.client, entry.uid, entry.process)
             if limits is not None:
-                client.partitions = {device: chosen.name for device, chosen in limits.partitions.items()}
+                client.partitions = {device: partition.name for device, partition in limits.partitions.items()}
                 client.groups = limits.groups
             if not daemon.options.has_own_servers:
                 client.limits = in_force(daemon, server, granted)

@@ -54,12 +54,16 @@ def set_limits(
             raise NotPossible(
                 f"The soft limit of a cgroup is at most its hard limit, {limit.hard}; not {limit.soft}."
             )
-    kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
-    if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MAX_CGROUPS:
+    real_limits = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
+    if (
+        real_limits
+        and path not in daemon.process_limits.cgroups
+        and len(daemon.process_limits.cgroups) >= MAX_CGROUPS
+    ):
         raise NotPossible(f"{MAX_CGROUPS} cgroups have limits, and no more are possible.")
     previous = daemon.process_limits.cgroups.pop(path, None)
-    if kept:
-        daemon.process_limits.cgroups[path] = kept
+    if real_limits:
+        daemon.process_limits.cgroups[path] = real_limits
         if previous is None:
             daemon.process_limits.transient_cgroups[path] = False
     else:

@@ -82,7 +82,7 @@ ENDS = (events.ServerExited, events.ServerNotTakenOver)
 
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[Instruction]:
     """Change the state by an event; return the instructions that follow from it, in order."""
-    gone = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
+    ended_server = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
     if isinstance(event, events.ClientConnected):
         daemon.lifetime.now = event.process.since
     if isinstance(event, events.OperatorLine):
@@ -97,7 +97,7 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(instruction, RefuseClient) for instruction in decided)
     daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(instruction, SpawnServer) for instruction in decided)
     if daemon.options.policy.has_named_servers:
-        decided = list(_name_servers(daemon, gone, decided))
+        decided = list(_name_servers(daemon, ended_server, decided))
     return list(combine_answers(daemon.compound_commands, decided))
 
 
@@ -114,11 +114,13 @@ def combine_answers(commands: CompoundCommands, decided: Iterable[Instruction]) 
         yield from reply(session, answer)
 
 
-def _name_servers(daemon: Daemon, gone: Server | None, decided: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Add its server's name to each line that has a server's PID; ``gone``: the server that this event removed."""
+def _name_servers(
+    daemon: Daemon, ended_server: Server | None, decided: Iterable[Instruction]
+) -> Iterator[Instruction]:
+    """Add its server's name to each line that has a server's PID; `ended_server`: the one that this event removed."""
     for instruction in decided:
         if isinstance(instruction, Log) and "server" in instruction.fields and "place" not in instruction.fields:
-            server = daemon.server_by_pid(int(instruction.fields["server"])) or gone
+            server = daemon.server_by_pid(int(instruction.fields["server"])) or ended_server
             place = {} if server is None else {"place": server.name}
             yield evolve(instruction, fields={**instruction.fields, **place})
         else:
@@ -224,10 +226,10 @@ def _memory_read(daemon: Daemon, server: Server, event: events.ClientMemoryRead)
 
 
 def _client_gone(daemon: Daemon, server: Server, event: events.ClientGonePushed) -> Iterator[Instruction]:
-    gone = server.clients.get(event.client)
+    client = server.clients.get(event.client)
     yield from admission.remove_client(daemon, server, event.client)
-    if gone is not None and gone.groups:
-        cgroups.drop_groups(server, gone)
+    if client is not None and client.groups:
+        cgroups.drop_groups(server, client)
 
 
 def _termination_answered(daemon: Daemon, event: events.TerminationAnswered) -> Iterator[Instruction]:

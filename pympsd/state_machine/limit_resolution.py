@@ -126,8 +126,8 @@ def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | No
 
     ``limits`` None: the client has those of its server (protocol 2). A priority that nobody set is 0, normal.
     """
-    stated = daemon.defaults.client_priority if limits is None else limits.combine().client_priority
-    return AdmitClient(client, server.id, server.pid, (stated or ClientPriority()).level, limits)
+    priority = daemon.defaults.client_priority if limits is None else limits.combine().client_priority
+    return AdmitClient(client, server.id, server.pid, (priority or ClientPriority()).level, limits)
 
 
 def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:

@@ -354,8 +354,8 @@ def _render_all(limits: Limits, ordinals: tuple[int, ...]) -> str:
 
 def _render_others(limits: Limits, ordinals: tuple[int, ...]) -> str:
     """Return the limits that have no words of their own in log lines, each by the name of its option."""
-    stated = (row for row in LIMITS if row not in _WORDED and row.of(limits) is not None)
-    return "".join(f", {row.name} {row.text(limits, ordinals)}" for row in stated)
+    rows = (row for row in LIMITS if row not in _WORDED and row.of(limits) is not None)
+    return "".join(f", {row.name} {row.text(limits, ordinals)}" for row in rows)
 
 
 def _by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:

@@ -34,25 +34,25 @@ def choose(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
     named_server = daemon.named_servers.get(server_name)
     if named_server is None:
         return _choose_of_daemon(daemon, text)
-    chosen: dict[int, ChosenPartition] = {}
+    choices: dict[int, ChosenPartition] = {}
     problems: dict[int, ChosenPartition] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         places, word = _read_entry(daemon, named_server, entry)
         candidates = {place: _find_partition(daemon, named_server, place, word) for place in places}
         matching = {place: partition for place, partition in candidates.items() if partition is not None}
-        chosen |= {place: ChosenPartition(partition.name, partition.chunks) for place, partition in matching.items()}
+        choices |= {place: ChosenPartition(partition.name, partition.chunks) for place, partition in matching.items()}
         if not matching:
             problems |= {
                 place: ChosenPartition(problem=_problem(daemon, named_server, place, entry)) for place in places
             }
-    chosen = problems | chosen  # whatever the order of the entries
-    _bind(daemon, named_server, namespace, chosen)
+    choices = problems | choices  # whatever the order of the entries
+    _bind(daemon, named_server, namespace, choices)
     for partition in named_server.partitions:
-        if partition.device not in chosen:
-            chosen[partition.device] = ChosenPartition(problem=_problem(daemon, named_server, partition.device, ""))
+        if partition.device not in choices:
+            choices[partition.device] = ChosenPartition(problem=_problem(daemon, named_server, partition.device, ""))
     return {
         device: evolve(partition, has_executor=named_server.contains_partitions)
-        for device, partition in chosen.items()
+        for device, partition in choices.items()
     }
 
 
@@ -65,7 +65,7 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
         remedy = "start it with -S, or the client without CUDA_MPS_SM_PARTITION"
         problem = f"named SM partition '{text}', and this daemon has none: it was started without -S; {remedy}"
         return dict.fromkeys(range(len(daemon.devices)), ChosenPartition(problem=problem))
-    chosen: dict[int, ChosenPartition] = {}
+    choices: dict[int, ChosenPartition] = {}
     entries = [_CREATED.sub(r"\1", part.strip()).partition("/") for part in text.split(",")]
     for device, properties in enumerate(daemon.devices):
         if properties.compute_capability < MIN_CAPABILITY:
@@ -74,18 +74,18 @@ def _choose_of_daemon(daemon: Daemon, text: str) -> dict[int, ChosenPartition]:
         ids = [word for place, _, word in entries if find_device(daemon.devices, place) == device]
         partition = next((present[word] for word in ids if word in present), None)
         if partition is not None:
-            chosen[device] = ChosenPartition(partition.name, partition.chunks)
+            choices[device] = ChosenPartition(partition.name, partition.chunks)
             continue
         has = f"it has: {', '.join(present)}" if present else "it has none ('sm_partition add' makes one)"
         if text:
             what = f"SM partition '{text}', which device {properties.uuid} does not have"
         else:
             what = f"no SM partition of device {properties.uuid}, which is used by partitions only"
-        chosen[device] = ChosenPartition(problem=f"named {what}; {has}")
-    return chosen
+        choices[device] = ChosenPartition(problem=f"named {what}; {has}")
+    return choices
 
 
-def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, chosen: dict[int, ChosenPartition]) -> None:
+def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, choices: dict[int, ChosenPartition]) -> None:
     """Replace the partitions that a client named by that to which its namespace is bound, if it is bound to one."""
     bound = named_server.namespace(namespace).limits.sm_partition
     if not bound:
@@ -96,11 +96,11 @@ def _bind(daemon: Daemon, named_server: NamedServer, namespace: str, chosen: dic
     for device in named_server.ordinals(len(daemon.devices)):
         if device not in partitions:
             who = f"device {daemon.devices[device].uuid}" if partitions else "the server"
-            chosen[device] = ChosenPartition(problem=f"{origin}; {who} has none of that name")
-        elif device in chosen and chosen[device].name != bound:
-            chosen[device] = ChosenPartition(problem=f"{origin}, but named another one")
+            choices[device] = ChosenPartition(problem=f"{origin}; {who} has none of that name")
+        elif device in choices and choices[device].name != bound:
+            choices[device] = ChosenPartition(problem=f"{origin}, but named another one")
         else:
-            chosen[device] = ChosenPartition(bound, partitions[device].chunks)
+            choices[device] = ChosenPartition(bound, partitions[device].chunks)
 
 
 def _read_entry(daemon: Daemon, named_server: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:

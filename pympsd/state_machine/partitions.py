@@ -85,7 +85,7 @@ def create_partition(
         raise NotPossible(problem)
     if _find(named_server, name, device) is not None:
         raise NotPossible(f"SM partition '{name}' exists already on device {index} of server '{server_name}'.")
-    taken = (
+    selected = (
         *_choose_remainder(daemon, device, index, server_name, include_remainder),
         *_choose_chunks(daemon, device, index, chunks, server_name),
     )
@@ -93,7 +93,7 @@ def create_partition(
     _check_nobody_outside(device, index, clients(daemon, server_name))
     check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named_server.contains_partitions))))
     check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
-    named_server.partitions.append(SmPartition(name, device, tuple(sorted(taken))))
+    named_server.partitions.append(SmPartition(name, device, tuple(sorted(selected))))
     daemon.named_servers.changes += 1
     yield Log("partition_added", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
 
@@ -104,10 +104,10 @@ def add_partition(daemon: Daemon, device: int, chunks: int) -> tuple[SmPartition
     Raise NotPossible, or one of its kinds `TooOld` and `NotReported`.
     """
     _check_capability(daemon, device, device)
-    taken = _choose_chunks(daemon, device, device, chunks, _OF_DAEMON)
+    selected = _choose_chunks(daemon, device, device, chunks, _OF_DAEMON)
     _check_clients_reported(daemon.servers.values())
     _check_nobody_outside(device, device, _all_clients(daemon))
-    partition = SmPartition(daemon_partition_id(daemon.devices[device], taken), device, taken)
+    partition = SmPartition(daemon_partition_id(daemon.devices[device], selected), device, selected)
     daemon.partitions.append(partition)
     return partition, Log("partition_added", {"name": partition.name, "device": daemon.devices[device].uuid})
 
@@ -124,8 +124,8 @@ def delete_partition(
     _check_clients_reported(filter(None, (daemon.server_named(server_name),)))
     present = clients_in(daemon, server_name, partition)
     if present and not forced:
-        them = "it" if len(present) == 1 else "them"
-        raise NotPossible(f"SM partition '{name}' has {count_clients(len(present))}; terminate {them} first.")
+        pronoun = "it" if len(present) == 1 else "them"
+        raise NotPossible(f"SM partition '{name}' has {count_clients(len(present))}; terminate {pronoun} first.")
     named_server.partitions.remove(partition)
     daemon.named_servers.changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
@@ -223,8 +223,8 @@ def _choose_chunks(daemon: Daemon, device: int, visible_index: int, count: int, 
     free = set(free_of(daemon, device))
     whole = [chunk for chunk in chunks_of(daemon, device) if free.issuperset(chunk)]
     if count > len(whole):
-        others = sorted({owner for owner, _ in partitions_on(daemon, device) if owner != server_name})
-        shared = f" (next to server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
+        owners = sorted({owner for owner, _ in partitions_on(daemon, device) if owner != server_name})
+        shared = f" (next to server{'s' if len(owners) > 1 else ''} {', '.join(owners)})" if owners else ""
         unit = "chunk" if len(whole) == 1 else "chunks"
         raise NotPossible(f"Device {visible_index} has {len(whole)} {unit} free, not {count}{shared}.")
     return tuple(part for chunk in whole[:count] for part in chunk)

@@ -107,9 +107,11 @@ def begin_turn(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     """
     entry.has_turn = True
     daemon.turns.counts[entry.server] += 1
-    for other in daemon.queue:
-        if other.server != entry.server:  # by a policy other than first come, first served it may have come first
-            yield from _limit_overtaking(daemon, other)
+    for passed_over in daemon.queue:
+        if (
+            passed_over.server != entry.server
+        ):  # by a policy other than first come, first served it may have come first
+            yield from _limit_overtaking(daemon, passed_over)
 
 
 def cancel_stale_timers(daemon: Daemon) -> Iterator[Instruction]:

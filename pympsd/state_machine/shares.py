@@ -158,10 +158,10 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
     what = f"SM chunks of device {daemon.devices[device].uuid}"
     text = ""
     if own + more > every * share // 100:
-        needed = -(-(own + more) * 100 // every)
+        percentage = -(-(own + more) * 100 // every)
         text = (
             f"user {asker} has {own} of at most {every * share // 100} {what}, and {more} more are needed: delete an "
-            f"SM partition, or ask an administrator for a larger share ({OPTION} {SM_CHUNKS.name}={needed}, or "
+            f"SM partition, or ask an administrator for a larger share ({OPTION} {SM_CHUNKS.name}={percentage}, or "
             f"{SM_CHUNKS.name} in [{TABLE}] of the configuration file)"
         )
     elif together + more > every * most // 100:
@@ -231,9 +231,9 @@ def _servers_of(daemon: Daemon, uid: int) -> str:
 
 def _together(daemon: Daemon, resource: SharedResource, most: int, exempt: bool, *, own: bool = True) -> str:
     has = count_used_together(daemon, resource, own=own, exempt=exempt)
-    whose = "everybody together has" if exempt else "all users together have"
-    kept = "" if exempt else " that are not reserved"
-    return f"{whose} {has} of at most {most} {resource.unit}{kept}"
+    subject = "everybody together has" if exempt else "all users together have"
+    exception = "" if exempt else " that are not reserved"
+    return f"{subject} {has} of at most {most} {resource.unit}{exception}"
 
 
 def _total_problem(daemon: Daemon, resource: SharedResource, more: int) -> str:

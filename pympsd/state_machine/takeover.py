@@ -156,8 +156,8 @@ def _pending_server(daemon: Daemon, process: PersistentServer, saved: Persistent
 
 def _restore_named_servers(daemon: Daemon, saved: PersistentState) -> Iterator[Instruction]:
     """Restore the named servers, whether or not their processes return; those that do not are started again."""
-    for kept in saved.named_servers:
-        daemon.named_servers.add(_restore_server(kept))
+    for saved_server in saved.named_servers:
+        daemon.named_servers.add(_restore_server(saved_server))
     for process in saved.servers:
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
@@ -177,19 +177,24 @@ def _restore_named_servers(daemon: Daemon, saved: PersistentState) -> Iterator[I
         )
 
 
-def _restore_server(kept: PersistentNamedServer) -> NamedServer:
+def _restore_server(saved_server: PersistentNamedServer) -> NamedServer:
     namespaces = {
         namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
-        for namespace in kept.namespaces
+        for namespace in saved_server.namespaces
     }
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
     named_server = NamedServer(
-        kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed
+        saved_server.name,
+        saved_server.uid,
+        namespaces,
+        saved_server.allowed_devices,
+        Source(saved_server.source),
+        saved_server.failed,
     )
-    named_server.partitions += kept.partitions
+    named_server.partitions += saved_server.partitions
     named_server.maximum, named_server.contains_partitions, named_server.created = (
-        kept.maximum,
-        kept.contains_partitions,
-        kept.created,
+        saved_server.maximum,
+        saved_server.contains_partitions,
+        saved_server.created,
     )
     return named_server

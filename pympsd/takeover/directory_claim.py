@@ -69,8 +69,8 @@ def replace(requested_path: str) -> PipeDirectory:
 
 def _check_owner(requested_path: str) -> None:
     """Raise AlreadyRunning for the directory of a server or a namespace of another daemon."""
-    if whose := daemon_above(requested_path):
-        raise AlreadyRunning(whose)
+    if owner := daemon_above(requested_path):
+        raise AlreadyRunning(owner)
 
 
 def _claim_or_free(requested_path: str) -> PipeDirectory | None:

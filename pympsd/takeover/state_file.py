@@ -18,7 +18,7 @@ from pympsd.errors import FileError
 from pympsd.journal.log_folders import MadeFolder
 from pympsd.service.files import remains
 from pympsd.service.processes.status import has_ended, start_time_of
-from pympsd.takeover.state.protocol_2 import lost
+from pympsd.takeover.state.protocol_2 import list_lost
 from pympsd.takeover.state.records import PersistentState, check
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_properties import DeviceProperties
@@ -95,14 +95,14 @@ def _own_bytes(folder: str) -> bytes | None:
         os.close(fd)
 
 
-def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
+def list_lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
     """Return what a daemon left, in words, that one of protocol 2 with these defaults could not use."""
     if (saved := _read_left(folder)) is None:
         return []
     running = tuple(
         server for server in saved.remembered.servers if start_time_of(server.pid) == saved.started.get(server.pid)
     )
-    return list(lost(evolve(saved.remembered, servers=running), own))
+    return list(list_lost(evolve(saved.remembered, servers=running), own))
 
 
 def partitions_left(folder: str) -> list[str]:
@@ -207,8 +207,8 @@ def _upgrade(contents: Any) -> None:
             maxima = {name: server.pop(f"max_{name}", None) for name in ("thread_percentage", "pinned_memory")}
             server["maximum"] = _limits_of_numbers(maxima)
             for namespace in server["namespaces"]:
-                stated = {name: namespace.pop(name, None) for name in _FORMAT_1_LIMITS}
-                namespace["limits"] = _limits_of_numbers(stated)
+                numbers = {name: namespace.pop(name, None) for name in _FORMAT_1_LIMITS}
+                namespace["limits"] = _limits_of_numbers(numbers)
         for rule in remembered.get("rules") or ():
             if (percentage := rule["limits"].get("thread_percentage")) is not None:
                 rule["limits"]["thread_percentage"] = {str(ALL_DEVICES): percentage}
@@ -217,16 +217,16 @@ def _upgrade(contents: Any) -> None:
     contents["format"] = FORMAT
 
 
-def _limits_of_numbers(stated: dict[str, Any]) -> dict[str, Any]:
+def _limits_of_numbers(numbers: dict[str, Any]) -> dict[str, Any]:
     """Return limits as objects, which format 1 has as numbers."""
-    percentage, priority = stated.get("thread_percentage"), stated.get("client_priority")
+    percentage, priority = numbers.get("thread_percentage"), numbers.get("client_priority")
     limits = {
         "thread_percentage": None if percentage is None else {str(ALL_DEVICES): {"value": percentage}},
         "client_priority": None if priority is None else {"level": priority},
-        "sm_partition": stated.get("sm_partition"),
+        "sm_partition": numbers.get("sm_partition"),
     }
     for name in ("pinned_memory", "total_memory"):
-        memory = stated.get(name)
+        memory = numbers.get(name)
         limits[name] = None if memory is None else {index: {"value": count} for index, count in memory.items()}
     return limits
 

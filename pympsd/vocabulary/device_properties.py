@@ -96,8 +96,8 @@ class DeviceProperties:
 
         A text in another form, which only a driver could report, is returned as it is.
         """
-        domain, _, rest = self.pci.partition(":")
-        parts = rest.split(".")
+        domain, _, address = self.pci.partition(":")
+        parts = address.split(".")
         try:
             bus, slot, function = (int(part, 16) for part in parts)
             return f"{int(domain, 16):08X}:{bus:02X}:{slot:02X}.{function:X}"

@@ -42,8 +42,8 @@ class Ids:
 
     def take(self) -> int:
         """Return the next id."""
-        taken, self._next = self._next, self._next + 1
-        return taken
+        number, self._next = self._next, self._next + 1
+        return number
 
 
 DEFAULT: Final = "default"

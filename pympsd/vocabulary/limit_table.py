@@ -162,12 +162,12 @@ def in_bytes(memory: Mapping[int, PinnedMemory] | None) -> dict[int, int]:
 
 def lowest(limits: Iterable[Mapping[int, V] | None]) -> dict[int, V] | None:
     """Return the lowest entry for each device of several limits by device; None: there is none."""
-    stated = [limit for limit in limits if limit is not None]
-    if not stated:
+    present = [limit for limit in limits if limit is not None]
+    if not present:
         return None
     least: dict[int, V] = {}
-    for index in dict.fromkeys(index for limit in stated for index in limit):
-        entries: Any = (on_device(limit, index) for limit in stated)
+    for index in dict.fromkeys(index for limit in present for index in limit):
+        entries: Any = (on_device(limit, index) for limit in present)
         least[index] = min(entry for entry in entries if entry is not None)
     return least
 
@@ -248,9 +248,9 @@ class LimitRow:
             return self.number(entries[0])
         return {str(position): self.number(entry) for position, entry in enumerate(entries)}
 
-    def differs(self, one: Limits, other: Limits, indices: Iterable[int]) -> bool:
+    def differs(self, first: Limits, second: Limits, indices: Iterable[int]) -> bool:
         """Return whether two places state different values, of a limit by device for some devices."""
-        return self.entries(one, tuple(indices)) != self.entries(other, tuple(indices))
+        return self.entries(first, tuple(indices)) != self.entries(second, tuple(indices))
 
     def indices(self, *places: Limits) -> list[int]:
         """Return the device indices and ALL_DEVICES under which some places have entries; none if not by device."""

@@ -165,10 +165,10 @@ class CgroupLimit:
     """They are guaranteed this: clients of others that hold more than theirs are ended."""
 
 
-def least(one: CgroupLimit, other: CgroupLimit) -> CgroupLimit:
+def least(first: CgroupLimit, second: CgroupLimit) -> CgroupLimit:
     """Return the lower of two limits of a cgroup, separately for the hard and the soft one; None means no limit."""
-    hard = (limit for limit in (one.hard, other.hard) if limit is not None)
-    soft = (limit for limit in (one.soft, other.soft) if limit is not None)
+    hard = (limit for limit in (first.hard, second.hard) if limit is not None)
+    soft = (limit for limit in (first.soft, second.soft) if limit is not None)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
 
 
@@ -237,5 +237,5 @@ class PinnedMemory:
         return cls(size)
 
     def __str__(self) -> str:
-        whole, rest = divmod(self.value, 1 << 30)
-        return f"{self.value >> 20}M" if rest else f"{whole}G"
+        whole, remainder = divmod(self.value, 1 << 30)
+        return f"{self.value >> 20}M" if remainder else f"{whole}G"

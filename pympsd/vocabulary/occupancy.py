@@ -47,8 +47,8 @@ def block_cost(attributes: Mapping[str, int], threads: int, shared_bytes: int) -
     """Return what one block takes of that; ``shared_bytes`` is its static and dynamic shared memory."""
     reserved = attributes.get("RESERVED_SHARED_MEMORY_PER_BLOCK", 0)
     granule = _GRANULE_BYTES if reserved else _OLD_GRANULE_BYTES
-    taken = -(-(shared_bytes + reserved) // granule) * granule
-    return 1, -(-threads // WARP_THREADS) * WARP_THREADS, taken
+    allocated_bytes = -(-(shared_bytes + reserved) // granule) * granule
+    return 1, -(-threads // WARP_THREADS) * WARP_THREADS, allocated_bytes
 
 
 def available_shared_bytes(attributes: Mapping[str, int], blocks: int) -> int:
@@ -87,9 +87,9 @@ def blocks_per_multiprocessor(
     ``warp_registers``: the registers that each warp takes; 0: registers do not limit.
     """
     blocks, room, memory = multiprocessor_capacity(attributes)
-    _, cost, taken = block_cost(attributes, threads, shared_bytes)
+    _, cost, block_bytes = block_cost(attributes, threads, shared_bytes)
     if warp_registers:
         file = attributes.get("MAX_REGISTERS_PER_MULTIPROCESSOR", 65536)
         warps = file // _PARTITIONS // warp_registers * _PARTITIONS
         blocks = min(blocks, warps // (cost // WARP_THREADS))
-    return min(blocks, room // cost, memory // taken if taken else blocks)
+    return min(blocks, room // cost, memory // block_bytes if block_bytes else blocks)

@@ -92,8 +92,8 @@ def multiprocessors(device: DeviceProperties, chunks: Sequence[int]) -> tuple[in
 
 def free_chunks(device: DeviceProperties, partitions: Sequence[SmPartition]) -> tuple[int, ...]:
     """Return the chunks of a device that none of its partitions owns, the one that is left over included."""
-    taken = {chunk for partition in partitions for chunk in partition.chunks}
-    return tuple(chunk for chunk in range(chunk_count(device) + has_remainder(device)) if chunk not in taken)
+    used_chunks = {chunk for partition in partitions for chunk in partition.chunks}
+    return tuple(chunk for chunk in range(chunk_count(device) + has_remainder(device)) if chunk not in used_chunks)
 
 
 def has_remainder(device: DeviceProperties) -> bool:

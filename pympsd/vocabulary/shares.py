@@ -95,8 +95,8 @@ class SharedResource:
             descriptors: The daemon's limit of open files.
             own: Whether the request is for a user's own server, which may use the part reserved for such servers.
         """
-        kept = self.root_reserve if own else self.root_reserve + self.own_reserve
-        return self.total_of(descriptors) * (RESERVE_PARTS - kept) // RESERVE_PARTS
+        reserve = self.root_reserve if own else self.root_reserve + self.own_reserve
+        return self.total_of(descriptors) * (RESERVE_PARTS - reserve) // RESERVE_PARTS
 
 
 SERVERS: Final = SharedResource(
@@ -245,8 +245,8 @@ def read_share(name: str, value: object) -> int:
     resource = BY_NAME.get(name)
     if resource is None:
         similar = find_similar(name, BY_NAME)
-        meant = f"did you mean {similar}? Users" if similar else "they"
-        raise BadResourceShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
+        suggestion = f"did you mean {similar}? Users" if similar else "they"
+        raise BadResourceShare(f"users have no share of {name!r}; {suggestion} have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
     if number is None or not resource.minimum <= number <= resource.maximum:
         form = "a number of bytes, optionally followed by K, M or G," if resource is BUFFERS else "a number"

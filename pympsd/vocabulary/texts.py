@@ -159,8 +159,8 @@ def memory_text(limit: PinnedMemory | None) -> str:
     if limit is None:
         return NO_LIMIT
     for unit, bits in reversed(_UNITS.items()):
-        whole, rest = divmod(limit.value, 1 << bits)
-        if not rest:
+        whole, remainder = divmod(limit.value, 1 << bits)
+        if not remainder:
             return f"{whole}{unit}"
     return str(limit.value)
 

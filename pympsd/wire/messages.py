@@ -200,7 +200,7 @@ class Versions:
     build: str = VERSION
 
 
-def agree(ours: Versions, theirs: Versions) -> int | None:
+def agree(own: Versions, peer: Versions) -> int | None:
     """Return the newest version that both support, or None if the ranges do not overlap."""
-    newest = min(ours.newest, theirs.newest)
-    return newest if newest >= max(ours.oldest, theirs.oldest) else None
+    newest = min(own.newest, peer.newest)
+    return newest if newest >= max(own.oldest, peer.oldest) else None

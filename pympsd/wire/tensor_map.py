@@ -240,15 +240,17 @@ def unpack(data: bytes) -> TensorMap:
 
     ``data`` is whatever the memory contains that a kernel passes as a map.
     """
-    magic, kind, data_type, last, interleave, swizzle, promotion, fill, _, address, *rest = _LAYOUT.unpack(data)
+    magic, kind, data_type, last, interleave, swizzle, promotion, fill, _, address, *geometry = _LAYOUT.unpack(data)
     if magic != _MAGIC:
         raise ValueError("no tensor map")
     rank, spatial = last + 1, max(last - 1, 0)
     check_rank(rank, 1)
-    column = Im2col(tuple(rest[19 : 19 + spatial]), tuple(rest[22 : 22 + spatial]), rest[25], rest[26])
+    column = Im2col(
+        tuple(geometry[19 : 19 + spatial]), tuple(geometry[22 : 22 + spatial]), geometry[25], geometry[26]
+    )
     tensor_map = TensorMap(
-        data_type, address, tuple(size + 1 for size in rest[:rank]), tuple(rest[5 : 5 + last]),
-        tuple(rest[9 : 9 + rank]), tuple(rest[14 : 14 + rank]), interleave, swizzle, promotion, fill,
+        data_type, address, tuple(size + 1 for size in geometry[:rank]), tuple(geometry[5 : 5 + last]),
+        tuple(geometry[9 : 9 + rank]), tuple(geometry[14 : 14 + rank]), interleave, swizzle, promotion, fill,
         column if kind else None,
     )  # fmt: skip
     check(tensor_map)

@@ -150,10 +150,14 @@ def unpack(data: bytes) -> TextureObject:
     are used.
     """
     head = _HEAD.unpack_from(data)
-    (magic, kind, format, channels, count), rest = head[:5], head[5:]
+    (magic, kind, format, channels, count), sampling_words = head[:5], head[5:]
     if magic != _MAGIC:
         raise ValueError("no texture or surface object")
-    modes, (filter, flags, level_filter), (bias, least, greatest) = rest[:3], rest[3:6], rest[6:9]
+    modes, (filter, flags, level_filter), (bias, least, greatest) = (
+        sampling_words[:3],
+        sampling_words[3:6],
+        sampling_words[6:9],
+    )
     if format not in CHANNEL_BYTES or channels not in (1, 2, 4) or not 0 < count <= LEVELS:
         raise ValueError(f"format {format:#x}, {channels} channels, {count} levels")
     levels = tuple(Level(*_LEVEL.unpack_from(data, _HEAD.size + _LEVEL.size * index)) for index in range(count))
@@ -164,5 +168,5 @@ def unpack(data: bytes) -> TextureObject:
             raise ValueError(f"a level at {level.address:#x}, pitches {level.pitch} and {level.slice_pitch}")
     if max(modes) > max(AddressMode):
         raise ValueError(f"address modes {modes}")
-    sampling = Sampling(modes, filter, flags, level_filter, bias, least, greatest, rest[9:])
+    sampling = Sampling(modes, filter, flags, level_filter, bias, least, greatest, sampling_words[9:])
     return TextureObject(TexturedKind(kind), format, channels, sampling, levels)

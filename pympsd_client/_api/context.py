@@ -14,7 +14,7 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_context, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
-from pympsd_client._arguments.values import number, unsigned
+from pympsd_client._arguments.values import number, read_unsigned
 from pympsd_client._objects.context import Context, context_of, contexts, current, require_context, this_thread
 from pympsd_client._objects.process import process
 
@@ -63,7 +63,7 @@ def create_variant(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = ...) 
     """
     if dev is ...:
         ctxCreateParams, flags, dev = None, ctxCreateParams, flags
-    return create(ctxCreateParams, unsigned(flags, 32), number(dev))
+    return create(ctxCreateParams, read_unsigned(flags, 32), number(dev))
 
 
 def create_with_affinity(parameters: Any, count: int, flags: int, device: int) -> int:

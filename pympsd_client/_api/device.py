@@ -96,8 +96,8 @@ def pci_bus_id(length: int, device: int) -> bytes:
 
 
 def _bus_id(device: VisibleDevice) -> str:
-    domain, rest = device.properties.pci.split(":", 1)
-    bus, number, function = rest.replace(":", ".").split(".")
+    domain, address = device.properties.pci.split(":", 1)
+    bus, number, function = address.replace(":", ".").split(".")
     return f"{int(domain, 16):04X}:{int(bus, 16):02X}:{int(number, 16):02X}.{int(function, 16):X}"
 
 

@@ -44,7 +44,7 @@ from pympsd_client._api.conversions import (
 from pympsd_client._arguments.bindings import DONE, SUCCESS, name_of
 from pympsd_client._arguments.errors import CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.values import number, text, unsigned
+from pympsd_client._arguments.values import number, read_unsigned, text
 from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
@@ -80,7 +80,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         "_struct": {parameter.type: structure_reader(parameter.type) for parameter in signature.inputs},
         "_text": text,
         "_this_thread": this_thread,
-        "_unsigned": unsigned,
+        "_unsigned": read_unsigned,
         "_wrap": {parameter.type: output_wrapper(parameter.type) for parameter in signature.outputs},
     }
     exec(compile(_source(signature), f"<{signature.name}>", "exec"), names)

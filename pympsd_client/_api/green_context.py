@@ -87,9 +87,9 @@ def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> t
         raise _not_possible(f"parts of {size} SMs out of {resource.count}")
     possible = resource.count // size
     number = min(requested, possible) if requested else possible
-    taken = number if requested else 0
-    part, rest = (_part(resource, count) for count in (size, resource.count - taken * size))
-    return [part.packed] * taken, number, rest.packed
+    group_count = number if requested else 0
+    part, remainder = (_part(resource, count) for count in (size, resource.count - group_count * size))
+    return [part.packed] * group_count, number, remainder.packed
 
 
 def _part(resource: SmResource, count: int) -> SmResource:

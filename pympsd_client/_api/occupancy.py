@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.launch_attributes import LaunchConfig, launch_config
-from pympsd_client._arguments.values import unsigned
+from pympsd_client._arguments.values import read_unsigned
 from pympsd_client._objects.code import occupancy
 from pympsd_client._objects.code.library import function_of
 
@@ -30,8 +30,8 @@ def best_block(
     The flags, 0 or DISABLE_CACHING_OVERRIDE, change nothing on these devices.
     """
     _check_caching(flags)
-    needed = occupancy.dynamic_bytes_by_block(dynamic_bytes_function, dynamic_bytes)
-    return occupancy.best_block(function_of(function), needed, unsigned(most_threads, 31))
+    bytes_by_block = occupancy.dynamic_bytes_by_block(dynamic_bytes_function, dynamic_bytes)
+    return occupancy.best_block(function_of(function), bytes_by_block, read_unsigned(most_threads, 31))
 
 
 def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:

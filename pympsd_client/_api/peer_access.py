@@ -40,15 +40,16 @@ def enable(peer: int, flags: int) -> None:
     PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer), PEER_ACCESS_ALREADY_ENABLED;
     INVALID_CONTEXT for the current context itself, and if there is none; INVALID_VALUE for flags.
     """
-    own, other = _pair(peer)
+    own, peer_context = _pair(peer)
     check_no_flags("cuCtxEnablePeerAccess", flags)
-    if not is_possible(own.device, other.device):
+    if not is_possible(own.device, peer_context.device):
         raise CudaError(
             Result.ERROR_PEER_ACCESS_UNSUPPORTED,
-            f"cuCtxEnablePeerAccess: device {own.device.number} has no peer access to device {other.device.number} "
-            "(cuDeviceCanAccessPeer answers 0). Copy with cuMemcpyPeer or cuMemcpyDtoD, which need none",
+            f"cuCtxEnablePeerAccess: device {own.device.number} has no peer access to device "
+            f"{peer_context.device.number} (cuDeviceCanAccessPeer answers 0). "
+            "Copy with cuMemcpyPeer or cuMemcpyDtoD, which need none",
         )
-    peer_access.enable(own, other)
+    peer_access.enable(own, peer_context)
 
 
 def disable(peer: int) -> None:
@@ -66,8 +67,8 @@ def flush_remote_writes(name: str) -> None:
 def _pair(peer: int) -> tuple[Context, Context]:
     own = current()
     own.usable()
-    other = context_of(peer)
-    if other is own:
+    peer_context = context_of(peer)
+    if peer_context is own:
         raise invalid_context("the current context is not a peer of itself")
-    other.usable()
-    return own, other
+    peer_context.usable()
+    return own, peer_context

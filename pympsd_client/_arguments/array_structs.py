@@ -107,8 +107,8 @@ def pack_resource(values: ResourceDescription) -> bytes:
 
 def sampling(data: bytes) -> tuple[Sampling, int]:
     """Return the values of a CUDA_TEXTURE_DESC, and the maximum anisotropy."""
-    first, second, third, filter, flags, anisotropy, level_filter, *rest = _TEXTURE.unpack(data)
-    bias, least, greatest, *border = rest
+    first, second, third, filter, flags, anisotropy, level_filter, *levels = _TEXTURE.unpack(data)
+    bias, least, greatest, *border = levels
     red, green, blue, alpha = border
     modes, colour = (first, second, third), (red, green, blue, alpha)
     return Sampling(modes, filter, flags, level_filter, bias, least, greatest, colour), anisotropy

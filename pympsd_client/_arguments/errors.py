@@ -186,7 +186,7 @@ def check_no_flags(function: str, flags: int) -> None:
         raise invalid_value(f"{function} takes no flags: 0, not {flags:#x}")
 
 
-def lost(reason: str) -> CudaError:
+def connection_lost(reason: str) -> CudaError:
     """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has exited, or violates the protocol."""
     return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)
 

@@ -46,11 +46,11 @@ def name_of(number: int) -> str:
     return _NAMES.get(number, str(number))
 
 
-def not_there(name: str, those: str = "COOPERATIVE, CLUSTER_DIMENSION, those of events") -> CudaError:
-    """Return the refusal of an attribute, naming ``those`` that are supported in addition to the hints."""
+def not_there(name: str, supported: str = "COOPERATIVE, CLUSTER_DIMENSION, those of events") -> CudaError:
+    """Return the refusal of an attribute, naming ``supported`` that are supported in addition to the hints."""
     hints = ", ".join(sorted(HINTS))
     return not_supported(
-        f"pympsd does not have the launch attribute {name}; it has {those}, and takes the hints {hints}"
+        f"pympsd does not have the launch attribute {name}; it has {supported}, and takes the hints {hints}"
     )
 
 

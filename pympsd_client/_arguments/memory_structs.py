@@ -79,15 +79,15 @@ def allocation_properties(argument: Any) -> AllocationProperties | None:
     """Return the values of a CUmemAllocationProp, None for NULL; TypeError for anything else."""
     if argument is None:
         return None
-    kind, handle_types, where, number, *rest = _unpack(argument, "CUmemAllocationProp", _ALLOCATION)
-    return AllocationProperties(kind, handle_types, Location(where, number), *rest)
+    kind, handle_types, where, number, *flags = _unpack(argument, "CUmemAllocationProp", _ALLOCATION)
+    return AllocationProperties(kind, handle_types, Location(where, number), *flags)
 
 
 def make_allocation_properties(values: AllocationProperties) -> Any:
     """Return a CUmemAllocationProp with these values."""
-    at, rest = values.location, (values.compression, values.is_rdma_capable, values.usage)
+    at, flags = values.location, (values.compression, values.is_rdma_capable, values.usage)
     return from_bytes(
-        "CUmemAllocationProp", _ALLOCATION.pack(values.type, values.handle_types, at.type, at.id, *rest)
+        "CUmemAllocationProp", _ALLOCATION.pack(values.type, values.handle_types, at.type, at.id, *flags)
     )
 
 

@@ -25,7 +25,7 @@ def number(value: Any) -> int:
     return int(value)
 
 
-def unsigned(value: Any, bits: int = 64) -> int:
+def read_unsigned(value: Any, bits: int = 64) -> int:
     """Return a number that fits an unsigned C integer; OverflowError otherwise."""
     result = number(value)
     if not 0 <= result < 1 << bits:

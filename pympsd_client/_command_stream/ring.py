@@ -84,8 +84,8 @@ class Ring:
 
     def await_answer(self) -> None:
         """Spin until an answer comes, for as long as the executor advises: a few microseconds or not at all."""
-        words, seen = self._words, self._seen
+        words, last_answer = self._words, self._seen
         for _ in repeat(None, self._spins):
-            if words[_ANSWERS] != seen:
+            if words[_ANSWERS] != last_answer:
                 break
         self._seen = words[_ANSWERS]

@@ -65,7 +65,7 @@ class StagingMemory:
         # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
         weakref.finalize(self, unmap, self.address, mapped).atexit = False
 
-    def take(self, sequence: int, count: int, context: Faultable, kept: bool) -> int | None:
+    def take(self, sequence: int, count: int, context: Faultable, is_kept: bool) -> int | None:
         """Take a slot of ``count`` bytes for a record and return its offset; None if none is free."""
         grains = min(-(-count // GRAIN), len(self._grains))
         with self._taking:
@@ -75,7 +75,7 @@ class StagingMemory:
             if first < 0 or size < min(count, self.size):  # the last grain may be a part of one
                 return None
             self._grains[first : first + grains] = b"\1" * grains
-            self._slots[sequence] = StagingSlot(offset, size, context, context.id, kept)
+            self._slots[sequence] = StagingSlot(offset, size, context, context.id, is_kept)
             return offset
 
     def max_slot_bytes_for(self, threads: int) -> int:

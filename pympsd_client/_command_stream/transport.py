@@ -44,7 +44,7 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, MAX_RECORD, OUTPUT
-from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.errors import CudaError, connection_lost
 from pympsd_client._command_stream.answers import (
     BRINGS_FD,
     Answer,
@@ -125,7 +125,7 @@ class Transport:
         self,
         connection: socket.socket,
         staging: StagingMemory,
-        on_end: Callable[[str], CudaError] = lost,
+        on_end: Callable[[str], CudaError] = connection_lost,
         ring: Ring | None = None,
     ) -> None:
         """``ring``: where records go; without one they go by the socket."""
@@ -203,8 +203,8 @@ class Transport:
             if self._error is not None:
                 raise self._error.again()
             try:
-                sent = map(self._transmit, (bytes(self._unsent),), (_NOW,))
-                any(map(self._unsent.__delitem__, map(slice, sent)))
+                sent_counts = map(self._transmit, (bytes(self._unsent),), (_NOW,))
+                any(map(self._unsent.__delitem__, map(slice, sent_counts)))
             except BlockingIOError:
                 self._read_until(select.POLLOUT, _FULL_RECHECK_MS)
             except OSError as error:
@@ -303,7 +303,7 @@ class Transport:
                 if waiting < 0:
                     _open(gate)
 
-    def take_slot(self, sequence: int, count: int, context: Faultable, kept: bool = False) -> int:
+    def take_slot(self, sequence: int, count: int, context: Faultable, is_kept: bool = False) -> int:
         """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait until one is free.
 
         A thread that has kept slots must not wait: it calls ``staging.take`` instead.
@@ -312,7 +312,7 @@ class Transport:
 
         def has_room() -> bool:
             if not offsets:  # called more than once during a wait; a slot is taken once
-                offset = self.staging.take(sequence, count, context, kept)
+                offset = self.staging.take(sequence, count, context, is_kept)
                 offsets.extend(() if offset is None else (offset,))
             return bool(offsets)
 
@@ -451,13 +451,13 @@ class Transport:
     def close(self) -> None:
         """End the stream in order."""
         self.closed = True
-        self.fail(lost("the command stream is closed"))
+        self.fail(connection_lost("the command stream is closed"))
         self._socket.close()
 
     def abandon(self) -> None:
         """In a forked child: close the copy of the socket; the parent keeps its own."""
         self.closed = True
-        self._error = lost("the command stream is the parent's")
+        self._error = connection_lost("the command stream is the parent's")
         self._socket.close()
 
 

@@ -34,7 +34,7 @@ from pympsd.wire.executor_messages import (
     ExecutorRefused,
     ExecutorSetup,
 )
-from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.errors import CudaError, connection_lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
 from pympsd_client._connect.driver_library import load_driver
@@ -151,11 +151,11 @@ class Executor:
         self._device: Final = device
         self._request: Final = count(1).__next__
         self._transport: Transport | None = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._link: Final = Conversation(ours)
-        with theirs:
+        own_end, executor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._link: Final = Conversation(own_end)
+        with executor_end:
             try:
-                self._process: Final = _start(theirs.fileno(), environment)
+                self._process: Final = _start(executor_end.fileno(), environment)
             except CudaError:
                 self._link.close()
                 raise
@@ -173,12 +173,12 @@ class Executor:
             close_all(fds)
         except ConversationEnded as error:
             self.close()
-            raise lost(f"the private executor: {error}") from None
+            raise connection_lost(f"the private executor: {error}") from None
         if not isinstance(answer, ExecutorReady):
             self.close()
             if isinstance(answer, ExecutorFailed):
                 raise CudaError(answer.code, answer.reason)
-            raise lost(f"the private executor sent {type(answer).__name__} where ExecutorReady was due")
+            raise connection_lost(f"the private executor sent {type(answer).__name__} where ExecutorReady was due")
 
     def attach(self, context_id: int, multiprocessors: int) -> Opened:
         """Make a context; raise CudaError."""
@@ -189,7 +189,7 @@ class Executor:
         )  # fmt: skip
         answer = self._ask(message, request)
         if not isinstance(answer, Attached) or self._transport is None:
-            raise lost(f"the private executor sent {type(answer).__name__} where Attached was due")
+            raise connection_lost(f"the private executor sent {type(answer).__name__} where Attached was due")
         return Opened(
             context_id=context_id,
             generation=GENERATION,
@@ -204,7 +204,7 @@ class Executor:
         request = self._request()
         answer = self._ask(Detach(request=request, context=context_id), request)
         if not isinstance(answer, ExecutorDone):
-            raise lost(f"the private executor sent {type(answer).__name__} where ExecutorDone was due")
+            raise connection_lost(f"the private executor sent {type(answer).__name__} where ExecutorDone was due")
 
     def _ask(self, message: object, request: int) -> Any:
         try:
@@ -214,11 +214,11 @@ class Executor:
                 # Faults are read from the command stream, which reports them too.
                 answer, fds = self._link.receive()
                 if isinstance(answer, Attached) and len(fds) == 2:
-                    self._transport = open_stream(fds, answer.shared_bytes, lost, answer.ring_bytes)
+                    self._transport = open_stream(fds, answer.shared_bytes, connection_lost, answer.ring_bytes)
                 else:
                     close_all(fds)
         except (ConversationEnded, OSError) as error:
-            raise lost(f"the private executor: {error}; end this process and start it again") from None
+            raise connection_lost(f"the private executor: {error}; end this process and start it again") from None
         if isinstance(answer, ExecutorRefused):
             raise CudaError(answer.code, answer.reason)
         return answer

@@ -40,7 +40,7 @@ from pympsd.wire.messages import (
     RequestRefused,
     SessionWelcome,
 )
-from pympsd_client._arguments.errors import CudaError, lost, not_supported
+from pympsd_client._arguments.errors import CudaError, connection_lost, not_supported
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
@@ -213,10 +213,10 @@ class Session:
             request = OpenContext(number, device.number, flags, percentage, affinity, partition, by_device)
             answer = self._ask(request, number)
             if not isinstance(answer, ContextOpened):
-                raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
+                raise self._end_session(f"it sent {type(answer).__name__} where ContextOpened was due")
             transport = self._transports.get(device.ordinal)
             if transport is None:
-                raise self._gone("it opened a context and gave no command stream")
+                raise self._end_session("it opened a context and gave no command stream")
             if transport.error is not None:
                 # The executor has ended since, but the server has not.
                 raise transport.error.again()
@@ -235,7 +235,7 @@ class Session:
             number = self._number()
             answer = self._ask(CloseContext(request=number, context=context_id), number)
             if not isinstance(answer, ContextClosed):
-                raise self._gone(f"it sent {type(answer).__name__} where ContextClosed was due")
+                raise self._end_session(f"it sent {type(answer).__name__} where ContextClosed was due")
 
     def _ask(self, request: object, number: int) -> Any:
         if self._lost is not None:
@@ -252,7 +252,7 @@ class Session:
                     break
                 self._decline(answer)
         except (ConversationEnded, OSError) as error:
-            raise self._gone(str(error)) from None
+            raise self._end_session(str(error)) from None
         if isinstance(answer, RequestRefused):
             raise CudaError(answer.code, answer.reason)
         return answer
@@ -278,13 +278,13 @@ class Session:
     def _stream_ended(self, reason: str) -> CudaError:
         """Return the error of an executor's end: its server's end, or alone, a fatal fault of its device."""
         if self._conversation.ends_within(SERVER_END_S):
-            return self._gone("it has ended")
+            return self._end_session("it has ended")
         return CudaError(Result.ERROR_LAUNCH_FAILED, f"a fatal GPU fault: {reason}")
 
-    def _gone(self, reason: str) -> CudaError:
+    def _end_session(self, reason: str) -> CudaError:
         if self._lost is None:
             message = self._last_message()
-            self._lost = message or lost(f"the MPS server: {reason}; end this process and start it again")
+            self._lost = message or connection_lost(f"the MPS server: {reason}; end this process and start it again")
             if self._conversation.over:
                 # Its contexts are gone with it, though executors may live on for a moment.
                 for transport in tuple(self._transports.values()):
@@ -309,7 +309,7 @@ class Session:
     def check(self) -> None:
         """Raise MPS_RPC_FAILURE if the server has gone; it stays gone for this process."""
         if self._lost is None and self._conversation.over:
-            self._gone("it has ended")
+            self._end_session("it has ended")
         if self._lost is not None:
             raise self._lost.again()
 

@@ -240,7 +240,7 @@ class Captures:
     def of(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream; IMPLICIT for the legacy stream while one that it waits for captures."""
         with self._lock:
-            if place[1] == STREAM_LEGACY and any(waits_for_legacy(other) for other in self.streams_in(place[0])):
+            if place[1] == STREAM_LEGACY and any(waits_for_legacy(stream) for stream in self.streams_in(place[0])):
                 raise CudaError(
                     Result.ERROR_STREAM_CAPTURE_IMPLICIT,
                     "a stream that the legacy default stream waits for is capturing",
@@ -293,7 +293,9 @@ class Captures:
         with self._lock:
             capture = self._captures.get((context, stream))
             for node in () if capture is None else tuple(capture.next[context, stream]):
-                for kernel in [other for other in node.dependencies if isinstance(other.work, KernelWork)]:
+                for kernel in [
+                    dependency for dependency in node.dependencies if isinstance(dependency.work, KernelWork)
+                ]:
                     node.dependencies[kernel] = kernel.dependents[node] = Edge(1, 0, PROGRAMMATIC)
 
     def takes_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:

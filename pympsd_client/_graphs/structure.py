@@ -75,14 +75,16 @@ def edges(graph: int, capacity: int) -> tuple[Any, ...]:
 def dependencies(node: int, capacity: int) -> tuple[Any, ...]:
     """Return up to ``numDependencies`` nodes that a node depends on, the edges' data, and their number."""
     return _edge_lists(
-        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependencies.items()), 1, capacity
+        (((dependency.handle,), edge) for dependency, edge in graphs.find_node(node).dependencies.items()),
+        1,
+        capacity,
     )
 
 
 def dependent_nodes(node: int, capacity: int) -> tuple[Any, ...]:
     """Return up to ``numDependentNodes`` nodes that depend on a node, the edges' data, and their number."""
     return _edge_lists(
-        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependents.items()), 1, capacity
+        (((dependent.handle,), edge) for dependent, edge in graphs.find_node(node).dependents.items()), 1, capacity
     )
 
 

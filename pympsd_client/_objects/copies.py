@@ -85,19 +85,19 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
     """
     transport = opened.transport
     flags = 0 if wait else FLAG_QUIET
-    sent: list[int] = []
+    sequences: list[int] = []
     try:
         for piece in pieces:
             sequence = transport.sequence()
             offset = _fill_slot(transport, context, sequence, piece)
             if wait:
                 transport.expect(sequence)
-                sent.append(sequence)
+                sequences.append(sequence)
             transport.post(piece.record(opened.context_id, sequence, offset, flags))
-        for sequence in sent:
+        for sequence in sequences:
             context.judge(opened, transport.answer(sequence))
     finally:
-        for sequence in sent:
+        for sequence in sequences:
             transport.discard(sequence)
 
 
@@ -160,12 +160,12 @@ def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_
             if len(pending) == max_pending:
                 _copy_out(context, opened, pending)
             sequence = transport.sequence()
-            offset = transport.staging.take(sequence, piece.size, context, kept=True)
+            offset = transport.staging.take(sequence, piece.size, context, is_kept=True)
             while offset is None and pending:  # our own slots first: a thread never waits while it keeps some
                 _copy_out(context, opened, pending)
-                offset = transport.staging.take(sequence, piece.size, context, kept=True)
+                offset = transport.staging.take(sequence, piece.size, context, is_kept=True)
             if offset is None:
-                offset = transport.take_slot(sequence, piece.size, context, kept=True)
+                offset = transport.take_slot(sequence, piece.size, context, is_kept=True)
             pending.append(_PendingPiece(sequence, offset, piece))
             transport.expect(sequence)
             transport.post(piece.record(opened.context_id, sequence, offset, 0))

@@ -99,14 +99,14 @@ def record(context: Context, event: int) -> None:
     """Record an event for the earlier work in all streams of a context; raise CudaError."""
     recorded_event = events.events.find(event)
     handle = recorded_event.handle_in(context)
-    joining_stream, passed = context.allocate_handle(), context.allocate_handle()
+    joining_stream, end_event = context.allocate_handle(), context.allocate_handle()
     context.post(operations.CREATE_STREAM, joining_stream, 1, 0)
-    context.post(operations.CREATE_EVENT, passed, events.DISABLE_TIMING)
+    context.post(operations.CREATE_EVENT, end_event, events.DISABLE_TIMING)
     for stream in _streams_of(context):
-        context.post(operations.RECORD_EVENT, passed, stream)
-        context.post(operations.WAIT_EVENT, joining_stream, passed)
+        context.post(operations.RECORD_EVENT, end_event, stream)
+        context.post(operations.WAIT_EVENT, joining_stream, end_event)
     context.post(operations.RECORD_EVENT, handle, joining_stream)
-    context.post(operations.DESTROY_EVENT, passed)
+    context.post(operations.DESTROY_EVENT, end_event)
     context.post(operations.DESTROY_STREAM, joining_stream)
     recorded_event.recorded = True
 

@@ -107,10 +107,10 @@ def _pointer(data: Any) -> int:
         return memory.address
 
 
-def _hold(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
+def _hold(reference: object, run: Callable[[int], None]) -> Callable[[int], None]:
     """Return the same function with a reference that keeps the callable alive until the function is dropped."""
 
-    def call(status: int, _kept: object = kept) -> None:
+    def call(status: int, _reference: object = reference) -> None:
         run(status)
 
     return call

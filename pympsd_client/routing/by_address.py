@@ -122,11 +122,11 @@ def _read_resource(address: int) -> InMemory | None:
     return InMemory(address) if address else None
 
 
-def _write_parts(parts: list[bytes], result: int, rest: bytes, remaining: int) -> None:
+def _write_parts(parts: list[bytes], result: int, remainder: bytes, remaining: int) -> None:
     if result:
         _copy(b"".join(parts), result)
     if remaining:
-        _copy(rest, remaining)
+        _copy(remainder, remaining)
 
 
 def _split_by_count(core: Core) -> Resolved:
@@ -135,8 +135,8 @@ def _split_by_count(core: Core) -> Resolved:
         check_not_null("nbGroups", number)
         count = c_uint32.from_address(number)
         requested = count.value if result else 0
-        parts, count.value, rest = core(requested, _read_resource(resource), flags, minimum)
-        _write_parts(parts, result, rest, remaining)
+        parts, count.value, remainder = core(requested, _read_resource(resource), flags, minimum)
+        _write_parts(parts, result, remainder, remaining)
 
     return split, "QQQQII"
 
@@ -144,8 +144,8 @@ def _split_by_count(core: Core) -> Resolved:
 def _split(core: Core) -> Resolved:
     def split(result: int, number: int, resource: int, remaining: int, flags: int, groups: int) -> None:
         process.require()
-        parts, rest = core(number, _read_resource(resource), flags, _read_resource(groups))
-        _write_parts(parts, result, rest, remaining)
+        parts, remainder = core(number, _read_resource(resource), flags, _read_resource(groups))
+        _write_parts(parts, result, remainder, remaining)
 
     return split, "QIQQIQ"
 

@@ -41,26 +41,26 @@ def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
     if len(types) == len(row.parameters):
         return row.parameters
     is_shorter = len(types) < len(row.parameters)
-    rest = list(row.parameters)
+    remaining = list(row.parameters)
     result: list[Parameter] = []
     for number, type in enumerate(types):
-        candidates = enumerate(rest if is_shorter else rest[:1])
+        candidates = enumerate(remaining if is_shorter else remaining[:1])
         at = next((index for index, parameter in candidates if _fits(parameter, type)), None)
-        result.append(Parameter(type, f"_{number}", False, True) if at is None else rest[at])
-        del rest[: 0 if at is None else at + 1]
-    kept = sum(parameter in result for parameter in row.parameters)
-    if kept != min(len(types), len(row.parameters)):
+        result.append(Parameter(type, f"_{number}", False, True) if at is None else remaining[at])
+        del remaining[: 0 if at is None else at + 1]
+    present_count = sum(parameter in result for parameter in row.parameters)
+    if present_count != min(len(types), len(row.parameters)):
         raise TypeError(f"cuda.bindings has {row.name}({', '.join(types)}) here, which pympsd does not support")
     return tuple(result)
 
 
 def adapt(
-    function: Callable[..., Any], takes: Sequence[Parameter], passed: Sequence[Parameter]
+    function: Callable[..., Any], takes: Sequence[Parameter], given_parameters: Sequence[Parameter]
 ) -> Callable[..., Any]:
     """Return a function with other parameters: missing ones are 0, additional ones are dropped."""
-    if takes == passed:
+    if takes == given_parameters:
         return function
-    places = [passed.index(parameter) if parameter in passed else None for parameter in takes]
+    places = [given_parameters.index(parameter) if parameter in given_parameters else None for parameter in takes]
 
     def call(*values: Any) -> Any:
         return function(*(0 if place is None else values[place] for place in places))

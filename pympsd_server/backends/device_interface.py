@@ -40,7 +40,7 @@ class Timeline(Protocol):
         A kernel that runs in several slices is reported several times.
         """
 
-    def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
+    def note_finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
         """Note that work in a stream is finished, or was stopped.
 
         Args:

@@ -69,13 +69,13 @@ class ExecutorTimeline:
         client = self._pids.get(context, 0)
         self._trace.slice(self._process, COMPUTE, name, began, ended, client=client, context=context)
 
-    def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
+    def note_finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
         """Write work in a stream, on a track of its client."""
         client, track = self._pids.get(context, 0), context * STREAMS + stream
         self._trace.name(client, f"device {self._ordinal}, context {context}, stream {stream}", track)
         self._trace.slice(client, track, name, began, ended, waited_us=(began - submitted) / 1000)
 
-    def faulted(self, context: int, reason: str, at: int) -> None:
+    def note_fault(self, context: int, reason: str, at: int) -> None:
         """Write that a context was faulted by its own work."""
         self._trace.instant(self._pids.get(context, 0), context * STREAMS, "fault", at, reason=reason)
 
@@ -198,7 +198,7 @@ class Attachments:
     def _fault_report(self, context: int) -> Callable[[Status], None]:
         def report(status: Status) -> None:
             if (timeline := self._timeline) is not None:
-                timeline.faulted(context, status.reason, time.perf_counter_ns())
+                timeline.note_fault(context, status.reason, time.perf_counter_ns())
             self._send(ContextFaulted(context, status.code, status.reason))
 
         return report
@@ -207,29 +207,31 @@ class Attachments:
         if not request.new_stream:
             return self._clients[request.client], ()
         try:
-            ours, theirs = socket.socketpair()
+            worker_end, client_end = socket.socketpair()
             memory = create_shared_memory(AREA_BYTES if self._native else 0)
         except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {explain(error)}") from None
         try:
-            worker = native_worker(ours, memory.view, self._access) if self._native else None
+            worker = native_worker(worker_end, memory.view, self._access) if self._native else None
         except BackendError:
-            close_all((ours.detach(), theirs.detach(), memory.fd))
+            close_all((worker_end.detach(), client_end.detach(), memory.fd))
             raise
         pinned = PinnedPieces(self._device, self._pinned_addresses, request.client)
         staging = memory.view[:SHARED_BYTES]
-        client = CommandClient(ours, staging, pinned, self._shared_events, self._shortages, request.client, worker)
+        client = CommandClient(
+            worker_end, staging, pinned, self._shared_events, self._shortages, request.client, worker
+        )
         try:
             client.start()
         except RuntimeError as error:
-            close_all((ours.detach(), theirs.detach(), memory.fd))
+            close_all((worker_end.detach(), client_end.detach(), memory.fd))
             # The mapping keeps a duplicate descriptor until its last view is dropped.
             client.resources.staging.release()
             memory.view.release()
             reason = f"no thread for this client: {error}; {PROCESS_ADVICE}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
         self._clients[request.client] = client
-        return client, (theirs.detach(), memory.fd)
+        return client, (client_end.detach(), memory.fd)
 
     def _terminate(self, request: Terminate) -> None:
         client = self._owners.get(request.context)

@@ -126,7 +126,7 @@ class CommandClient:
         request = Request(self.resources, context, record, answered)
         try:
             if incoming.refused and self._native is not None and context is not None:
-                raise self._native.refused(incoming.refused)
+                raise self._native.error_of(incoming.refused)
             self._run(request, context, row, record)
         except BackendError as error:
             request.fail(Status(error.code, error.reason))

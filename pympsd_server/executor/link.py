@@ -49,8 +49,8 @@ class OwnerLink:
         while (item := self._outgoing.get()) is not None:
             with suppress(OSError):  # the owner has gone: watch() detects it
                 # The descriptors are sent with the first byte of their frame.
-                sent = socket.send_fds(self._socket, [item.data], item.fds) if item.fds else 0
-                self._socket.sendall(item.data[sent:])
+                sent_bytes = socket.send_fds(self._socket, [item.data], item.fds) if item.fds else 0
+                self._socket.sendall(item.data[sent_bytes:])
             for fd in item.fds:
                 os.close(fd)
 

@@ -97,7 +97,7 @@ def native_worker(stream: socket.socket, memory: memoryview, access: NativeAcces
 
 def from_worker(worker: NativeWorker) -> Iterator[Incoming]:
     """Yield the records that a native worker leaves to Python, until the stream ends."""
-    while (taken := worker.take()) is not None:
-        opcode, flags, _, context, sequence = records.HEADER.unpack_from(taken.record)
-        body = taken.record[records.HEADER_BYTES :]
-        yield Incoming(records.Record(opcode, flags, context, sequence, body), taken.code)
+    while (item := worker.take()) is not None:
+        opcode, flags, _, context, sequence = records.HEADER.unpack_from(item.record)
+        body = item.record[records.HEADER_BYTES :]
+        yield Incoming(records.Record(opcode, flags, context, sequence, body), item.code)

@@ -55,7 +55,7 @@ class NativeWorker:
             return None
         return DeclinedRecord(ctypes.string_at(self._record.value or 0, self._length.value), self._code.value)
 
-    def refused(self, code: int) -> BackendError:
+    def error_of(self, code: int) -> BackendError:
         """Return the error for the code of a declined record."""
         assert self.access is not None  # else there are no codes
         return self.access.refused(code)
@@ -72,9 +72,9 @@ class NativeWorker:
         self._library.worker_lock_sending(self._worker)
         unsent = True
         try:
-            sent = write()
-            unsent = sent < count
-            return sent
+            sent_bytes = write()
+            unsent = sent_bytes < count
+            return sent_bytes
         finally:
             self._library.worker_unlock_sending(self._worker, unsent)
 
@@ -96,10 +96,10 @@ class NativeWorker:
     def drop_context(self, context_id: int, seconds: float) -> None:
         """Stop executing its records. Objects that a driver call still uses after ``seconds`` are never freed."""
         is_unused = self._library.worker_drop_context(self._worker, context_id, int(seconds * 1e9)) == 0
-        kept: list[object] = [self._states.pop(context_id, None)]
-        kept += [self._objects.pop(key) for key in tuple(self._objects) if key[0] == context_id]
+        leaked_objects: list[object] = [self._states.pop(context_id, None)]
+        leaked_objects += [self._objects.pop(key) for key in tuple(self._objects) if key[0] == context_id]
         if not is_unused:
-            _leaked.extend((self, *kept))
+            _leaked.extend((self, *leaked_objects))
 
     def add_stream(self, context_id: int, handle: int, state: StreamState) -> None:
         """Add a stream of the context."""

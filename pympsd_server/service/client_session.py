@@ -183,9 +183,11 @@ class ClientSession:
         if refused:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
-        seen = tuple(as_seen(self.limits, ordinal, devices[ordinal]) for ordinal in self.ordinals)
-        self.server.client_joined(self.client, *in_force(self.limits, self.ordinals, seen, self.client.environment))
-        self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
+        visible_properties = tuple(as_seen(self.limits, ordinal, devices[ordinal]) for ordinal in self.ordinals)
+        self.server.client_joined(
+            self.client, *in_force(self.limits, self.ordinals, visible_properties, self.client.environment)
+        )
+        self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, visible_properties, self.ordinals))
         return True
 
     def _combine_limits(self) -> str:

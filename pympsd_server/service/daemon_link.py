@@ -116,7 +116,7 @@ class DaemonLink:
         self._use[device] = link.MemoryReported(**asdict(use, recurse=False), device=device)
         self._change((0, device), self._use[device])
 
-    def terminated(self, token: int, code: int) -> None:
+    def answer_termination(self, token: int, code: int) -> None:
         """Answer a termination; the next daemon ignores the answer to a dead one's request."""
         self._push(link.Terminated(token, code))
 
@@ -137,7 +137,7 @@ class DaemonLink:
             report |= {"partitions": partitions, "groups": client.groups, "limits": admitted.limits}
             self._push(link.ReturningClient(**report, contexts=contexts))
 
-    def taken_over(self) -> None:
+    def report_all_use(self) -> None:
         """Report the use of devices to the daemon that took over the link: it has not asked for that."""
         for report in self._use.values():
             self._push(report)

@@ -44,7 +44,7 @@ async def terminate_client(containment: Containment, request: link.TerminateClie
     if not targets:
         server.log.info("termination_unknown", pid=request.pid)
         server.log.info("termination_failed")
-        server.link.terminated(request.token, Result.ERROR_INVALID_CONTEXT)
+        server.link.answer_termination(request.token, Result.ERROR_INVALID_CONTEXT)
         return
     for client, context in targets:
         server.log.info("termination_requested", pid=client.pid, context=context.number)
@@ -52,11 +52,11 @@ async def terminate_client(containment: Containment, request: link.TerminateClie
     if not await stop(containment, targets, TERMINATED_REASON):
         server.log.error("termination_overdue", pid=request.pid, seconds=TERMINATION_SECONDS)
         if not request.by_reset:
-            server.link.terminated(request.token, Result.ERROR_LAUNCH_TIMEOUT)
+            server.link.answer_termination(request.token, Result.ERROR_LAUNCH_TIMEOUT)
             return
         await _reset(containment, targets)
     server.log.info("termination_succeeded")
-    server.link.terminated(request.token, Result.SUCCESS)
+    server.link.answer_termination(request.token, Result.SUCCESS)
 
 
 async def stop(containment: Containment, targets: Sequence[Target], reason: str) -> bool:

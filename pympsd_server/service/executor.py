@@ -61,16 +61,16 @@ class Executor:
         answer, _ = await self.ask(request.request, request)
         self.unfinished = answer.unfinished
 
-    async def ask(self, request: int, message: object, sent: tuple[int, ...] = ()) -> Answer:
+    async def ask(self, request: int, message: object, descriptors: tuple[int, ...] = ()) -> Answer:
         """Send a request; return its answer and descriptors; raise ExecutorError if it fails or the executor ends.
 
-        ``sent``: descriptors to send with it, which are closed.
+        ``descriptors``: sent with the request, and closed.
         """
         if self.has_ended:
-            close_all(sent)
-            raise gone(self.device)
+            close_all(descriptors)
+            raise ended_error(self.device)
         event, answers = self._answers[request] = (trio.Event(), [])
-        self.channel.send(message, sent)
+        self.channel.send(message, descriptors)
         try:
             await event.wait()
         except BaseException:
@@ -80,7 +80,7 @@ class Executor:
         finally:
             del self._answers[request]
         if not answers:
-            raise gone(self.device)
+            raise ended_error(self.device)
         answer, fds = answers[0]
         if isinstance(answer, executor_messages.ExecutorRefused):
             raise ExecutorError(answer.code, answer.reason, answer.short)
@@ -106,6 +106,6 @@ class ExecutorGone(ExecutorError):
     """The executor has ended, before or during the request."""
 
 
-def gone(device: int) -> ExecutorGone:
+def ended_error(device: int) -> ExecutorGone:
     """Return the error of a request to an executor that has ended."""
     return ExecutorGone(Result.ERROR_MPS_RPC_FAILURE, f"the executor of device {device} has ended")

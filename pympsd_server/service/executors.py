@@ -52,7 +52,7 @@ from pympsd.process.version import build_id
 from pympsd.vocabulary.device_properties import DeviceProperties, combine_utilization
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
-from pympsd_server.service.executor import Executor, ExecutorError, gone
+from pympsd_server.service.executor import Executor, ExecutorError, ended_error
 from pympsd_server.service.memory_accounts import CgroupMemory, MemoryAccounts
 from pympsd_server.state_machine.client_table import ContextRecord
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
@@ -138,7 +138,7 @@ class Executors:
                 generation = self._generations[slot.device] = self._generations.get(slot.device, 0) + 1
                 await self.nursery.start(self._run, slot, generation)
             if slot not in self._running:
-                raise gone(slot.device)
+                raise ended_error(slot.device)
             return self._running[slot]
 
     async def until_ended(self, slot: ExecutorSlot) -> None:
@@ -153,12 +153,12 @@ class Executors:
 
     async def _make_room(self, slot: ExecutorSlot) -> None:
         """End other users' unused executors on the device: each occupies device memory."""
-        others = [
+        closable = [
             executor
             for executor in self._running.values()
             if executor.device == slot.device and executor.slot != slot
         ]
-        for executor in others:
+        for executor in closable:
             if not (self.is_used(executor.slot) or self._starting[executor.slot].locked()):
                 await self.end(executor)
 
@@ -192,14 +192,14 @@ class Executors:
     async def _run(self, slot: ExecutorSlot, generation: int, task_status: Any) -> None:
         device = slot.device
         try:
-            ours, process = await _spawn()
+            own_end, process = await _spawn()
         except OSError as error:
             reason = f"the executor of device {device} could not be started: {explain(error)}"
             if error.errno in EXHAUSTED:
                 self.log.error("shared_memory_failed")
             self.log.error("executor_not_started", reason=reason)
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
-        channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+        channel = MessageChannel(trio.socket.from_stdlib_socket(own_end), fds_allowed=2)
         executor = self._latest[slot] = Executor(slot, generation, process, channel)
         reports = self.on_memory is not None
         setup = executor_messages.ExecutorSetup(
@@ -302,19 +302,19 @@ def _first(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:
 
 async def _spawn() -> tuple[socket.socket, trio.Process]:
     main = os.path.join(os.path.dirname(os.path.dirname(__file__)), "executor", "__main__.py")
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
+    own_end, executor_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with executor_end:
         try:
             # It inherits the server's standard streams: errors go to the daemon.
             process = await open_process(
-                [sys.executable, "-I", main, "--link-fd", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-I", main, "--link-fd", str(executor_end.fileno())],
+                pass_fds=(executor_end.fileno(),),
                 env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE},
             )
         except BaseException:
-            ours.close()
+            own_end.close()
             raise
-    return ours, process
+    return own_end, process
 
 
 async def _await_ready(channel: MessageChannel) -> executor_messages.ExecutorReady:

@@ -41,7 +41,7 @@ class MemoryAccounts:
 
     def usage(self, device: int) -> dict[int, int]:
         """Return what clients hold on a device, by id."""
-        of_device = (usage for other, usage in self._held.items() if other.device == device)
+        of_device = (usage for slot, usage in self._held.items() if slot.device == device)
         return {client: count for usage in of_device for client, count in usage.items()}
 
     def in_slot(self, slot: ExecutorSlot) -> dict[int, int]:
@@ -74,12 +74,12 @@ class MemoryAccounts:
         for slot, executor in self._executors.items():
             if slot.device != device:
                 continue
-            others = Counter(self._other_servers.get(slot.device, Counter()))
-            for other, clients in self._held.items():
-                if other.device == slot.device and other != slot:
+            bytes_of_others = Counter(self._other_servers.get(slot.device, Counter()))
+            for other_slot, clients in self._held.items():
+                if other_slot.device == slot.device and other_slot != slot:
                     for client, count in clients.items():
-                        others.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
-            message = OthersMemory(others.pop("", 0), dict(others))
+                        bytes_of_others.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
+            message = OthersMemory(bytes_of_others.pop("", 0), dict(bytes_of_others))
             if message != self._sent.get(slot, OthersMemory(0, {})):
                 self._sent[slot] = message
                 executor.channel.send(message)
@@ -159,9 +159,9 @@ class CgroupMemory:
 
 def _machine() -> Iterator[str]:
     for line in _read(_MEMINFO).splitlines():
-        name, _, rest = line.partition(":")
+        name, _, amount = line.partition(":")
         if name in ("MemTotal", "MemAvailable"):
-            yield f"{name} {_mebibytes(int(rest.split()[0]) << 10)}"
+            yield f"{name} {_mebibytes(int(amount.split()[0]) << 10)}"
 
 
 def _read(file: Path) -> str:

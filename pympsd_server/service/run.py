@@ -261,7 +261,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                     server.link.report(token, server.leaving)
                 case link.ServerAdopted(), _:
                     nursery.start_soon(tracing.stop)  # it was the trace of the daemon before
-                    server.link.taken_over()
+                    server.link.report_all_use()
                     server.log.info("server_taken_over")
                 case link.ServerDismissed(reason), _:
                     server.leave_without_daemon(reason)

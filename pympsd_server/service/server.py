@@ -222,9 +222,11 @@ class Server:
     def context_closed(self, client: ClientRecord, context: ContextRecord) -> None:
         """Report the end of a context, which the client table no longer has."""
         # As recorded: contexts on the same device.
-        others = self.client_table.clients.values()
+        clients = self.client_table.clients.values()
         remaining = sum(
-            other_context.device == context.device for other in others for other_context in other.contexts.values()
+            other_context.device == context.device
+            for client_entry in clients
+            for other_context in client_entry.contexts.values()
         )
         names = {"pid": client.pid, "context": context.number}
         self.log.info("client_receive_failed", **names)

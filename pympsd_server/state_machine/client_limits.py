@@ -134,8 +134,8 @@ def limits_of(admitted: AdmitClient, of_server: Limits) -> ClientLimits:
     own = admitted.own
     if own is None:
         own = evolve(of_server, client_priority=ClientPriority(admitted.priority))
-    stated = {part.name: getattr(admitted, part.name) for part in fields(AdmittedLimits)}
-    return ClientLimits(**{**stated, "own": own}, namespace=admitted.mps_namespace)
+    values = {part.name: getattr(admitted, part.name) for part in fields(AdmittedLimits)}
+    return ClientLimits(**{**values, "own": own}, namespace=admitted.mps_namespace)
 
 
 def combine_with_environment(
@@ -196,10 +196,10 @@ def own_priority(environment: Mapping[str, str]) -> ClientPriority | None:
 
 def partition_on(limits: ClientLimits, ordinal: int) -> ChosenPartition:
     """Return a client's partition of a device, one without chunks if it has none there; raise PartitionRefused."""
-    chosen = limits.partitions.get(ordinal, ChosenPartition())
-    if chosen.problem:
-        raise PartitionRefused(chosen.problem)
-    return chosen
+    partition = limits.partitions.get(ordinal, ChosenPartition())
+    if partition.problem:
+        raise PartitionRefused(partition.problem)
+    return partition
 
 
 def memory_on(limits: ClientLimits, ordinal: int) -> int:
@@ -239,13 +239,13 @@ def as_seen(limits: ClientLimits, ordinal: int, device: DeviceProperties) -> Dev
 
 
 def in_force(
-    limits: ClientLimits, ordinals: Sequence[int], seen: Sequence[DeviceProperties], environment: Mapping[str, str]
+    limits: ClientLimits, ordinals: Sequence[int], devices: Sequence[DeviceProperties], environment: Mapping[str, str]
 ) -> tuple[LimitsInForce, dict[int, str]]:
     """Return the limits in force for a client, and its partitions, by the indices of the devices that it sees.
 
     ``environment``: the client's, which decides how many connections each of its contexts takes.
     """
-    counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
+    counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in devices)
     memory = in_bytes(limits.own.pinned_memory)
     partitions = {ordinal: partition.name for ordinal, partition in limits.partitions.items() if partition.name}
     result = LimitsInForce(
@@ -308,9 +308,9 @@ def is_lenient(environment: Mapping[str, str]) -> bool:
 
 def problem_of_entries(bad: Sequence[BadEntry]) -> str:
     """Return the sentence that refuses invalid entries of a client's limits."""
-    others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    remark = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return (
-        f"{bad[0].variable}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
+        f"{bad[0].variable}: {bad[0].entry!r}{remark}: {bad[0].reason}. Mend it, or set "
         "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
     )
 

@@ -32,8 +32,8 @@ def refusals(
         for ordinal, device in checked
         if device.compute_capability < MIN_CAPABILITY
     ]
-    others = [reason for ordinal, device in checked for reason in _unfit(ordinal, device)]
-    return (*((SUPPORTED, *too_old) if too_old else ()), *others)
+    device_reasons = [reason for ordinal, device in checked for reason in _unfit(ordinal, device)]
+    return (*((SUPPORTED, *too_old) if too_old else ()), *device_reasons)
 
 
 def platform_is_supported(system: str, pointer_bits: int) -> bool:

@@ -19,7 +19,7 @@ from pympsd.wire import records
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd.wire.records import Record
 from pympsd.wire.ring_layout import AREA_BYTES, ASLEEP, DATA, HEAD, RING_BYTES, TAIL
-from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.errors import CudaError, connection_lost
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened, VisibleDevice, open_stream
 from pympsd_client._objects.context import Context
@@ -58,7 +58,7 @@ class FakeExecutor:
     ordinal: int = 0
     ring: bool = False
     """Records come by a ring, whose reader reports that it sleeps, so that a bell follows each record."""
-    on_end: Callable[[str], CudaError] = lost
+    on_end: Callable[[str], CudaError] = connection_lost
     layout: ModuleLayout = field(factory=lambda: ModuleLayout((), ()))
     """What loading a module answers."""
     seen: list[Record] = field(factory=list)

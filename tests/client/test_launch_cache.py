@@ -18,7 +18,7 @@ from pympsd.wire.module_layout import FunctionLayout, ModuleLayout
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.bindings import CUdeviceptr
-from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.errors import CudaError, connection_lost
 from pympsd_client._connect.connection import Connection
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, FakeExecutor
@@ -322,7 +322,7 @@ def test_a_launch_during_the_handling_of_an_end_gets_no_plan(
     def on_end(reason: str) -> CudaError:
         for _ in range(3):  # as another thread may
             cuda.cuLaunchKernel(*call[0])
-        return lost(reason)
+        return connection_lost(reason)
 
     executor = make_executor(ring=True, on_end=on_end)
     fresh_process(executor)

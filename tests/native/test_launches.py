@@ -264,7 +264,7 @@ def test_a_refused_launch_goes_to_python_with_its_code_and_is_not_retried(rig: R
     assert rig.run(record) == [DeclinedRecord(record, LAUNCH_FAILED)]
     assert len(driver.calls(LAUNCH)) == 1
     assert rig.default_stream.issued == 0
-    error = rig.worker.refused(LAUNCH_FAILED)
+    error = rig.worker.error_of(LAUNCH_FAILED)
     assert (error.code, error.reason) == (LAUNCH_FAILED, "the fake driver refused it")
 
 

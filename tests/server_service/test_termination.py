@@ -51,7 +51,7 @@ class _Executors:
 class _Link:
     answers: list[tuple[int, int]] = field(factory=list)
 
-    def terminated(self, token: int, code: int) -> None:
+    def answer_termination(self, token: int, code: int) -> None:
         self.answers.append((token, code))
 
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from pympsd.state_machine import events
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.takeover.state.protocol_2 import lost
+from pympsd.takeover.state.protocol_2 import list_lost
 from pympsd.takeover.state.records import (
     PersistentNamedServer,
     PersistentNamespace,
@@ -73,22 +73,22 @@ def of_default(**more: object) -> PersistentState:
     ],
 )
 def test_what_protocol_2_has_none_of_is_named(left: PersistentState, named: list[str]) -> None:
-    assert list(lost(left, Limits())) == named
+    assert list(list_lost(left, Limits())) == named
 
 
 def test_defaults_that_are_the_same_are_kept() -> None:
     of_its_start = Limits(percentages(50.0), {0: PinnedMemory(GIB)}, ClientPriority(1))
     left = of_server(namespaces=(PersistentNamespace("default", of_its_start),))
-    assert list(lost(left, of_its_start)) == []
+    assert list(list_lost(left, of_its_start)) == []
     by_commands = evolve(left, thread_percentage=50.0, memory_limits={0: GIB}, client_priority=1)
-    assert list(lost(by_commands, Limits())) == []
-    assert len(list(lost(left, Limits()))) == 3
+    assert list(list_lost(by_commands, Limits())) == []
+    assert len(list(list_lost(left, Limits()))) == 3
 
 
 def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:
     limits = Limits(percentages(25.0), {1: PinnedMemory(GIB)})
     left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
-    assert list(lost(left, Limits())) == []
+    assert list(list_lost(left, Limits())) == []
     story = Story(Daemon(DaemonOptions(0), DEVICES))
     story.feed(events.PredecessorDied(left))
     (server,) = story.daemon.servers.values()
@@ -98,7 +98,7 @@ def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:
 def test_of_a_server_that_runs_percentages_by_device_are_lost_and_the_least_holds() -> None:
     limits = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
     left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
-    assert list(lost(left, Limits())) == ["active-thread-percentage of server 'uid_500'"]
+    assert list(list_lost(left, Limits())) == ["active-thread-percentage of server 'uid_500'"]
     story = Story(Daemon(DaemonOptions(0), DEVICES))
     story.feed(events.PredecessorDied(left))
     (server,) = story.daemon.servers.values()

@@ -20,7 +20,7 @@ from pympsd.devices.machine import describe
 from pympsd.service.processes.status import start_time_of
 from pympsd.takeover import state_file
 from pympsd.takeover.state.records import PersistentNamespace, PersistentServer, PersistentState
-from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
+from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, list_lost_in_protocol_2, read
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory
@@ -194,9 +194,9 @@ def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[P
 
 def test_an_impossible_state_is_none_that_protocol_2_could_lose(saved: StateFile) -> None:
     saved.save(evolve(KNOWN, default_socket=False))
-    assert lost_in_protocol_2(saved.folder, Limits()) == ["default_socket=off of context-share"]
+    assert list_lost_in_protocol_2(saved.folder, Limits()) == ["default_socket=off of context-share"]
     _edit(Path(saved.folder) / files.STATE, lambda state: state["remembered"].update(thread_percentage=0))
-    assert lost_in_protocol_2(saved.folder, Limits()) == []
+    assert list_lost_in_protocol_2(saved.folder, Limits()) == []
 
 
 def test_while_its_writer_runs_it_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:

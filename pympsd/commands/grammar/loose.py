@@ -31,14 +31,14 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
     ``flags_anywhere``: flags may stand before the arguments. The driver counts them among the positions.
     """
     recorded = RECORDED.get(syntax.command, AS_DECLARED)
-    rest = list(words)
+    remaining = list(words)
     for spelling, usual in recorded.spellings.items():
-        if tuple(rest[: len(spelling)]) == spelling:
-            rest[: len(spelling)] = [usual]
+        if tuple(remaining[: len(spelling)]) == spelling:
+            remaining[: len(spelling)] = [usual]
     flags = {flag.spelling for flag in syntax.flags}
-    places = [word for word in rest if word not in flags] if flags_anywhere else rest
+    places = [word for word in remaining if word not in flags] if flags_anywhere else remaining
     arguments = _take_options(syntax, recorded, places)
-    arguments |= {keyword(flag.name): flag.spelling in rest for flag in syntax.flags}
+    arguments |= {keyword(flag.name): flag.spelling in remaining for flag in syntax.flags}
     if recorded.missing and len(places) < len(syntax.required):
         raise _missing(syntax, recorded)
     left_over = places[len(syntax.required) + len(syntax.optional) :]
@@ -49,7 +49,7 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
         if value is None and index < len(places):
             left_over.append(places[index])
     if flags_anywhere:
-        left_over += [flag for flag in flags for _ in range(rest.count(flag) - 1)]
+        left_over += [flag for flag in flags for _ in range(remaining.count(flag) - 1)]
     return Reading(arguments, tuple(word for word in left_over if flags_anywhere or word not in flags))
 
 

@@ -211,8 +211,8 @@ class Command:
         if reading.left_over:
             # Recorded, without a server: "ps foo" answers "Server not found", others print nothing.
             prints = self.name in RECORDED and RECORDED[self.name].prints_anyway and is_text
-            kept = answer if answer.refused or prints else Answer()
-            return Decision(evolve(kept, refused=True, diagnostic=loose.complain(self.syntax, plain, self.usage)))
+            printed = answer if answer.refused or prints else Answer()
+            return Decision(evolve(printed, refused=True, diagnostic=loose.complain(self.syntax, plain, self.usage)))
         return decision if is_text else Decision(Answer((AnswerPart(json.dumps(decision.data), logged=False),)))
 
     def _change(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:

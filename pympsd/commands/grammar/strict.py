@@ -22,16 +22,16 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
     """
     positionals: list[str] = []
     options: dict[str, str | None] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
         name, value = _split_option(word)
         if name is None:
             positionals.append(word)
             continue
         if name in options:
             raise CommandRefused(f"Option '--{name}' of '{syntax.command}' is repeated.")
-        options[name] = _option_value(syntax, word, name, value, rest)
+        options[name] = _option_value(syntax, word, name, value, remaining)
     limit = len(syntax.required) + len(syntax.optional)
     if len(positionals) > limit:
         allowed = f"{limit} argument{'' if limit == 1 else 's'}" if limit else "no arguments"
@@ -68,7 +68,7 @@ def _split_option(word: str) -> tuple[str | None, str | None]:
     return (match[1].replace("_", "-"), match[2]) if match else (None, None)
 
 
-def _option_value(syntax: Syntax, word: str, name: str, value: str | None, rest: list[str]) -> str | None:
+def _option_value(syntax: Syntax, word: str, name: str, value: str | None, remaining: list[str]) -> str | None:
     """Return the value of an option, None for a flag; take it from the following words if it stands there."""
     option = f"'--{name}' of '{syntax.command}'"
     if word.startswith("-") and not word.startswith("--"):
@@ -80,9 +80,9 @@ def _option_value(syntax: Syntax, word: str, name: str, value: str | None, rest:
     if name not in syntax.options:
         raise CommandRefused(_unknown(syntax, f"--{name}"))
     if value is None:
-        if not rest or rest[0].startswith("--"):
+        if not remaining or remaining[0].startswith("--"):
             raise CommandRefused(f"Option {option} needs a value: --{name}={syntax.options[name].placeholder}.")
-        value = rest.pop(0)
+        value = remaining.pop(0)
     return value
 
 
@@ -110,8 +110,8 @@ def _check_missing(syntax: Syntax, texts: Mapping[str, str], options: Mapping[st
         return
     # Name all of the positional arguments: which of them is missing is not known.
     places = [] if is_complete else [argument.placeholder for argument in syntax.required]
-    needed = [f"--{name}={syntax.options[name].placeholder}" for name in missing_options]
-    raise CommandRefused(f"'{syntax.command}' needs {' '.join((*places, *needed))}.")
+    missing = [f"--{name}={syntax.options[name].placeholder}" for name in missing_options]
+    raise CommandRefused(f"'{syntax.command}' needs {' '.join((*places, *missing))}.")
 
 
 def _read(read: Reader, name: str, text: str) -> Any:

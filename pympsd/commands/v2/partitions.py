@@ -109,7 +109,7 @@ def _remove(daemon: Daemon, caller: Caller, device: str, word: str) -> Decision:
     uuid = daemon.devices[index].uuid
     partition = _find_partition(daemon, index, word)
     if partition is None:
-        names = [other.name for other in daemon.partitions if other.device == index]
+        names = [partition.name for partition in daemon.partitions if partition.device == index]
         has = f"It has: {', '.join(names)}" if names else "It has none."
         raise CommandRefused(
             answer=refusal(f"Failed to find partition {word[:MAX_QUOTED]} on device {uuid}", diagnostic=has)
@@ -130,16 +130,16 @@ def _split_partition(device: str, word: str) -> tuple[str, str]:
     """Return the device and the id of ``rm``, whose two words may be one: ``DEVICE/PARTITION``."""
     if word:
         return device, word
-    place, _, rest = device.partition("/")
-    return place, rest
+    place, _, chunks = device.partition("/")
+    return place, chunks
 
 
 def _find_partition(daemon: Daemon, device: int, word: str) -> SmPartition | None:
     """Return a partition of a device by its id, or by the device's UUID (or its beginning) with ``/`` and the id."""
-    place, slash, rest = word.partition("/")
+    place, slash, partition_id = word.partition("/")
     if slash:
         try:
-            word = rest if device_named(daemon.devices, place) == device else ""
+            word = partition_id if device_named(daemon.devices, place) == device else ""
         except UnknownDevice:
             return None
     on_device = (partition for partition in daemon.partitions if partition.device == device)

@@ -245,13 +245,13 @@ def _begin(
             yield from set_server(daemon, plan.name, plan.maximum, plan.contains_partitions)
             for name, namespace_limits in plan.namespaces.items():
                 if name != DEFAULT:
-                    other = daemon.compound_commands.add_part(compound)
+                    next_part = daemon.compound_commands.add_part(compound)
                     yield from create_namespace(
-                        daemon, plan.name, name, namespace_limits, other, plan.clients_only.get(name, False)
+                        daemon, plan.name, name, namespace_limits, next_part, plan.clients_only.get(name, False)
                     )
             for partition in plan.partitions:
-                other = daemon.compound_commands.add_part(compound)
-                yield from _create_partition(daemon, plan.name, partition, other)
+                next_part = daemon.compound_commands.add_part(compound)
+                yield from _create_partition(daemon, plan.name, partition, next_part)
         case CreateNamespace(server, name, limits, clients_only):
             yield from create_namespace(daemon, server, name, limits, part, clients_only)
         case SetNamespace(server, name, limits, _):
@@ -271,8 +271,8 @@ def _begin(
         case SetCgroupLimits(limits, _):
             yield from replace_limits(daemon, limits)
             yield Reply(part, Answer())
-        case SetShares(wanted, _):
-            yield from set_shares(daemon, wanted)
+        case SetShares(shares, _):
+            yield from set_shares(daemon, shares)
             yield Reply(part, Answer())
         case SetFeature(name, on):
             yield from _SET_FEATURE[name](daemon, on)

@@ -33,7 +33,7 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
     ]
     if server is None:
         in_use = {device for _, _, device in places}
-        places += [(other, None, other) for other in range(len(daemon.devices)) if other not in in_use]
+        places += [(index, None, index) for index in range(len(daemon.devices)) if index not in in_use]
     clients = [client for process in daemon.servers.values() for client in process.clients.values()]
     rows = []
     for ordinal, name, index in places:

@@ -117,7 +117,7 @@ def undrain(daemon: Daemon, caller: Caller, **options: Any) -> Decision:
     target = _find_target(daemon, caller, "undrain", options)[0]
     existing = daemon.drains.by_target.get(target)
     if existing is None:
-        targets = ", ".join(str(other.target) for other in daemon.drains) or "none"
+        targets = ", ".join(str(drain.target) for drain in daemon.drains) or "none"
         raise CommandRefused(f"{target} is not being drained. Drains: {targets}.")
     return _end(daemon, [existing])
 

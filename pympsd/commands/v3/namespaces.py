@@ -114,9 +114,9 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     owner = server_named(daemon, server)
     check_owner(caller, owner, "namespace set")
     change = view.limits_given(daemon, owner, view.namespace_named(owner, name).limits, limits)
-    kept = view.keeps_limits(len(clients(daemon, server, name)))
+    exception = view.keeps_limits(len(clients(daemon, server, name)))
     missing = view.no_partition_yet(owner, name, change.sm_partition)
-    return Decision(confirm(kept, missing), tuple(set_limits(daemon, server, name, change)))
+    return Decision(confirm(exception, missing), tuple(set_limits(daemon, server, name, change)))
 
 
 def _not_inherited(daemon: Daemon, server: NamedServer, name: str, limits: Limits) -> str:

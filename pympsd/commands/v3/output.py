@@ -29,8 +29,8 @@ class Format:
     @classmethod
     def parse(cls, text: str) -> Format:
         """Read a style, and ``,noheader`` after it."""
-        style, comma, rest = text.partition(",")
-        if style not in STYLES or (comma and rest != "noheader"):
+        style, comma, option = text.partition(",")
+        if style not in STYLES or (comma and option != "noheader"):
             raise BadText("table, csv or json, optionally followed by ,noheader,", text)
         return cls(style, not comma)
 
@@ -90,14 +90,14 @@ def confirm(*notes: str) -> Answer:
     return Answer(diagnostic="\n".join(filter(None, notes)))
 
 
-def render(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> str:
+def render(columns: Sequence[Column], rows: Sequence[Row], format: Format) -> str:
     """Return the text of rows, without a newline at the end; an empty text for no rows without a header."""
-    if chosen.style == "json":
+    if format.style == "json":
         return json.dumps([_record(columns, row) for row in rows])
-    if chosen.style == "csv":
-        heading = [[column.name for column in columns]] if chosen.header else []
+    if format.style == "csv":
+        heading = [[column.name for column in columns]] if format.header else []
         return "\n".join(",".join(map(_csv_cell, line)) for line in (*heading, *_texts(rows)))
-    return _table([column.heading for column in columns] if chosen.header else [], _texts(rows))
+    return _table([column.heading for column in columns] if format.header else [], _texts(rows))
 
 
 def find_field(kind: str, fields: Sequence[str], word: str) -> str:

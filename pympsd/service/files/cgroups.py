@@ -46,9 +46,11 @@ def limits_in(devices: Sequence[DeviceProperties], cgroups: Iterable[CgroupFiles
         hard, soft = _hard(devices, files.max), _soft(devices, files.min)
         # A guarantee holds as far as the cgroups above have it, as in the kernel: its owner cannot give it more.
         guaranteed |= {ordinal: min(own, guaranteed.get(ordinal, own)) for ordinal, own in soft.items()}
-        kept = {ordinal: PinnedMemory(guaranteed[ordinal]) for ordinal in soft if guaranteed[ordinal]}
-        if hard or kept:
-            limits[files.path] = {index: CgroupLimit(hard.get(index), kept.get(index)) for index in {**hard, **kept}}
+        soft_limits = {ordinal: PinnedMemory(guaranteed[ordinal]) for ordinal in soft if guaranteed[ordinal]}
+        if hard or soft_limits:
+            limits[files.path] = {
+                index: CgroupLimit(hard.get(index), soft_limits.get(index)) for index in {**hard, **soft_limits}
+            }
     return limits
 
 
@@ -71,7 +73,7 @@ def _by_device(devices: Sequence[DeviceProperties], text: str) -> dict[int, list
     """
     values: dict[int, list[int]] = {}
     for region, value in _lines(text):
-        bus_ids = {f"{int(domain, 16):08X}{rest.upper()}" for domain, rest in _BUS_ID.findall(region)}
+        bus_ids = {f"{int(domain, 16):08X}{address.upper()}" for domain, address in _BUS_ID.findall(region)}
         for ordinal, device in enumerate(devices):
             if device.bus_id in bus_ids:
                 values.setdefault(ordinal, []).append(value)

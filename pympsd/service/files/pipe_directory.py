@@ -31,8 +31,8 @@ MAX_LINKS: Final = 40
 class UntrustedLink(FileError, OSError):
     """A part of a path, ``filename``, is a link that another user made or can replace, as ``strerror`` states."""
 
-    def __init__(self, link: str, whose: str) -> None:
-        reason = f"it is a symbolic link to {os.readlink(link)} that {whose}: name the directory itself"
+    def __init__(self, link: str, origin: str) -> None:
+        reason = f"it is a symbolic link to {os.readlink(link)} that {origin}: name the directory itself"
         super().__init__(errno.ELOOP, reason, link)
 
 

@@ -105,14 +105,14 @@ def user_of(sock: AnySocket) -> int | None:
 def _in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
     # The overflow uid is also a real user's number (nobody): then the peer is in our own user namespace.
     try:
-        ours = os.stat("/proc/self/ns/user").st_ino
+        own_namespace = os.stat("/proc/self/ns/user").st_ino
         if pid > 0:
-            return os.stat(f"/proc/{pid}/ns/user").st_ino == ours
+            return os.stat(f"/proc/{pid}/ns/user").st_ino == own_namespace
         pidfd = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
         return False
     try:
-        return _namespace(pidfd, _GET_USER_NAMESPACE) == ours
+        return _namespace(pidfd, _GET_USER_NAMESPACE) == own_namespace
     finally:
         os.close(pidfd)
 
@@ -183,14 +183,14 @@ def process_of(pidfd: int) -> int:
     if pidfd < 0:
         return 0
     try:
-        other = os.eventfd(0)
+        reference = os.eventfd(0)
     except OSError:  # no descriptor is left
         return 0
     try:
         # Before pidfs all pidfds share the inode of anonymous files.
-        status, anonymous = os.fstat(pidfd), os.fstat(other)
+        status, anonymous = os.fstat(pidfd), os.fstat(reference)
     finally:
-        os.close(other)
+        os.close(reference)
     return 0 if status.st_dev == anonymous.st_dev else status.st_ino
 
 

@@ -43,9 +43,10 @@ class ClientSession(WaitingConversation):
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is admitted or refused, or is gone."""
         if agree(Versions(), self.hello.versions) is None:
-            theirs = self.hello.versions
+            client_versions = self.hello.versions
             reason = (
-                f"this client speaks versions {theirs.oldest} to {theirs.newest}, the daemon {OLDEST} to {NEWEST}"
+                f"this client speaks versions {client_versions.oldest} to {client_versions.newest}, "
+                f"the daemon {OLDEST} to {NEWEST}"
             )
             dispatcher.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
@@ -87,12 +88,12 @@ class ClientSession(WaitingConversation):
         assert self._process is not None
         if not server.has_room:
             raise OSError(errno.EBUSY, f"too much is queued for the server of user {server.uid}, or that user")
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with ours, theirs:
+        client_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with client_end, server_end:
             pidfds = () if self.known_peer.pidfd < 0 else (os.dup(self.known_peer.pidfd),)
             identity = self.client, self._process, priority, self.hello.environment
-            server.admit(*identity, limits, (theirs.detach(), *pidfds))
-            self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours.detach(),))
+            server.admit(*identity, limits, (server_end.detach(), *pidfds))
+            self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (client_end.detach(),))
         self.server = server
         self.resolved.set()
 

@@ -49,20 +49,20 @@ class Conversation:
         self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]
     ) -> None:
         try:
-            noted = entry.note
-            first = next(FrameReader().feed(noted), None)
+            greeting = entry.note
+            first = next(FrameReader().feed(greeting), None)
             if first is None:
                 with trio.fail_after(HELLO_SECONDS):
-                    noted, first = await self._receive_hello(entry.name, channel, sock)
+                    greeting, first = await self._receive_hello(entry.name, channel, sock)
                     if first is not None and first.kind == frames.CREDENTIALS_REQUEST:
                         send_credentials(sock, peer)
-                        noted, first = await self._receive_hello(entry.name, channel, sock)
+                        greeting, first = await self._receive_hello(entry.name, channel, sock)
             else:
-                _discard(sock, noted)
+                _discard(sock, greeting)
             if first is None:
                 self._log_foreign_user(peer)
             else:
-                await self._run_session(KeptFd(entry.name, sock.fileno(), noted), first, channel, sock, peer)
+                await self._run_session(KeptFd(entry.name, sock.fileno(), greeting), first, channel, sock, peer)
         except LimitExceeded as error:
             self.dispatcher.log_closed(peer.uid, error)
         except (ProtocolError, trio.TooSlowError):

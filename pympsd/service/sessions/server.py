@@ -87,9 +87,9 @@ class ServerSession:
         identity = client, peer.pid, peer.uid, process.command, process.pid_namespace
         message = link.AdmitClient(*identity, peer.gid, priority, environment, since=process.since)
         if limits is not None:
-            stated = asdict(limits, recurse=False)
-            namespace = stated.pop("namespace")
-            message = evolve(message, mps_namespace=namespace, **stated, **_for_older_servers(limits))
+            values = asdict(limits, recurse=False)
+            namespace = values.pop("namespace")
+            message = evolve(message, mps_namespace=namespace, **values, **_for_older_servers(limits))
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:

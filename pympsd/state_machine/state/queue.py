@@ -114,11 +114,11 @@ class ClientQueue:
 
     def take(self, is_taken: Callable[[QueueEntry], bool]) -> list[QueueEntry]:
         """Remove the entries for which a predicate is true, including held ones, and return them in order."""
-        taken = [entry for entry in self.all_entries if is_taken(entry)]
-        if taken:
+        entries = [entry for entry in self.all_entries if is_taken(entry)]
+        if entries:
             self.entries = [entry for entry in self.entries if not is_taken(entry)]
             self.held = [entry for entry in self.held if not is_taken(entry)]
-        return taken
+        return entries
 
     def take_admissible(self, server: str) -> list[QueueEntry]:
         """Remove the entries for a server, except those behind another user's barrier; return them in order.

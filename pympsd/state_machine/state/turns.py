@@ -60,10 +60,10 @@ def guard(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
     def choose(users: Sequence[WaitingUser]) -> WaitingUser:
         nonlocal has_failed
         try:
-            chosen = policy(users)
-            if chosen in users:
-                return chosen
-            reason = f"it returned {chosen!r}, which is not one of the users passed to it"
+            user = policy(users)
+            if user in users:
+                return user
+            reason = f"it returned {user!r}, which is not one of the users passed to it"
         except Exception as error:  # a plug-in may raise anything; users must not wait forever
             reason = f"{type(error).__name__}: {error}"
         if not has_failed:

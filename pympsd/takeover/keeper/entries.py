@@ -54,24 +54,24 @@ class KeptEntries:
         return entries
 
     def _sort(self, name: str, entry: Entry) -> None:
-        kind, _, rest = name.partition(" ")
+        kind, _, argument = name.partition(" ")
         match kind:
             case "listener":
-                self.listeners[rest] = KeptFd(name, entry.fd, entry.note)
+                self.listeners[argument] = KeptFd(name, entry.fd, entry.note)
             case "fifo":
                 self.fifo = entry.fd
             case "server":
-                self.links[int(rest)] = entry.fd
+                self.links[int(argument)] = entry.fd
             case "client":
                 note = msgspec.json.decode(entry.note, type=ClientNote)
-                self.clients[int(rest)] = KeptFd(name, entry.fd, note)
+                self.clients[int(argument)] = KeptFd(name, entry.fd, note)
             case "newcomer":
                 self.new_clients.append(KeptFd(name, entry.fd, int(entry.note or b"0")))
                 id_of(name)
             case "offer":
-                self.offers[int(rest)] = entry.fd
+                self.offers[int(argument)] = entry.fd
             case "connection":
-                id_text, _ = rest.split(" ")
+                id_text, _ = argument.split(" ")
                 int(id_text)
                 self.connections.append(KeptFd(name, entry.fd, entry.note))
             case _:

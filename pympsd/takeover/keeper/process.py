@@ -51,24 +51,24 @@ class KeeperProcess:
     @classmethod
     async def start(cls, directory: PipeDirectory, waiting_seconds: float) -> KeeperProcess:
         """Start a keeper in a session of its own; raise OSError or Unusable."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end, keeper_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs, directory.listen(files.KEEPER, socket.SOCK_SEQPACKET) as listener:
+            with keeper_end, directory.listen(files.KEEPER, socket.SOCK_SEQPACKET) as listener:
                 child = await open_process(
-                    _arguments(listener.fileno(), theirs.fileno(), waiting_seconds),
+                    _arguments(listener.fileno(), keeper_end.fileno(), waiting_seconds),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    pass_fds=(listener.fileno(), theirs.fileno()),
+                    pass_fds=(listener.fileno(), keeper_end.fileno()),
                     env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
                     cwd="/",
                     start_new_session=True,
                 )
         except BaseException:
-            theirs.close()
-            ours.close()
+            keeper_end.close()
+            own_end.close()
             raise
-        return cls(_link(ours), child)
+        return cls(_link(own_end), child)
 
     @classmethod
     def find(cls, directory: PipeDirectory) -> KeeperProcess | None:

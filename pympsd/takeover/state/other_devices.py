@@ -74,8 +74,8 @@ class _Move:
         return evolve(rule, limits=self.limits(rule.limits, f"The limits of rule {rule}"))
 
     def limits(self, limits: Limits, what: str) -> Limits:
-        stated = {row.field: value for row in BY_DEVICE if (value := row.of(limits)) is not None}
-        changes: Any = {name: self.memory(value, what) for name, value in stated.items()}
+        values = {row.field: value for row in BY_DEVICE if (value := row.of(limits)) is not None}
+        changes: Any = {name: self.memory(value, what) for name, value in values.items()}
         return evolve(limits, **changes)
 
     def server(self, server: PersistentNamedServer) -> PersistentNamedServer:
@@ -105,5 +105,5 @@ class _Move:
         )
 
     def _note(self, what: str, ordinals: Iterable[int]) -> None:
-        gone = (self.before[old].partition(" ")[0] for old in ordinals if old not in self.places)
-        self.lost += [(what, device) for device in gone if (what, device) not in self.lost]
+        missing_names = (self.before[old].partition(" ")[0] for old in ordinals if old not in self.places)
+        self.lost += [(what, device) for device in missing_names if (what, device) not in self.lost]

@@ -21,7 +21,7 @@ from pympsd.vocabulary.limit_table import (
 from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercentage
 
 
-def lost(saved: PersistentState, own: Limits) -> Iterator[str]:
+def list_lost(saved: PersistentState, own: Limits) -> Iterator[str]:
     """Yield, in words, what a daemon of protocol 2 could not use; ``own``: the defaults it starts with."""
     by_command = Limits(
         None if saved.thread_percentage is None else percentages(saved.thread_percentage),
@@ -64,12 +64,12 @@ def _of_server(server: PersistentNamedServer) -> Iterator[str]:
     yield from (f"SM partition '{partition.name}' of server '{server.name}'" for partition in server.partitions)
 
 
-def _of_default(stated: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
+def _of_default(limits: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
     """Yield the settings of a namespace ``default`` that are lost; a server that runs keeps percentage and memory."""
-    has_one_percentage = (stated.thread_percentage or {}).keys() <= {ALL_DEVICES}
-    kept = (PINNED_MEMORY, *([PERCENTAGE] if has_one_percentage else [])) if is_running else ()
+    has_one_percentage = (limits.thread_percentage or {}).keys() <= {ALL_DEVICES}
+    preserved = (PINNED_MEMORY, *([PERCENTAGE] if has_one_percentage else [])) if is_running else ()
     for row in LIMITS:
-        if row not in kept and row.differs(stated, defaults, row.indices(stated, defaults)):
+        if row not in preserved and row.differs(limits, defaults, row.indices(limits, defaults)):
             yield row.name
 
 

@@ -192,8 +192,10 @@ class InitialDefaults:
     def named_servers(self, daemon: Daemon) -> tuple[PersistentNamedServer, ...]:
         """Return what is kept of the named servers; the same tuple again until they change."""
         if self._kept.changes != daemon.named_servers.changes:
-            kept = tuple(_persistent_named(server) for server in daemon.named_servers.values() if not server.deleted)
-            self._kept.changes, self._kept.servers = daemon.named_servers.changes, kept
+            named_servers = tuple(
+                _persistent_named(server) for server in daemon.named_servers.values() if not server.deleted
+            )
+            self._kept.changes, self._kept.servers = daemon.named_servers.changes, named_servers
         return self._kept.servers
 
 
@@ -377,18 +379,18 @@ def drains_of(state: PersistentState) -> list[Drain]:
     """Return the drains of a daemon that died."""
     return [
         Drain(
-            DrainTarget(TargetKind(kept.kind), kept.name),
-            refuses=kept.refuses,
-            timeout=kept.timeout,
-            terminates=kept.terminates,
-            releases=kept.releases,
-            since=kept.since,
-            clients=dict(kept.clients),
-            terminated=set(kept.terminated),
-            is_expired=kept.is_expired,
-            is_over=kept.is_over,
+            DrainTarget(TargetKind(drain.kind), drain.name),
+            refuses=drain.refuses,
+            timeout=drain.timeout,
+            terminates=drain.terminates,
+            releases=drain.releases,
+            since=drain.since,
+            clients=dict(drain.clients),
+            terminated=set(drain.terminated),
+            is_expired=drain.is_expired,
+            is_over=drain.is_over,
         )
-        for kept in state.drains
+        for drain in state.drains
     ]
 
 
@@ -399,7 +401,7 @@ def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
 
 def _of_cgroups(daemon: Daemon, choose: Callable[[CgroupLimit], PinnedMemory | None]) -> dict[str, dict[int, int]]:
     return {
-        path: {ordinal: chosen.value for ordinal, limit in limits.items() if (chosen := choose(limit)) is not None}
+        path: {ordinal: value.value for ordinal, limit in limits.items() if (value := choose(limit)) is not None}
         for path, limits in daemon.process_limits.cgroups.items()
     }
 

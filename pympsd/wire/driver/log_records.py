@@ -89,8 +89,8 @@ class LogReader:
         self._data = data[at:]
 
     def _foreign(self, data: bytes) -> Iterator[ForeignLines]:
-        *lines, rest = (self._line + data).split(b"\n")
-        self._line = rest[:PIPE_BUF]
+        *lines, partial_line = (self._line + data).split(b"\n")
+        self._line = partial_line[:PIPE_BUF]
         if lines:
             yield ForeignLines(tuple(line[:PIPE_BUF] for line in lines))
 

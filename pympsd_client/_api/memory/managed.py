@@ -13,7 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import Location, location
-from pympsd_client._arguments.values import AttributeValue, InMemory, number, read_numbers, unsigned
+from pympsd_client._arguments.values import AttributeValue, InMemory, number, read_numbers, read_unsigned
 from pympsd_client._objects.context import Context, require_context
 from pympsd_client._objects.memory import managed
 from pympsd_client._objects.memory.allocations import HOST, PageState, PageStates, Place, allocations
@@ -116,7 +116,7 @@ def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
     ``location`` is a CUmemLocation, or with cuda-bindings 12 the number of a device.
     """
     require_support("cuMemAdvise")
-    start, size, kind = number(devPtr), unsigned(count), number(advice)
+    start, size, kind = number(devPtr), read_unsigned(count), number(advice)
     change = _CHANGES.get(kind)
     if change is None:
         raise invalid_value(f"there is no advice {kind}")
@@ -144,24 +144,24 @@ _CHANGES: Final[dict[int, Callable[[PageState, Place], PageState]]] = {
 }
 
 
-def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **keywords: Any) -> None:
+def prefetch(devPtr: Any, count: Any, location: Any, *arguments: Any, **keywords: Any) -> None:
     """Note where managed memory will be used; INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
 
     Then come ``flags`` (0) and the stream, or with cuda-bindings 12 the stream alone.
     """
     require_support("cuMemPrefetchAsync")
-    flags, stream = _rest(others, keywords)
+    flags, stream = _rest(arguments, keywords)
     resolve(stream)
     check_no_flags("cuMemPrefetchAsync", flags)
-    area, place = within(number(devPtr), unsigned(count)), _place(location)
+    area, place = within(number(devPtr), read_unsigned(count)), _place(location)
     area.prefetch(place)
 
 
-def _rest(others: Sequence[Any], keywords: dict[str, Any]) -> tuple[int, int]:
-    arguments = [*others, *(keywords[name] for name in ("flags", "hStream") if name in keywords)]
+def _rest(positional: Sequence[Any], keywords: dict[str, Any]) -> tuple[int, int]:
+    arguments = [*positional, *(keywords[name] for name in ("flags", "hStream") if name in keywords)]
     if not 1 <= len(arguments) <= 2:
         raise TypeError(f"cuMemPrefetchAsync takes 4 or 5 arguments, {3 + len(arguments)} were given")
-    return (unsigned(arguments[0], 32) if len(arguments) == 2 else 0), number(arguments[-1])
+    return (read_unsigned(arguments[0], 32) if len(arguments) == 2 else 0), number(arguments[-1])
 
 
 def attach(stream: int, address: int, length: int, flags: int) -> None:

@@ -59,8 +59,8 @@ def allocate(size: int, stream: int) -> int:
     """
     context, its_stream = resolve(stream)
     kind, device = of_device(context.device)
-    taken = by.takes_allocation(context, its_stream, size, kind) if (by := intercepted.by) is not None else 0
-    return taken or pools.current(kind, device).allocate(size, context, its_stream)
+    address = by.takes_allocation(context, its_stream, size, kind) if (by := intercepted.by) is not None else 0
+    return address or pools.current(kind, device).allocate(size, context, its_stream)
 
 
 def allocate_from(size: int, pool: int, stream: int) -> int:
@@ -71,8 +71,8 @@ def allocate_from(size: int, pool: int, stream: int) -> int:
     context, its_stream = resolve(stream)
     source = pools.find(pool)
     by = intercepted.by
-    taken = by.takes_allocation(context, its_stream, size, source.kind) if by is not None else 0
-    return taken or source.allocate(size, context, its_stream)
+    address = by.takes_allocation(context, its_stream, size, source.kind) if by is not None else 0
+    return address or source.allocate(size, context, its_stream)
 
 
 def free(address: int, stream: int) -> None:
@@ -162,11 +162,11 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Visible
     if device is not None and not is_managed:
         return of_device(device)
     of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
-    needed = "MANAGED_MEMORY" if is_managed else of_host
-    if not all(device.properties.attributes.get(needed) for device in process.require().devices):
+    attribute = "MANAGED_MEMORY" if is_managed else of_host
+    if not all(device.properties.attributes.get(attribute) for device in process.require().devices):
         raise not_supported(
             "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
-            f"(device attribute {needed} is 0)"
+            f"(device attribute {attribute} is 0)"
         )
     if not is_managed:
         if location.type not in (_HOST, _NODE):

@@ -184,8 +184,8 @@ def create_texture(description: bytes | None, how: bytes | None, view: bytes | N
     if description is None or how is None:
         raise invalid_value("the description of the resource or of the texture is NULL")
     sampling, _ = structs.sampling(how)
-    seen = None if view is None else structs.view(view)
-    texture = texture_object(structs.resource(description), sampling, seen, context)
+    resource_view = None if view is None else structs.view(view)
+    texture = texture_object(structs.resource(description), sampling, resource_view, context)
     return textures.add(Object(_place(context, texture), context, description, how, view)).handle
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pympsd.wire.records import NO_CLUSTER, pack_launch_flags
 from pympsd_client._arguments.bindings import DONE
 from pympsd_client._arguments.errors import CudaError, fail, invalid_handle, invalid_value
-from pympsd_client._arguments.values import number, unsigned
+from pympsd_client._arguments.values import number, read_unsigned
 from pympsd_client._command_stream.kernel_parameters import (
     LAUNCH_BYTES,
     code_of,
@@ -175,7 +175,7 @@ def check_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
     ``shape``: grid x, y, z, block x, y, z, dynamic shared bytes. INVALID_VALUE with the limit that is exceeded. A
     shape that was checked is remembered, up to _CACHED of them.
     """
-    shape = tuple(unsigned(size, 32) for size in shape)
+    shape = tuple(read_unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)
     _check_resources(function, shape)
     if len(function.checked) >= _CACHED:

@@ -19,7 +19,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout, ModuleLayout
 from pympsd.wire.records import Kind
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value, lost
+from pympsd_client._arguments.errors import CudaError, connection_lost, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.kernel_parameters import Packer
@@ -140,7 +140,7 @@ class Function:
         try:
             self.layout = FunctionLayout.decode(answer)
         except RemoteError as error:
-            raise lost(f"the executor sent {error}") from None
+            raise connection_lost(f"the executor sent {error}") from None
         self.attributes.update(self.layout.attributes)
 
     def attribute(self, attribute_number: int) -> int:
@@ -231,7 +231,7 @@ def decode_layout(answer: bytes) -> ModuleLayout:
     try:
         return ModuleLayout.decode(answer)
     except RemoteError as error:
-        raise lost(f"the executor sent {error}") from None
+        raise connection_lost(f"the executor sent {error}") from None
 
 
 def image_of(path: bytes) -> bytes:

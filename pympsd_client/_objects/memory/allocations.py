@@ -279,8 +279,8 @@ def free(address: int) -> None:
 
 def info() -> tuple[int, int]:
     """Return free and total bytes for the current context; total is the MPS limit if there is one."""
-    rest, total = current().query(operations.MEMORY_INFO)
-    return int(rest), int(total)
+    free, total = current().query(operations.MEMORY_INFO)
+    return int(free), int(total)
 
 
 def ordinal_at(address: int) -> int:

@@ -90,11 +90,11 @@ class RegisteredPages:
 
     def make_private(self) -> list[tuple[int, int]]:
         """Replace the shared pages by private ones, in the ranges that still have them; return these ranges."""
-        ours = next((file for low, high, _, file, _ in _mappings() if low <= self.pages.address < high), None)
+        own_file = next((file for low, high, _, file, _ in _mappings() if low <= self.pages.address < high), None)
         ranges = [
             (max(low, self.start), min(high, self.end))
             for low, high, _, file, _ in _mappings()
-            if file == ours and low < self.end and self.start < high
+            if file == own_file and low < self.end and self.start < high
         ]
         for low, high in ranges:
             new_pages = map_nothing(high - low)
@@ -204,9 +204,9 @@ class Pinned:
 
     def _order_shared(self) -> None:
         self._changes += 1
-        seen = 0
-        while seen != self._changes:
-            seen = self._changes
+        ordered_changes = 0
+        while ordered_changes != self._changes:
+            ordered_changes = self._changes
             shared = [region for region in tuple(self._regions.values()) if region.pages is not None]
             shared.sort(key=lambda region: region.address)
             self._shared = tuple(region.address for region in shared), tuple(shared)

@@ -15,7 +15,7 @@ from pympsd.channel.descriptors import ADVICE
 from pympsd.channel.mapping import unmap
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
-from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.errors import CudaError, connection_lost
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import NO_ROOM, ReceivedFds
 from pympsd_client._command_stream.operations import OperationLayout
@@ -149,7 +149,7 @@ def call_for_descriptor(context: Context, operation: OperationLayout, *operands:
 def require_descriptor(fd: int | None) -> int:
     """Return a descriptor that came; OPERATING_SYSTEM if this process may not open more."""
     if fd is None:
-        raise lost("the executor allocated memory but sent no descriptor")
+        raise connection_lost("the executor allocated memory but sent no descriptor")
     if fd == NO_ROOM:
         raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"this process is out of file descriptors: {ADVICE}")
     return fd

@@ -190,10 +190,10 @@ class Arena:
         ]
         own_ranges = self.freed.pop(point, None) or Ranges()
         taken_bytes = 0
-        for other in other_points:
-            other.make_wait(point.stream)
-            taken_bytes += self._merge(own_ranges, self.freed.pop(other))
-            other.destroy_event()
+        for earlier_point in other_points:
+            earlier_point.make_wait(point.stream)
+            taken_bytes += self._merge(own_ranges, self.freed.pop(earlier_point))
+            earlier_point.destroy_event()
         taken_bytes += self._merge(own_ranges, self.free)
         self.free = Ranges()
         if own_ranges:

@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from pympsd.vocabulary.device_properties import MAPPING_GRANULE
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
-from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.errors import CudaError, connection_lost
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.memory.allocations import Allocation, allocate_unlisted
@@ -124,7 +124,7 @@ class ExportedChunks:
             finally:
                 os.close(fd)
             if secret is None:
-                raise lost("the executor sent a descriptor of something else")
+                raise connection_lost("the executor sent a descriptor of something else")
             self._secrets[start] = secret
         return secret
 

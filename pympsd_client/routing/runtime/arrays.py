@@ -136,8 +136,8 @@ def create(resource_place: int, place: int, view: int) -> int:
     """Return the handle of a new texture object."""
     check_not_null("the cudaTextureDesc", place)
     fields = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
-    modes, (filter, mode, is_srgb), border, rest = fields[:3], fields[3:6], fields[6:10], fields[10:]
-    is_normalized, anisotropy, level_filter, bias, least, greatest, is_exact, is_seamless = rest
+    modes, (filter, mode, is_srgb), border, levels = fields[:3], fields[3:6], fields[6:10], fields[10:]
+    is_normalized, anisotropy, level_filter, bias, least, greatest, is_exact, is_seamless = levels
     flags = (0 if mode else TextureFlag.READ_AS_INTEGER) | (
         TextureFlag.NORMALIZED_COORDINATES if is_normalized else 0
     )
@@ -145,8 +145,8 @@ def create(resource_place: int, place: int, view: int) -> int:
         (TextureFlag.SRGB if is_srgb else 0) | (_TRILINEAR if is_exact else 0) | (_SEAMLESS if is_seamless else 0)
     )
     how = Sampling(modes, filter, flags, level_filter, bias, least, greatest, border)
-    seen = string_at(view, _VIEW_BYTES) + _RESERVED if view else None
-    return texture.create_texture(_resource(resource_place), pack_sampling(how, anisotropy), seen)
+    view_bytes = string_at(view, _VIEW_BYTES) + _RESERVED if view else None
+    return texture.create_texture(_resource(resource_place), pack_sampling(how, anisotropy), view_bytes)
 
 
 def create_surface(place: int) -> int:

@@ -17,7 +17,7 @@ from pympsd_client._objects.context import lost_devices, this_thread
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.arrays import CHANNELS, format_of
-from pympsd_client.routing.runtime.properties import OF_BINDINGS, Layout, requested, write
+from pympsd_client.routing.runtime.properties import OF_BINDINGS, Layout, read_requirements, write
 from pympsd_client.routing.runtime.symbols import check_linked
 
 
@@ -139,12 +139,12 @@ def set_valid(place: int, count: int) -> None:
 def choose(place: int, layout: Layout = OF_BINDINGS) -> int:
     """Return the device that fits a cudaDeviceProp best."""
     process.initialize(0)
-    minimums = requested(place, layout)
+    minimums = read_requirements(place, layout)
 
     def score(device: VisibleDevice) -> int:
         own = ctypes.create_string_buffer(layout.size)
         write(ctypes.addressof(own), device, layout)
-        has = requested(ctypes.addressof(own), layout)
+        has = read_requirements(ctypes.addressof(own), layout)
         return sum(least <= number for least, number in zip(minimums, has, strict=True))
 
     return max(process.require().devices, key=score).number

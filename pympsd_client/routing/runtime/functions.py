@@ -82,7 +82,7 @@ def _of_driver(name: str, types: tuple[str, ...]) -> tuple[Callable[..., Any], s
     row = SIGNATURES.get(name)
     function, format, *_ = driver.resolve(name, f"CUresult ({', '.join(_driver_types(row, types))})")
     if name in NEED_NO_CONTEXT:
-        return _initialized(function), format
+        return _initialize_before(function), format
     if row is not None and row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT):
         return function, format
     if row is not None and len(row.parameters) == len(types):
@@ -144,7 +144,7 @@ def _ready(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _initialized(function: Callable[..., Any]) -> Callable[..., Any]:
+def _initialize_before(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         process.initialize(0)
         return function(*arguments)

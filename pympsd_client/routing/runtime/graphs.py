@@ -29,8 +29,8 @@ def _kernel(parameters: int, size: int) -> Any:
     """Return a buffer of ``size`` bytes with the driver's description of a kernel: its function comes first."""
     check_not_null("the cudaKernelNodeParams", parameters)
     host = ctypes.c_uint64.from_address(parameters).value
-    rest = ctypes.string_at(parameters + 8, _KERNEL_BYTES - 8)
-    return ctypes.create_string_buffer(kernel_at(host).to_bytes(8, "little") + rest, size)
+    geometry = ctypes.string_at(parameters + 8, _KERNEL_BYTES - 8)
+    return ctypes.create_string_buffer(kernel_at(host).to_bytes(8, "little") + geometry, size)
 
 
 def add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> int:

@@ -205,7 +205,7 @@ def write(place: int, device: VisibleDevice, layout: Layout) -> None:
     memmove(place, bytes(properties), layout.size)
 
 
-def requested(place: int, layout: Layout) -> tuple[int, ...]:
+def read_requirements(place: int, layout: Layout) -> tuple[int, ...]:
     """Return the values that cudaChooseDevice's cudaDeviceProp requires; 0 for those that it leaves open."""
     check_not_null("the cudaDeviceProp", place)
     properties = layout.fields.from_address(place)

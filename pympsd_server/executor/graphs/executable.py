@@ -72,7 +72,7 @@ def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) 
         latest: dict[int, int] = {}
         for earlier in after:
             latest[slots[earlier]] = max(earlier, latest.get(slots[earlier], -1))
-        waits.append(tuple(earlier for other, earlier in latest.items() if other != slot))
+        waits.append(tuple(earlier for latest_slot, earlier in latest.items() if latest_slot != slot))
         slots.append(slot)
     waited_for = {earlier for some in waits for earlier in some} | set(tails[1:])
     return [SlotAssignment(slots[at], waits[at], begins[at], at in waited_for) for at in range(len(slots))]

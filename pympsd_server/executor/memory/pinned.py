@@ -150,17 +150,17 @@ class _Bytes:
         }
 
 
-def map_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
+def map_at(fd: int, address: int, size: int, on_end: Callable[[], None]) -> memoryview:
     """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
 
-    When the last reference to the bytes is dropped, unmap them and then call ``gone``, from any thread.
+    When the last reference to the bytes is dropped, unmap them and then call ``on_end``, from any thread.
     """
     map_file(fd, size, address)
     owner = _Bytes(address, size)
-    weakref.finalize(owner, _end, address, size, gone).atexit = False
+    weakref.finalize(owner, _end, address, size, on_end).atexit = False
     return np.asarray(owner).data
 
 
-def _end(address: int, size: int, gone: Callable[[], None]) -> None:
+def _end(address: int, size: int, on_end: Callable[[], None]) -> None:
     unmap(address, size)
-    gone()
+    on_end()

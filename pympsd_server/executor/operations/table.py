@@ -152,11 +152,11 @@ class ExecutedOperation:
             reason = f"{self._name} with a body of {len(body)} bytes, its operands have {size}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         operands = self._unpack(body)
-        stated, actual = operands[-1], len(body) - size
-        if records.pad(stated) != actual:
-            reason = f"{self._name} states {stated} bytes of {self._tail} and brings {actual}"
+        expected_bytes, actual = operands[-1], len(body) - size
+        if records.pad(expected_bytes) != actual:
+            reason = f"{self._name} states {expected_bytes} bytes of {self._tail} and brings {actual}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
-        return [*operands, body[size : size + stated]]
+        return [*operands, body[size : size + expected_bytes]]
 
     def _resolve(self, context: ClientContext, arguments: list[Any]) -> StreamEntry | None:
         """Replace handles by their objects, except new ones, which are checked; return the stream's entry."""
@@ -170,8 +170,8 @@ class ExecutedOperation:
                 else:
                     arguments[index] = context.table(kind)[handle]
             elif use is Use.DESTROYED:
-                taken = context.table(kind).take(handle)
-                arguments[index] = taken.backend if kind is Kind.STREAM else taken
+                resource = context.table(kind).take(handle)
+                arguments[index] = resource.backend if kind is Kind.STREAM else resource
             else:
                 context.table(kind).check_new(handle)
         return entry

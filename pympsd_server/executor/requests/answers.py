@@ -54,10 +54,10 @@ class AnswerWriter:
         with self._lock:
             if self._broken:
                 return
-            sent = 0 if self._kept else self._write(answer, fds)
-            if sent == len(answer):
+            sent_bytes = 0 if self._kept else self._write(answer, fds)
+            if sent_bytes == len(answer):
                 return
-            self._keep(answer[sent:], () if sent else fds)
+            self._keep(answer[sent_bytes:], () if sent_bytes else fds)
             if self._kept_bytes > self._allowed_bytes:
                 self._cut_off()
             elif self._flusher is None:
@@ -101,10 +101,10 @@ class AnswerWriter:
                 return write() if native is None else native.send_by(write, len(data))
             if native is None:
                 return self._socket.send(data, socket.MSG_DONTWAIT)
-            sent = native.send(bytes(data))
-            if sent < 0:
-                raise OSError(-sent, os.strerror(-sent))
-            return sent
+            sent_bytes = native.send(bytes(data))
+            if sent_bytes < 0:
+                raise OSError(-sent_bytes, os.strerror(-sent_bytes))
+            return sent_bytes
         except BlockingIOError:
             return 0
         except OSError:
@@ -125,13 +125,13 @@ class AnswerWriter:
 
     def _write_first_kept(self) -> None:
         first = self._kept[0]
-        sent = self._write(first.data, first.fds)
-        if self._broken or not sent:
+        sent_bytes = self._write(first.data, first.fds)
+        if self._broken or not sent_bytes:
             return
         close_all(first.fds)
         first.fds = ()
-        del first.data[:sent]
-        self._kept_bytes -= sent
+        del first.data[:sent_bytes]
+        self._kept_bytes -= sent_bytes
         if not first.data:
             self._kept.popleft()
         if not self._kept:

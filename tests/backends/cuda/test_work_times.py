@@ -38,7 +38,7 @@ class Timeline:
     def ran(self, context: int, name: str, began: int, ended: int) -> None:
         raise AssertionError("a GPU does not tell of slices")
 
-    def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
+    def note_finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
         self.work.append(Report(stream, name, submitted, began, ended))
 
 

@@ -81,7 +81,7 @@ class DriverServerSession:
     _nursery: trio.Nursery | None = field(default=None, init=False)
     clients: WatchedClients = field(
         default=Factory(
-            lambda self: WatchedClients(self.dispatcher, self.id, self.ended, self._gone), takes_self=True
+            lambda self: WatchedClients(self.dispatcher, self.id, self.ended, self._note_gone), takes_self=True
         ),
         init=False,
     )
@@ -172,13 +172,13 @@ class DriverServerSession:
     def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
         """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
 
-        def answered(code: int) -> None:
+        def report(code: int) -> None:
             self.dispatcher.feed(events.TerminationAnswered(self.id, token, code))
 
         if self._link is None:
-            answered(Result.ERROR_INVALID_CONTEXT)
+            report(Result.ERROR_INVALID_CONTEXT)
         else:
-            self.clients.terminations.terminate(self._link, pid, answered)
+            self.clients.terminations.terminate(self._link, pid, report)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Ask it to end when its last client has gone; forced: close the connection, at which it ends."""
@@ -210,7 +210,7 @@ class DriverServerSession:
         """Watch a client that an earlier daemon admitted."""
         self.watch(dispatcher, client, self.pidfds.pop(client, -1))
 
-    def _gone(self, client: int) -> None:
+    def _note_gone(self, client: int) -> None:
         self.handoffs.note_end(client)
         self.dispatcher.feed(events.ClientGonePushed(self.id, client))
         self._changed.set()
@@ -266,12 +266,12 @@ class DriverServerSession:
         ordinals = {properties.uuid: ordinal for ordinal, properties in enumerate(self.dispatcher.state.devices)}
         contexts: dict[int, list[ReportedContext]] = {process.pid: [] for process in processes}
         first = {(process.pid, process.context, process.uuid): process.identity for process in processes}
-        others = 0
+        unnumbered = 0
         for device in devices:
             for context in device.contexts:
                 # Only the first context of a process has an ID; the other ones need a key of their own.
-                others -= 1
-                context_id = first.get((context.pid, context.number, device.uuid), others)
+                unnumbered -= 1
+                context_id = first.get((context.pid, context.number, device.uuid), unnumbered)
                 reported = ReportedContext(context_id, context.number, ordinals.get(device.uuid, -1))
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(own, key=lambda context: -context.id)) for pid, own in contexts.items()}

@@ -117,7 +117,7 @@ class WatchedClients:
             ):
                 await process_end(pidfd)
                 # Several may be shown with PID 0.
-                if sum(other.pid == note.pid for _, other in self._noted.values()) == 1:
+                if sum(noted_client.pid == note.pid for _, noted_client in self._noted.values()) == 1:
                     self.terminations.forget(note.pid)
                 self._gone(client)
         finally:
@@ -129,6 +129,6 @@ class WatchedClients:
     def _note_terminated(self, pid: int, contexts: frozenset[int]) -> None:
         for client, (pidfd, note) in self._noted.items():
             if note.pid == pid:
-                noted = evolve(note, terminated=tuple(sorted(contexts)))
-                self._noted[client] = pidfd, noted
-                self._dispatcher.hold(client_name(client), pidfd, msgspec.json.encode(noted))
+                new_note = evolve(note, terminated=tuple(sorted(contexts)))
+                self._noted[client] = pidfd, new_note
+                self._dispatcher.hold(client_name(client), pidfd, msgspec.json.encode(new_note))

@@ -20,8 +20,8 @@ _STUB_LIBRARY: Final = 34
 
 def pci_of(bus_id: str) -> str:
     """Return the bus id that the driver writes as ``0000:00:06.0`` the way device_query does: ``0000:00.06.00``."""
-    domain, bus, rest = bus_id.lower().split(":")
-    device, function = rest.split(".")
+    domain, bus, device_and_function = bus_id.lower().split(":")
+    device, function = device_and_function.split(".")
     return f"{domain[-4:]}:{bus}.{device}.{int(function, 16):02x}"
 
 

@@ -45,8 +45,8 @@ class FreeRanges:
         for index, (low, high) in enumerate(self._ranges):
             start = round_up(low, alignment)
             if start + size <= high:
-                rest = [(a, b) for a, b in ((low, start), (start + size, high)) if a < b]
-                self._ranges[index : index + 1] = rest
+                remainders = [(a, b) for a, b in ((low, start), (start + size, high)) if a < b]
+                self._ranges[index : index + 1] = remainders
                 return start
         raise NoRange(f"no free range of {size} bytes")
 
@@ -100,10 +100,10 @@ class AddressWindow:
         self._free.give(address, self._sizes.pop(address))
         for page in under.shared:
             self._users[page] -= 1
-        gone = tuple(page for page in under.shared if not self._users[page])
-        for page in gone:
+        unused_pages = tuple(page for page in under.shared if not self._users[page])
+        for page in unused_pages:
             del self._users[page]
-        return Pages(under.whole, gone)
+        return Pages(under.whole, unused_pages)
 
     def under(self, address: int) -> Pages:
         """Return the pages under an allocation."""

@@ -77,8 +77,8 @@ class Staging:
     def take(self, count: int, client: Hashable) -> Slot:
         """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY at the limits."""
         with self._lock:
-            taken = self._taken[client]
-            if taken and taken + count > _MAX_CLIENT_BYTES:
+            client_bytes = self._taken[client]
+            if client_bytes and client_bytes + count > _MAX_CLIENT_BYTES:
                 raise _too_much("this client's copies", _MAX_CLIENT_BYTES)
             slot = self._slot(count, client)
             self._taken[client] += count
@@ -113,8 +113,8 @@ class Staging:
             self._areas.clear()
 
 
-def _too_much(whose: str, limit: int) -> BackendError:
-    reason = f"{whose} that are not done take {limit} bytes of the executor's memory"
+def _too_much(subject: str, limit: int) -> BackendError:
+    reason = f"{subject} that are not done take {limit} bytes of the executor's memory"
     return BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
 

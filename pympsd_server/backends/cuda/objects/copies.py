@@ -154,7 +154,7 @@ def _ignore(status: Status) -> None:
 def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
     extent, to_device = copy.extent, copy.source.host is not None
     host, device = (copy.source, copy.destination) if to_device else (copy.destination, copy.source)
-    slot, other = _slot(stream, host, extent.bytes), Side.of(device)
+    slot, device_side = _slot(stream, host, extent.bytes), Side.of(device)
     if slot is None:
         side = Side.of(host)
     else:  # packed, so that no bytes between the client's rows are copied
@@ -167,7 +167,7 @@ def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None
                 np.ndarray(rows.shape, np.uint8, slot.view)[...] = rows
 
     def issue() -> None:
-        to, start = (other, side) if to_device else (side, other)
+        to, start = (device_side, side) if to_device else (side, device_side)
         _issue(stream.services.driver.call, to, start, extent, stream.handle)
 
     def release() -> None:

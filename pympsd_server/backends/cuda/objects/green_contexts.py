@@ -44,16 +44,16 @@ class SmGroups:
         return groups if 0 < groups < self.count else 0
 
     def take(
-        self, count: int, kept: Iterable[tuple[int, ...]] = (), among: Sequence[int] | None = None
+        self, count: int, reusable: Iterable[tuple[int, ...]] = (), among: Sequence[int] | None = None
     ) -> tuple[int, ...]:
-        """Return the groups for a context: a ``kept`` set if it is used no more than the least used groups.
+        """Return the groups for a context: a ``reusable`` set if it is used no more than the least used groups.
 
         ``among``: the groups that it may have; None: any.
         """
         every = range(self.count) if among is None else among
         fewest = sorted(every, key=lambda number: (self._users[number], number))[:count]
         best = tuple(sorted(fewest))
-        for ready in kept:
+        for ready in reusable:
             if len(ready) == count and set(ready) <= set(every) and self._use_of(ready) <= self._use_of(best):
                 best = ready
                 break
@@ -178,17 +178,17 @@ class Partitions:
         call, kinds = self._driver.call, cu.CUdevResourceType
         resource = call(cu.cuDeviceGetDevResource, self._device, kinds.CU_DEV_RESOURCE_TYPE_SM)
         most = self._properties.multiprocessors // size
-        parts, count, rest = call(cu.cuDevSmResourceSplitByCount, most, resource, flags, size)
-        return list(parts[: int(count)]), rest
+        parts, count, remainder = call(cu.cuDevSmResourceSplitByCount, most, resource, flags, size)
+        return list(parts[: int(count)]), remainder
 
     def _split_into_chunks(self) -> Split:
         if self._chunks is None:
             size, count = chunk_size(self._properties), chunk_count(self._properties)
-            parts, rest = self._split(size, 0)
+            parts, remainder = self._split(size, 0)
             if len(parts) != count or any(part.sm.smCount != size for part in parts):
                 reason = f"the driver makes {len(parts)} chunks of this device's SMs, not {count} of {size} each"
                 raise BackendError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, reason)
-            self._chunks = Split([*parts, rest], SmGroups(count + 1, size))
+            self._chunks = Split([*parts, remainder], SmGroups(count + 1, size))
         return self._chunks
 
     def _make(self, split: Split, groups: tuple[int, ...]) -> Partition:

@@ -182,7 +182,7 @@ class CudaStream:
         complete = self.queue.completions.add(function.begin_with(begin))
         with self.queue.lock:  # a function that begins immediately must not be finished before its step is known
             try:
-                function.step = self.queue.put(self, lambda: self._complete_when_done(complete), held=True)
+                function.step = self.queue.put(self, lambda: self._complete_when_done(complete), is_held=True)
             except BackendError:
                 if self.queue.completions.take(complete):  # else the context's end has called it
                     raise
@@ -283,9 +283,9 @@ class CudaStream:
         """Record a marker after what was issued before the call."""
         return StreamMarker(self._driver, self.services.events, self.handle, timing)
 
-    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
-        """Call ``passed`` when the device has reached a marker, whatever the state of the context."""
-        self.services.watcher.add(self, marker, passed)
+    def watch(self, marker: StreamMarker, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the device has reached a marker, whatever the state of the context."""
+        self.services.watcher.add(self, marker, callback)
 
     @property
     def is_known_completed(self) -> bool:

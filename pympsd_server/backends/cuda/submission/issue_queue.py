@@ -45,8 +45,8 @@ class QueuedStream(OrderedStream, Protocol):
     def marker(self) -> StreamMarker:
         """Record a marker after what was issued before the call."""
 
-    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
-        """Call ``passed`` when the device has reached a marker."""
+    def watch(self, marker: StreamMarker, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the device has reached a marker."""
 
     def discard(self) -> None:
         """Release the stream; no work of it is running."""
@@ -134,15 +134,15 @@ class IssueQueue:
         issue: Callable[[], None],
         after: Iterable[Step] = (),
         on_faulted: Completion | None = None,
-        held: bool = False,
+        is_held: bool = False,
         alone: bool = False,
     ) -> Step:
         """Issue work in a stream, now or once what holds it has passed; BackendError on a faulted context.
 
-        With ``on_faulted`` the sticky error is passed to it instead of raised. ``held`` and ``alone``: see
+        With ``on_faulted`` the sticky error is passed to it instead of raised. ``is_held`` and ``alone``: see
         submission_order.py.
         """
-        step = Step(stream, issue, held)
+        step = Step(stream, issue, is_held)
         with self.lock:
             try:
                 self.check()

@@ -90,9 +90,9 @@ class MarkerWatcher:
         self._thread = threading.Thread(target=self._run, name="completions", daemon=True)
         self._thread.start()
 
-    def add(self, stream: Hashable, marker: StreamMarker, passed: Callable[[], None]) -> None:
-        """Call ``passed`` in the thread when a marker is passed; never if the device is faulted before."""
-        self._new.append((stream, marker, passed))
+    def add(self, stream: Hashable, marker: StreamMarker, callback: Callable[[], None]) -> None:
+        """Call ``callback`` in the thread when a marker is passed; never if the device is faulted before."""
+        self._new.append((stream, marker, callback))
         self._wake.set()
 
     def close(self) -> None:
@@ -113,8 +113,8 @@ class MarkerWatcher:
                 latest = time.monotonic()
             self._wake.clear()
             while self._new:
-                stream, marker, passed = self._new.popleft()
-                queues.setdefault(stream, deque()).append((marker, passed))
+                stream, marker, callback = self._new.popleft()
+                queues.setdefault(stream, deque()).append((marker, callback))
             try:
                 any_passed = sum(_advance(queue) for queue in queues.values())
             except Exception as error:  # the contexts call all pending completions

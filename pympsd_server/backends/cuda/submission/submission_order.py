@@ -74,9 +74,9 @@ class SubmissionOrder:
         if stream is None:
             return list(tails.values())
         if stream is self.default:
-            return [step for other, step in tails.items() if other.blocking]
+            return [step for stream_key, step in tails.items() if stream_key.blocking]
         streams = (stream, self.default) if stream.blocking else (stream,)
-        return [tails[other] for other in streams if other in tails]
+        return [tails[stream_key] for stream_key in streams if stream_key in tails]
 
     def submit(self, step: Step, after: Iterable[Step] = (), alone: bool = False) -> None:
         """Issue a step, now or when it may be; BackendError only when it is issued now and refused.

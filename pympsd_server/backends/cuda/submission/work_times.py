@@ -34,8 +34,8 @@ class TimedStream(Protocol):
     def marker(self, timing: bool = False) -> StreamMarker:
         """Record a marker after what was issued before the call."""
 
-    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
-        """Call ``passed`` when the device has reached a marker."""
+    def watch(self, marker: StreamMarker, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the device has reached a marker."""
 
 
 @frozen
@@ -77,7 +77,7 @@ class WorkTimes:
         began = stream.marker(timing=True)
         work()
         ended = stream.marker(timing=True)
-        report = partial(timeline.finished, stream.context, stream.number, what)
+        report = partial(timeline.note_finished, stream.context, stream.number, what)
         stream.watch(ended, lambda: self._report(timeline, report, submitted, began, ended))
 
     def _report(

@@ -166,10 +166,10 @@ class AddressSpace(AccessibleMemory):
             raise ValueError(f"cannot allocate {nbytes} bytes aligned to {alignment}")
         for index, (low, high) in enumerate(self._gaps):
             start = -(-(self.base + low) // alignment) * alignment - self.base
-            taken = start + nbytes + GUARD_BYTES
-            if taken <= high:
-                rest = [(a, b) for a, b in ((low, start), (taken, high)) if a < b]
-                self._gaps[index : index + 1] = rest
+            end = start + nbytes + GUARD_BYTES
+            if end <= high:
+                remainders = [(a, b) for a, b in ((low, start), (end, high)) if a < b]
+                self._gaps[index : index + 1] = remainders
                 self._insert(start, nbytes)
                 self.used_bytes += nbytes
                 return self.base + start
@@ -219,9 +219,9 @@ class AddressSpace(AccessibleMemory):
             if accessible and start >= VIRTUAL_OFFSET and start <= high and low <= end <= MAPPED_OFFSET:
                 low, high = min(low, start), max(high, end)
             elif start < high and low < end:
-                rest = [(a, b) for a, b in ((start, low), (high, end)) if a < b]
-                starts += [a for a, _ in rest]
-                ends += [b for _, b in rest]
+                remainders = [(a, b) for a, b in ((start, low), (high, end)) if a < b]
+                starts += [a for a, _ in remainders]
+                ends += [b for _, b in remainders]
             else:
                 starts.append(start)
                 ends.append(end)
@@ -357,12 +357,12 @@ class AddressSpace(AccessibleMemory):
     def reach(self) -> tuple[Array, Array]:
         """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
-        seen = [(peer, generation) for peer, generation, _, _ in peers]
+        generations = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
-        if arrays is None or arrays.ranges is not ranges or arrays.peers != seen:
+        if arrays is None or arrays.ranges is not ranges or arrays.peers != generations:
             starts = [np.array(ranges[0], np.int64), *(peer.place + low for peer, _, low, _ in peers)]
             ends = [np.array(ranges[1], np.int64), *(peer.place + high for peer, _, _, high in peers)]
-            arrays = _Arrays(ranges, seen, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
+            arrays = _Arrays(ranges, generations, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
             self._arrays = arrays
         return arrays.starts, arrays.ends
 

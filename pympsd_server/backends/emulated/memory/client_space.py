@@ -123,8 +123,8 @@ class HostMemory:
             try:
                 _attach(client, address, memory)
             except OSError as error:
-                for other in attached:
-                    _detach(client, other)
+                for attached_space in attached:
+                    _detach(client, attached_space)
                 raise _not_mapped(memory.nbytes, error) from None
             attached.append(address)
 

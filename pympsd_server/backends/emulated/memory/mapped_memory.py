@@ -75,10 +75,10 @@ class MappedMemory:
         except OutOfMemory as error:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
         pages, file, _ = space.share(address)
-        taken = space.withdraw(address)
+        withdrawn = space.withdraw(address)
 
         def free() -> None:
-            space.reclaim(*taken)
+            space.reclaim(*withdrawn)
             discharge()
 
         return WindowPages(pages, file, is_shared=False, freed=partial(self._on_freed, free))

@@ -157,8 +157,8 @@ class PeerWindow:
 
     def _follow(self, segments: set[Segment]) -> None:
         """Map what the peer has mapped behind its allocations, and no more."""
-        for gone in self._mapped - segments:
-            self._mapping.clear(self.place + gone.offset, gone.size)
+        for segment in self._mapped - segments:
+            self._mapping.clear(self.place + segment.offset, segment.size)
         self._mapped &= segments
         for new in segments - self._mapped:
             try:

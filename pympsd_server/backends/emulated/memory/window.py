@@ -101,8 +101,8 @@ class Window:
 
     def map_file(self, process: int, segment: Segment) -> None:
         """Map a file of another process; OSError, ValueError if it is not the one that is meant."""
-        needed = segment.file.offset + segment.size
-        file = open_sealed(process, segment.file.descriptor, file_name(segment.file.secret), needed)
+        size = segment.file.offset + segment.size
+        file = open_sealed(process, segment.file.descriptor, file_name(segment.file.secret), size)
         try:
             with self._lock:
                 if not self.is_closed:

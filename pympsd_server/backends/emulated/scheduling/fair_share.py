@@ -30,7 +30,7 @@ class _Level:
 
         Its used time is raised to the least of the others', or of the last context that ran.
         """
-        floor = min((other.time_share.used for other in self.queues), default=self._floor)
+        floor = min((queue.time_share.used for queue in self.queues), default=self._floor)
         queue.time_share.used = max(queue.time_share.used, floor)
         self.queues.append(queue)
 
@@ -73,7 +73,7 @@ class FairQueue:
             if level is self._below and not level.queues:
                 self._turns_due = TURNS_OF_NORMAL
             level.enter(queue)
-        within = min((other.time_share.used for other in queue.ready), default=queue.floor)
+        within = min((item.time_share.used for item in queue.ready), default=queue.floor)
         work.time_share.used = max(work.time_share.used, within)
         queue.ready.append(work)
 

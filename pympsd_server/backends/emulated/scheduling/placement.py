@@ -201,8 +201,8 @@ class Placement:
             self._account(self._only.rows, self._only.size, -1)
             self._only = None
         cost = self._cost(size)
-        taken = cost[:, 0] > 0  # a block without shared memory fits where none is left
-        fitting: Integers = (self._free[taken] // cost[taken]).min(axis=0)
+        uses_resource = cost[:, 0] > 0  # a block without shared memory fits where none is left
+        fitting: Integers = (self._free[uses_resource] // cost[uses_resource]).min(axis=0)
         return fitting
 
     def _cost(self, size: BlockSize) -> Integers:

@@ -207,7 +207,7 @@ class Scheduler:
             began = item.began_at or item.finished_at
             submitted = item.submitted_at or began
             number = item.stream.number
-            self.timeline.finished(item.owner.id, number, item.what, submitted, began, item.finished_at)
+            self.timeline.note_finished(item.owner.id, number, item.what, submitted, began, item.finished_at)
 
     def finish_held(self, item: WorkItem) -> None:
         """Finish a held item, such as a host function that the client has reported as done; no effect a second time.

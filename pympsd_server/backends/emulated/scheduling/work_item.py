@@ -84,10 +84,10 @@ class Trace(Counters):
     def batches(self) -> tuple[BatchTrace, ...]:
         """The latest batches, oldest first."""
         with self._lock:
-            kept = tuple(self._batches)
+            batches = tuple(self._batches)
         return tuple(
             BatchTrace(number, context, kernel[:MAX_KERNEL_NAME], first_block, blocks, priority)
-            for number, context, kernel, first_block, blocks, priority in kept
+            for number, context, kernel, first_block, blocks, priority in batches
         )
 
 

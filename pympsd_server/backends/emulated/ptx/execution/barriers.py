@@ -77,8 +77,8 @@ class Barriers:
             present[:, number] = self._warps_at(number)
         total = present * WARP + self._announced
         everyone = self._living_warps()[:, None] * WARP
-        needed = np.where(self._expected > 0, self._expected, everyone)
-        opens: Array = (present > 0) & (total >= needed)
+        required = np.where(self._expected > 0, self._expected, everyone)
+        opens: Array = (present > 0) & (total >= required)
         if state.cluster_blocks > 1:
             # A block all of whose threads have exited holds up no other.
             there = (opens[:, CLUSTER_BARRIER] | (everyone[:, 0] == 0)).reshape(-1, state.cluster_blocks)
@@ -107,25 +107,25 @@ class Barriers:
 def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], mode: str) -> list[Array]:
     """Return for each part (a waiting group and its threads that continue) the result of bar.red per thread."""
     totals = np.zeros((2, state.blocks, BARRIERS), np.int64)
-    for waiting, chosen in entries:
-        cta = waiting.threads.pick(state.cta)[chosen]
-        number = waiting.number[chosen]
-        truth = spread(waiting.predicate, waiting.threads.count)[chosen]
+    for waiting, selected in entries:
+        cta = waiting.threads.pick(state.cta)[selected]
+        number = waiting.number[selected]
+        truth = spread(waiting.predicate, waiting.threads.count)[selected]
         np.add.at(totals[0], (cta, number), 1)
         np.add.at(totals[1], (cta, number), truth)
     results = []
-    for waiting, chosen in entries:
-        where = (waiting.threads.pick(state.cta)[chosen], waiting.number[chosen])
+    for waiting, selected in entries:
+        where = (waiting.threads.pick(state.cta)[selected], waiting.number[selected])
         there, true = totals[0][where], totals[1][where]
         results.append(true if mode == "popc" else true == there if mode == "and" else true > 0)
     return results
 
 
-def rest_of(entry: Waiting, chosen: Array) -> Waiting:
+def rest_of(entry: Waiting, selected: Array) -> Waiting:
     """Return those of the waiting threads that were not chosen to continue."""
-    group = part_of(entry.threads, entry.registers, chosen)
-    predicate = None if entry.predicate is None else pick_registers((entry.predicate,), chosen)[0]
-    return Waiting(entry.plan, group.threads, group.registers, entry.number.take(chosen), predicate)
+    group = part_of(entry.threads, entry.registers, selected)
+    predicate = None if entry.predicate is None else pick_registers((entry.predicate,), selected)[0]
+    return Waiting(entry.plan, group.threads, group.registers, entry.number.take(selected), predicate)
 
 
 def with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:

@@ -198,10 +198,10 @@ class Batch:
         plan = self._plans[at]
         group = parts[0] if len(parts) == 1 else merge(parts, plan.dtypes, self._state.all)
         if plan.meeting is not None and group.threads.ids is not None:
-            met = self._meet(at, plan, group)
-            if met is None:
+            joined = self._meet(at, plan, group)
+            if joined is None:
                 return
-            group = met
+            group = joined
         if plan.in_turn and plan.meeting is None and group.threads.count > _IN_TURN:
             # Some at a time: others' kernels have their turns in between.
             now, later = np.split(np.arange(group.threads.count), [_IN_TURN])
@@ -233,7 +233,12 @@ class Batch:
             self._favoured = target
 
     def _branch(
-        self, plan: BlockPlan, threads: Threads, condition: Value, taken: tuple[Value, ...], other: tuple[Value, ...]
+        self,
+        plan: BlockPlan,
+        threads: Threads,
+        condition: Value,
+        taken: tuple[Value, ...],
+        fall_through: tuple[Value, ...],
     ) -> None:
         if condition.ndim == 0:
             yes = threads.count if condition else 0
@@ -242,10 +247,10 @@ class Batch:
         if yes == threads.count:
             self._move(plan.target, Group(threads, taken))
         elif yes == 0:
-            self._move(plan.following, Group(threads, other))
+            self._move(plan.following, Group(threads, fall_through))
         else:
             self._move(plan.target, part_of(threads, taken, condition.nonzero()[0]))
-            self._move(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
+            self._move(plan.following, part_of(threads, fall_through, (~condition).nonzero()[0]))
 
     def _end_block(self, plan: BlockPlan, threads: Threads, returned: object) -> None:
         if plan.kind == "exit":
@@ -266,9 +271,9 @@ class Batch:
         if int(index.max()) >= len(plan.targets):
             raise LaunchFailed(f"brx.idx to entry {int(index.max())} of {len(plan.targets)}")
         for entry, (target, registers) in enumerate(zip(plan.targets, outgoing, strict=True)):
-            chosen = np.flatnonzero(index == entry)
-            if len(chosen):
-                self._move(target, part_of(threads, registers, chosen))
+            selected = np.flatnonzero(index == entry)
+            if len(selected):
+                self._move(target, part_of(threads, registers, selected))
 
     def _choose(self) -> int:
         """Return the block to run next: the lowest, with bursts of others when the lowest seems to spin."""
@@ -324,9 +329,9 @@ class Batch:
             mask = self._mask(self._plans[at], group)
             full = np.zeros(self._state.count, np.uint32)
             full[group.threads.indices()] = mask
-            met = all_arrived(self._state, everyone, full.take(everyone.indices()))
+            is_complete = all_arrived(self._state, everyone, full.take(everyone.indices()))
             ready = np.zeros(self._state.count, np.bool_)
-            ready[everyone.indices()] = met
+            ready[everyone.indices()] = is_complete
             released |= self._release(at, group, ready.take(group.threads.indices()))
         return released
 
@@ -399,6 +404,6 @@ class Batch:
         for mode in {"", "popc", "and", "or"}:
             entries = [e for e in released if e[0].plan.barrier and e[0].plan.barrier.reduction == mode]
             results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
-            for (entry, chosen), result in zip(entries, results, strict=True):
-                group = part_of(entry.threads, entry.registers, chosen)
+            for (entry, selected), result in zip(entries, results, strict=True):
+                group = part_of(entry.threads, entry.registers, selected)
                 self._move(entry.plan.following, with_result(entry.plan, group, result, self._plans))

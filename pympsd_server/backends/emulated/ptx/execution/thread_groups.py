@@ -21,15 +21,15 @@ class Group:
         return part_of(self.threads, self.registers, np.flatnonzero(mask))
 
 
-def part_of(threads: Threads, registers: tuple[Value, ...], chosen: Array) -> Group:
-    """Return the group of only some of the threads (`chosen` are positions in `threads`)."""
-    ids = chosen if threads.ids is None else threads.ids.take(chosen)
-    return Group(Threads(ids, len(chosen)), pick_registers(registers, chosen))
+def part_of(threads: Threads, registers: tuple[Value, ...], selected: Array) -> Group:
+    """Return the group of only some of the threads (`selected` are positions in `threads`)."""
+    ids = selected if threads.ids is None else threads.ids.take(selected)
+    return Group(Threads(ids, len(selected)), pick_registers(registers, selected))
 
 
-def pick_registers(registers: tuple[Value, ...], chosen: Array) -> tuple[Value, ...]:
-    """Return the registers of only some of the threads (`chosen` are positions); shared values stay shared."""
-    return tuple(v if v.ndim == 0 else v.take(chosen) for v in registers)
+def pick_registers(registers: tuple[Value, ...], selected: Array) -> tuple[Value, ...]:
+    """Return the registers of only some of the threads (`selected` are positions); shared values stay shared."""
+    return tuple(v if v.ndim == 0 else v.take(selected) for v in registers)
 
 
 def merge(parts: list[Group], dtypes: tuple[DType, ...], everyone: Threads) -> Group:

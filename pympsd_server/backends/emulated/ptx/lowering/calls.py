@@ -45,16 +45,16 @@ def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequ
 
     A compiler may declare a function without its result (Taichi's vprintf).
     """
-    called = SYSTEM_FUNCTIONS[name]
-    if len(inputs) != len(called.parameters) or len(results) not in {0, len(called.results)}:
+    callee = SYSTEM_FUNCTIONS[name]
+    if len(inputs) != len(callee.parameters) or len(results) not in {0, len(callee.results)}:
         raise InvalidPtx(f"wrong number of arguments for {name}", line)
     arguments = [
         fetch_argument(code, value, type_name, line)
-        for value, type_name in zip(inputs, called.parameters, strict=True)
+        for value, type_name in zip(inputs, callee.parameters, strict=True)
     ]
-    targets = [code.new_register(type_name) for type_name in called.results]
-    code.operations.append(plain(called.operation, (), (*targets, *arguments), line))
-    for register, result, type_name in zip(targets, results, called.results, strict=bool(results)):
+    targets = [code.new_register(type_name) for type_name in callee.results]
+    code.operations.append(plain(callee.operation, (), (*targets, *arguments), line))
+    for register, result, type_name in zip(targets, results, callee.results, strict=bool(results)):
         code.operations.append(store_argument(result, register, type_name, line))
 
 
@@ -88,7 +88,7 @@ def _part(value: Argument, type_name: str, offset: int) -> Argument:
 def procedure_call(
     code: Code,
     callee: Target | Group,
-    called: Function | Prototype,
+    signature: Function | Prototype,
     inputs: Sequence[Argument],
     results: Sequence[Argument],
     line: int,
@@ -98,8 +98,8 @@ def procedure_call(
     Its operands are the results and the arguments, each an offset in the frame and a register, and between them the
     callee: its label, or a register with an index and the label of a list of functions.
     """
-    layout = parameter_layout(called.returns + called.parameters)
-    count = len(called.returns)
+    layout = parameter_layout(signature.returns + signature.parameters)
+    count = len(signature.returns)
     arguments: list[Argument] = []
     for (variable, offset), value in zip(layout[count:], inputs, strict=True):
         for start, type_name in _pieces(variable):

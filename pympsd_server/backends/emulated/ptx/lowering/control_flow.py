@@ -195,19 +195,19 @@ def without_dead_results(block: Block, blocks: list[Block], carry: Register) -> 
 
     Emitters have not seen the dropped operations, so only plain moves and atomics are touched.
     """
-    needed: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
+    live: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
     if block.terminator is not None:
-        needed |= {r.number for r in registers_read(block.terminator, carry)}
-    kept: list[Operation] = []
+        live |= {r.number for r in registers_read(block.terminator, carry)}
+    operations: list[Operation] = []
     for operation in reversed(block.operations):
         results = {r.number for r in registers_written(operation, carry)}
-        if results and not results & needed:
+        if results and not results & live:
             if operation.name == "mov":
                 continue
             if operation.name == "atom":
                 operation = with_operands(operation, (Sink(), *operation.operands[1:]))
         if operation.guard is None:
-            needed -= results
-        needed |= {r.number for r in registers_read(operation, carry)}
-        kept.append(operation)
-    return kept[::-1]
+            live -= results
+        live |= {r.number for r in registers_read(operation, carry)}
+        operations.append(operation)
+    return operations[::-1]

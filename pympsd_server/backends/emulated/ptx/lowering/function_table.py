@@ -153,12 +153,12 @@ class FunctionTable:
     @cached_property
     def addressed(self) -> tuple[Function, ...]:
         """The functions whose address is taken, in their order."""
-        taken = {v.symbol for variable in self.module.variables.values() for v in variable.initial}
+        addressed_names = {v.symbol for variable in self.module.variables.values() for v in variable.initial}
         for function in self.module.functions.values():
             if self._may_take_address(function):
                 for instruction in instructions_of(self.statements(function)):
-                    taken |= _names(instruction)
-        return tuple(self.module.functions[name] for name in self.addresses if name in taken)
+                    addressed_names |= _names(instruction)
+        return tuple(self.module.functions[name] for name in self.addresses if name in addressed_names)
 
     def candidates(self, call_shape: tuple[object, ...]) -> tuple[Function, ...]:
         """Return the functions that an indirect call of this shape may reach."""

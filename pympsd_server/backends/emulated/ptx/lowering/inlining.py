@@ -405,13 +405,13 @@ class _Flattener:
         prototype = names.prototypes.get(prototype_name.text) if isinstance(prototype_name, Name) else None
         if prototype is None:
             raise InvalidPtx("unsupported: an indirect call without a .callprototype or .calltargets", line)
-        called: Prototype | Function = prototype
+        signature: Prototype | Function = prototype
         if prototype.targets:
             functions = tuple(self.table.module.functions[t] for t in prototype.targets if t in self.table.addresses)
-            called = functions[0] if functions else prototype
+            signature = functions[0] if functions else prototype
         else:
             functions = self.table.candidates(shape(prototype.returns, prototype.parameters))
-        if len(inputs) != len(called.parameters) or len(results) != len(called.returns):
+        if len(inputs) != len(signature.parameters) or len(results) != len(signature.returns):
             raise InvalidPtx("wrong number of arguments for an indirect call", line)
         address, index = self.resolver.argument(callee, names, line), self.code.new_register("u32")
         candidates = [Immediate(self.table.addresses[f.name]) for f in functions]
@@ -422,7 +422,7 @@ class _Flattener:
         key = f"$calls{self.skips}"
         self.code.branch_targets[key] = tuple(self._entry(f) for f in functions)
         arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
-        procedure_call(self.code, Group((index, Target(key))), called, arguments, back, line)
+        procedure_call(self.code, Group((index, Target(key))), signature, arguments, back, line)
 
     def _inline(
         self,

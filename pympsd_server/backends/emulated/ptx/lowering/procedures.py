@@ -114,16 +114,16 @@ def _alive_after_calls(code: Code) -> list[set[int]]:
     blocks = build_blocks(code)
     alive: list[set[int]] = []
     for block in blocks:
-        needed: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
+        live: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
         in_block: list[set[int]] = []
         terminator = [] if block.terminator is None else [block.terminator]
         for operation in reversed([*block.operations, *terminator]):
             results = {r.number for r in registers_written(operation, code.carry)}
             if operation.name == "callproc":
-                in_block.append(needed - results)
+                in_block.append(live - results)
             if operation.guard is None:
-                needed = needed - results
-            needed = needed | {r.number for r in registers_read(operation, code.carry)}
+                live = live - results
+            live = live | {r.number for r in registers_read(operation, code.carry)}
         alive += in_block[::-1]
     assert code.stack is not None
     for registers in alive:
@@ -190,8 +190,8 @@ def _save(code: Code, register: Register, memory: Memory, line: int) -> list[Ope
     if code.register_types[register.number] != "pred":
         return [_local("st", _type_of(code, register), memory, register, line)]
     number = code.new_register("u32")
-    chosen = plain("selp", ("u32",), (number, Immediate(1), Immediate(0), register), line)
-    return [chosen, _local("st", "u32", memory, number, line)]
+    select = plain("selp", ("u32",), (number, Immediate(1), Immediate(0), register), line)
+    return [select, _local("st", "u32", memory, number, line)]
 
 
 def _restore(code: Code, register: Register, memory: Memory, line: int) -> list[Operation]:

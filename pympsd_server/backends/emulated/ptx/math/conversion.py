@@ -62,9 +62,9 @@ def _integer_to_odd(value: Value, wide: Value) -> Value:
     size = np.abs(value.astype(np.float64))
     sticky = value.dtype.type(0x7FF)
     cut = (value & sticky) != 0
-    kept = (value & ~sticky) | select(cut, value.dtype.type(0x800), value.dtype.type(0))
+    truncated = (value & ~sticky) | select(cut, value.dtype.type(0x800), value.dtype.type(0))
     # Below 2**53 the double is exact anyway.
-    return select(size < 2.0**53, wide, kept.astype(np.float64))
+    return select(size < 2.0**53, wide, truncated.astype(np.float64))
 
 
 def float_to_float(value: Value, dtype: DType, mode: str) -> Value:

@@ -91,9 +91,9 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
     # A product of finite numbers is finite, however great: an added infinity stays infinite.
     plain = select(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, plain)
     high, low = two_product(a, b)
-    middle, rest = two_sum(c, low)
+    middle, error = two_sum(c, low)
     top, between = two_sum(high, middle)
-    fused = top + _to_odd(*two_sum(rest, between))
+    fused = top + _to_odd(*two_sum(error, between))
     # A zero keeps the sign rules of the plain sum; infinities and NaN have no error terms, and those of the greatest
     # numbers overflow.
     simple = (fused == 0) | ~np.isfinite(fused) | ~np.isfinite(plain) | (a == 0) | (b == 0)
@@ -109,9 +109,9 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
 
 def _fma64_exact(a: Value, b: Value, c: Value, result: Value, where: Value) -> Value:
     shape = np.broadcast_shapes(a.shape, b.shape, c.shape)
-    x, y, z, chosen = (np.broadcast_to(v, shape).reshape(-1) for v in (a, b, c, where))
+    x, y, z, selected = (np.broadcast_to(v, shape).reshape(-1) for v in (a, b, c, where))
     out = np.broadcast_to(result, shape).reshape(-1).copy()
-    for at in np.flatnonzero(chosen).tolist():
+    for at in np.flatnonzero(selected).tolist():
         exact = Fraction(float(x[at])) * Fraction(float(y[at])) + Fraction(float(z[at]))
         if exact == 0:
             continue
@@ -261,13 +261,13 @@ def _error_sign(operation: str, total: float, *operands: float) -> float:
         return _quotient_error(total, *(operands if operation == "div" else (1.0, *operands)))
     if total in (np.inf, -np.inf):
         return -1.0 if total > 0 else 1.0
-    a, *rest = (Fraction(v) for v in operands)
+    a, *remaining = (Fraction(v) for v in operands)
     if operation == "sqrt":
         return _sign(a - Fraction(total) ** 2) if a > 0 else 0.0
-    b = rest[0]
+    b = remaining[0]
     exact = {"add": a + b, "sub": a - b}.get(operation, a * b)
     if operation == "fma":
-        exact += rest[1]
+        exact += remaining[1]
     return _sign(exact - Fraction(total))
 
 
@@ -319,10 +319,10 @@ def _nearest_and_error(
         return two_sum(a, -b if operation == "sub" else b)
     total = fma64(a, b, c)
     product, low = two_product(a, b)
-    near, rest = two_sum(product, c)
-    rest, tail = two_sum(rest, low)
-    rest, end = two_sum(near - total, rest)
-    return total, rest + (end + tail)
+    near, error = two_sum(product, c)
+    error, tail = two_sum(error, low)
+    error, end = two_sum(near - total, error)
+    return total, error + (end + tail)
 
 
 def _root_and_error(a: Value) -> tuple[Value, Value]:

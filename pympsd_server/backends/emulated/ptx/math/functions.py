@@ -86,9 +86,9 @@ def power_of_two(o: Doubles, x: Any) -> Any:
     x = o.select(x < -_MAX_POWER, -_MAX_POWER, x)
     x = o.select(x > _MAX_POWER, _MAX_POWER, x)
     shifted = x + _MAGIC
-    rest = x - (shifted - _MAGIC)
+    fraction = x - (shifted - _MAGIC)
     scale = o.from_bits((o.bits(shifted) + _EXPONENT_BIAS) << _EXPONENT_BITS)
-    return (rest * _polynomial(_EX2, rest) + 1.0) * scale
+    return (fraction * _polynomial(_EX2, fraction) + 1.0) * scale
 
 
 def logarithm(o: Doubles, x: Any) -> Any:
@@ -145,8 +145,8 @@ class _Arrays:
         return value.astype(np.float64)
 
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        chosen: Any = np.where(condition, yes, no)
-        return chosen[()]
+        selected: Any = np.where(condition, yes, no)
+        return selected[()]
 
 
 _ARRAYS: Final = _Arrays()

@@ -61,8 +61,8 @@ def _multiply_high_unsigned(a: Value, b: Value) -> Value:
     a_low, a_high, b_low, b_high = a & mask, a >> half, b & mask, b >> half
     carry = a_low * b_low >> half
     middle = a_high * b_low + carry
-    other = a_low * b_high + (middle & mask)
-    return a_high * b_high + (middle >> half) + (other >> half)
+    second_middle = a_low * b_high + (middle & mask)
+    return a_high * b_high + (middle >> half) + (second_middle >> half)
 
 
 def multiply_24(a: Value, b: Value, high: bool) -> Value:
@@ -241,13 +241,13 @@ def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
     result = np.full(np.broadcast_shapes(mask.shape, base.shape, offset.shape), 0xFFFFFFFF, np.uint32)
     start, count = base.astype(np.int64), np.abs(offset.astype(np.int64))
     step = select(offset < 0, np.int64(-1), np.int64(1))
-    seen = np.zeros(result.shape, np.int64)
+    set_bits = np.zeros(result.shape, np.int64)
     for distance in range(32):
         at = start + step * distance
         inside = (at >= 0) & (at < 32)
         bit = inside & ((mask >> np.clip(at, 0, 31).astype(np.uint32)) & np.uint32(1) != 0)
-        seen = seen + bit
-        hit = bit & (seen == np.maximum(count, 1)) & ((count > 0) | (distance == 0))
+        set_bits = set_bits + bit
+        hit = bit & (set_bits == np.maximum(count, 1)) & ((count > 0) | (distance == 0))
         result = np.where(hit, at, result).astype(np.uint32)
     return result if result.ndim else result[()]
 

@@ -77,11 +77,11 @@ def video_saturate_shift(result: Value, signed: bool) -> Value:
 
 def video_extreme(name: str, result: Value, c: Value, signed: bool) -> Value:
     """Return the result of .min or .max with the third operand, a uint32."""
-    other = video_part(c, 0, _WORD, signed)
+    third = video_part(c, 0, _WORD, signed)
     if not signed:
-        result, other = result.view(np.uint64), other.view(np.uint64)
+        result, third = result.view(np.uint64), third.view(np.uint64)
     extreme = np.minimum if name == "min" else np.maximum
-    return extreme(result, other).view(np.int64)
+    return extreme(result, third).view(np.int64)
 
 
 def video_cut(result: Value) -> Value:

@@ -25,12 +25,12 @@ def _from_lane(state: BatchState, threads: Threads, value: Value, source: Value)
 
 def _check_rows(state: BatchState, threads: Threads, space: str, address: Value, count: int) -> None:
     """Fault unless the rows whose addresses the first lanes hold are there, and aligned."""
-    chosen = np.flatnonzero(threads.pick(state.lane) < 8 * count)
-    inner = Threads(threads.indices().take(chosen), len(chosen))
+    selected = np.flatnonzero(threads.pick(state.lane) < 8 * count)
+    inner = Threads(threads.indices().take(selected), len(selected))
     try:
-        elements(state, inner, space, spread(address, threads.count).take(chosen), _ROW_BYTES, _ROW_BYTES)
+        elements(state, inner, space, spread(address, threads.count).take(selected), _ROW_BYTES, _ROW_BYTES)
     except DeviceFault as fault:
-        fault.position = int(chosen[fault.position])
+        fault.position = int(selected[fault.position])
         raise
 
 

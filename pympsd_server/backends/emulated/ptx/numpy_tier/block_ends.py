@@ -56,9 +56,9 @@ def _branch(
     if last.guard.negated:
         target, following = following, target
     condition = writer.value(last.guard.register, BOOL)
-    taken, other = _outgoing(writer, blocks, target), _outgoing(writer, blocks, following)
+    taken, fall_through = _outgoing(writer, blocks, target), _outgoing(writer, blocks, following)
     plan = _plan(block, writer, "branch", target=target, following=following)
-    return plan, f"{condition}, {taken}, {other}"
+    return plan, f"{condition}, {taken}, {fall_through}"
 
 
 def _barrier(

@@ -51,10 +51,10 @@ def _arrive(writer: Writer, operation: Operation, drop: bool) -> None:
     """A state or _, the object, and a count, or with .expect_tx a number of bytes."""
     if len(operation.operands) < 2:
         raise writer.refuse_count()
-    target, where, *rest = operation.operands
-    count = writer.value(rest[0], U32) if rest else writer.scalar(1, U32)
+    target, where, *optional = operation.operands
+    count = writer.value(optional[0], U32) if optional else writer.scalar(1, U32)
     if operation.has("expect_tx"):
-        if not rest:
+        if not optional:
             raise writer.refuse("no number of bytes")
         change = f"arrival({writer.scalar(1, U32)}, {count}.astype(d_i8), {drop})"
     else:

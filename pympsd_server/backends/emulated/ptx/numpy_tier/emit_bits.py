@@ -61,9 +61,9 @@ def _lookup(writer: Writer, operation: Operation) -> None:
     result = _lookup_expression(table.value & 255, a, b, c, writer)
     if not operation.modifiers:
         return writer.set_result(result, U32)
-    name, other = writer.keep(result), writer.input(5, BOOL)
+    name, second = writer.keep(result), writer.input(5, BOOL)
     sign = "|" if operation.has("or") else "&"
-    return writer.assign_both(operation.operands[0], name, U32, writer.keep(f"({name} != 0) {sign} {other}"))
+    return writer.assign_both(operation.operands[0], name, U32, writer.keep(f"({name} != 0) {sign} {second}"))
 
 
 _SHORT = {

@@ -65,9 +65,9 @@ def _combine_and_assign(
     combine = operation.one_of(*_COMBINES)
     if bool(combine) != (len(operation.operands) == 4):
         raise writer.refuse_count()
-    other = writer.input(3, BOOL) if combine else ""
+    combined = writer.input(3, BOOL) if combine else ""
     # All results are computed before one is assigned: a target may be an operand too.
-    done = [(t, writer.keep(f"{r} {_COMBINES[combine]} {other}") if combine else r) for t, r in results if r]
+    done = [(t, writer.keep(f"{r} {_COMBINES[combine]} {combined}") if combine else r) for t, r in results if r]
     for target, result in done:
         if target is not None:
             writer.assign(target, result, BOOL)

@@ -181,15 +181,15 @@ def _atomic(writer: Writer, operation: Operation) -> None:
     if operation.type not in allowed.get(function, ()) or len(operation.types) != 1:
         raise writer.refuse()
     operands = without_hint(writer, operation, (3 if function == "cas" else 2) + (operation.name == "atom"))
-    target, rest = (operands[0], operands[1:]) if operation.name == "atom" else (Sink(), operands)
+    target, sources = (operands[0], operands[1:]) if operation.name == "atom" else (Sink(), operands)
     if operation.type == "b128":
-        _atomic_pairs(writer, operation, function, target, rest)
+        _atomic_pairs(writer, operation, function, target, sources)
         return
     dtype, count = DTYPES[operation.type], int(length[1:]) if length else 1
     if count * dtype.itemsize > 16:
         raise writer.refuse("vector of the wrong length")
-    base, offset = _split_address(writer, operation, rest[0], _space(operation))
-    columns = [writer.items(value, count) for value in rest[1:]]
+    base, offset = _split_address(writer, operation, sources[0], _space(operation))
+    columns = [writer.items(value, count) for value in sources[1:]]
     targets = (Sink(),) * count if isinstance(target, Sink) else writer.items(target, count)
     if operation.type in ("f16x2", "bf16", "bf16x2"):
         function = f"{function}_{operation.type}"
@@ -207,13 +207,13 @@ def _atomic(writer: Writer, operation: Operation) -> None:
 
 
 def _atomic_pairs(
-    writer: Writer, operation: Operation, function: str, target: Argument, rest: tuple[Argument, ...]
+    writer: Writer, operation: Operation, function: str, target: Argument, sources: tuple[Argument, ...]
 ) -> None:
     """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
     if operation.name != "atom":
         raise writer.refuse("red has no .exch")
-    base, offset = _split_address(writer, operation, rest[0], _space(operation))
-    pairs = ", ".join(writer.tuple_of(writer.items(value, 2), U64) for value in rest[1:])
+    base, offset = _split_address(writer, operation, sources[0], _space(operation))
+    pairs = ", ".join(writer.tuple_of(writer.items(value, 2), U64) for value in sources[1:])
     where = f"{_space(operation)!r}, {function!r}, {writer.displace(base, offset)}"
     name = writer.keep(f"atomic_pairs(B, T, {where}, ({pairs},), {writer.guard})")
     if not isinstance(target, Sink):

@@ -175,10 +175,10 @@ def _write_simd(writer: Writer, operation: Operation, name: str, types: tuple[st
     if any(a >= b for a, b in itertools.pairwise(written)) or written[-1] >= elements:
         raise writer.refuse(f"a mask names each of {elements} elements once at most, the highest first")
     selectors = tuple(
-        chosen or tuple(range(first, first + elements))
-        for chosen, first in zip(digits[1:], (0, elements), strict=True)
+        selector or tuple(range(first, first + elements))
+        for selector, first in zip(digits[1:], (0, elements), strict=True)
     )
-    if any(len(chosen) != elements or max(chosen) >= 2 * elements for chosen in selectors):
+    if any(len(selector) != elements or max(selector) >= 2 * elements for selector in selectors):
         raise writer.refuse(f"a selector has {elements} digits below {2 * elements}")
     values = ", ".join(writer.value(x, U32) for x, _ in inputs)
     signs = tuple(kind == "s32" for kind in types)

@@ -204,12 +204,12 @@ def executes(name: str) -> bool:
 
     A name may have modifiers and a type behind it, as ``cp.async.wait_all``.
     """
-    first, *rest = name.split(".")
+    first, *modifiers = name.split(".")
     for names, forms in _CONTROL.items():
         if first in re.split(r"\W+", names):
-            return set(rest) <= set(re.findall(r"\w+", forms))
-    prefixes = [n for n in (name.rsplit(".", count)[0] for count in range(len(rest) + 1)) if n in TABLE]
+            return set(modifiers) <= set(re.findall(r"\w+", forms))
+    prefixes = [n for n in (name.rsplit(".", count)[0] for count in range(len(modifiers) + 1)) if n in TABLE]
     if not prefixes:
         return False
     emitter = TABLE[prefixes[0]]
-    return all(word in emitter.modifiers | emitter.types for word in rest[prefixes[0].count(".") :])
+    return all(word in emitter.modifiers | emitter.types for word in modifiers[prefixes[0].count(".") :])

@@ -335,15 +335,15 @@ class Writer:
 
     def text(self, returned: str) -> list[str]:
         """Return the lines of the function, without unused results, and its return statement."""
-        needed = set(_IDENTIFIER.findall(returned))
-        kept = [f"return {returned}"]
+        names_read = set(_IDENTIFIER.findall(returned))
+        text_lines = [f"return {returned}"]
         for item in reversed(self.lines):
             line = item.line() if isinstance(item, Span) else item
             name, equals, expression = line.partition(" = ")
-            if equals and name not in needed and _is_pure(expression):
+            if equals and name not in names_read and _is_pure(expression):
                 continue
-            needed.update(_IDENTIFIER.findall(line))
-            kept.append(line)
-        if "M" in needed:
-            kept.append("M = {}")
-        return kept[::-1]
+            names_read.update(_IDENTIFIER.findall(line))
+            text_lines.append(line)
+        if "M" in names_read:
+            text_lines.append("M = {}")
+        return text_lines[::-1]

@@ -52,27 +52,27 @@ def atomic(
     count = threads.count
     if guard is not None and not guard.any():
         return dtype.type(0)
-    chosen = np.flatnonzero(guard) if guard is not None and guard.ndim else None
-    inner = threads if chosen is None else Threads(threads.indices().take(chosen), len(chosen))
-    arguments = [spread(v, count) if chosen is None else spread(v, count).take(chosen) for v in operands]
+    selected = np.flatnonzero(guard) if guard is not None and guard.ndim else None
+    inner = threads if selected is None else Threads(threads.indices().take(selected), len(selected))
+    arguments = [spread(v, count) if selected is None else spread(v, count).take(selected) for v in operands]
     address = spread(address, count)
-    if chosen is not None:
-        address = address.take(chosen)
+    if selected is not None:
+        address = address.take(selected)
     old = np.zeros(inner.count, dtype)
     width = dtype.itemsize
     try:
         resolved = elements(state, inner, space, address, width, align)
     except DeviceFault as fault:
-        raise fault if chosen is None else among(chosen, fault) from None
+        raise fault if selected is None else among(selected, fault) from None
     for kind, index, part in resolved:
         values = arguments if part is None else [v.take(part) for v in arguments]
         result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), function, values, used)
         if used:
             old[part if part is not None else slice(None)] = result
-    if chosen is None or not used:
+    if selected is None or not used:
         return old
     full = np.zeros(count, dtype)
-    full[chosen] = old
+    full[selected] = old
     return full
 
 

@@ -26,8 +26,10 @@ def by_thread(
     Raises Cancelled between two threads: each may copy as much as shared memory holds.
     """
     columns = [np.broadcast_to(value, threads.count) for value in values]
-    chosen = range(threads.count) if guard is None else np.flatnonzero(np.broadcast_to(guard, threads.count)).tolist()
-    for position in chosen:
+    positions = (
+        range(threads.count) if guard is None else np.flatnonzero(np.broadcast_to(guard, threads.count)).tolist()
+    )
+    for position in positions:
         if state.cancel.is_set():
             raise Cancelled
         thread = Threads(threads.indices()[position : position + 1], 1)
@@ -117,10 +119,10 @@ def copy_bulk(
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
         place, origin, size, waiting, blocks = arguments
         _check_bulk(place, origin, size)
-        chosen = None if mask is None else blocks
-        for to in destinations(place, chosen) if size else ():
+        selected = None if mask is None else blocks
+        for to in destinations(place, selected) if size else ():
             _bytes(state, thread, spaces[0], to, size)[:] = _bytes(state, thread, spaces[1], origin, size)
-        for waiting_address in () if barrier is None else destinations(waiting, chosen):
+        for waiting_address in () if barrier is None else destinations(waiting, selected):
             complete_bytes(state, thread, waiting_address, size)
 
     nothing = np.uint32(0)

@@ -104,11 +104,11 @@ class PrintBuffer:
         if not self._texts and not self._reports:
             return b"", b""
         with self._lock:
-            taken = b"".join(self._texts), b"".join(self._reports)
+            output = b"".join(self._texts), b"".join(self._reports)
             self._texts.clear()
             self._reports.clear()
             self._bytes = 0
-        return taken
+        return output
 
 
 @define(eq=False)

@@ -42,13 +42,13 @@ def device_print(state: BatchState, threads: Threads, form: Value, arguments: Va
     for address in np.unique(forms).tolist():
         if not address:
             continue
-        chosen = np.flatnonzero(forms == address)
-        inner = Threads(threads.indices().take(chosen), len(chosen))
+        selected = np.flatnonzero(forms == address)
+        inner = Threads(threads.indices().take(selected), len(selected))
         parts = _parse(read_string(state, int(inner.indices()[0]), address))
-        pointers = arguments if arguments.ndim == 0 else arguments.take(chosen)
+        pointers = arguments if arguments.ndim == 0 else arguments.take(selected)
         rows = _format(state, inner, parts, pointers)
-        counts[chosen] = sum(len(part.arguments) for part in parts if isinstance(part, Conversion))
-        for position, text in zip(chosen.tolist(), rows, strict=True):
+        counts[selected] = sum(len(part.arguments) for part in parts if isinstance(part, Conversion))
+        for position, text in zip(selected.tolist(), rows, strict=True):
             texts[position] = text
     order = np.argsort(threads.indices(), kind="stable")
     for position in order.tolist():

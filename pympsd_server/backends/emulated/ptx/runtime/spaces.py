@@ -52,20 +52,20 @@ def global_elements(state: BatchState, address: Value, shift: int, align: int, a
 
 
 def sum_elements(
-    state: BatchState, seen: Seen, x: Value, y: Value, shift: int, align: int, accesses: Accesses
+    state: BatchState, examined_indices: Seen, x: Value, y: Value, shift: int, align: int, accesses: Accesses
 ) -> Elements:
     """Return global_elements for the address x + y, of which one is usually uniform and the other an index.
 
-    `seen` remembers, for this run of a block, what was found out about the other: a block that indexes several
-    arrays in the same way examines the index once.
+    `examined_indices` contains the indices examined in this run of a block: a block that indexes several arrays in
+    the same way examines the index once.
     """
     if x.ndim:
         x, y = y, x
     if x.ndim or not y.ndim:
         return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
-    examined = seen.get((id(y), shift))
+    examined = examined_indices.get((id(y), shift))
     if examined is None:
-        examined = seen[id(y), shift] = _examine_index(y.view(S64), shift)
+        examined = examined_indices[id(y), shift] = _examine_index(y.view(S64), shift)
     low, high, bits, index, consecutive = examined
     start = int(x) - state.space.base
     first, last = accesses[0], accesses[-1]
@@ -146,18 +146,18 @@ def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
         raise MisalignedAddress(f"{space} address {int(addresses[at]):#x}, {nbytes} bytes: misaligned", position=at)
 
 
-def among(chosen: Array, fault: DeviceFault) -> DeviceFault:
+def among(selected: Array, fault: DeviceFault) -> DeviceFault:
     """Return a fault of some threads with its position among all of them."""
-    fault.position = int(chosen[fault.position])
+    fault.position = int(selected[fault.position])
     return fault
 
 
-def _subset(threads: Threads, chosen: Array) -> Threads:
-    return Threads(threads.indices().take(chosen), len(chosen))
+def _subset(threads: Threads, selected: Array) -> Threads:
+    return Threads(threads.indices().take(selected), len(selected))
 
 
-def _pick(value: Value, chosen: Array) -> Value:
-    return value if value.ndim == 0 else value.take(chosen)
+def _pick(value: Value, selected: Array) -> Value:
+    return value if value.ndim == 0 else value.take(selected)
 
 
 def elements(
@@ -180,13 +180,13 @@ def elements(
     parts: list[tuple[str, Value, Array | None]] = []
     kinds = np.where((windows >= 1) & (windows <= 3), windows, 0)
     for window in np.unique(kinds).tolist():
-        chosen = np.flatnonzero(kinds == window)
+        selected = np.flatnonzero(kinds == window)
         kind = SPACE_OF_WINDOW.get(window, "global")
         try:
-            part = _in_window(state, _subset(threads, chosen), kind, address.take(chosen), nbytes, align)
+            part = _in_window(state, _subset(threads, selected), kind, address.take(selected), nbytes, align)
         except DeviceFault as fault:
-            raise among(chosen, fault) from None
-        parts.append((kind, part, chosen))
+            raise among(selected, fault) from None
+        parts.append((kind, part, selected))
     return parts
 
 
@@ -211,14 +211,14 @@ def load(
 ) -> Value:
     """Load one element per thread; where `guard` is false the result is 0 and nothing is touched."""
     if guard is not None and guard.ndim:
-        chosen: Array = np.flatnonzero(guard)
+        selected: Array = np.flatnonzero(guard)
         result = np.zeros(threads.count, dtype)
-        if len(chosen):
-            inner = _subset(threads, chosen)
+        if len(selected):
+            inner = _subset(threads, selected)
             try:
-                result[chosen] = load(state, inner, space, _pick(address, chosen), dtype, align, None)
+                result[selected] = load(state, inner, space, _pick(address, selected), dtype, align, None)
             except DeviceFault as fault:
-                raise among(chosen, fault) from None
+                raise among(selected, fault) from None
         return result
     if guard is not None and not guard:
         return dtype.type(0)
@@ -257,11 +257,11 @@ def store(
         return
     if guard is not None and not guard:
         return
-    for kind, index, chosen in elements(state, threads, space, address, dtype.itemsize, align):
+    for kind, index, selected in elements(state, threads, space, address, dtype.itemsize, align):
         view = state.view(kind, dtype)
         for position, value in enumerate(values):
             if value is not None:
-                store_elements(view[position:], index, value if chosen is None else _pick(value, chosen))
+                store_elements(view[position:], index, value if selected is None else _pick(value, selected))
 
 
 def store_elements(view: Array, index: Value, value: Value) -> None:

@@ -137,8 +137,8 @@ def all_arrived(state: BatchState, threads: Threads, mask: Value, warps: int = 1
     """
     living = state.living_lanes()
     if warps == 1:
-        needed = _per_thread(state, threads, living) & mask
-        return (needed & ~active_mask(state, threads)) == 0
+        required = _per_thread(state, threads, living) & mask
+        return (required & ~active_mask(state, threads)) == 0
     late = (living & ~active(state, threads)) != 0
     warp = np.arange(state.warps)
     group = warp - warp % state.warps_per_block % GROUP_WARPS

@@ -84,9 +84,9 @@ def _double_bits(value: float) -> int:
 
 
 def _conditional(tokens: TokenStream) -> Number:
-    chosen = _binary(tokens, 1)
+    condition = _binary(tokens, 1)
     if not tokens.accept("?"):
-        return chosen
+        return condition
     yes = _conditional(tokens)
     tokens.expect(":")
     no = _conditional(tokens)
@@ -94,7 +94,7 @@ def _conditional(tokens: TokenStream) -> Number:
         yes, no = (Number(float(branch.value), "f64") for branch in (yes, no))
     else:
         yes, no = _alike(yes, no)
-    return yes if chosen.value else no
+    return yes if condition.value else no
 
 
 def _binary(tokens: TokenStream, lowest: int) -> Number:

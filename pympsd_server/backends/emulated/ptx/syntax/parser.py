@@ -84,8 +84,8 @@ _TARGET = re.compile(r"sm_(\d{1,4})([af]?)")
 
 def parse_module(text: str) -> Module:
     """Parse a PTX image except for the bodies of its functions. Raises InvalidPtx with the first error's line."""
-    rest, bodies = set_aside(text)
-    tokens = TokenStream(rest)
+    remaining_text, bodies = set_aside(text)
+    tokens = TokenStream(remaining_text)
     module = Module()
     while tokens.current.kind != "end":
         _item(tokens, module, bodies)

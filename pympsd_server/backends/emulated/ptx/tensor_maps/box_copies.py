@@ -69,14 +69,14 @@ def load_box(
     values = (target, map_address, barrier, *coordinates, *moved, *(() if mask is None else (mask,)))
 
     def work(thread: Threads, arguments: tuple[int, ...]) -> None:
-        place, where, waiting, *rest = arguments
-        start, moves = rest[:rank], rest[rank : rank + len(moved)]
+        place, where, waiting, *coordinates = arguments
+        start, moves = coordinates[:rank], coordinates[rank : rank + len(moved)]
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
         of = map_at(state, thread, where)
         limit, is_rounded = state.frame_size("shared"), of.data_type in _ROUNDED
         box = box_at(of, start, None if offsets is None else moves, limit, is_rounded)
         elements = _read(state, thread, of, box)
-        blocks = None if mask is None else rest[-1]
+        blocks = None if mask is None else coordinates[-1]
         for to in destinations(place, blocks):
             copies, places = repeat(thread, len(elements)), _shared_addresses(of, box, to)
             store(state, copies, "shared", places, elements.dtype, box.unit, (elements,), None)

@@ -48,11 +48,11 @@ def sample_texture(
     values = (*coordinates, *gradients, *(() if level is None else (level,)))
 
     def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
-        place, rest = arguments[: len(coordinates)], arguments[len(coordinates) :]
+        place, level_operands = arguments[: len(coordinates)], arguments[len(coordinates) :]
         if level is not None:
-            levels = finite(rest[0])
+            levels = finite(level_operands[0])
         elif gradients:
-            levels = _level_of(of, rest)
+            levels = _level_of(of, level_operands)
         else:
             levels = np.zeros(len(place[0]))
         return _bits(_at_levels(state, of, geometry, place, levels))
@@ -106,9 +106,9 @@ def _each_level(
 ) -> Array:
     texels = np.zeros((4, len(number)), np.float64 if of.is_float else S64)
     for level_index in np.unique(number).tolist():
-        chosen = np.flatnonzero(number == level_index)
-        part = tuple(coordinate[chosen] for coordinate in place)
-        texels[:, chosen] = _at(state, of, of.levels[min(level_index, len(of.levels) - 1)], geometry, part)
+        selected = np.flatnonzero(number == level_index)
+        part = tuple(coordinate[selected] for coordinate in place)
+        texels[:, selected] = _at(state, of, of.levels[min(level_index, len(of.levels) - 1)], geometry, part)
     return texels
 
 

@@ -74,13 +74,13 @@ def by_object(
     handles = np.broadcast_to(handle, count)
     columns = [np.broadcast_to(value, count) for value in values]
     for object_handle in np.unique(handles[acting]).tolist():
-        chosen = np.flatnonzero(acting & (handles == object_handle))
+        selected = np.flatnonzero(acting & (handles == object_handle))
         try:
-            texels = work(object_at(state, object_handle), tuple(column[chosen] for column in columns))
+            texels = work(object_at(state, object_handle), tuple(column[selected] for column in columns))
         except DeviceFault as fault:
-            raise among(chosen, fault) from None
+            raise among(selected, fault) from None
         if rows:
-            results[:, chosen] = texels
+            results[:, selected] = texels
     return results
 
 
