@@ -34,8 +34,8 @@ class BuildExtras(build_py):
 
     def get_source_files(self) -> list[str]:
         """Return the files of the source archive, relative to the checkout."""
-        found = (path for folder in FOLDERS for path in sorted(Path(folder).rglob("*")) if is_source(path))
-        return [*super().get_source_files(), *map(str, found), *FILES]
+        result = (path for folder in FOLDERS for path in sorted(Path(folder).rglob("*")) if is_source(path))
+        return [*super().get_source_files(), *map(str, result), *FILES]
 
 
 def is_source(path: Path) -> bool:

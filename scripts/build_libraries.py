@@ -34,7 +34,9 @@ class BuildLibraries(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """Return the path of an extension's file: ``fullname`` is its name with or without its package."""
         *package, last = fullname.split(".")
-        name = next((_file_name(each) for each in self.extensions if each.name.split(".")[-1] == last), "")
+        name = next(
+            (_file_name(extension) for extension in self.extensions if extension.name.split(".")[-1] == last), ""
+        )
         return str(Path(*package, name)) if name else str(super().get_ext_filename(fullname))
 
 

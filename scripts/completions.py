@@ -47,15 +47,15 @@ class Program:
     def add_values(self, context: str, options: Sequence[str], shown: str) -> None:
         """Add the values of an option, as the help shows them: ``in-turn|together``, ``FILE``, ``<s>``."""
         if shown == _FORMATS:
-            found = ["table", "csv", "json", "csv,noheader", "table,noheader"]
+            result = ["table", "csv", "json", "csv,noheader", "table,noheader"]
         elif shown in ("<s>", "<server>"):
-            found = [NAMES]
+            result = [NAMES]
         else:
             parts = shown.split("|")
-            found = [part for part in parts if not part.startswith("<") and not part.isupper()]
-            found += [FILES] if _PATHS & {*parts} or shown == "<file>" else []
-        for option in options if found else ():
-            self.values[f"{context} {option}"] = found
+            result = [part for part in parts if not part.startswith("<") and not part.isupper()]
+            result += [FILES] if _PATHS & {*parts} or shown == "<file>" else []
+        for option in options if result else ():
+            self.values[f"{context} {option}"] = result
 
 
 def programs() -> tuple[Program, ...]:
@@ -271,7 +271,7 @@ def _fish_condition(program: Program, function: str, context: str) -> str:
     place = context.partition(" ")[2]
     if not place:
         return f"{function}_first"
-    leads_further = any(other.startswith(f"{context} ") for other in program.words)
+    leads_further = any(word.startswith(f"{context} ") for word in program.words)
     return f"\"{function}_at '* {place}{'' if leads_further else '*'}'\""
 
 
@@ -280,9 +280,9 @@ def _fish_option(program: Program, context: str, word: str) -> str:
     # Options of one letter cannot be joined.
     kind = f"-l {option[2:]}" if option.startswith("--") else f"-o {option[1:]}"
     values = program.values.get(f"{context} {option}", [])
-    found = [f"({LOOKED_UP[value]})" if value in LOOKED_UP else value for value in values if value != FILES]
-    if found:
-        return f"{kind} -x -a {_quote(found)}"
+    result = [f"({LOOKED_UP[value]})" if value in LOOKED_UP else value for value in values if value != FILES]
+    if result:
+        return f"{kind} -x -a {_quote(result)}"
     return f"{kind} -r -F" if FILES in values else f"{kind} -x" if word.endswith("=") else kind
 
 

@@ -31,13 +31,13 @@ KEPT_BY_LIBRARIES = ("/dev/urandom", "/dev/random", "/proc/self/maps")
 
 
 def _descriptors() -> set[tuple[int, str]]:
-    found = set()
+    result = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            found.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
+            result.add((int(name), os.readlink(f"/proc/self/fd/{name}")))
         except FileNotFoundError:
             continue  # the descriptor of this very listing
-    return {(fd, target) for fd, target in found if not target.startswith(KEPT_BY_LIBRARIES)}
+    return {(fd, target) for fd, target in result if not target.startswith(KEPT_BY_LIBRARIES)}
 
 
 def _children() -> set[int]:

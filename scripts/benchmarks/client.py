@@ -83,21 +83,21 @@ def main() -> None:
 
 def _round_trip() -> float:
     """Return the seconds of one byte there and back between two Python processes."""
-    ours, theirs = socket.socketpair()
+    own_end, peer_end = socket.socketpair()
     child = os.fork()
     if not child:
-        ours.close()
-        while data := theirs.recv(64):
-            theirs.send(data)
+        own_end.close()
+        while data := peer_end.recv(64):
+            peer_end.send(data)
         os._exit(0)
-    theirs.close()
+    peer_end.close()
 
     def once() -> None:
-        ours.send(b"x")
-        ours.recv(64)
+        own_end.send(b"x")
+        own_end.recv(64)
 
     taken = median_seconds(once, 2000, 100)
-    ours.close()
+    own_end.close()
     os.waitpid(child, 0)
     return taken
 

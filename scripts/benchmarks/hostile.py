@@ -48,7 +48,7 @@ def measure(report: Report) -> None:
             time.sleep(QUIET_SECONDS)
         ratios = [_ratios(control, connect, ask) for _ in range(ROUNDS)]
     for index, what in enumerate(("a connect and an answer", "echo ps | pympsd")):
-        those = [each[index] for each in ratios]
+        those = [ratio[index] for ratio in ratios]
         report.add(f"{what} beside two hostile users, against without", statistics.median(those), 1.5, "x")
         print(f"    (from {min(those):.2f} to {max(those):.2f})")
 

@@ -47,8 +47,8 @@ def measure(report: Report) -> None:
     """Measure with a daemon that serves metrics."""
     with daemon.running(more=("--metrics", str(PORT))) as (env, _), ExitStack() as stack:
         clients = [stack.enter_context(_client(env, IDLE)) for _ in range(CLIENTS - 1)]
-        for each in clients:
-            assert _answer(each) == "\n"
+        for client in clients:
+            assert _answer(client) == "\n"
         try:
             busy = stack.enter_context(_client(env, BUSY))
             _rate(busy, 1.0)
@@ -57,8 +57,8 @@ def measure(report: Report) -> None:
                 "round trips without scraping, against those with a scrape each second", _scraped(busy), 1.1, "x"
             )
         finally:
-            for each in (*clients, busy):
-                each.kill()
+            for client in (*clients, busy):
+                client.kill()
 
 
 def _client(env: dict[str, str], program: str) -> subprocess.Popen[str]:

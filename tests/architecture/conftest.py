@@ -57,7 +57,7 @@ class Module:
 
 
 def _modules() -> tuple[Module, ...]:
-    found = []
+    result = []
     for package in PACKAGES:
         spec = find_spec(package)
         assert spec is not None, f"{package} is not installed"
@@ -67,13 +67,13 @@ def _modules() -> tuple[Module, ...]:
             parts = path.relative_to(root.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text()
-            found.append(Module(name, path, ast.parse(text), text.count("\n")))
-    return tuple(found)
+            result.append(Module(name, path, ast.parse(text), text.count("\n")))
+    return tuple(result)
 
 
 @pytest.fixture(scope="session")
 def modules() -> tuple[Module, ...]:
     """Every module of the three packages."""
-    found = _modules()
-    assert len(found) > 60
-    return found
+    modules = _modules()
+    assert len(modules) > 60
+    return modules

@@ -28,20 +28,20 @@ def _imported(*arguments: str) -> tuple[int, str, set[str]]:
         check=False,
     )
     timed = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]
-    said = "\n".join(line for line in ran.stderr.splitlines() if not line.startswith("import time:"))
-    return ran.returncode, said, {line.rpartition("|")[2].strip() for line in timed}
+    lines = "\n".join(line for line in ran.stderr.splitlines() if not line.startswith("import time:"))
+    return ran.returncode, lines, {line.rpartition("|")[2].strip() for line in timed}
 
 
 def test_without_a_daemon_it_says_so_and_has_imported_almost_nothing() -> None:
-    status, said, imported = _imported()
-    assert (status, said) == (1, NOT_FOUND)
+    status, output, imported = _imported()
+    assert (status, output) == (1, NOT_FOUND)
     assert "pympsd.cli.control_client" in imported
     assert imported & set(SLOW.split()) == set()
 
 
 def test_a_command_in_the_arguments_takes_the_same_path() -> None:
-    status, said, imported = _imported("get_server_list")
-    assert (status, said) == (1, NOT_FOUND)
+    status, output, imported = _imported("get_server_list")
+    assert (status, output) == (1, NOT_FOUND)
     assert imported & set(SLOW.split()) == set()
 
 

@@ -55,9 +55,9 @@ def _is_in(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def _of(modules: tuple[Module, ...], *packages: str) -> list[Module]:
-    found = [module for module in modules if module.is_in(*packages)]
-    assert found, packages
-    return found
+    result = [module for module in modules if module.is_in(*packages)]
+    assert result, packages
+    return result
 
 
 def _breaches(modules: list[Module], package: str, allowed: tuple[str, ...]) -> list[str]:
@@ -85,7 +85,12 @@ def test_the_client_imports_only_vocabulary_wire_and_channel(modules: tuple[Modu
     client = _of(modules, "pympsd_client")
     # The fixtures start daemons; programs never import them.
     fixtures = _of(modules, "pympsd_client.pytest_plugin")
-    assert _breaches([each for each in client if each not in fixtures], "pympsd", CLIENT_MAY) == []
+    assert (
+        _breaches(
+            [client_process for client_process in client if client_process not in fixtures], "pympsd", CLIENT_MAY
+        )
+        == []
+    )
     assert _breaches(fixtures, "pympsd", (*CLIENT_MAY, "pympsd.control")) == []
     assert _breaches(client, "pympsd_server", ()) == []
 
@@ -247,18 +252,18 @@ def _rings(arrows: dict[str, set[str]]) -> list[list[str]]:
 
 def _reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
     """Return the nodes that one or more arrows lead to."""
-    found: set[str] = set()
+    result: set[str] = set()
     left = [start]
     while left:
-        new = arrows[left.pop()] - found
-        found |= new
+        new = arrows[left.pop()] - result
+        result |= new
         left += new
-    return found
+    return result
 
 
 def test_no_modules_import_each_other_directly_or_in_a_ring(modules: tuple[Module, ...]) -> None:
     # Imports for type checkers and those inside of functions count too: they hold files together as well.
-    arrows = {module.name: set(module.imported_modules({each.name for each in modules})) for module in modules}
+    arrows = {module.name: set(module.imported_modules({module.name for module in modules})) for module in modules}
     rings = [{name: sorted(arrows[name] & set(ring)) for name in ring} for ring in _rings(arrows)]
     assert rings == []
 

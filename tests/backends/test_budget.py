@@ -106,15 +106,15 @@ def test_no_client_or_group_or_device_holds_more_than_it_may(steps: list[tuple[i
 
 def test_a_group_has_the_limit_of_its_latest_client_and_is_forgotten_with_its_clients() -> None:
     device = DeviceBudget(100)
-    other = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 30)], 8))
+    client_budget = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 30)], 8))
     # It came before, with the limit that held then, and makes its context later.
     one = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 50)], 7))
     one.take(20)
-    assert (one.total, one.free, other.free) == (30, 10, 10)
+    assert (one.total, one.free, client_budget.free) == (30, 10, 10)
     with pytest.raises(BackendError, match="the clients of cgroup /x have 10 of 30 left"):
-        other.take(11)
+        client_budget.take(11)
     one.give(20)
-    del one, other
+    del one, client_budget
     (again,) = device.groups([MemoryGroup("cgroup /x", 70)], 9)
     assert (again.limit, again.used) == (70, 0)
 

@@ -26,8 +26,8 @@ HALF_FRAME = frames.encode(20, bytes(frames.MAX_BODY))[:-1]
 
 def budget() -> BufferBudget:
     """Return a budget of which each user may have 4 MiB."""
-    made = BufferBudget(lambda uid, count: FULL if made.held[uid] + count > 4 * MIB else "")
-    return made
+    buffer_budget = BufferBudget(lambda uid, count: FULL if buffer_budget.held[uid] + count > 4 * MIB else "")
+    return buffer_budget
 
 
 @define
@@ -39,9 +39,9 @@ class Peers:
 
     def connect(self, uid: int) -> tuple[socket.socket, MessageChannel]:
         """Return a peer's socket, and this process's channel."""
-        raw, ours = socket.socketpair()
+        raw, peer_end = socket.socketpair()
         raw.setblocking(False)
-        channel = MessageChannel(trio.socket.from_stdlib_socket(ours), allowance=self.budget.allowance(uid))
+        channel = MessageChannel(trio.socket.from_stdlib_socket(peer_end), allowance=self.budget.allowance(uid))
         self.opened.append((raw, channel))
         return self.opened[-1]
 
@@ -64,9 +64,9 @@ class Peers:
 @pytest.fixture
 async def peers() -> AsyncIterator[Peers]:
     """No connections yet, and 4 MiB for each user."""
-    made = Peers(budget())
-    yield made
-    made.close()
+    peers = Peers(budget())
+    yield peers
+    peers.close()
 
 
 @bounded
@@ -148,9 +148,9 @@ async def test_the_rest_of_a_request_has_a_deadline_too(peers: Peers, autojump_c
 
 @bounded
 async def test_the_second_packet_of_a_request_has_a_deadline(autojump_clock: object) -> None:
-    raw, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    raw, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     checked = budget()
-    channel = PacketChannel(trio.socket.from_stdlib_socket(ours), checked.allowance(USER))
+    channel = PacketChannel(trio.socket.from_stdlib_socket(peer_end), checked.allowance(USER))
     raw.send(b"length")
     assert await channel.receive(100) == b"length"
     assert checked.held[USER] == 6
@@ -198,8 +198,8 @@ async def test_an_answer_that_is_read_too_slowly_ends_the_connection(peers: Peer
 
 @bounded
 async def test_a_link_to_a_server_is_counted_but_not_limited(peers: Peers, autojump_clock: object) -> None:
-    raw, ours = socket.socketpair()
-    link = MessageChannel(trio.socket.from_stdlib_socket(ours), allowance=peers.budget.link(USER))
+    raw, peer_end = socket.socketpair()
+    link = MessageChannel(trio.socket.from_stdlib_socket(peer_end), allowance=peers.budget.link(USER))
     peers.opened.append((raw, link))
     for _ in range(6):
         link.send_raw(bytes(MIB))

@@ -65,15 +65,15 @@ def _send(sock: socket.socket, *sent: object) -> None:
 
 
 async def test_a_channel_continues_after_losing_descriptors() -> None:
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+    own_end, peer_end = socket.socketpair()
+    own_end.setblocking(False)
+    channel = MessageChannel(trio.socket.from_stdlib_socket(own_end), fds_allowed=2)
     before = descriptors()
-    _send(theirs, WITH, WITHOUT)
+    _send(peer_end, WITH, WITHOUT)
     with trio.fail_after(20), room_for(0):
         first = await channel.receive()
         second = await channel.receive_message()
-    _send(theirs, AGAIN)
+    _send(peer_end, AGAIN)
     third = await channel.receive_message()
     assert first is not None
     assert (first.fds, first.fds_lost) == ((), True)
@@ -83,13 +83,13 @@ async def test_a_channel_continues_after_losing_descriptors() -> None:
     close_all(third[1])
     assert descriptors() == before
     channel.close()
-    theirs.close()
+    peer_end.close()
 
 
 def test_a_client_gets_an_error_for_lost_descriptors_and_can_continue() -> None:
-    ours, theirs = socket.socketpair()
-    conversation = Conversation(ours)
-    _send(theirs, WITH, WITHOUT, AGAIN)
+    own_end, peer_end = socket.socketpair()
+    conversation = Conversation(own_end)
+    _send(peer_end, WITH, WITHOUT, AGAIN)
     with room_for(0), pytest.raises(OSError, match="Too many open files"):
         conversation.receive(20)
     assert conversation.receive(20) == (WITHOUT, ())
@@ -97,4 +97,4 @@ def test_a_client_gets_an_error_for_lost_descriptors_and_can_continue() -> None:
     assert (message, len(fds)) == (AGAIN, 1)
     close_all(fds)
     conversation.close()
-    theirs.close()
+    peer_end.close()

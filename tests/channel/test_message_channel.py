@@ -24,8 +24,8 @@ ADMIT = AdmitClient(1, 2, 3, "c", 0, 4, 0, {"A": "b"})
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
     """Two ends that accept two descriptors per message."""
-    ours, theirs = trio.socket.socketpair()
-    channels = MessageChannel(ours, fds_allowed=2), MessageChannel(theirs, fds_allowed=2)
+    own_end, peer_end = trio.socket.socketpair()
+    channels = MessageChannel(own_end, fds_allowed=2), MessageChannel(peer_end, fds_allowed=2)
     yield channels
     for channel in channels:
         channel.close()
@@ -34,8 +34,8 @@ async def pair() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
 @pytest.fixture
 async def untrusted() -> AsyncIterator[tuple[socket.socket, MessageChannel]]:
     """A raw peer, and a channel that accepts no descriptors."""
-    raw, ours = socket.socketpair()
-    channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
+    raw, peer_end = socket.socketpair()
+    channel = MessageChannel(trio.socket.from_stdlib_socket(peer_end))
     yield raw, channel
     channel.close()
     raw.close()
@@ -49,15 +49,15 @@ def _file(text: bytes) -> int:
 
 @bounded
 async def test_messages_arrive_in_order_with_their_descriptors(pair: tuple[MessageChannel, MessageChannel]) -> None:
-    one, other = pair
-    one.send(ADMIT, (_file(b"first"), _file(b"second")))
-    one.send(ShutDown(False))
-    one.send(ADMIT, (_file(b"third"),))
-    one.finish()
-    await one.run_sender()
-    got = [await other.receive_message() for _ in range(3)]
-    assert [received[0] for received in got if received] == [ADMIT, ShutDown(False), ADMIT]
-    fds = [fd for received in got if received for fd in received[1]]
+    first, second = pair
+    first.send(ADMIT, (_file(b"first"), _file(b"second")))
+    first.send(ShutDown(False))
+    first.send(ADMIT, (_file(b"third"),))
+    first.finish()
+    await first.run_sender()
+    actual = [await second.receive_message() for _ in range(3)]
+    assert [received[0] for received in actual if received] == [ADMIT, ShutDown(False), ADMIT]
+    fds = [fd for received in actual if received for fd in received[1]]
     assert [os.pread(fd, 10, 0) for fd in fds] == [b"first", b"second", b"third"]
     assert not any(os.get_inheritable(fd) for fd in fds)
     for fd in fds:
@@ -66,12 +66,12 @@ async def test_messages_arrive_in_order_with_their_descriptors(pair: tuple[Messa
 
 @bounded
 async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChannel, MessageChannel]) -> None:
-    one, other = pair
+    first, second = pair
     reader, writer = os.pipe()
-    one.send(ADMIT, (writer,))
-    one.finish()
-    await one.run_sender()
-    received = await other.receive_message()
+    first.send(ADMIT, (writer,))
+    first.finish()
+    await first.run_sender()
+    received = await second.receive_message()
     assert received is not None
     (theirs,) = received[1]
     os.close(theirs)
@@ -81,28 +81,28 @@ async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChan
 
 @bounded
 async def test_large_messages_pass_while_both_ends_run(pair: tuple[MessageChannel, MessageChannel]) -> None:
-    one, other = pair
+    first, second = pair
     refused = messages.Refused(1, "x" * 1_000_000)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.run_sender)
+        nursery.start_soon(first.run_sender)
         for _ in range(5):
-            one.send(refused)
+            first.send(refused)
         for _ in range(5):
-            assert await other.receive_message() == (refused, ())
-        one.finish()
-    assert one.queued_bytes == 0
+            assert await second.receive_message() == (refused, ())
+        first.finish()
+    assert first.queued_bytes == 0
 
 
 @bounded
 async def test_an_end_of_file_ends_the_channel(pair: tuple[MessageChannel, MessageChannel]) -> None:
-    one, other = pair
-    one.send(ShutDown(True))
-    one.finish()
-    await one.run_sender()
-    one.close()
-    assert await other.receive_message() == (ShutDown(True), ())
-    assert await other.receive() is None
-    assert await other.receive() is None
+    first, second = pair
+    first.send(ShutDown(True))
+    first.finish()
+    await first.run_sender()
+    first.close()
+    assert await second.receive_message() == (ShutDown(True), ())
+    assert await second.receive() is None
+    assert await second.receive() is None
 
 
 @bounded
@@ -145,8 +145,8 @@ async def test_descriptors_from_an_untrusted_peer_are_closed(untrusted: tuple[so
 @pytest.mark.parametrize("stated", [0, 1, 3])
 @bounded
 async def test_unclaimed_descriptors_are_closed(stated: int) -> None:
-    raw, ours = socket.socketpair()
-    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+    raw, peer_end = socket.socketpair()
+    channel = MessageChannel(trio.socket.from_stdlib_socket(peer_end), fds_allowed=2)
     reader, writer = os.pipe()
     socket.send_fds(raw, [frames.encode(20, b"", stated)], [writer, writer])
     os.close(writer)
@@ -167,8 +167,8 @@ async def test_unclaimed_descriptors_are_closed(stated: int) -> None:
 
 @bounded
 async def test_the_descriptors_of_an_unread_frame_are_closed_with_the_channel() -> None:
-    raw, ours = socket.socketpair()
-    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+    raw, peer_end = socket.socketpair()
+    channel = MessageChannel(trio.socket.from_stdlib_socket(peer_end), fds_allowed=2)
     reader, writer = os.pipe()
     raw.sendmsg(
         [frames.encode(20, b"first") + frames.encode(20, b"second", 1)],
@@ -186,12 +186,12 @@ async def test_the_descriptors_of_an_unread_frame_are_closed_with_the_channel() 
 
 @bounded
 async def test_unsent_descriptors_are_closed_with_the_channel() -> None:
-    one, other = trio.socket.socketpair()
-    channel = MessageChannel(one, fds_allowed=2)
+    own_end, peer_end = trio.socket.socketpair()
+    channel = MessageChannel(own_end, fds_allowed=2)
     reader, writer = os.pipe()
     channel.send(ADMIT, (writer,))
     channel.close()
-    other.close()
+    peer_end.close()
     assert os.read(reader, 1) == b""
     os.close(reader)
 
@@ -223,23 +223,23 @@ async def test_a_peer_that_does_not_read_is_cut_off_without_blocking(
 
 @bounded
 async def test_queued_descriptors_are_counted(pair: tuple[MessageChannel, MessageChannel]) -> None:
-    one, other = pair
-    one.send(ADMIT, (_file(b"at once"),))
-    assert one.queued_descriptors == 0
+    first, second = pair
+    first.send(ADMIT, (_file(b"at once"),))
+    assert first.queued_descriptors == 0
     full = messages.Refused(1, "x" * 1_000_000)
-    one.send(full)
-    one.send(ADMIT, (_file(b"first"), _file(b"second")))
-    one.send(ADMIT, (_file(b"third"),))
-    assert one.queued_descriptors == 3
+    first.send(full)
+    first.send(ADMIT, (_file(b"first"), _file(b"second")))
+    first.send(ADMIT, (_file(b"third"),))
+    assert first.queued_descriptors == 3
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(one.run_sender)
+        nursery.start_soon(first.run_sender)
         for _ in range(4):
-            received = await other.receive_message()
+            received = await second.receive_message()
             assert received is not None
             for fd in received[1]:
                 os.close(fd)
-        one.finish()
-    assert one.queued_descriptors == 0
+        first.finish()
+    assert first.queued_descriptors == 0
 
 
 @bounded

@@ -40,19 +40,19 @@ def pieces(message: object, fds: int = 0) -> list[bytes]:
 
 @bounded
 async def test_a_long_message_comes_in_pieces(link: tuple[socket.socket, socket.socket]) -> None:
-    one, other = map(channel, link)
+    first, second = map(channel, link)
     reader, writer = os.pipe()
-    one.send(LONG, (writer,))
-    one.send(ShutDown(True))
-    got = await other.receive_message()
-    assert got is not None
-    assert got[0] == LONG
-    os.close(got[1][0])
+    first.send(LONG, (writer,))
+    first.send(ShutDown(True))
+    actual = await second.receive_message()
+    assert actual is not None
+    assert actual[0] == LONG
+    os.close(actual[1][0])
     assert os.read(reader, 1) == b"", "the descriptor came once"
     os.close(reader)
-    assert await other.receive_message() == (ShutDown(True), ())
-    one.close()
-    other.close()
+    assert await second.receive_message() == (ShutDown(True), ())
+    first.close()
+    second.close()
 
 
 @bounded
@@ -62,11 +62,11 @@ async def test_a_message_that_was_not_sent_to_its_end_is_dropped(link: tuple[soc
         socket.send_fds(link[0], pieces(LONG, 1)[:1], [descriptor.fileno()])
     link[0].send(pieces(LONG, 1)[1])
     link[0].send(messages.encode(ShutDown(True)))
-    other = channel(link[1])
-    assert await other.receive_message() == (ShutDown(True), ())
+    message_channel = channel(link[1])
+    assert await message_channel.receive_message() == (ShutDown(True), ())
     assert os.read(reader, 1) == b"", "its descriptor is closed"
     os.close(reader)
-    other.close()
+    message_channel.close()
 
 
 @bounded
@@ -77,9 +77,9 @@ async def test_the_rest_of_what_another_process_began_to_read_is_passed_over(
         link[0].send(piece)
     link[0].send(messages.encode(ShutDown(True)))
     link[1].recv(1 << 16)
-    other = channel(link[1])
-    assert await other.receive_message() == (ShutDown(True), ())
-    other.close()
+    message_channel = channel(link[1])
+    assert await message_channel.receive_message() == (ShutDown(True), ())
+    message_channel.close()
 
 
 @bounded
@@ -89,7 +89,7 @@ async def test_what_a_peer_sent_last_is_read_though_it_left_something_unread(
     link[1].send(b"unread")
     link[0].send(messages.encode(ShutDown(True)))
     link[0].close()
-    other = channel(link[1])
-    assert await other.receive_message() == (ShutDown(True), ())
-    assert await other.receive_message() is None
-    other.close()
+    message_channel = channel(link[1])
+    assert await message_channel.receive_message() == (ShutDown(True), ())
+    assert await message_channel.receive_message() is None
+    message_channel.close()

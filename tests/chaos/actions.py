@@ -75,7 +75,7 @@ async def _client_fault(testbed: Testbed, action: Action) -> None:
 
 
 async def _client_terminate(testbed: Testbed, action: Action) -> None:
-    life = pick([each for each in testbed.living() if each.attached != FOR_EVER], action.pick)
+    life = pick([life for life in testbed.living() if life.attached != FOR_EVER], action.pick)
     if life is not None:
         await terminate(testbed, life, action.number)
 
@@ -87,14 +87,14 @@ async def terminate(testbed: Testbed, life: Life, number: int) -> None:
         return
     details = {"pid": life.pid, "client": life.plan.number, "uid": life.uid}
     with testbed.incident(Kind.CLIENT_TERMINATE, number, **details) as incident:
-        said = await say(testbed, f"terminate_client {server.pid} {life.pid}")
-    incident.note = said.strip()
+        output = await say(testbed, f"terminate_client {server.pid} {life.pid}")
+    incident.note = output.strip()
 
 
 async def _executor_kill(testbed: Testbed, action: Action) -> None:
-    found = _executor(testbed, action)
-    if found is not None:
-        executor, device, uid = found
+    result = _executor(testbed, action)
+    if result is not None:
+        executor, device, uid = result
         with testbed.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device) as incident:
             testbed.killed.add(executor)
             if not strike(executor, signal.SIGKILL):
@@ -102,9 +102,9 @@ async def _executor_kill(testbed: Testbed, action: Action) -> None:
 
 
 async def _executor_stop(testbed: Testbed, action: Action) -> None:
-    found = _executor(testbed, action)
-    if found is not None:
-        executor, device, uid = found
+    result = _executor(testbed, action)
+    if result is not None:
+        executor, device, uid = result
         with testbed.incident(action.kind, action.number, pid=executor.pid, uid=uid, device=device):
             await _stop(executor, action)
 
@@ -214,8 +214,8 @@ async def _adopted(testbed: Testbed) -> None:
     server = testbed.server()
     with trio.move_on_after(NOTICE_SECONDS):
         while server is not None and there(server.process):
-            status, said = await testbed.tool("get_server_list\n")
-            if status == 0 and str(server.pid) in said.split():
+            status, output = await testbed.tool("get_server_list\n")
+            if status == 0 and str(server.pid) in output.split():
                 return
             await trio.sleep(0.2)
         return
@@ -233,9 +233,9 @@ async def _daemon_term(testbed: Testbed, action: Action) -> None:
 async def _quit(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, pid=testbed.daemon.pid):
         everything, known = _everything(testbed)
-        status, said = await testbed.tool(f"quit -t {int(action.extent * 3)}\n")
+        status, output = await testbed.tool(f"quit -t {int(action.extent * 3)}\n")
         if status != 0:
-            testbed.blame(f"quit ended with {status}: {said}")
+            testbed.blame(f"quit ended with {status}: {output}")
         await _over(testbed, "quit -t", everything, known)
         await testbed.start_daemon()
 
@@ -263,7 +263,7 @@ async def _over(testbed: Testbed, what: str, everything: set[ProcessKey], known:
     late = {server.process for server in testbed.logs.servers[known:]}
     testbed.forced |= late
     everything |= late
-    left = [one.pid for one in sorted(everything) if not await testbed.until_gone(one, NOTICE_SECONDS)]
+    left = [process.pid for process in sorted(everything) if not await testbed.until_gone(process, NOTICE_SECONDS)]
     if left:
         testbed.blame(f"the servers or executors {left} are there after {what}")
 
@@ -273,8 +273,8 @@ def _everything(testbed: Testbed) -> tuple[set[ProcessKey], int]:
     testbed.listen()
     servers = [server for server in testbed.logs.running() if there(server.process)]
     testbed.forced |= {server.process for server in servers}
-    found = {one for server in servers for one in (server.process, *server.executors)}
-    return found, len(testbed.logs.servers)
+    result = {one for server in servers for one in (server.process, *server.executors)}
+    return result, len(testbed.logs.servers)
 
 
 async def _shutdown_server(testbed: Testbed, action: Action) -> None:
@@ -301,7 +301,7 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
     name, what = pick(MISBEHAVIOURS, action.pick) or ("", "")
     testbed.listen()
     # Those that are about to start may not have read their behaviour yet.
-    known, affected = len(testbed.logs.servers), [each for each in testbed.logs.running() if not each.ready]
+    known, affected = len(testbed.logs.servers), [entry for entry in testbed.logs.running() if not entry.ready]
     with testbed.incident(action.kind, action.number, note=f"{name}: {what}"):
         testbed.misbehave(**{name: what})
         server = testbed.server()
@@ -318,7 +318,7 @@ async def _server_misbehaves(testbed: Testbed, action: Action) -> None:
             testbed.killed.add(each.process)
             strike(each.process, signal.SIGKILL)
         with trio.move_on_after(NOTICE_SECONDS):
-            while any(there(each.process) for each in affected):
+            while any(there(entry.process) for entry in affected):
                 await trio.sleep(0.05)
         # After some failed starts the daemon refuses their users' clients for a while.
         await trio.sleep(REFUSED_FOR)
@@ -333,17 +333,17 @@ async def _stop(process: ProcessKey, action: Action) -> None:
 
 
 def _attached(testbed: Testbed) -> list[Life]:
-    return [each for each in testbed.living() if each.attached != FOR_EVER and each.plan.work != "endless"]
+    return [life for life in testbed.living() if life.attached != FOR_EVER and life.plan.work != "endless"]
 
 
 def _executor(testbed: Testbed, action: Action) -> tuple[ProcessKey, int, int] | None:
     """Return an executor, its device and uid. (Logs of the dialect r580 name none.)"""
     server = testbed.server()
-    found = pick(sorted(server.executors.items()) if server else (), action.pick)
-    if server is None or found is None or not there(found[0]):
+    result = pick(sorted(server.executors.items()) if server else (), action.pick)
+    if server is None or result is None or not there(result[0]):
         return None
-    assert found[1] < DEVICES
-    return *found, server.uid
+    assert result[1] < DEVICES
+    return *result, server.uid
 
 
 ACTIONS: Final[dict[Kind, Act]] = {

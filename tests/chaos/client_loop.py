@@ -112,8 +112,8 @@ class Client:
 
     def in_all(self, name: str) -> None:
         """Do a step in every context, whatever comes of it."""
-        for each in sorted(self.benches):
-            self.step_in(each, name)
+        for bench in sorted(self.benches):
+            self.step_in(bench, name)
 
     def step_in(self, number: int, name: str) -> int:
         """Do a step in a context."""

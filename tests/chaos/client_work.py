@@ -56,8 +56,8 @@ class Bench:
         """Return a kernel."""
         if not self._functions:
             module = check(cuda.cuModuleLoadData, PTX)
-            for one in ("add", "tally", "sum256", "endless", "wild_store", "wild_load", "misaligned", "trap"):
-                self._functions[one] = check(cuda.cuModuleGetFunction, module, one.encode())
+            for entry in ("add", "tally", "sum256", "endless", "wild_store", "wild_load", "misaligned", "trap"):
+                self._functions[entry] = check(cuda.cuModuleGetFunction, module, entry.encode())
         return self._functions[name]
 
     def launch(self, name: str, blocks: int, stream: Any, values: tuple[Any, ...], types: tuple[Any, ...]) -> None:
@@ -75,17 +75,17 @@ class Bench:
     def copies(self) -> int:
         """There, on, and back."""
         host = self.data(self.source.choice((1, 16, 256)))
-        one, other = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, host.nbytes)
+        first, second = check(cuda.cuMemAlloc, host.nbytes), check(cuda.cuMemAlloc, host.nbytes)
         back = np.zeros_like(host)
-        check(cuda.cuMemcpyHtoD, one, host, host.nbytes)
-        check(cuda.cuMemcpyDtoD, other, one, host.nbytes)
-        check(cuda.cuMemsetD32, one, 0x5A5A5A5A, host.size)
-        check(cuda.cuMemcpyDtoH, back, other, host.nbytes)
+        check(cuda.cuMemcpyHtoD, first, host, host.nbytes)
+        check(cuda.cuMemcpyDtoD, second, first, host.nbytes)
+        check(cuda.cuMemsetD32, first, 0x5A5A5A5A, host.size)
+        check(cuda.cuMemcpyDtoH, back, second, host.nbytes)
         wrong = _differences(back, host)
-        check(cuda.cuMemcpyDtoH, back, one, host.nbytes)
+        check(cuda.cuMemcpyDtoH, back, first, host.nbytes)
         wrong += _differences(back, np.full_like(host, 0x5A5A5A5A))
-        check(cuda.cuMemFree, one)
-        check(cuda.cuMemFree, other)
+        check(cuda.cuMemFree, first)
+        check(cuda.cuMemFree, second)
         return wrong
 
     def add(self) -> int:

@@ -46,14 +46,14 @@ async def lists(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, uid=server.uid):
         for line, column in (("ps", 2), (f"get_client_list {server.pid}", None)):
             requested_at = now()
-            said = await say(testbed, line)
+            output = await say(testbed, line)
             answered = now()
             testbed.listen()
-            if not _is_known(testbed, server, said, requested_at):
+            if not _is_known(testbed, server, output, requested_at):
                 testbed.counts["left out: lists, the server could not be asked"] += 1
                 continue
             await trio.sleep(SLACK)  # until then what clients have said has been heard
-            shown = pids(said, server.pid, column)
+            shown = pids(output, server.pid, column)
             testbed.counts["clients seen in lists"] += len(shown)
             for problem in differences(testbed.history, server.uid, shown, requested_at, answered):
                 testbed.blame(f"{line!r} at {requested_at:.3f} {problem}")
@@ -66,7 +66,7 @@ def _is_known(testbed: Testbed, server: ServerHistory, said: str, since: float) 
         or server.status is not None
         or not there(server.process)
         or "does not answer" in said
-        or any(one.kind in UNKNOWN_WHILE and one.ended >= since for one in testbed.history.incidents)
+        or any(incident.kind in UNKNOWN_WHILE and incident.ended >= since for incident in testbed.history.incidents)
     )
 
 
@@ -89,7 +89,7 @@ async def _command(testbed: Testbed, action: Action, among: tuple[str, ...], uid
 async def say(testbed: Testbed, line: str, uid: int = 0) -> str:
     """An operator's command is answered, unless the daemon is not there to do it."""
     began = now()
-    status, said = await testbed.tool(f"{line}\n", uid=uid)
+    status, output = await testbed.tool(f"{line}\n", uid=uid)
     if status != 0 and not testbed.troubled(began):
-        testbed.blame(f"{line!r} was answered with status {status}: {said!r}")
-    return said
+        testbed.blame(f"{line!r} was answered with status {status}: {output!r}")
+    return output

@@ -157,7 +157,7 @@ class History:
         since = life.started - HORIZON
         return History(
             [other for other in self.lives if other.ended >= since and other.started <= life.ended],
-            [one for one in self.incidents if one.ended >= since and one.began <= life.ended],
+            [incident for incident in self.incidents if incident.ended >= since and incident.began <= life.ended],
             self.containment,
             self.backend,
         )

@@ -38,7 +38,7 @@ LOOK_SECONDS: Final = 0.2
 def hostile_users() -> tuple[int, ...]:
     """Return uids that no other run uses, and no honest user of this one."""
     last = users()[USERS - 1]
-    return tuple(last + 1 + each for each in range(len(KINDS)))
+    return tuple(last + 1 + index for index in range(len(KINDS)))
 
 
 async def attack(testbed: Testbed) -> None:

@@ -54,24 +54,24 @@ def leaks(
     """Return what is left that was not there before and does not go, each in words."""
     gc.collect()
     give_up = time.monotonic() + seconds
-    while (found := _left(before, directory, uids, stays)) and time.monotonic() < give_up:
+    while (result := _left(before, directory, uids, stays)) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
-    return found
+    return result
 
 
 def _left(before: Before, directory: Path, uids: Collection[int], stays: frozenset[str]) -> list[str]:
     left = set(map(key_of, _processes(uids))) - before.processes
-    found = [f"process {one.pid}: {_command(one.pid)}" for one in sorted(left)]
-    found += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
-    found += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
-    found += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
-    found += [f"{name} in the pipe directory" for name in sorted(_listed(directory / "pipe") ^ stays)]
-    found += [
+    result = [f"process {process.pid}: {_command(process.pid)}" for process in sorted(left)]
+    result += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
+    result += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
+    result += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
+    result += [f"{name} in the pipe directory" for name in sorted(_listed(directory / "pipe") ^ stays)]
+    result += [
         f"{name} in the log directory"
         for name in sorted(_listed(directory / "log") - {"control.log", "server.log"})
         if not (directory / "log" / name / "server.log").exists()  # that of a named server stays
     ]
-    return found
+    return result
 
 
 def crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[str]:
@@ -107,13 +107,13 @@ def _processes(uids: Collection[int]) -> Iterator[int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    found: list[int] = [pid]
-    for one in found:
+    result: list[int] = [pid]
+    for one in result:
         try:
-            found += children_of(one)
+            result += children_of(one)
         except OSError:
             continue  # it is gone
-    return set(found) - {pid}
+    return set(result) - {pid}
 
 
 def _descriptors() -> Iterator[str]:

@@ -37,8 +37,10 @@ def _stays(history: History, life: Life, requested_at: float, answered: float) -
     A context that is being closed is in the list or is not.
     """
     struck = any(
-        one.client == life.plan.number if one.kind in ENDS else one.kind in FAULTS and one.uid == life.uid
-        for one in history.around(life).incidents
+        incident.client == life.plan.number
+        if incident.kind in ENDS
+        else incident.kind in FAULTS and incident.uid == life.uid
+        for incident in history.around(life).incidents
     )
     failed = any(step.code for step in life.steps)
     until = answered + SLACK / 2

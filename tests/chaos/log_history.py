@@ -128,7 +128,7 @@ class LogHistory:
         elif matched := _RUN_BY.fullmatch(text):
             server.executors[self.identify(int(matched[2]))] = int(matched[1])
         elif matched := _ENDED.fullmatch(text):
-            for one in [each for each in server.executors if each.pid == int(matched[1])]:
+            for one in [executor for executor in server.executors if executor.pid == int(matched[1])]:
                 del server.executors[one]
         elif text == _ENDED_BY_FAULT:
             server.by_fault = True
@@ -137,11 +137,11 @@ class LogHistory:
 
     def server(self, pid: int) -> ServerHistory | None:
         """Return the latest server of a PID."""
-        return next((each for each in reversed(self.servers) if each.pid == pid), None)
+        return next((server for server in reversed(self.servers) if server.pid == pid), None)
 
     def running(self) -> list[ServerHistory]:
         """Return the servers that have not ended."""
-        return [each for each in self.servers if each.status is None and not each.lost]
+        return [server for server in self.servers if server.status is None and not server.lost]
 
     # --- control.log
 
@@ -161,7 +161,7 @@ class LogHistory:
                 self.problems.append(f"the daemon has left and server {server.pid} has not ended")
 
     def _server_starts(self, pid: int, uid: int) -> None:
-        others = [each.pid for each in self.running() if not each.gone_on]
+        others = [process.pid for process in self.running() if not process.gone_on]
         if others:
             self.problems.append(f"server {pid} is started while {others} have not ended")
         self.servers.append(ServerHistory(self.identify(pid), uid))
@@ -193,17 +193,17 @@ def judge(
     ``killed``: processes this tool killed, or gave the daemon cause to kill. ``forced``: servers forced to end,
     which say no more. ``attached``: PIDs of clients that have had a server: each was met.
     """
-    found = list(logs.problems)
+    result = list(logs.problems)
     met: set[int] = set()
     for server in logs.servers:
         met |= server.met
         cut_short = server.process in killed or server.process in forced or server.by_fault
-        found += _ends(server, cut_short)
+        result += _ends(server, cut_short)
         if server.complete and not server.gone_on:
-            found += _books(server, cut_short)
-    if all(each.complete and not each.gone_on for each in logs.servers):
-        found += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
-    return found
+            result += _books(server, cut_short)
+    if all(server.complete and not server.gone_on for server in logs.servers):
+        result += [f"client {pid} had a server, and no server met it" for pid in attached if pid not in met]
+    return result
 
 
 def _ends(server: ServerHistory, cut_short: bool) -> Iterator[str]:

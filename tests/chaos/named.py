@@ -134,33 +134,33 @@ class NamedSoak(Soak):
         match verb:
             case "create":
                 words = ["server", "create", server, f"--uid={uid}"]
-                wanted = before | {(server, "default")}
+                expected = before | {(server, "default")}
             case "delete":
-                words, wanted = ["server", "delete", server, *force], before - of_server
+                words, expected = ["server", "delete", server, *force], before - of_server
             case "make":
                 words = ["namespace", "create", namespace, f"--server={server}", *_options(source)]
-                wanted = before | {(server, namespace)}
+                expected = before | {(server, namespace)}
             case "remove":
                 words = ["namespace", "delete", namespace, f"--server={server}", *force]
-                wanted = before - {(server, namespace)}
+                expected = before - {(server, namespace)}
             case "set":
-                words, wanted = ["namespace", "set", namespace, f"--server={server}", *_options(source)], before
+                words, expected = ["namespace", "set", namespace, f"--server={server}", *_options(source)], before
             case "apply":
                 prune = source.random() < 0.5
-                named = self._write_file(source, count)
+                places = self._write_file(source, count)
                 words = ["config", "apply", str(self._file), *["--prune"] * prune, *force]
-                wanted = named if prune else before | named
+                expected = places if prune else before | places
             case _:
-                words, wanted = ["config", "show"], before
-        change = Change(began, before ^ wanted)
+                words, expected = ["config", "show"], before
+        change = Change(began, before ^ expected)
         self.changes.append(change)
-        status, said = await self._say(*words)
+        status, output = await self._say(*words)
         if verb == "show" and status == 0:
-            self._file.write_text(said)
-            status, said = await self._say("config", "apply", str(self._file))
-            if status == 0 and said != "no change\n" and "starts" not in said:
-                self.testbed.blame(f"what config show prints changes something: {said!r}")
-        await self._compare(" ".join(words), status, wanted, change)
+            self._file.write_text(output)
+            status, output = await self._say("config", "apply", str(self._file))
+            if status == 0 and output != "no change\n" and "starts" not in output:
+                self.testbed.blame(f"what config show prints changes something: {output!r}")
+        await self._compare(" ".join(words), status, expected, change)
 
     async def _compare(self, words: str, status: int | None, wanted: Places, change: Change) -> None:
         before, after = self.places, await self._listed_places()
@@ -195,9 +195,9 @@ class NamedSoak(Soak):
         """Return the places there are; those of hostile users, and of users' own clients, are not counted."""
         until = now() + LIST_SECONDS
         while now() < until:
-            status, said = await self._say("namespace", "list", "--format=csv,noheader")
+            status, output = await self._say("namespace", "list", "--format=csv,noheader")
             if status == 0:
-                rows = [(row[1], row[0]) for row in csv.reader(said.splitlines()) if row[2] != "Stopping"]
+                rows = [(row[1], row[0]) for row in csv.reader(output.splitlines()) if row[2] != "Stopping"]
                 return frozenset(row for row in rows if not row[0].startswith(("uid_", "hostile_")))
             await trio.sleep(1)
         return None
@@ -214,7 +214,7 @@ class NamedSoak(Soak):
         while kinds and (at := at + source.uniform(0.3, 2.0) / self.pace) < self.seconds:
             await self.testbed.until(at)
             number += 1
-            (kind,) = source.choices(kinds, [STRIKES[each] for each in kinds])
+            (kind,) = source.choices(kinds, [STRIKES[kind] for kind in kinds])
             action = Action(at, number, kind, source.random(), source.random() * 0.8)
             if kind is Kind.SERVER_KILL:
                 await self._kill_server(action)
@@ -222,8 +222,8 @@ class NamedSoak(Soak):
                 await ACTIONS[kind](self.testbed, action)
 
     async def _kill_server(self, action: Action) -> None:
-        status, said = await self._say("server", "list", "--format=csv,noheader")
-        rows = [row for row in csv.reader(said.splitlines()) if status == 0 and row[2].isdigit()]
+        status, output = await self._say("server", "list", "--format=csv,noheader")
+        rows = [row for row in csv.reader(output.splitlines()) if status == 0 and row[2].isdigit()]
         if not rows:
             return
         name, _, pid, *_ = rows[int(action.pick * len(rows))]
@@ -260,7 +260,9 @@ class NamedSoak(Soak):
         """Return the errors that something explains which was done to a client's place since it began."""
         codes: frozenset[int] = frozenset({NOT_PERMITTED} if other_user else ())
         touched = any(
-            place in one.touched and life.started <= one.ended for one in self.changes if one.began <= step.ended
+            place in change.touched and life.started <= change.ended
+            for change in self.changes
+            if change.began <= step.ended
         )
         if touched or (place[0] and place not in self._left_before(life.started)):
             codes |= REFUSED if step.name == "init" else CUT_OFF
@@ -269,15 +271,15 @@ class NamedSoak(Soak):
 
     def _left_before(self, time: float) -> Places:
         """Return the places that there were at a time; those of a change under way are what there was before it."""
-        left = [one.left for one in self.changes if one.ended <= time and one.left is not None]
+        left = [change.left for change in self.changes if change.ended <= time and change.left is not None]
         return left[-1] if left else frozenset()
 
     def _is_absent(self, place: tuple[str, str], step: Step) -> bool:
         """Whether a place surely was not there from before a step until after it."""
         overlaps = any(
-            place in (one.touched | (one.left or frozenset()))
-            for one in self.changes
-            if one.began <= step.ended and one.ended >= step.began - SLACK
+            place in (change.touched | (change.left or frozenset()))
+            for change in self.changes
+            if change.began <= step.ended and change.ended >= step.began - SLACK
         )
         return bool(place[0]) and not overlaps and place not in self._left_before(step.began - SLACK)
 
@@ -290,11 +292,11 @@ class NamedSoak(Soak):
             testbed.blame(f"all clients have ended, and client list shows {listed}")
         for name in sorted({server for server, _ in self.places}):
             # One that was killed without clients is started for its next one.
-            said = await self._until_said(("Ready\n", "Configured\n"), "server", "get", name, "status")
-            if said not in ("Ready\n", "Configured\n"):
-                testbed.blame(f"server {name} is {said!r} at the end")
-        status, said = await self._say("server", "list", "--format=json")
-        for row in json.loads(said) if status == 0 else ():
+            output = await self._until_said(("Ready\n", "Configured\n"), "server", "get", name, "status")
+            if output not in ("Ready\n", "Configured\n"):
+                testbed.blame(f"server {name} is {output!r} at the end")
+        status, output = await self._say("server", "list", "--format=json")
+        for row in json.loads(output) if status == 0 else ():
             done = await self._say("server", "delete", row["name"])
             if done != (0, "") or (testbed.directory / "pipe" / row["name"]).exists():
                 testbed.blame(f"server delete {row['name']}: {done}, or its directory stays")
@@ -304,14 +306,14 @@ class NamedSoak(Soak):
     async def _until_said(self, wanted: tuple[str, ...], *words: str) -> str:
         """Return what a query answers when it has had time to answer one of the texts that are wanted."""
         give_up = now() + CALM_SECONDS
-        while (said := (await self._say(*words))[1]) not in wanted and now() < give_up:
+        while (output := (await self._say(*words))[1]) not in wanted and now() < give_up:
             await trio.sleep(LISTEN_SECONDS)
-        return said
+        return output
 
     async def _end(self) -> None:
-        status, said = await self._say("-q")
+        status, output = await self._say("-q")
         if status != 0:
-            self.testbed.blame(f"the last quit ended with {status}: {said!r}")
+            self.testbed.blame(f"the last quit ended with {status}: {output!r}")
         if not await self.testbed.until_gone(self.testbed.daemon, HANG_SECONDS):
             self.testbed.blame("the daemon is there after the last quit")
 

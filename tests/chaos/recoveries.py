@@ -29,20 +29,20 @@ class Recovery:
 
 def recoveries(history: History, uid: int) -> list[Recovery]:
     """Return a user's recoveries in order, as far as they are known: one is over when all it reached have gone."""
-    found: list[Recovery] = []
+    recoveries: list[Recovery] = []
     lives = [life for life in history.lives if life.uid == uid]
-    faults = [each for each in history.incidents if each.kind in (Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL)]
-    for incident in sorted((each for each in faults if each.uid == uid), key=lambda each: each.began):
+    faults = [incident for incident in history.incidents if incident.kind in (Kind.CLIENT_FAULT, Kind.EXECUTOR_KILL)]
+    for incident in sorted((fault for fault in faults if fault.uid == uid), key=lambda fault: fault.began):
         recovery = _recovery(history, lives, incident)
-        if found and found[-1].ended >= recovery.began:
-            last = found[-1]
+        if recoveries and recoveries[-1].ended >= recovery.began:
+            last = recoveries[-1]
             last.ended = max(last.ended, recovery.ended)
             last.devices |= recovery.devices
             last.clients |= recovery.clients
             last.faults.append(incident)
         else:
-            found.append(recovery)
-    return found
+            recoveries.append(recovery)
+    return recoveries
 
 
 def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[set[int], list[Life]]:
@@ -61,7 +61,9 @@ def reach(lives: list[Life], device: int, since: float, until: float) -> tuple[s
 def end_of_interval(incidents: Iterable[Incident], since: float, seconds: float) -> float:
     """Return when every process has had that many seconds since a time: later if one was stopped."""
     until = since + seconds
-    for stop in sorted((one for one in incidents if one.kind in STOPS), key=lambda one: one.began):
+    for stop in sorted(
+        (incident for incident in incidents if incident.kind in STOPS), key=lambda incident: incident.began
+    ):
         if stop.began <= until and stop.ended >= since:
             until = max(until, stop.ended + seconds)
     return until

@@ -79,6 +79,6 @@ def _last_words(testbed: Testbed) -> list[str]:
     if testbed.setup.protocol == 3:
         return []  # its logs are not read
     attached = [life.pid for life in testbed.history.lives if life.attached != FOR_EVER]
-    ordered = tuple(f"Protocol violation by server {one.pid}:" for one in testbed.misbehaving)
-    found = judge(testbed.logs, testbed.killed, testbed.forced, attached)
-    return [problem for problem in found if not any(one in problem for one in ordered)]
+    ordered = tuple(f"Protocol violation by server {process.pid}:" for process in testbed.misbehaving)
+    result = judge(testbed.logs, testbed.killed, testbed.forced, attached)
+    return [problem for problem in result if not any(one in problem for one in ordered)]

@@ -189,14 +189,14 @@ def rounds(seed: int, seconds: float, backends: Collection[Backend] = tuple(Back
     of three minutes.
     """
     source = random.Random(f"{seed}/rounds")
-    first = next(each for each in (PLAIN, VENDOR) if each.backend in backends)
-    variants = [each for each in VARIANTS if each.backend in backends and each != first]
-    others = [each for each in SETUPS if each.backend in backends]
+    first = next(entry for entry in (PLAIN, VENDOR) if entry.backend in backends)
+    variants = [entry for entry in VARIANTS if entry.backend in backends and entry != first]
+    others = [entry for entry in SETUPS if entry.backend in backends]
     count = max(1, ceil(seconds / ROUND_SECONDS), min(1 + len(variants), int(seconds / SHORTEST_ROUND)))
     setups = [first, *sorted(source.sample(variants, len(variants)), key=lambda each: each != NAMED)]
     while len(setups) < count:
         setups += source.sample(others, len(others))
-    return tuple(Round(each + 1, seconds / count, setups[each], 1000 * seed + each) for each in range(count))
+    return tuple(Round(index + 1, seconds / count, setups[index], 1000 * seed + index) for index in range(count))
 
 
 def stop_seconds(extent: float) -> float:
@@ -240,19 +240,19 @@ def _life(source: random.Random, work: str) -> float:
 
 
 def _settings(source: random.Random) -> tuple[tuple[str, str], ...]:
-    found = []
+    result = []
     if source.random() < 0.2:
-        found.append(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", source.choice(("25", "50", "75"))))
+        result.append(("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", source.choice(("25", "50", "75"))))
     if source.random() < 0.2:
-        found.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", source.choice(("0=1G", "0=1G,1=2G", "1=1500M"))))
+        result.append(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", source.choice(("0=1G", "0=1G,1=2G", "1=1500M"))))
     if source.random() < 0.2:
-        found.append(("CUDA_MPS_CLIENT_PRIORITY", source.choice(("0", "1"))))
-    return tuple(found)
+        result.append(("CUDA_MPS_CLIENT_PRIORITY", source.choice(("0", "1"))))
+    return tuple(result)
 
 
 def _actions(source: random.Random, seconds: float, kinds: list[Kind], pace: float) -> Iterator[Action]:
     at, number = 0.0, 0
     while (at := at + source.uniform(0.05, 1.6) / pace) < seconds:
         number += 1
-        kind = source.choices(kinds, [WEIGHTS[one] for one in kinds])[0]
+        kind = source.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
         yield Action(at, number, kind, source.random(), source.random())

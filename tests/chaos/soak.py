@@ -107,9 +107,9 @@ class Soak:
         async for data in process.stdout:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                said = json.loads(line)
-                self._note_fault(life, said)
-                life.hear(said)
+                document = json.loads(line)
+                self._note_fault(life, document)
+                life.hear(document)
 
     def _note_fault(self, life: Life, said: dict[str, Any]) -> None:
         what, _, name = said["doing"].partition(" ")
@@ -217,9 +217,9 @@ class Soak:
 
     async def _end(self) -> None:
         testbed = self.testbed
-        status, said = await testbed.tool("quit\n")
+        status, output = await testbed.tool("quit\n")
         if status != 0:
-            testbed.blame(f"the last quit ended with {status}: {said!r}")
+            testbed.blame(f"the last quit ended with {status}: {output!r}")
         if not await testbed.until_gone(testbed.daemon, HANG_SECONDS):
             testbed.blame("the daemon is there after the last quit")
 

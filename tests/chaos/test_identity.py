@@ -22,17 +22,17 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_is_there_until_it_ends(child: subprocess.Popen[bytes]) -> None:
-    one = key_of(child.pid)
-    assert one.started > 0
-    assert there(one)
-    assert strike(one, signal.SIGKILL)
+    process_key = key_of(child.pid)
+    assert process_key.started > 0
+    assert there(process_key)
+    assert strike(process_key, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert not there(one), "it is a zombie"
+    assert not there(process_key), "it is a zombie"
     child.wait()
-    assert not there(one)
+    assert not there(process_key)
     assert key_of(child.pid) == ProcessKey(child.pid, GONE)
     assert not there(key_of(child.pid))
-    assert not strike(one, signal.SIGKILL)
+    assert not strike(process_key, signal.SIGKILL)
 
 
 def test_another_process_of_its_pid_is_not_it_and_is_never_struck(child: subprocess.Popen[bytes]) -> None:

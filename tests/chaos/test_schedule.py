@@ -52,10 +52,10 @@ def test_what_is_scheduled_is_in_order_in_time_and_of_the_chosen_kinds(
     seed: int, seconds: float, kinds: frozenset[Kind]
 ) -> None:
     for planned in (clients(seed, seconds), actions(seed, seconds, kinds)):
-        times = [one.at for one in planned]
+        times = [entry.at for entry in planned]
         assert times == sorted(times)
         assert all(0 <= at < seconds for at in times)
-        assert [one.number for one in planned] == list(range(1, len(planned) + 1))
+        assert [entry.number for entry in planned] == list(range(1, len(planned) + 1))
     assert {action.kind for action in actions(seed, seconds, kinds)} <= kinds
     for plan in clients(seed, seconds):
         assert 0 <= plan.user < USERS
@@ -90,21 +90,21 @@ def test_rounds_are_the_whole_time_and_begin_plain(seed: int, seconds: float) ->
     found = rounds(seed, seconds)
     assert found == rounds(seed, seconds)
     assert found[0].setup == PLAIN
-    assert abs(sum(each.seconds for each in found) - seconds) < 1e-6 * seconds
-    assert all(each.seconds <= ROUND_SECONDS for each in found)
-    assert len({each.seed for each in found}) == len(found)
+    assert abs(sum(entry.seconds for entry in found) - seconds) < 1e-6 * seconds
+    assert all(entry.seconds <= ROUND_SECONDS for entry in found)
+    assert len({entry.seed for entry in found}) == len(found)
     if seconds >= 180:
-        assert {each.setup.containment for each in found} == set(Containment)
-        assert {each.setup.dialect for each in found} == {"documented", "r580"}
-        assert {each.setup.backend for each in found} == set(Backend)
+        assert {entry.setup.containment for entry in found} == set(Containment)
+        assert {entry.setup.dialect for entry in found} == {"documented", "r580"}
+        assert {entry.setup.backend for entry in found} == set(Backend)
 
 
 @given(seed=SEEDS, seconds=st.floats(1, 7200), backend=st.sampled_from(list(Backend)))
 def test_rounds_may_be_of_one_backend_alone(seed: int, seconds: float, backend: Backend) -> None:
     found = rounds(seed, seconds, (backend,))
-    assert {each.setup.backend for each in found} == {backend}
+    assert {entry.setup.backend for entry in found} == {backend}
     assert found[0].setup == (VENDOR if backend is Backend.VENDOR else PLAIN)
-    assert all(each.seconds <= ROUND_SECONDS for each in found)
+    assert all(entry.seconds <= ROUND_SECONDS for entry in found)
 
 
 def test_clients_of_each_backend_do_what_it_can() -> None:
@@ -117,7 +117,7 @@ def test_every_kind_is_of_a_backend() -> None:
 
 
 def test_an_hour_has_all_setups() -> None:
-    assert {each.setup for seed in range(9) for each in rounds(seed, 3600)} == set(SETUPS)
+    assert {entry.setup for seed in range(9) for entry in rounds(seed, 3600)} == set(SETUPS)
     assert rounds(1, 3600) != rounds(2, 3600)
 
 

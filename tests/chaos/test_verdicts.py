@@ -138,8 +138,8 @@ def test_a_context_on_an_affected_device_is_refused_to_others() -> None:
     culprit, far = a_life(1), a_life(2, devices=(2,))
     incident = fault(culprit, 0, 10.0)
     assert judged(far, a_step(807, 11.0, 0, "open", 2), others=(culprit,), incidents=(incident,)) == []
-    other = a_life(3, devices=(2,))
-    assert len(judged(other, a_step(807, 11.0, 2, "open", 2), others=(culprit,), incidents=(incident,))) == 1
+    life = a_life(3, devices=(2,))
+    assert len(judged(life, a_step(807, 11.0, 2, "open", 2), others=(culprit,), incidents=(incident,))) == 1
 
 
 def test_a_terminated_client_gets_that_code_and_never_a_success() -> None:
@@ -169,23 +169,23 @@ def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
     culprit = a_life(2)
     culprit.ended = 4.95
     incidents = {806: (killed,), 810: (terminated,)}.get(code, (cause,))
-    found = judged(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
-    assert len(found) == 1
-    assert f"continues in a context that answered with {code}" in found[0]
+    result = judged(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
+    assert len(result) == 1
+    assert f"continues in a context that answered with {code}" in result[0]
 
 
 @pytest.mark.parametrize("name", ["add", "close"])
 def test_a_server_that_has_gone_once_is_gone_for_all_of_a_process(name: str) -> None:
     killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
     lost, later = a_step(806, 5.0, 0, name), a_step(0, 5.2, 1, context=2)
-    found = judged(a_life(1, devices=(0, 1)), lost, later, incidents=(killed,))
-    assert ["learnt of its server's end" in each for each in found] == [True]
+    result = judged(a_life(1, devices=(0, 1)), lost, later, incidents=(killed,))
+    assert ["learnt of its server's end" in each for each in result] == [True]
 
 
 def test_a_memory_that_was_full_is_not_the_end() -> None:
-    found = judged(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
-    assert len(found) == 1
-    assert "2 of cuMemAlloc" in found[0], "the error itself, and nothing about the success"
+    result = judged(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
+    assert len(result) == 1
+    assert "2 of cuMemAlloc" in result[0], "the error itself, and nothing about the success"
 
 
 @pytest.mark.parametrize(("containment", "ends"), [*zip(Containment, (True, False, True), strict=True)])
@@ -193,8 +193,8 @@ def test_a_process_that_a_fault_has_reached_has_no_other_context(containment: Co
     life = a_life(1, devices=(0, 1))
     incident = fault(life, 0, 5.0)
     soon, late = a_step(0, 5.5, 1, context=2), a_step(0, 5.3 + CONTAINED_SECONDS, 1, context=2)
-    found = judged(life, soon, late, incidents=(incident,), containment=containment)
-    assert [("a process that a fatal fault" in each) for each in found] == [True] * ends
+    result = judged(life, soon, late, incidents=(incident,), containment=containment)
+    assert [("a process that a fatal fault" in each) for each in result] == [True] * ends
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_a_neighbour_that_a_fault_must_reach_does_not_go_on(
     culprit, neighbour = a_life(1), a_life(2, devices=(device,))
     incident = fault(culprit, 0, 5.0)
     late = a_step(0, 5.3 + CONTAINED_SECONDS, device)
-    found = judged(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
-    assert [("must have reached" in each) for each in found] == [True] * ends
+    result = judged(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
+    assert [("must have reached" in each) for each in result] == [True] * ends
     # One that came later has nothing to do with it.
     new_client = a_life(3, devices=(device,))
     new_client.contexts[1].opened = 5.1
@@ -263,8 +263,8 @@ def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of
         ((0, 1), Containment.DEVICE, False),
     ):
         life = a_life(2, devices=devices)
-        found = judged(life, a_step(700, 5.2, 1, context=2), containment=containment, **facts)
-        assert (found == []) is right
+        result = judged(life, a_step(700, 5.2, 1, context=2), containment=containment, **facts)
+        assert (result == []) is right
 
 
 def test_only_a_server_that_is_stopped_for_too_long_may_be_killed_by_a_new_daemon() -> None:
@@ -363,8 +363,8 @@ def test_what_was_long_over_explains_nothing() -> None:
     after.started = 501.0
     life = a_life(4, ended=500.0)
     life.started = 300.0
-    known = History([before, with_it, life, after], [long_ago, lately, later]).around(life)
-    assert (known.lives, known.incidents) == ([with_it, life], [lately])
+    history = History([before, with_it, life, after], [long_ago, lately, later]).around(life)
+    assert (history.lives, history.incidents) == ([with_it, life], [lately])
 
 
 LIVES = st.lists(st.frozensets(st.integers(0, 4), min_size=1), max_size=6)

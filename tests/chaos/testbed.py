@@ -180,7 +180,7 @@ class Testbed:
 
     def server(self) -> ServerHistory | None:
         """Return the server there is, as far as the log says."""
-        return next((each for each in reversed(self.logs.running()) if there(each.process)), None)
+        return next((entry for entry in reversed(self.logs.running()) if there(entry.process)), None)
 
     # --- records
 
@@ -210,7 +210,7 @@ class Testbed:
 
     def troubled(self, since: float) -> bool:
         """Whether the daemon was stopped, or not there, at some time since."""
-        return any(one.kind in ON_THE_DAEMON and one.ended >= since for one in self.history.incidents)
+        return any(incident.kind in ON_THE_DAEMON and incident.ended >= since for incident in self.history.incidents)
 
     async def until(self, at: float) -> None:
         """Wait until that many seconds after the beginning."""
@@ -260,18 +260,18 @@ class Testbed:
                 )  # fmt: skip
             finally:
                 self._spawning -= 1
-            said = (done.stdout + done.stderr).decode(errors="replace")
-            self.note("tool", text=text or " ".join(options), uid=uid, status=done.returncode, said=said[-300:])
+            output = (done.stdout + done.stderr).decode(errors="replace")
+            self.note("tool", text=text or " ".join(options), uid=uid, status=done.returncode, said=output[-300:])
             self.counts["tools"] += 1
-            return done.returncode, said
+            return done.returncode, output
         self.note("tool", text=text or " ".join(options), seconds=now() - began, status=None)
         return None, ""
 
     async def start_daemon(self, *more: str) -> None:
         """Start a daemon; raise AssertionError when that fails."""
-        status, said = await self.tool("", ("-d", *more))
+        status, output = await self.tool("", ("-d", *more))
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
-        assert status == 0, f"pympsd -d {' '.join(more)}: status {status}: {said}"
+        assert status == 0, f"pympsd -d {' '.join(more)}: status {status}: {output}"
         self.daemon = key_of(int(pid_file.read_text()))
         self.note("daemon", pid=self.daemon.pid)
 
@@ -337,4 +337,4 @@ def machine(containment: Containment) -> str:
 def users() -> tuple[int, ...]:
     """Return uids that no other run uses."""
     base = 1_000_000 + 10 * os.getpid()
-    return tuple(base + one for one in range(USERS))
+    return tuple(base + index for index in range(USERS))

@@ -197,8 +197,8 @@ def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int
     if incident.kind is Kind.CLIENT_FAULT and history.containment is Containment.CLIENT:
         return WITHIN_THE_CLIENT
     if incident.kind is Kind.CLIENT_FAULT and any(
-        one.kind is Kind.EXECUTOR_STOP and _lasts_over(one, TEARDOWN_SECONDS, {Kind.CLIENT_FAULT}, history)
-        for one in history.incidents
+        incident.kind is Kind.EXECUTOR_STOP and _lasts_over(incident, TEARDOWN_SECONDS, {Kind.CLIENT_FAULT}, history)
+        for incident in history.incidents
     ):
         return {**TABLE[incident.kind], Role.SAME_DEVICE: frozenset({CULPRITS, LAUNCH_FAILED})}
     return TABLE[incident.kind]
@@ -207,8 +207,10 @@ def allowances(history: History, incident: Incident) -> dict[Role, frozenset[int
 def _lasts_over(stop: Incident, seconds: float, kinds: Collection[Kind], history: History) -> bool:
     """Whether a stop lasted that long, and one of those kinds began within it or shortly before."""
     return stop.ended - stop.began > seconds and any(
-        one.kind in kinds and one.uid in (stop.uid, -1) and stop.began - STARTS <= one.began <= stop.ended
-        for one in history.incidents
+        incident.kind in kinds
+        and incident.uid in (stop.uid, -1)
+        and stop.began - STARTS <= incident.began <= stop.ended
+        for incident in history.incidents
     )
 
 
@@ -232,7 +234,7 @@ def _roles(history: History, incident: Incident, found: list[Recovery], life: Li
 def _roles_in_fault(
     history: History, incident: Incident, found: list[Recovery], life: Life, step: Step
 ) -> Iterator[Role]:
-    recovery = next(each for each in found if incident in each.faults)
+    recovery = next(entry for entry in found if incident in entry.faults)
     if step.name in ("init", "unresponsive"):
         if step.began <= recovery.ended and step.ended >= incident.began:
             yield Role.CONNECTING

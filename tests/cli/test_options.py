@@ -218,8 +218,8 @@ def test_static_partitions_are_not_chosen_later(
 ) -> None:
     for words in ([word], [word, "lspart"]):
         assert main([*launcher, *words]) == BAD_USAGE
-        shown = capfd.readouterr()
-        assert (shown.out, shown.err) == (
+        captured = capfd.readouterr()
+        assert (captured.out, captured.err) == (
             "",
             f"{word} goes with -d or -f: a daemon has static SM partitions from its start\n",
         )
@@ -278,10 +278,10 @@ def test_an_unknown_option_is_bad_usage_and_the_likely_one_is_suggested(
     words: list[str], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == BAD_USAGE
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert shown.err.startswith(said)
-    assert shown.err.count("\n") == 1
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(said)
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -299,15 +299,15 @@ def test_trace_has_no_options(words: list[str], said: str, capfd: pytest.Capture
 
 def test_under_the_vendors_name_an_unknown_option_prints_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--argv0=nvidia-cuda-mps-control", "-d", "--user", "together"]) == 0
-    shown = capfd.readouterr()
-    assert shown.out.startswith("Unrecognized option \nCUDA MPS Control for Linux/Unix/QNX.\n")
-    assert shown.err == "there is no option --user; did you mean --users?\n"
+    captured = capfd.readouterr()
+    assert captured.out.startswith("Unrecognized option \nCUDA MPS Control for Linux/Unix/QNX.\n")
+    assert captured.err == "there is no option --user; did you mean --users?\n"
 
 
 def test_a_bad_value_is_bad_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--timeout=x"]) == BAD_USAGE
-    shown = capfd.readouterr()
-    assert (shown.out, shown.err) == ("", "--timeout is a number of seconds above 0, not 'x'\n")
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "--timeout is a number of seconds above 0, not 'x'\n")
 
 
 @pytest.mark.parametrize(
@@ -323,8 +323,8 @@ def test_an_unknown_option_of_protocol_3_is_named_and_is_bad_usage(
     words: list[str], option: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == BAD_USAGE
-    said = f"there is no option {option}; --help lists them, and those of a command stand after it\n"
-    assert capfd.readouterr() == ("", said)
+    text = f"there is no option {option}; --help lists them, and those of a command stand after it\n"
+    assert capfd.readouterr() == ("", text)
 
 
 def test_the_variable_of_the_protocol_makes_an_unknown_option_bad_usage(

@@ -73,15 +73,15 @@ class FakeExecutor:
     """Cleared: the executor takes no records."""
 
     def __attrs_post_init__(self) -> None:
-        ours, theirs = socket.socketpair()
+        own_end, peer_end = socket.socketpair()
         fd = os.memfd_create("fake", os.MFD_CLOEXEC)
         ring_bytes = AREA_BYTES if self.ring else 0
         os.ftruncate(fd, SHARED_BYTES + ring_bytes)
         self.shared = mmap.mmap(fd, SHARED_BYTES + ring_bytes)
         if self.ring:
             self._set_word(ASLEEP, 1)
-        self.stream, self._client_end = ours, theirs.dup()
-        self.transport = open_stream((theirs.detach(), fd), SHARED_BYTES, self.on_end, ring_bytes)
+        self.stream, self._client_end = own_end, peer_end.dup()
+        self.transport = open_stream((peer_end.detach(), fd), SHARED_BYTES, self.on_end, ring_bytes)
         self.reading.set()
         self._thread = threading.Thread(target=self._run, name="fake executor")
         self._thread.start()

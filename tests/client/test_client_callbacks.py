@@ -325,18 +325,18 @@ def test_an_exception_of_a_function_is_reported_and_the_stream_continues(
 def test_after_a_fault_callbacks_get_its_error_and_functions_do_not_run(
     kernels: Kernels, streams: list[Any], slow: Slow
 ) -> None:
-    heard: SimpleQueue[Any] = SimpleQueue()
+    output: SimpleQueue[Any] = SimpleQueue()
     seen: list[str] = []
     ok(cuda.cuLaunchHostFunc(streams[0], slow, 0))
     assert slow.begun.wait(SECONDS)
     ok(cuda.cuLaunchHostFunc(streams[0], seen.append, "host function"))
     for number in range(3):
-        ok(cuda.cuStreamAddCallback(streams[0], lambda *arguments: heard.put(arguments), number, 0))
+        ok(cuda.cuStreamAddCallback(streams[0], lambda *arguments: output.put(arguments), number, 0))
     kernels.launch(b"store", (0x7000_0000_0000, 1), (ctypes.c_void_p, ctypes.c_uint), streams[1])
     assert cuda.cuStreamSynchronize(streams[1]) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
     slow.free.set()
     for number in range(3):
-        stream, status, data = heard.get(timeout=SECONDS)
+        stream, status, data = output.get(timeout=SECONDS)
         assert (int(stream), status, data) == (int(streams[0]), R.CUDA_ERROR_ILLEGAL_ADDRESS, number)
     assert seen == []
     assert cuda.cuLaunchHostFunc(streams[0], print, 0) == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
@@ -354,26 +354,26 @@ def test_an_earlier_error_is_not_taken_by_a_function(
 
 
 def test_destroying_a_context_does_not_wait_for_functions(context: Any, slow: Slow) -> None:
-    heard: SimpleQueue[Any] = SimpleQueue()
+    output: SimpleQueue[Any] = SimpleQueue()
     ok(cuda.cuLaunchHostFunc(0, slow, 0))
     assert slow.begun.wait(SECONDS)
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: output.put(arguments), 0, 0))
     ok(cuda.cuCtxDestroy(context))
     slow.free.set()
-    assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
+    assert output.get(timeout=SECONDS)[1] == R.CUDA_ERROR_CONTEXT_IS_DESTROYED
     ok(cuda.cuCtxCreate(None, 0, 0))
-    ok(cuda.cuLaunchHostFunc(0, heard.put, "again"))
+    ok(cuda.cuLaunchHostFunc(0, output.put, "again"))
     ok(cuda.cuCtxSynchronize())
-    assert heard.get(timeout=SECONDS) == "again"
+    assert output.get(timeout=SECONDS) == "again"
 
 
 def test_a_destroyed_stream_still_runs_its_functions(streams: list[Any], slow: Slow) -> None:
-    heard: SimpleQueue[Any] = SimpleQueue()
+    output: SimpleQueue[Any] = SimpleQueue()
     ok(cuda.cuLaunchHostFunc(streams[0], slow, 0))
-    ok(cuda.cuLaunchHostFunc(streams[0], heard.put, 1))
+    ok(cuda.cuLaunchHostFunc(streams[0], output.put, 1))
     ok(cuda.cuStreamDestroy(streams[0]))
     slow.free.set()
-    assert heard.get(timeout=SECONDS) == 1
+    assert output.get(timeout=SECONDS) == 1
     ok(cuda.cuCtxSynchronize())
 
 
@@ -401,52 +401,52 @@ def records_of(executor: FakeExecutor, name: str) -> list[Record]:
 
 def test_callbacks_get_the_error_of_an_executors_end(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    heard: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuLaunchHostFunc(0, heard.put, "never"))
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
+    output: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuLaunchHostFunc(0, output.put, "never"))
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: output.put(arguments), 0, 0))
     context.synchronize()
     executor.hang_up()
-    assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_MPS_RPC_FAILURE
-    assert heard.empty()
-    assert cuda.cuLaunchHostFunc(0, heard.put, "never") == (R.CUDA_ERROR_MPS_RPC_FAILURE,)
+    assert output.get(timeout=SECONDS)[1] == R.CUDA_ERROR_MPS_RPC_FAILURE
+    assert output.empty()
+    assert cuda.cuLaunchHostFunc(0, output.put, "never") == (R.CUDA_ERROR_MPS_RPC_FAILURE,)
 
 
 def test_after_an_orderly_close_no_function_runs(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    heard: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
+    output: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: output.put(arguments), 0, 0))
     context.synchronize()
     executor.transport.close()
     for thread in threading.enumerate():
         if thread.name.startswith("host function"):
             thread.join(SECONDS)
             assert not thread.is_alive()
-    assert heard.empty()
+    assert output.empty()
 
 
 def test_an_announcement_with_the_flag_poisons_the_context(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    heard: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuStreamAddCallback(0, lambda *arguments: heard.put(arguments), 0, 0))
+    output: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuStreamAddCallback(0, lambda *arguments: output.put(arguments), 0, 0))
     context.synchronize()
     (record,) = records_of(executor, "HOST_FUNCTION")
     executor.send(executor.answer(record, result=700, reason="gone wrong", flags=FLAG_STICKY))
-    assert heard.get(timeout=SECONDS)[1] == R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert output.get(timeout=SECONDS)[1] == R.CUDA_ERROR_ILLEGAL_ADDRESS
     assert context.sticky_error is not None
     assert records_of(executor, "HOST_FUNCTION_DONE") == []
 
 
 def test_a_repeated_announcement_runs_the_function_once(fake: tuple[FakeExecutor, Context]) -> None:
     executor, context = fake
-    heard: SimpleQueue[Any] = SimpleQueue()
-    ok(cuda.cuLaunchHostFunc(0, heard.put, 1))
+    output: SimpleQueue[Any] = SimpleQueue()
+    ok(cuda.cuLaunchHostFunc(0, output.put, 1))
     context.synchronize()
     (record,) = records_of(executor, "HOST_FUNCTION")
     executor.send(executor.answer(record))
     executor.send(executor.answer(record))
-    assert heard.get(timeout=SECONDS) == 1
+    assert output.get(timeout=SECONDS) == 1
     context.synchronize()
-    assert heard.empty()
+    assert output.empty()
 
 
 def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeExecutor, Context]) -> None:
@@ -458,11 +458,11 @@ def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeE
     context.synchronize()
     assert records_of(executor, "ROOM") == []
     requests, room = threading.Event(), threading.Event()
-    kept: list[Record] = []
+    records: list[Record] = []
 
     def reply(record: Record) -> bytes | None:
         if record.opcode == OPCODES["ROOM"] and not room.is_set():
-            kept.append(record)
+            records.append(record)
             requests.set()
             return None
         return None if record.opcode == OPCODES["HOST_FUNCTION"] else executor.succeed(record)
@@ -485,7 +485,7 @@ def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeE
         wait_until(lambda: records_of(executor, "HOST_FUNCTION_DONE"), "the end of the function")
         assert not posting.done()
         room.set()
-        executor.send(executor.answer(kept[0]))
+        executor.send(executor.answer(records[0]))
         posting.result(SECONDS)
     assert len(_seen(executor, context, "FILL")) == far
     wait_until(lambda: executor.transport.backpressure is None, "the end of backpressure, after the function's")

@@ -44,9 +44,9 @@ def test_many_clusters(context: Any, threads: int) -> None:
     blocks = 2000
     address = ok(cuda.cuMemAlloc(4 * blocks))
     ok(_launch(blocks, threads, address))
-    got = np.zeros(blocks, "u4")
-    ok(cuda.cuMemcpyDtoH(got, address, got.nbytes))
-    np.testing.assert_array_equal(got, [n - n % 4 + (n + 1) % 4 for n in range(blocks)])
+    actual = np.zeros(blocks, "u4")
+    ok(cuda.cuMemcpyDtoH(actual, address, actual.nbytes))
+    np.testing.assert_array_equal(actual, [n - n % 4 + (n + 1) % 4 for n in range(blocks)])
 
 
 def test_a_grid_of_parts_of_clusters_is_refused(context: Any) -> None:
@@ -99,9 +99,9 @@ def test_clusters_that_the_launch_asks_for(context: Any, captured: bool) -> None
             graph = ok(cuda.cuStreamEndCapture(stream))
             ok((*cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), stream), None))
         ok((*cuda.cuStreamSynchronize(stream), None))
-        got = np.zeros(blocks, "u4")
-        ok((*cuda.cuMemcpyDtoH(got, address, got.nbytes), None))
-        np.testing.assert_array_equal(got, [n - n % size + ((n % size + 1) & 3) for n in range(blocks)])
+        actual = np.zeros(blocks, "u4")
+        ok((*cuda.cuMemcpyDtoH(actual, address, actual.nbytes), None))
+        np.testing.assert_array_equal(actual, [n - n % size + ((n % size + 1) & 3) for n in range(blocks)])
 
 
 def test_clusters_that_cannot_be(context: Any) -> None:

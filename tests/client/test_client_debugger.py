@@ -36,10 +36,10 @@ def test_this_process_is_not_traced() -> None:
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """A client's end and a daemon's."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    theirs.settimeout(30)
-    with ours, theirs:
-        yield ours, theirs
+    own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    peer_end.settimeout(30)
+    with own_end, peer_end:
+        yield own_end, peer_end
 
 
 @pytest.mark.parametrize("traced", [False, True])

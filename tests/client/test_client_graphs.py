@@ -278,9 +278,9 @@ def test_events_are_recorded_and_waited_for(bench: Bench) -> None:
 
 def test_parameters_of_nodes_are_got_and_set(bench: Bench) -> None:
     node = ok(cuda.cuGraphAddKernelNode(*bench.after(), bench.store(0, 6)))
-    got = ok(cuda.cuGraphKernelNodeGetParams(node))
-    assert (got.gridDimX, got.blockDimZ, int(got.ctx)) == (1, 1, int(bench.context))
-    ok(cuda.cuGraphKernelNodeSetParams(node, got))
+    actual = ok(cuda.cuGraphKernelNodeGetParams(node))
+    assert (actual.gridDimX, actual.blockDimZ, int(actual.ctx)) == (1, 1, int(bench.context))
+    ok(cuda.cuGraphKernelNodeSetParams(node, actual))
     fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(), bench.fill(1, 2, place=4), bench.context))
     assert ok(cuda.cuGraphMemsetNodeGetParams(fill)).width == 2
     ok(cuda.cuGraphMemsetNodeSetParams(fill, bench.fill(9, 3, place=4)))
@@ -486,8 +486,8 @@ def test_kernel_attributes(bench: Bench) -> None:
     value.cooperative = 1
     ok(cuda.cuGraphKernelNodeSetAttribute(node, attributes.CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value))
     ok(cuda.cuGraphKernelNodeCopyAttributes(other, node))
-    got = ok(cuda.cuGraphKernelNodeGetAttribute(other, attributes.CU_LAUNCH_ATTRIBUTE_COOPERATIVE))
-    assert got.cooperative == 1
+    actual = ok(cuda.cuGraphKernelNodeGetAttribute(other, attributes.CU_LAUNCH_ATTRIBUTE_COOPERATIVE))
+    assert actual.cooperative == 1
     value.clusterDim.x = 2
     refused = cuda.cuGraphKernelNodeSetAttribute(node, attributes.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value)
     assert refused == (R.CUDA_ERROR_INVALID_CLUSTER_SIZE,), "of 2, 0 and 0 blocks"
@@ -523,8 +523,8 @@ def test_memory_of_a_graph_has_one_address_for_all_launches(bench: Bench) -> Non
     copy = ok(cuda.cuGraphAddMemcpyNode(*bench.after(fill), bench.copy(bench.words, address, 64), bench.context))
     freed = ok(cuda.cuGraphAddMemFreeNode(*bench.after(copy), address))
     assert int(ok(cuda.cuGraphMemFreeNodeGetParams(freed))) == address
-    got = ok(cuda.cuGraphMemAllocNodeGetParams(node))
-    assert (int(got.dptr), got.bytesize, got.poolProps.location.id) == (address, 64, 0)
+    actual = ok(cuda.cuGraphMemAllocNodeGetParams(node))
+    assert (int(actual.dptr), actual.bytesize, actual.poolProps.location.id) == (address, 64, 0)
     assert cuda.cuGraphAddMemFreeNode(*bench.after(copy), address) == (*INVALID, None), "freed twice"
     executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
     for _ in range(2):
@@ -567,8 +567,8 @@ def test_memory_of_a_graph_that_the_program_reaches(bench: Bench, kind: str, pla
     arguments.poolProps.allocType = getattr(cuda.CUmemAllocationType, f"CU_MEM_ALLOCATION_TYPE_{kind}")
     arguments.poolProps.location.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{place}")
     node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), arguments))
-    got, address = ok(cuda.cuGraphMemAllocNodeGetParams(node)), int(arguments.dptr)
-    assert (got.poolProps.allocType, got.poolProps.location.type) == (
+    actual, address = ok(cuda.cuGraphMemAllocNodeGetParams(node)), int(arguments.dptr)
+    assert (actual.poolProps.allocType, actual.poolProps.location.type) == (
         arguments.poolProps.allocType, arguments.poolProps.location.type,
     )  # fmt: skip
     filled, stored = bench.fill(6), bench.store(0, 7)

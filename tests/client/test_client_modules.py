@@ -311,9 +311,9 @@ def test_kernels_of_a_large_image_are_loaded_when_they_are_looked_up(context: An
     out = ok(cuda.cuMemAlloc(8))
     assert _launch(functions[b"store"], ((out, 7), (None, ctypes.c_uint))) == (cuda.CUresult.CUDA_SUCCESS,)
     assert ok(cuda.cuFuncGetParamInfo(functions[b"add"], 1)) == (8, 8)
-    found = ctypes.c_uint(0)
-    ok(cuda.cuMemcpyDtoH(found, out, 4))
-    assert found.value == 7
+    result = ctypes.c_uint(0)
+    ok(cuda.cuMemcpyDtoH(result, out, 4))
+    assert result.value == 7
     for name in (b"store", b"add"):
         assert ok(cuda.cuFuncIsLoaded(functions[name])) == states.CU_FUNCTION_LOADING_STATE_LOADED
         assert int(_function(module, name)) == int(functions[name])

@@ -35,9 +35,9 @@ def test_bytes_go_from_a_contexts_device_to_anothers(places: Any, asynchronous: 
         assert cuda.cuMemcpyPeerAsync(destination, there, source, here, COUNT, 0) == DONE
     else:
         assert cuda.cuMemcpyPeer(destination, there, source, here, COUNT) == DONE
-    got = np.zeros(COUNT, np.uint8)
-    assert cuda.cuMemcpyDtoH(got, destination, COUNT) == DONE
-    assert (got == sent).all()
+    actual = np.zeros(COUNT, np.uint8)
+    assert cuda.cuMemcpyDtoH(actual, destination, COUNT) == DONE
+    assert (actual == sent).all()
 
 
 def described(places: Any, **values: Any) -> Any:
@@ -65,10 +65,10 @@ def test_slices_go_from_a_contexts_device_to_anothers(places: Any, asynchronous:
     copy = described(places, srcXInBytes=5, srcY=2, dstZ=1)
     answer = cuda.cuMemcpy3DPeerAsync(copy, 0) if asynchronous else cuda.cuMemcpy3DPeer(copy)
     assert answer == DONE, last_error()
-    got = np.zeros((3, 4, 200), np.uint8)
-    assert cuda.cuMemcpyDtoH(got, places[1][1], got.nbytes) == DONE
-    assert (got[1:, :3, :100] == sent[:, 2:5, 5:105]).all()
-    assert not got[0].any()
+    actual = np.zeros((3, 4, 200), np.uint8)
+    assert cuda.cuMemcpyDtoH(actual, places[1][1], actual.nbytes) == DONE
+    assert (actual[1:, :3, :100] == sent[:, 2:5, 5:105]).all()
+    assert not actual[0].any()
 
 
 def test_mistakes_with_slices(places: Any) -> None:

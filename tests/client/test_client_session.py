@@ -111,9 +111,9 @@ class FakeDaemon:
 
     def grant(self, peer: Peer) -> None:
         """Grant a session and welcome the client in it."""
-        ours, theirs = socket.socketpair()
-        server = Peer(self._own(ours))
-        peer.send(SessionGranted(1, 7, 4321), theirs.detach())
+        own_end, peer_end = socket.socketpair()
+        server = Peer(self._own(own_end))
+        peer.send(SessionGranted(1, 7, 4321), peer_end.detach())
         server.send(SessionWelcome(4321, 13000, (PROPERTIES, PROPERTIES), (2, 0)))
         while (request := server.receive()) is not None:
             (self.in_session or self.open_and_close)(server, request)
@@ -127,11 +127,11 @@ class FakeDaemon:
 
     def stream(self) -> tuple[int, int]:
         """Return the descriptors for a first context; keep the executor's end."""
-        ours, theirs = socket.socketpair()
-        self._own(ours)
+        own_end, peer_end = socket.socketpair()
+        self._own(own_end)
         memory = os.memfd_create("shared", os.MFD_CLOEXEC)
         os.ftruncate(memory, SHARED_BYTES)
-        return theirs.detach(), memory
+        return peer_end.detach(), memory
 
     def stop(self) -> None:
         """Shut everything and wait for the threads."""
@@ -313,15 +313,17 @@ def test_the_servers_end_fails_calls_that_wait_for_an_executor(
     fresh_process(session)
     assert cuda.cuCtxCreate(None, 0, 0)[0] == cuda.CUresult.CUDA_SUCCESS
     _listener, _handshake, server, executor = daemon.sockets
-    got: list[tuple[cuda.CUresult, ...]] = []
+    actual: list[tuple[cuda.CUresult, ...]] = []
     context = cuda.cuCtxGetCurrent()[1]
-    waiter = threading.Thread(target=lambda: got.append((*cuda.cuCtxSetCurrent(context), *cuda.cuCtxSynchronize())))
+    waiter = threading.Thread(
+        target=lambda: actual.append((*cuda.cuCtxSetCurrent(context), *cuda.cuCtxSynchronize()))
+    )
     waiter.start()
     assert executor.recv(1, socket.MSG_PEEK), "a call that waits for its executor, which lives on"
     server.shutdown(socket.SHUT_RDWR)
     assert cuda.cuDeviceGetName(64, 0)[0] == cuda.CUresult(RPC_FAILURE)
     waiter.join(30)
-    assert got == [(cuda.CUresult.CUDA_SUCCESS, cuda.CUresult(RPC_FAILURE))]
+    assert actual == [(cuda.CUresult.CUDA_SUCCESS, cuda.CUresult(RPC_FAILURE))]
     assert cuda.cuCtxSynchronize() == (cuda.CUresult(RPC_FAILURE),)
 
 
@@ -384,13 +386,13 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         is_shown.set()
 
     def answer_after_the_warning(daemon: FakeDaemon, peer: Peer) -> None:
-        ours, theirs = socket.socketpair()
-        server = Peer(daemon._own(ours))
+        own_end, peer_end = socket.socketpair()
+        server = Peer(daemon._own(own_end))
         if peer_name == "the server":
             monkeypatch.setattr(handshake, "SILENT_WAIT_S", 0.001)
-            peer.send(SessionGranted(1, 7, 4321), theirs.detach())
+            peer.send(SessionGranted(1, 7, 4321), peer_end.detach())
             peer = server
-        theirs.close()
+        peer_end.close()
         assert is_shown.wait(30)
         peer.send(Refused(SERVER_NOT_READY, "not today"))
 
@@ -414,9 +416,9 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
 
 def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> None:
     def grant_and_leave(daemon: FakeDaemon, peer: Peer) -> None:
-        ours, theirs = socket.socketpair()
-        peer.send(SessionGranted(1, 7, 4321), theirs.detach())
-        ours.close()
+        own_end, peer_end = socket.socketpair()
+        peer.send(SessionGranted(1, 7, 4321), peer_end.detach())
+        own_end.close()
 
     daemon.handshake = grant_and_leave
     daemon.start()

@@ -16,7 +16,7 @@ from pympsd_client._api import settings
 from tests.client.conftest import ok
 
 Limit = cuda.CUlimit
-STACK, FIFO, HEAP, DEPTH, PENDING, FETCH, PERSISTING, SHARED, CIG, FALLBACK = (Limit(each) for each in range(10))
+STACK, FIFO, HEAP, DEPTH, PENDING, FETCH, PERSISTING, SHARED, CIG, FALLBACK = (Limit(index) for index in range(10))
 Id = cuda.CUstreamAttrID
 KERNEL = b""".version 8.0
 .target sm_90

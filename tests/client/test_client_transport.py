@@ -54,14 +54,14 @@ def test_records_of_one_thread_arrive_in_order(executor: FakeExecutor) -> None:
 
 
 def test_threads_get_their_own_answers_in_whatever_order_they_come(make_executor: MakeExecutor) -> None:
-    kept: list[Record] = []
+    records: list[Record] = []
     executor = make_executor()
 
     def reversed_in_pairs(record: Record) -> bytes | None:
-        kept.append(record)
-        if len(kept) % 2:
+        records.append(record)
+        if len(records) % 2:
             return None
-        late, early = kept[-2:]
+        late, early = records[-2:]
         return b"".join(
             executor.answer(item, operations.ALLOCATE.answer.pack(executor.operands(item)[0]))
             for item in (early, late)
@@ -289,14 +289,14 @@ def test_after_ctrl_c_in_the_leader_another_thread_leads(
     make_executor: MakeExecutor, press_ctrl_c: Callable[[], None]
 ) -> None:
     executor = make_executor()
-    kept: list[Record] = []
-    executor.reply = lambda record: kept.append(record)  # type: ignore[func-returns-value]
+    records: list[Record] = []
+    executor.reply = lambda record: records.append(record)  # type: ignore[func-returns-value]
     context = executor.context()
     other_done = threading.Event()
 
     def other() -> None:
-        wait_until(lambda: bool(kept))
-        unexpected = evolve(kept[0], sequence=1 << 40)
+        wait_until(lambda: bool(records))
+        unexpected = evolve(records[0], sequence=1 << 40)
         executor.send(executor.answer(unexpected))
         wait_until(lambda: executor.unread() == 0)  # so the main thread reads: it is the leader
         context.call(operations.FREE, 1)
@@ -306,14 +306,14 @@ def test_after_ctrl_c_in_the_leader_another_thread_leads(
     thread.start()
 
     def interrupt() -> None:
-        wait_until(lambda: len(kept) == 2)
+        wait_until(lambda: len(records) == 2)
         press_ctrl_c()
 
     interrupter = threading.Thread(target=interrupt)
     interrupter.start()
     with pytest.raises(KeyboardInterrupt):
         context.synchronize()
-    freed = next(record for record in kept if record.opcode == OPCODES["FREE"])
+    freed = next(record for record in records if record.opcode == OPCODES["FREE"])
     executor.send(executor.answer(freed))
     assert other_done.wait(10)
     thread.join(10)

@@ -261,16 +261,16 @@ def test_after_the_first_host_function_all_launches_take_the_slow_path(
     launches: Launches, counter: Counter, stream: Any, kind: str
 ) -> None:
     call = launches.familiar(*counter.on(stream))
-    heard: SimpleQueue[Any] = SimpleQueue()
+    output: SimpleQueue[Any] = SimpleQueue()
 
     def function(*arguments: Any) -> None:
-        heard.put((cuda.cuLaunchKernel(*call), last_error()))
+        output.put((cuda.cuLaunchKernel(*call), last_error()))
 
     if kind == "function":
         ok(cuda.cuLaunchHostFunc(stream, function, 0))
     else:
         ok(cuda.cuStreamAddCallback(stream, function, 0, 0))
-    answer, message = heard.get(timeout=SECONDS)
+    answer, message = output.get(timeout=SECONDS)
     assert answer == (R.CUDA_ERROR_NOT_PERMITTED,)
     assert "must not make CUDA calls" in message
     launches.reset()

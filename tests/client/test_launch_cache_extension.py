@@ -94,14 +94,14 @@ def test_an_error_of_the_slow_path_is_raised(rig: Rig) -> None:
 
 
 def test_a_launch_needs_its_context_on_top_of_the_threads_stack(plan: Rig) -> None:
-    ours = plan.context
-    stacks: list[Any] = [[], [object()], [ours, object()], (ours,), None, {0: ours}, SimpleNamespace()]
+    context = plan.context
+    stacks: list[Any] = [[], [object()], [context, object()], (context,), None, {0: context}, SimpleNamespace()]
     for stack in stacks:
         plan.threads.stack = stack
         plan.expect_miss(SIMPLE, VALUES)
     del plan.threads.stack
     plan.expect_miss(SIMPLE, VALUES)
-    plan.threads.stack = [object(), ours]
+    plan.threads.stack = [object(), context]
     plan.expect_hit(SIMPLE, VALUES)
 
 

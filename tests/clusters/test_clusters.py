@@ -40,10 +40,10 @@ def _run(program: str, daemon: Daemon) -> Any:
 
 def _check_halves(results: list[dict[str, Any]], devices: tuple[Device, ...]) -> None:
     """Check that each device has two workers, with half of it each."""
-    assert Counter(one["device"] for one in results) == {device.uuid: 2 for device in devices}
-    assert {one["sms"] for one in results} == {devices[0].multiprocessors // 2}
-    assert {one["refused"] for one in results} == {"CUDA_ERROR_OUT_OF_MEMORY"}
-    assert all(0 <= devices[0].memory_bytes / 2 - one["total"] < MIB for one in results)
+    assert Counter(entry["device"] for entry in results) == {device.uuid: 2 for device in devices}
+    assert {entry["sms"] for entry in results} == {devices[0].multiprocessors // 2}
+    assert {entry["refused"] for entry in results} == {"CUDA_ERROR_OUT_OF_MEMORY"}
+    assert all(0 <= devices[0].memory_bytes / 2 - entry["total"] < MIB for entry in results)
 
 
 @pytest.mark.long
@@ -51,7 +51,7 @@ def _check_halves(results: list[dict[str, Any]], devices: tuple[Device, ...]) ->
 def test_workers_of_dask_have_their_shares_and_give_them_back(daemon: Daemon) -> None:
     results, again = _run("dask_program.py", daemon)
     _check_halves(results, daemon.devices())
-    assert results[0]["pid"] not in {one["pid"] for one in again}
+    assert results[0]["pid"] not in {entry["pid"] for entry in again}
     _check_halves(again, daemon.devices())
 
 

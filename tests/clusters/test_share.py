@@ -92,21 +92,21 @@ def _holder(folder: Path, wanted: str) -> subprocess.Popen[str]:
 def test_parts_of_devices_are_given_out_and_come_back_with_their_processes(tmp_path: Path) -> None:
     start = partial(_holder, tmp_path)
 
-    def got(process: subprocess.Popen[str]) -> str:
+    def read_line(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
     holders = [start("0.5") for _ in range(4)]
     try:
-        assert Counter(map(got, holders)) == {"GPU-0": 2, "GPU-1": 2}
+        assert Counter(map(read_line, holders)) == {"GPU-0": 2, "GPU-1": 2}
         late = start("0.25")
         holders.append(late)
-        assert got(late) == "none of 2 GPUs has 0.25 left; fewer workers, or smaller shares, fit"
+        assert read_line(late) == "none of 2 GPUs has 0.25 left; fewer workers, or smaller shares, fit"
         holders[0].kill()
         holders[0].wait(SECONDS)
         for _ in range(2):
             holders.append(start("0.25"))
-            assert got(holders[-1]).startswith("GPU-")
+            assert read_line(holders[-1]).startswith("GPU-")
     finally:
         for holder in holders:
             holder.kill()
@@ -117,8 +117,8 @@ def test_a_process_that_takes_several_parts_keeps_each(tmp_path: Path) -> None:
     first = _holder(tmp_path, "0.6 0.6 0.6 0.4")
     try:
         assert first.stdout is not None
-        said = [first.stdout.readline().split()[0] for _ in range(4)]
-        assert said == ["GPU-0", "GPU-1", "none", "GPU-0"]
+        output = [first.stdout.readline().split()[0] for _ in range(4)]
+        assert output == ["GPU-0", "GPU-1", "none", "GPU-0"]
         assert _holder(tmp_path, "0.4").communicate(timeout=SECONDS)[0] == "GPU-1\n"
     finally:
         first.communicate(timeout=SECONDS)

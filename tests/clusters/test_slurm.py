@@ -179,10 +179,10 @@ def test_jobs_of_two_users_share_a_gpu_and_give_it_back(slurm: Slurm) -> None:
     jobs = [slurm.gpu_job(user, 50) for user in USERS]
     try:
         answers = [_answer(job) for job in jobs]
-        assert [one["uid"] for one in answers] == [pwd.getpwnam(user).pw_uid for user in USERS]
-        assert {one["sms"] for one in answers} == {device.multiprocessors // 2}
-        assert {one["refused"] for one in answers} == {"CUDA_ERROR_OUT_OF_MEMORY"}
-        assert all(0 <= device.memory_bytes / 2 - one["total"] < 1 << 20 for one in answers)
+        assert [answer["uid"] for answer in answers] == [pwd.getpwnam(user).pw_uid for user in USERS]
+        assert {answer["sms"] for answer in answers} == {device.multiprocessors // 2}
+        assert {answer["refused"] for answer in answers} == {"CUDA_ERROR_OUT_OF_MEMORY"}
+        assert all(0 <= device.memory_bytes / 2 - answer["total"] < 1 << 20 for answer in answers)
         # A job that is killed leaves nothing behind.
         subprocess.run(["scancel", "--signal=KILL", "--user", USERS[0]], env=slurm.environment, timeout=SECONDS)
         jobs[0].communicate(timeout=SECONDS)
@@ -208,14 +208,14 @@ USERS_OWN = {
 
 def test_a_users_variables_do_not_change_the_share(slurm: Slurm) -> None:
     (device,) = describe("H200")
-    said = slurm.output(USERS[0], "--gres=mps:25", "env", **USERS_OWN).splitlines()
+    lines = slurm.output(USERS[0], "--gres=mps:25", "env", **USERS_OWN).splitlines()
     memory = device.memory_bytes // (1 << 20) // 4
     assert {
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
         f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory}M",
         f"CUDA_MPS_PIPE_DIRECTORY={slurm.folder}/pipe",
         "PYMPSD_REQUIRE_MPS=1",
-    } <= set(said)
+    } <= set(lines)
     wait_until(lambda: not list((slurm.folder / "jobs").iterdir()), "the epilog", SECONDS)
     without = slurm.output(USERS[0], "env", **USERS_OWN).splitlines()
     assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/mine" in without, "no share, nothing is changed"

@@ -109,8 +109,8 @@ def job_cgroup() -> Iterator[Path]:
     folder = Path(mount, f"slurm_test{os.getpid()}", "uid_0", "job_7")
     folder.mkdir(parents=True)
     yield folder
-    for each in (folder, folder.parent, folder.parent.parent):
-        each.rmdir()
+    for entry in (folder, folder.parent, folder.parent.parent):
+        entry.rmdir()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a job's cgroup")

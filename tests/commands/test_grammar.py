@@ -57,7 +57,7 @@ def _answers() -> list[Answer | None]:
     for row in ROWS:
         decision = _decide(daemon, ROOT, row["stdin"].removesuffix("\n").encode())
         # start_server is answered when the process has started, with no output.
-        starts = any(isinstance(each, SpawnServer) for each in decision.instructions)
+        starts = any(isinstance(instruction, SpawnServer) for instruction in decision.instructions)
         answers.append(Answer() if starts else decision.answer)
         if row.get("daemon_died"):
             daemon = _fresh()

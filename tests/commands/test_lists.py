@@ -162,8 +162,8 @@ def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: 
 def test_the_list_of_commands_has_the_modules_of_both_protocols(daemon: Daemon) -> None:
     answer = _decide(daemon, Caller(1, 0), b"trac").answer
     assert answer is not None
-    meant, known = answer.diagnostic.split("the commands are ")
-    assert meant == "did you mean trace? "
+    expected, known = answer.diagnostic.split("the commands are ")
+    assert expected == "did you mean trace? "
     assert {"trace", "rules", "config"} <= {*known.split(", ")}
     assert "namespace" not in answer.diagnostic
 
@@ -190,7 +190,8 @@ def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name, each in COMMANDS.items() if each.is_query and 2 in each.protocols and not each.verb)
+    "name",
+    sorted(name for name, entry in COMMANDS.items() if entry.is_query and 2 in entry.protocols and not entry.verb),
 )
 def test_every_query_prints_json_that_is_not_logged(daemon: Daemon, name: str) -> None:
     arguments = {"get_device_pinned_mem_limit": "847 0", "get_default_device_pinned_mem_limit": "0"}.get(name, "")
@@ -250,13 +251,13 @@ def test_json_of_devices_has_how_many_more_clients_fit(daemon: Daemon) -> None:
     daemon.devices = from_toml("[[device]]\n[[device]]\n[[device]]\ncompute_capability = '6.0'\n")
     clients = daemon.servers[1].clients
     clients[2].limits = LimitsInForce(100.0, 0, {}, {}, connections=16)
-    found = json.loads(_printed(daemon, b"get_device_client_list --json"))
-    assert [(row["server"], row["ordinal"], len(row["contexts"])) for row in found] == [
+    document = json.loads(_printed(daemon, b"get_device_client_list --json"))
+    assert [(row["server"], row["ordinal"], len(row["contexts"])) for row in document] == [
         (847, 0, 2),
         (847, 1, 1),
         (847, 2, 0),
     ]
-    assert [(row["max_clients"], row["free_clients"]) for row in found] == [(60, 58), (60, 44), (16, 16)]
+    assert [(row["max_clients"], row["free_clients"]) for row in document] == [(60, 58), (60, 44), (16, 16)]
     assert _printed(daemon, b"get_device_client_list").count("[") == 2, "the devices in use"
 
 

@@ -19,15 +19,15 @@ TEXTS = {"usage": usage("pympsd"), "manual page": man_page().replace("\\-", "-")
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_every_variable_the_daemon_reads_is_there(text: str) -> None:
-    read = {each.name for each in VARIABLES if Reader.DAEMON in each.readers}
+    read = {entry.name for entry in VARIABLES if Reader.DAEMON in entry.readers}
     assert read - set(NAME.findall(text)) == set()
 
 
 def test_every_variable_is_in_its_table_and_in_the_manual_pages() -> None:
     assert settings_table() in (ROOT / "docs/settings.md").read_text()
-    assert {each.name for each in VARIABLES} - set(NAME.findall(TEXTS["manual page"])) == set()
+    assert {entry.name for entry in VARIABLES} - set(NAME.findall(TEXTS["manual page"])) == set()
     page = (ROOT / "docs/man/pympsd-smi.1").read_text()
-    assert {each.name for each in VARIABLES if Reader.SMI in each.readers} - set(NAME.findall(page)) == set()
+    assert {entry.name for entry in VARIABLES if Reader.SMI in entry.readers} - set(NAME.findall(page)) == set()
     assert EXPLAIN in (ROOT / "docs/man/pympsd-run.1").read_text()
 
 

@@ -35,8 +35,8 @@ def daemon() -> Daemon:
 def _give(daemon: Daemon, line: str) -> tuple[str, str, list[do.Instruction]]:
     """Return what a command prints, its line on standard error, and what is done otherwise."""
     done = handle(daemon, OperatorLine(1, 0, parse(line.encode(), 2)), answer_line)
-    answers = [each.answer for each in done if isinstance(each, do.Reply)]
-    notes = [each.text for each in done if isinstance(each, do.Note)]
+    answers = [client.answer for client in done if isinstance(client, do.Reply)]
+    notes = [entry.text for entry in done if isinstance(entry, do.Note)]
     others = [each for each in done if not isinstance(each, do.Reply | do.Note | do.Log | do.SetTimer)]
     printed = "".join(answer.printed for answer in answers)
     return printed, "\n".join([*notes, *(answer.diagnostic for answer in answers if answer.diagnostic)]), others
@@ -54,9 +54,9 @@ def _give(daemon: Daemon, line: str) -> tuple[str, str, list[do.Instruction]]:
 @pytest.mark.parametrize("form", MISREAD)
 def test_a_misread_pid_is_refused(daemon: Daemon, command: str, form: str) -> None:
     word = form.format(907 if command == "terminate_client 847 {}" else 847)
-    printed, said, others = _give(daemon, command.format(word))
+    printed, output, others = _give(daemon, command.format(word))
     assert (printed, others) == ("", [])
-    assert "is not a PID" in said
+    assert "is not a PID" in output
 
 
 @pytest.mark.parametrize("word", ["847", "00847"])
@@ -74,9 +74,9 @@ def test_what_begins_with_no_number_is_0(daemon: Daemon, word: str) -> None:
     ["99999999999", "4294967295", "2147483647x", "-1", "-0", "+5", "0x10", "1e3", "0.5", "5x", "5,6", "9" * 5000],
 )
 def test_a_server_is_not_started_for_another_user(daemon: Daemon, word: str) -> None:
-    printed, said, others = _give(daemon, f"start_server -uid {word}")
+    printed, output, others = _give(daemon, f"start_server -uid {word}")
     assert (printed, others, daemon.queue.entries) == ("", [], [])
-    assert said.endswith(" is not a user id; a number from 0 to 4294967294 is")
+    assert output.endswith(" is not a user id; a number from 0 to 4294967294 is")
 
 
 @pytest.mark.parametrize("uid", [0, 2147483647, 2147483648, 4294967294])
@@ -88,9 +88,9 @@ def test_every_user_can_have_a_server(daemon: Daemon, uid: int) -> None:
 
 @pytest.mark.parametrize("word", ["1x", "0x1", "01", "+1", "1.0", "-0"])
 def test_a_priority_that_is_misread_is_refused(daemon: Daemon, word: str) -> None:
-    printed, said, _ = _give(daemon, f"set_default_client_priority {word}")
+    printed, output, _ = _give(daemon, f"set_default_client_priority {word}")
     assert printed == ""
-    assert said == f"a client priority is 0 (normal) or 1 (below normal), not {word!r}"
+    assert output == f"a client priority is 0 (normal) or 1 (below normal), not {word!r}"
     assert daemon.defaults.client_priority.level == 0
 
 
@@ -131,6 +131,6 @@ def test_a_refused_command_has_its_own_reason(daemon: Daemon) -> None:
     [("ps --jsn", "--json"), ("device_query --cvs", "--csv"), ("get_server_list --JSON", "--json"), ("ps --zzz", "")],
 )
 def test_the_option_of_a_query_that_was_meant_is_suggested(daemon: Daemon, line: str, meant: str) -> None:
-    said = _give(daemon, line)[1]
-    assert (f" is not understood (did you mean {meant}?); usage: " in said) == bool(meant)
-    assert "is not understood" in said
+    output = _give(daemon, line)[1]
+    assert (f" is not understood (did you mean {meant}?); usage: " in output) == bool(meant)
+    assert "is not understood" in output

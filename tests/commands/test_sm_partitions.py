@@ -45,7 +45,7 @@ def daemon() -> Daemon:
 
 def _ask(daemon: Daemon, line: str, uid: int = 0) -> Answer:
     decision = decide_line(daemon, Caller(1, uid), parse(line.encode(), daemon.options.protocol))
-    replies = [each.answer for each in decision.instructions if isinstance(each, Reply)]
+    replies = [instruction.answer for instruction in decision.instructions if isinstance(instruction, Reply)]
     answers = [answer for answer in (decision.answer, *replies) if answer is not None]
     assert len(answers) == 1
     return answers[0]
@@ -133,7 +133,7 @@ def test_devices_are_followed_by_their_partitions_and_named_as_far_as_they_diffe
         (daemon.devices[1].uuid[:length], ids[0].partition("/")[2]),
         (daemon.devices[1].uuid[:length], ids[2].partition("/")[2]),
     ]
-    assert len({one.partition("/")[2] for one in ids}) == 3
+    assert len({line.partition("/")[2] for line in ids}) == 3
 
 
 def test_the_same_chunks_have_the_same_id(daemon: Daemon) -> None:
@@ -280,11 +280,11 @@ def test_driver_580_does_not_have_the_commands() -> None:
 
 def test_protocol_3_names_its_own_commands() -> None:
     daemon = Daemon(DaemonOptions(0, protocol=3), describe("H200"))
-    said = "sm_partition is a command of protocol 2; this daemon speaks 3: sm-partition"
+    text = "sm_partition is a command of protocol 2; this daemon speaks 3: sm-partition"
     assert _ask(daemon, "sm_partition add 0 1") == Answer(
-        diagnostic=f"{said} create P --server=NAME --device=UUID --chunks=N", refused=True
+        diagnostic=f"{text} create P --server=NAME --device=UUID --chunks=N", refused=True
     )
-    assert _ask(daemon, "sm_partition rm 0 x").diagnostic == f"{said} delete P --server=NAME --device=UUID"
+    assert _ask(daemon, "sm_partition rm 0 x").diagnostic == f"{text} delete P --server=NAME --device=UUID"
 
 
 def test_the_json_of_lspart_has_a_row_for_each_line(daemon: Daemon) -> None:

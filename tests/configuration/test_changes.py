@@ -43,10 +43,10 @@ def _texts(plan: Plan, state: State, **how: bool) -> list[str]:
     return [change.text for change in changes(plan, state, **how)]
 
 
-def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, NamedServer]:
+def _done(servers: dict[str, NamedServer], changes: list[Change]) -> dict[str, NamedServer]:
     """Carry changes out on a state of no processes."""
     servers = dict(servers)
-    for change in made:
+    for change in changes:
         match change:
             case CreateServer(plan, uid):
                 server = servers[plan.name] = NamedServer(
@@ -91,8 +91,8 @@ def test_a_missing_server_is_made() -> None:
 
 def test_what_differs_is_set_and_said() -> None:
     state = State({"a": NamedServer("a", 0, {"default": Namespace("default"), "hi": Namespace("hi", HALF)})}, HERE)
-    wanted = Limits(percentages(30.0), FOUR, ClientPriority(1))
-    (change,) = changes(_plan(ServerPlan("a", None, None, {"hi": wanted})), state)
+    expected = Limits(percentages(30.0), FOUR, ClientPriority(1))
+    (change,) = changes(_plan(ServerPlan("a", None, None, {"hi": expected})), state)
     assert change.text == (
         "set namespace 'a/hi': pinned-memory-limit unlimited -> 4G, active-thread-percentage 50.00 -> 30.00, "
         "client-priority 0 -> 1"
@@ -107,9 +107,9 @@ def test_what_differs_is_set_and_said() -> None:
 
 def test_what_is_set_of_a_whole_server() -> None:
     state = State({"a": NamedServer("a", 0, maximum=Limits(percentages(50.0)))}, HERE)
-    wanted = Limits(percentages(30.0), FOUR)
-    (change,) = changes(_plan(ServerPlan("a", maximum=wanted, contains_partitions=True)), state)
-    assert change == SetServer("a", wanted, True, change.differences)
+    expected = Limits(percentages(30.0), FOUR)
+    (change,) = changes(_plan(ServerPlan("a", maximum=expected, contains_partitions=True)), state)
+    assert change == SetServer("a", expected, True, change.differences)
     assert change.text == (
         "set server 'a': max-pinned-memory-limit unlimited -> 4G, max-active-thread-percentage 50.00 -> 30.00, "
         "contain server -> partition"
@@ -149,14 +149,14 @@ def test_what_a_server_keeps_is_said() -> None:
     ):
         found = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
         assert [type(each) for each in found] == [Impossible]
-        assert [each.text for each in found] == [text]
+        assert [entry.text for entry in found] == [text]
     assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []
     every = State({"a": NamedServer("a", 0)}, HERE)
     assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []
 
 
 def test_which_rules_and_limits_of_cgroups_change_is_said() -> None:
-    def said(before: int, *others: int, after: int) -> str:
+    def describe_changes(before: int, *others: int, after: int) -> str:
         rules = [Rule(number, f"r{number}") for number in range(1, 9)]
         given = {number: CgroupLimit(PinnedMemory(number)) for number in range(1, 9)}
         changed = [evolve(rule, name="new") if rule.number in others else rule for rule in rules]
@@ -167,17 +167,17 @@ def test_which_rules_and_limits_of_cgroups_change_is_said() -> None:
         }
         return "\n".join(_texts(Plan(rules=tuple(changed[:after]), cgroups=limits), state))
 
-    assert said(2, 2, after=2) == (
+    assert describe_changes(2, 2, after=2) == (
         "set rules: 2 rules -> 2 rules (changed: 2 ('new'))\nset limits of 2 cgroups -> 2 cgroups (changed: /c2)"
     )
-    assert said(3, after=2) == (
+    assert describe_changes(3, after=2) == (
         "set rules: 3 rules -> 2 rules (changed: 3 ('r3'))\nset limits of 3 cgroups -> 2 cgroups (changed: /c3)"
     )
-    assert said(1, after=6) == (
+    assert describe_changes(1, after=6) == (
         "set rules: 1 rule -> 6 rules (changed: 2 ('r2'), 3 ('r3'), 4 ('r4') and 2 more)\n"
         "set limits of 1 cgroup -> 6 cgroups (changed: /c2, /c3, /c4 and 2 more)"
     )
-    assert said(2, after=0) == "set rules: 2 rules -> no rules\nset limits of 2 cgroups -> no cgroups"
+    assert describe_changes(2, after=0) == "set rules: 2 rules -> no rules\nset limits of 2 cgroups -> no cgroups"
 
 
 NAMES = st.sampled_from(["a", "b_2", "uid_7"])
@@ -196,7 +196,7 @@ LIMITS = st.builds(
 PARTITION_LISTS = st.lists(
     st.builds(PartitionPlan, st.sampled_from("pq"), st.integers(0, 1), st.integers(1, 2), st.just(False)),
     max_size=2,
-    unique_by=lambda one: (one.name, one.device),
+    unique_by=lambda entry: (entry.name, entry.device),
 ).map(tuple)
 SERVERS = st.builds(
     lambda name, uid, devices, namespaces, partitions, maximum, contains: ServerPlan(
@@ -204,7 +204,7 @@ SERVERS = st.builds(
         7 if name == "uid_7" else uid,
         devices,
         namespaces,
-        partitions=tuple(one for one in partitions if devices is None or one.device in devices),
+        partitions=tuple(partition for partition in partitions if devices is None or partition.device in devices),
         maximum=maximum,
         contains_partitions=contains,
     ),

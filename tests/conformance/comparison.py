@@ -23,28 +23,28 @@ class Comparison:
         ``repeated`` are those that were given again and again until their answer was there.
         """
         name = step["do"]
-        theirs = logs.without_vendors_only(logs.entries(step.get("lines", [])))
+        entries = logs.without_vendors_only(logs.entries(step.get("lines", [])))
         if name == "server.log":
-            theirs = logs.without_garbage(theirs)
+            entries = logs.without_garbage(entries)
         ours = logs.without_repeated(logs.entries(lines), repeated)
         if step.get("either"):
             # What only the vendor's server writes is there, for it is that.
             ours = logs.without_vendors_only(ours)
         if step.get("either") and name == "server.log":
-            ours, theirs = logs.without_refusals(logs.without_garbage(ours)), logs.without_refusals(theirs)
+            ours, entries = logs.without_refusals(logs.without_garbage(ours)), logs.without_refusals(entries)
             step = {**step, "lacks": [text for text in step.get("lacks", []) if not logs.is_of_refusal(text)]}
         if step.get("some"):
-            return "\n".join(self._not_met(name, logs.without_nameless(theirs), ours))
-        theirs, unmet = _struck_out(theirs, step.get("lacks", []), str.__eq__)
+            return "\n".join(self._not_met(name, logs.without_nameless(entries), ours))
+        entries, unmet = _struck_out(entries, step.get("lacks", []), str.__eq__)
         ours, more = _struck_out(ours, step.get("adds", []), self.known.agrees)
         voices = logs.VOICES[name]
-        expected = voices(theirs)
+        expected = voices(entries)
         given = voices(ours)
         if name == "control.log":
             shown = [self.known.original(command) for command in commands]
             expected["operators"] = logs.without_unshown(expected["operators"], shown)
         else:
-            given = {self._voice(voice): said for voice, said in given.items()}
+            given = {self._voice(voice): output for voice, output in given.items()}
         wrong = unmet + more
         for voice in sorted(expected.keys() | given.keys()):
             recorded, said = expected.get(voice, []), given.get(voice, [])
@@ -57,23 +57,23 @@ class Comparison:
 
     def _reordered(self, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[logs.Entry]:
         """Bring recorded lines into the order that ours have."""
-        waiting, found = list(recorded), []
+        waiting, result = list(recorded), []
         for entry in ours:
             same = next((each for each in waiting if self.known.agrees(each.text, entry.text)), None)
             if same is not None:
                 waiting.remove(same)
-                found.append(same)
-        return found + waiting
+                result.append(same)
+        return result + waiting
 
     def _not_met(self, name: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
         """Return the recorded lines of a partly shown log that ours lacks, or has in another order."""
         given = logs.VOICES[name](ours)
         wrong: list[str] = []
-        for voice, said in sorted(logs.VOICES[name](recorded).items()):
+        for voice, output in sorted(logs.VOICES[name](recorded).items()):
             known = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
             # A client that only this log names may be any that is not known yet.
-            strangers = [each for each in given if each.isdecimal() and int(each) not in self.known.theirs]
-            missing = [self._missing(said, given[each]) for each in ([known] if known else strangers)]
+            strangers = [entry for entry in given if entry.isdecimal() and int(entry) not in self.known.theirs]
+            missing = [self._missing(output, given[each]) for each in ([known] if known else strangers)]
             wrong += min(missing, key=len, default=[f"no client of ours is left for {voice}"])
         return wrong
 

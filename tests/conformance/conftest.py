@@ -34,7 +34,7 @@ def _orphans_are_adopted() -> Iterator[None]:
 @pytest.fixture
 def make_daemon() -> Iterator[Callable[..., ReplayDaemon]]:
     """Make daemons, each in a folder of its own that every user can reach, on a recorded machine."""
-    made: list[ReplayDaemon] = []
+    replay_daemons: list[ReplayDaemon] = []
 
     def make(machine: str = "one-h200", uid: int = 0, **settings: str) -> ReplayDaemon:
         directory = Path(tempfile.mkdtemp(prefix="pympsd-replay-"))
@@ -47,10 +47,10 @@ def make_daemon() -> Iterator[Callable[..., ReplayDaemon]]:
             shutil.chown(directory / name, uid, uid)
         environment = {**this_machine.settings(machine, directory / "machine.toml"), "PYMPSD_LOG_DIALECT": "r580"}
         environment |= {name: value.replace("{directory}", str(directory)) for name, value in settings.items()}
-        made.append(ReplayDaemon(directory, environment, uid))
-        return made[-1]
+        replay_daemons.append(ReplayDaemon(directory, environment, uid))
+        return replay_daemons[-1]
 
     yield make
-    for daemon in made:
+    for daemon in replay_daemons:
         daemon.stop()
         shutil.rmtree(daemon.directory)

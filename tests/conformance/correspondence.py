@@ -26,36 +26,36 @@ class Correspondence:
     def agrees(self, recorded: str, ours: str) -> bool:
         """Whether our text is the recorded one, PIDs mapped; what it reports of new PIDs is kept when it is."""
         pattern, pids = self._pattern(recorded)
-        found = re.fullmatch(pattern, ours, re.DOTALL)
-        if found is None:
+        match = re.fullmatch(pattern, ours, re.DOTALL)
+        if match is None:
             return False
         before = dict(self.ours), dict(self.theirs)
-        for pid, said in zip(pids, found.groups(), strict=True):
-            if not self.bind(pid, int(said)):
+        for pid, output in zip(pids, match.groups(), strict=True):
+            if not self.bind(pid, int(output)):
                 self.ours, self.theirs = before
                 return False
         return True
 
     def translated(self, text: str) -> str:
         """Return a recorded command with our PIDs; what is not known yet stays."""
-        return NUMBER.sub(lambda found: f"{self.ours.get(int(found[1]), found[1])}{found[2]}", text)
+        return NUMBER.sub(lambda result: f"{self.ours.get(int(result[1]), result[1])}{result[2]}", text)
 
     def original(self, text: str) -> str:
         """Return a command of ours with the recorded PIDs."""
-        return NUMBER.sub(lambda found: f"{self.theirs.get(int(found[1]), found[1])}{found[2]}", text)
+        return NUMBER.sub(lambda result: f"{self.theirs.get(int(result[1]), result[1])}{result[2]}", text)
 
     def _pattern(self, recorded: str) -> tuple[str, list[int]]:
         for word, ours in self.words.items():
             recorded = recorded.replace(word, ours)
         pids: list[int] = []
         pattern, end = "", 0
-        for found in NUMBER.finditer(recorded):
-            if int(found[1]) not in self.recorded:
+        for result in NUMBER.finditer(recorded):
+            if int(result[1]) not in self.recorded:
                 continue
-            pids.append(int(found[1]))
-            pattern += re.escape(recorded[end : found.start()])
+            pids.append(int(result[1]))
+            pattern += re.escape(recorded[end : result.start()])
             # A column keeps its width, whatever the number's.
-            width = len(found[0])
-            pattern += rf"(?=[0-9 ]{{{width}}}(?! ))([0-9]+) *" if len(found[2]) > 1 else rf"([0-9]+){found[2]}"
-            end = found.end()
+            width = len(result[0])
+            pattern += rf"(?=[0-9 ]{{{width}}}(?! ))([0-9]+) *" if len(result[2]) > 1 else rf"([0-9]+){result[2]}"
+            end = result.end()
         return pattern + re.escape(recorded[end:]), pids

@@ -61,22 +61,22 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 
 def _step(line: str) -> dict[str, Any]:
-    if found := RUN.fullmatch(line):
-        stdin = (found["stdin"] or "").replace("\\n", "\n")
-        arguments = (found["arguments"] or "").split()
+    if match := RUN.fullmatch(line):
+        stdin = (match["stdin"] or "").replace("\\n", "\n")
+        arguments = (match["arguments"] or "").split()
         return {
             "do": "run",
             "stdin": stdin,
             "arguments": arguments,
-            "uid": int(found["uid"] or 0),
-            "status": found["rc"] if found["rc"] == "timeout" else int(found["rc"]),
+            "uid": int(match["uid"] or 0),
+            "status": match["rc"] if match["rc"] == "timeout" else int(match["rc"]),
         }
-    if found := CLIENT.fullmatch(line):
+    if match := CLIENT.fullmatch(line):
         return {
             "do": "client",
-            "pid": int(found["pid"]),
-            "step": found["step"],
-            "result": TIMES.sub("", found["result"]),
+            "pid": int(match["pid"]),
+            "step": match["step"],
+            "result": TIMES.sub("", match["result"]),
         }
     for name in ("control.log", "server.log"):
         if line.startswith(f"-- {name}"):
@@ -114,11 +114,11 @@ def reviewed(steps: list[dict[str, Any]], review: dict[str, Any]) -> list[dict[s
 
 def numbers(text: str) -> list[int]:
     """Read ``3, 7-9``."""
-    found: list[int] = []
+    result: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+        result += range(int(first), int(last or first) + 1)
+    return result
 
 
 def table(name: str) -> str:

@@ -50,19 +50,19 @@ class Entry:
 
 def entries(lines: list[str]) -> list[Entry]:
     """Read a log's lines."""
-    found: list[Entry] = []
+    entries: list[Entry] = []
     for line in lines:
         stamp = STAMP.fullmatch(line)
         if stamp is not None:
-            found.append(Entry(stamp["source"], int(stamp["pid"]), stamp["text"]))
-        elif found:
-            found[-1] = Entry(found[-1].source, found[-1].pid, f"{found[-1].text}\n{line}")
-    return found
+            entries.append(Entry(stamp["source"], int(stamp["pid"]), stamp["text"]))
+        elif entries:
+            entries[-1] = Entry(entries[-1].source, entries[-1].pid, f"{entries[-1].text}\n{line}")
+    return entries
 
 
 def without_vendors_only(recorded: list[Entry]) -> list[Entry]:
     """Leave out what only the vendor's daemon writes: lines of VENDORS_ONLY, and the rounds of its polling."""
-    kept: list[Entry] = []
+    entries: list[Entry] = []
     polled = False
     for entry in recorded:
         if POLLED.match(entry.text):
@@ -72,8 +72,8 @@ def without_vendors_only(recorded: list[Entry]) -> list[Entry]:
             polled = False
             continue
         if not entry.text.startswith(tuple(VENDORS_ONLY)):
-            kept.append(entry)
-    return kept
+            entries.append(entry)
+    return entries
 
 
 def control_voices(log: list[Entry]) -> dict[str, list[Entry]]:
@@ -93,8 +93,8 @@ def server_voices(log: list[Entry]) -> dict[str, list[Entry]]:
     voice = "server"
     log = _without_repeated_queries(log)
     for entry in log:
-        if found := CLIENTS.search(entry.text):
-            voice = found[1] or found[2]
+        if match := CLIENTS.search(entry.text):
+            voice = match[1] or match[2]
         elif not entry.text.endswith("is associated"):
             voice = "server"
         voices[voice].append(entry)
@@ -107,13 +107,13 @@ VOICES: Final = {"control.log": control_voices, "server.log": server_voices}
 def _without_repeated_queries(log: list[Entry]) -> list[Entry]:
     """Leave out a refusal to shut down that follows another: the vendor's daemon asks as often as it polls."""
     refusal = list(REFUSAL)
-    kept: list[Entry] = []
+    entries: list[Entry] = []
     for entry in log:
-        kept.append(entry)
-        texts = [each.text[: len(begins)] for each, begins in zip(kept[-4:], refusal * 2, strict=False)]
-        if texts == refusal * 2 and kept[-1].text == kept[-3].text:
-            del kept[-2:]
-    return kept
+        entries.append(entry)
+        texts = [entry.text[: len(begins)] for entry, begins in zip(entries[-4:], refusal * 2, strict=False)]
+        if texts == refusal * 2 and entries[-1].text == entries[-3].text:
+            del entries[-2:]
+    return entries
 
 
 def with_workers_first(log: list[Entry]) -> list[Entry]:
@@ -145,13 +145,13 @@ def is_of_refusal(text: str) -> bool:
 
 def without_refusals(log: list[Entry]) -> list[Entry]:
     """Leave out that a server was asked to end and refused: the vendor's daemon asks again and again, ours seldom."""
-    kept: list[Entry] = []
+    entries: list[Entry] = []
     for entry in log:
-        if kept and kept[-1].text == REFUSAL[0] and entry.text.startswith(REFUSAL[1]):
-            del kept[-1]
+        if entries and entries[-1].text == REFUSAL[0] and entry.text.startswith(REFUSAL[1]):
+            del entries[-1]
         else:
-            kept.append(entry)
-    return kept
+            entries.append(entry)
+    return entries
 
 
 def without_nameless(recorded: list[Entry]) -> list[Entry]:
@@ -164,30 +164,30 @@ def without_nameless(recorded: list[Entry]) -> list[Entry]:
 def without_unshown(recorded: list[Entry], commands: list[str]) -> list[Entry]:
     """Leave out the operators that the recorder ran without showing them: it polled get_server_list and ps."""
     waiting = list(commands)
-    kept: list[Entry] = []
+    entries: list[Entry] = []
     session: list[Entry] = []
     for entry in recorded:
         session.append(entry)
         if entry.text == "UI closed":
-            kept += session if _shown(session, waiting) else []
+            entries += session if _shown(session, waiting) else []
             session = []
-    return kept + session
+    return entries + session
 
 
-def without_repeated(ours: list[Entry], repeated: list[str]) -> list[Entry]:
+def without_repeated(entries: list[Entry], repeated: list[str]) -> list[Entry]:
     """Leave out, in our log, the operators that asked again until what they waited for was there."""
     waiting = list(repeated)
     kept: list[Entry] = []
     session: list[Entry] = []
-    for entry in ours:
+    for entry in entries:
         if OWN.match(entry.text) or CLIENT_LINES.match(entry.text):
             kept.append(entry)  # another voice's
             continue
         session.append(entry)
         if entry.text == "UI closed":
-            said = "".join(each.text.removeprefix("Cmd:") for each in session if each.text.startswith("Cmd:"))
-            if said in waiting:
-                waiting.remove(said)
+            output = "".join(entry.text.removeprefix("Cmd:") for entry in session if entry.text.startswith("Cmd:"))
+            if output in waiting:
+                waiting.remove(output)
             else:
                 kept += session
             session = []
@@ -195,8 +195,8 @@ def without_repeated(ours: list[Entry], repeated: list[str]) -> list[Entry]:
 
 
 def _shown(session: list[Entry], waiting: list[str]) -> bool:
-    said = [entry.text.removeprefix("Cmd:") for entry in session if entry.text.startswith("Cmd:")]
-    if waiting[: len(said)] == said:
-        del waiting[: len(said)]
+    output = [entry.text.removeprefix("Cmd:") for entry in session if entry.text.startswith("Cmd:")]
+    if waiting[: len(output)] == output:
+        del waiting[: len(output)]
         return True
-    return any(not text.startswith(("get_server_list", "ps")) for text in said)
+    return any(not text.startswith(("get_server_list", "ps")) for text in output)

@@ -76,8 +76,8 @@ def _instead(step: dict[str, Any]) -> dict[str, Any]:
     """Return a step with what ours does in place of what is recorded."""
     if "ours" not in step:
         return step
-    said = "result" if step["do"] == "client" else "stdout"
-    return step | {said: step["ours"], "status": step.get("ours_status", step.get("status"))}
+    output = "result" if step["do"] == "client" else "stdout"
+    return step | {output: step["ours"], "status": step.get("ours_status", step.get("status"))}
 
 
 @define
@@ -110,15 +110,15 @@ class Replay:
             return ""
         kinds = {"run": self._run, "client": self._client, "listing": self._listing}
         differs = self._log if step["do"].endswith(".log") else kinds[step["do"]]
-        said = differs(step)
-        wrong = said({name: value for name, value in step.items() if name not in DECISIONS})
+        output = differs(step)
+        wrong = output({name: value for name, value in step.items() if name not in DECISIONS})
         if step["mark"] != "different":
             return wrong
         if not wrong and step.get("either"):
             return ""
         if not wrong:
             return "equal now: the mark is not needed any more"
-        return said(_instead(step)) if DECISIONS & step.keys() else ""
+        return output(_instead(step)) if DECISIONS & step.keys() else ""
 
     # --- what the recorder did without showing it
 
@@ -131,8 +131,8 @@ class Replay:
         elif verb == "kill-server":
             server = self.known.ours[int(rest)]
             os.kill(server, signal.SIGKILL)
-            said = f"Server {server} exited"
-            wait_until(lambda: any(line.startswith(said) for line in self.daemon(0).log()), said)
+            message = f"Server {server} exited"
+            wait_until(lambda: any(line.startswith(message) for line in self.daemon(0).log()), message)
         elif verb == "reap":
             # Its server is gone, or it was not a client: its end is not logged.
             self.clients.pop(int(rest)).end()
@@ -189,8 +189,8 @@ class Replay:
 
     def _end(self, client: ClientProcess, number: int = 0) -> None:
         client.end(number)
-        said = f"Client process {client.pid} disconnected"
-        wait_until(lambda: said in self.daemon(0).log("server.log"), "the client's end in server.log")
+        text = f"Client process {client.pid} disconnected"
+        wait_until(lambda: text in self.daemon(0).log("server.log"), "the client's end in server.log")
 
     # --- the steps
 
@@ -346,7 +346,7 @@ class Replay:
         if name == "control.log":
             self.commands[at] = []
             self.repeated.clear()
-        return lambda wanted: self._compared.of_log(wanted, lines[start:], commands, repeated)
+        return lambda expected: self._compared.of_log(expected, lines[start:], commands, repeated)
 
     def close(self) -> None:
         """End every client and command of the replay."""

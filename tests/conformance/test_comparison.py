@@ -21,12 +21,12 @@ def _log(pid: int, *texts: str) -> list[str]:
 
 def _wrong(ours: list[str], **decided: Any) -> str:
     step = {"do": "server.log", "lines": _log(SERVER, *LINES), **decided}
-    known = Correspondence(frozenset({1, 2, SERVER}))
+    correspondence = Correspondence(frozenset({1, 2, SERVER}))
     if "some" not in decided:
         # The clients that the steps name are known, those of a log of which some lines are shown may not be.
-        assert known.bind(1, 11)
-        assert known.bind(2, 12)
-    return Comparison(known).of_log(step, ours, [], [])
+        assert correspondence.bind(1, 11)
+        assert correspondence.bind(2, 12)
+    return Comparison(correspondence).of_log(step, ours, [], [])
 
 
 def test_the_same_story_of_other_processes_is_equal() -> None:
@@ -81,7 +81,7 @@ def test_two_threads_of_the_drivers_server_may_speak_in_either_order() -> None:
     )
     step = {"do": "server.log", "lines": _log(SERVER, client, worker)}
     for either, wrong in ((True, False), (False, True)):
-        known = Correspondence(frozenset({1, SERVER}))
-        assert known.bind(1, 11)
+        correspondence = Correspondence(frozenset({1, SERVER}))
+        assert correspondence.bind(1, 11)
         ours = _log(500, worker.replace("PID: 1,", "PID: 11,"), client.replace("PID: 1,", "PID: 11,"))
-        assert bool(Comparison(known).of_log({**step, "either": either}, ours, [], [])) is wrong
+        assert bool(Comparison(correspondence).of_log({**step, "either": either}, ours, [], [])) is wrong

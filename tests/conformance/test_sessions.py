@@ -56,8 +56,8 @@ def _recorded_pids(steps: list[dict[str, Any]]) -> frozenset[int]:
 def _mentioned(steps: list[dict[str, Any]]) -> set[int]:
     # The PIDs that the vendor prints for the client of a request are uninitialised memory.
     lines = [line for step in steps for line in step.get("lines", []) if logs.GARBAGE not in line]
-    found = [logs.ALSO.match(line.partition("] ")[2]) or logs.CLIENTS.search(line) for line in lines]
-    return {int(each[1] or each[2]) for each in found if each}
+    match = [logs.ALSO.match(line.partition("] ")[2]) or logs.CLIENTS.search(line) for line in lines]
+    return {int(entry[1] or entry[2]) for entry in match if entry}
 
 
 @pytest.mark.long(but=SHORT)
@@ -70,18 +70,18 @@ def test_a_session_goes_as_recorded(
     recording = (extract.HERE / "recorded" / f"{name}.txt").read_text("utf-8", "surrogateescape")
     whole = extract.parsed(recording)
     # Where ours starts a process for which the recording has none, the plan gives it a PID to be called by.
-    known = Correspondence(_recorded_pids(whole) | frozenset(plan.get("more_pids", [])))
-    replay = Replay(plan, make_daemon, known)
-    known.words |= {"./client": f"{sys.executable} {this_machine.CLIENT}"}
-    known.words |= {NAMESPACE: str(os.stat("/proc/self/ns/pid").st_ino)}
-    known.words |= this_machine.names()
+    correspondence = Correspondence(_recorded_pids(whole) | frozenset(plan.get("more_pids", [])))
+    replay = Replay(plan, make_daemon, correspondence)
+    correspondence.words |= {"./client": f"{sys.executable} {this_machine.CLIENT}"}
+    correspondence.words |= {NAMESPACE: str(os.stat("/proc/self/ns/pid").st_ino)}
+    correspondence.words |= this_machine.names()
     failed = []
     try:
         for step in TABLES[name]["steps"][plan["first"] - 1 : plan["last"]]:
             step = this_machine.played(name, {**whole[step["number"] - 1], **step})
             directory = replay.daemon(step.get("at", 0)).directory
-            known.words |= {"$PIPE": str(directory / "pipe"), "$LOG": str(directory / "log")}
-            known.words |= {"$DIRECTORY": str(directory)}
+            correspondence.words |= {"$PIPE": str(directory / "pipe"), "$LOG": str(directory / "log")}
+            correspondence.words |= {"$DIRECTORY": str(directory)}
             wrong = replay.play(step)
             failed += [f"step {step['number']}: {wrong}"] if wrong else []
     finally:

@@ -60,13 +60,13 @@ def names() -> dict[str, str]:
     """Return recorded names and those of this machine's GPUs for them."""
     if not on_gpu():
         return {}
-    found = {f"count CUDA_SUCCESS {len(RECORDED['four-h200'])}": f"count CUDA_SUCCESS {len(gpus())}"}
+    result = {f"count CUDA_SUCCESS {len(RECORDED['four-h200'])}": f"count CUDA_SUCCESS {len(gpus())}"}
     for recorded in RECORDED.values():
         for ordinal, (old, new) in enumerate(zip(recorded, gpus(), strict=False)):
             uuid = devices.uuid_text(ordinal) if LEADS and rehearses() else new.uuid
-            found |= {old["uuid"]: uuid, **{old["uuid"][:length]: uuid[:length] for length in SHORT}}
-            found |= {old["uuid"][PREFIX:]: uuid[PREFIX:], old["pci"]: new.pci, "NVIDIA H200": new.name}
-    return found
+            result |= {old["uuid"]: uuid, **{old["uuid"][:length]: uuid[:length] for length in SHORT}}
+            result |= {old["uuid"][PREFIX:]: uuid[PREFIX:], old["pci"]: new.pci, "NVIDIA H200": new.name}
+    return result
 
 
 def as_here(text: str) -> str:
@@ -79,9 +79,9 @@ def as_here(text: str) -> str:
 def played(session: str, step: dict[str, Any]) -> dict[str, Any]:
     """Return a step as it is played here."""
     for table in ("on_gpu.toml",) * on_gpu() + ("on_vendor.toml",) * LEADS:
-        for each in tomllib.loads((HERE / table).read_text()).get("step", []):
-            if (each["session"], each["number"]) == (session, step["number"]):
-                more = {key: value for key, value in each.items() if key not in ("session", "reason")}
+        for entry in tomllib.loads((HERE / table).read_text()).get("step", []):
+            if (entry["session"], entry["number"]) == (session, step["number"]):
+                more = {key: value for key, value in entry.items() if key not in ("session", "reason")}
                 lists = {key: step.get(key, []) + value for key, value in more.items() if key in ("lacks", "adds")}
                 step = {**step, **more, **lists}
     return {**step, "either": True} if LEADS else step

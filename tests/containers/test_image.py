@@ -59,9 +59,9 @@ def test_under_the_vendors_names_clients_have_their_own_limits(podman: Podman, v
         assert daemon.say("get_server_list") == ""
         quarter = podman.client(mount, "--env=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25")
         half = podman.client(mount, "--env=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50")
-        with quarter as one, half as other:
-            assert [client.connect().do("sm") for client in (one, other)] == list(SMS.values())
-            assert [client.do("add").split()[0] for client in (one, other)] == ["CUDA_SUCCESS"] * 2
+        with quarter as first, half as second:
+            assert [client.connect().do("sm") for client in (first, second)] == list(SMS.values())
+            assert [client.do("add").split()[0] for client in (first, second)] == ["CUDA_SUCCESS"] * 2
             (server,) = daemon.say("get_server_list").split()
             assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
             assert daemon.inspect(".State.Health.Status") == "healthy"

@@ -48,7 +48,7 @@ def _client(daemon: RunningDaemon, **where: str) -> subprocess.Popen[str]:
 
 
 def test_what_runs_is_reported_in_values(daemon: Daemon) -> None:
-    assert [(each.ordinal, each.name) for each in daemon.devices()] == [(0, "NVIDIA H200"), (1, "NVIDIA H200")]
+    assert [(device.ordinal, device.name) for device in daemon.devices()] == [(0, "NVIDIA H200"), (1, "NVIDIA H200")]
     assert (daemon.servers(), daemon.ps(), daemon.waiting()) == ((), (), ())
     daemon.command("set_default_device_pinned_mem_limit 1 4G")
     client = _client(daemon)
@@ -56,7 +56,7 @@ def test_what_runs_is_reported_in_values(daemon: Daemon) -> None:
     assert (server.uid, server.status, server.pinned_memory_limits) == (os.geteuid(), "ACTIVE", {1: 4 << 30})
     (seen,) = daemon.ps()
     assert seen in server.clients
-    assert (seen.pid, seen.uid, [each.device for each in seen.contexts]) == (client.pid, os.geteuid(), [1])
+    assert (seen.pid, seen.uid, [context.device for context in seen.contexts]) == (client.pid, os.geteuid(), [1])
     wait_until(lambda: daemon.ps()[0].memory_bytes.get(1, 0) > 1 << 30)
     client.communicate("\n", timeout=SECONDS)
     wait_until(lambda: daemon.ps() == ())
@@ -204,6 +204,6 @@ def test_a_daemon_that_was_killed_is_started_again() -> None:
         os.kill(daemon.pid, signal.SIGKILL)
         wait_until(lambda: daemon.pid == 0)
         daemon.start()
-        wait_until(lambda: [one.pid for one in daemon.servers()] == [server.pid])
-        assert [one.pid for one in daemon.ps()] == [client.pid]
+        wait_until(lambda: [server.pid for server in daemon.servers()] == [server.pid])
+        assert [process.pid for process in daemon.ps()] == [client.pid]
     client.communicate("\n", timeout=SECONDS)

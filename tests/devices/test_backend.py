@@ -47,14 +47,14 @@ def machine(backend: str, probed: Probed, server: str = "", **settings: str) -> 
 def test_the_backend_and_the_reason(
     backend: str, probed: Probed, server: str, expected: tuple[str, str, int, str]
 ) -> None:
-    found = machine(backend, probed, server)
-    assert (found.backend, found.reason, len(found.devices), found.vendor_server) == expected
+    result = machine(backend, probed, server)
+    assert (result.backend, result.reason, len(result.devices), result.vendor_server) == expected
 
 
 def test_only_auto_has_another_backend_in_the_drivers_place() -> None:
     instead = machine("auto", FOUND, SERVER, CUDA_VISIBLE_DEVICES="1").instead
     assert instead is not None
-    assert (instead.backend, [each.uuid for each in instead.devices]) == ("cuda", [DEVICES[1].uuid])
+    assert (instead.backend, [device.uuid for device in instead.devices]) == ("cuda", [DEVICES[1].uuid])
     assert machine("vendor", FOUND, SERVER).instead is None
 
 
@@ -116,8 +116,8 @@ def test_one_device_is_one() -> None:
 
 
 def test_a_described_machine_is_emulated_whatever_is_installed() -> None:
-    found = machine("auto", FOUND, SERVER, PYMPSD_EMULATED_DEVICES="2xH100")
-    assert (found.backend, len(found.devices)) == ("emulated", 2)
+    result = machine("auto", FOUND, SERVER, PYMPSD_EMULATED_DEVICES="2xH100")
+    assert (result.backend, len(result.devices)) == ("emulated", 2)
 
 
 def test_a_backend_that_is_set_wins_over_a_described_machine() -> None:
@@ -126,8 +126,8 @@ def test_a_backend_that_is_set_wins_over_a_described_machine() -> None:
 
 @pytest.mark.parametrize("backend", ["vendor", "cuda", "auto"])
 def test_visible_devices_are_chosen_from_the_drivers(backend: str) -> None:
-    found = machine(backend, FOUND, SERVER, CUDA_VISIBLE_DEVICES="1")
-    assert [device.uuid for device in found.devices] == [DEVICES[1].uuid]
+    result = machine(backend, FOUND, SERVER, CUDA_VISIBLE_DEVICES="1")
+    assert [device.uuid for device in result.devices] == [DEVICES[1].uuid]
 
 
 def test_the_driver_and_the_server_are_looked_for_only_if_that_matters() -> None:
@@ -210,8 +210,8 @@ def test_relative_folders_of_path_are_passed_over(tmp_path: Path, monkeypatch: p
 
 
 def test_without_a_path_the_systems_is_searched() -> None:
-    found = find_driver_server("", {})
-    assert found == "" or os.path.basename(found) == SERVER_NAME
+    result = find_driver_server("", {})
+    assert result == "" or os.path.basename(result) == SERVER_NAME
 
 
 def test_a_given_one_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
@@ -231,18 +231,18 @@ def test_a_given_one_is_taken_whatever_it_is_called(tmp_path: Path) -> None:
     ],
 )
 def test_a_probe_that_fails_means_that_the_driver_is_unusable(script: str, said: str) -> None:
-    found = run_probe(["/bin/sh", "-c", script])
-    assert said in found.unusable
-    assert not found.devices
+    probed = run_probe(["/bin/sh", "-c", script])
+    assert said in probed.unusable
+    assert not probed.devices
     with pytest.raises(NoDriver, match="cannot be used"):
-        machine("auto", found, SERVER)
+        machine("auto", probed, SERVER)
 
 
 def test_a_probe_is_not_routed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYMPSD_ROUTING", "1")
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{OWN_LIBRARIES}:/opt/other")
-    found = run_probe(["/bin/sh", "-c", "echo $PYMPSD_ROUTING,$LD_LIBRARY_PATH >&2; exit 1"])
-    assert found.unusable.endswith("ended with status 1: ,/opt/other")
+    probed = run_probe(["/bin/sh", "-c", "echo $PYMPSD_ROUTING,$LD_LIBRARY_PATH >&2; exit 1"])
+    assert probed.unusable.endswith("ended with status 1: ,/opt/other")
 
 
 def test_what_the_cuda_backend_does_not_do_is_not_among_the_attributes() -> None:

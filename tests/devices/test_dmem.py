@@ -82,8 +82,12 @@ def test_a_soft_limit_is_a_guarantee_as_far_as_all_above_have_it() -> None:
     softs = (8 * GIB, 2 * GIB, 4 * GIB, 0, 4 * GIB)
     paths = [f"/{depth}" for depth in range(5)]
     files = [CgroupFiles(path, "", f"{ONE} {soft}\n") for path, soft in zip(paths, softs, strict=True)]
-    found = limits_in(DEVICES, files)
-    assert found == {"/0": {0: limit(soft=8 * GIB)}, "/1": {0: limit(soft=2 * GIB)}, "/2": {0: limit(soft=2 * GIB)}}
+    cgroup_limits = limits_in(DEVICES, files)
+    assert cgroup_limits == {
+        "/0": {0: limit(soft=8 * GIB)},
+        "/1": {0: limit(soft=2 * GIB)},
+        "/2": {0: limit(soft=2 * GIB)},
+    }
 
 
 def test_hard_limits_are_each_cgroups_own_for_the_least_holds_anyway() -> None:
@@ -124,13 +128,13 @@ def test_of_several_regions_the_least_hold(
         hards, softs = expected.setdefault(ordinal, ([], []))
         hards += [] if hard is None else [hard]
         softs += [soft if soft is not None else MAX_MEMORY] if soft != 0 else []
-    found = limits_in([_device(address) for address in addresses], [CgroupFiles("/a", most, least)])
+    cgroup_limits = limits_in([_device(address) for address in addresses], [CgroupFiles("/a", most, least)])
     limits = {
         ordinal: limit(min(hards, default=None), min(softs, default=None))
         for ordinal, (hards, softs) in expected.items()
         if hards or softs
     }
-    assert found == ({"/a": limits} if limits else {})
+    assert cgroup_limits == ({"/a": limits} if limits else {})
 
 
 @given(st.text(), st.text())

@@ -147,16 +147,16 @@ def test_an_invalid_toml_text_is_refused_with_the_reason(lines: str, says: str) 
 
 @pytest.mark.parametrize(("line", "contained"), [("", False), ("'device'", False), ("'client'", True)])
 def test_a_machine_describes_fault_containment(line: str, contained: bool) -> None:
-    said = f"fault_containment = {line}\n" if line else ""
-    devices = from_toml(f"{said}[[device]]\ncount = 2\n")
+    output = f"fault_containment = {line}\n" if line else ""
+    devices = from_toml(f"{output}[[device]]\ncount = 2\n")
     assert [device.contains_faults for device in devices] == [contained] * 2
 
 
 @pytest.mark.parametrize("ability", ABILITIES)
 @pytest.mark.parametrize(("line", "able"), [("", True), ("true", True), ("false", False)])
 def test_a_machine_may_take_abilities_away(ability: str, line: str, able: bool) -> None:
-    said = f"{ability} = {line}\n" if line else ""
-    devices = from_toml(f"{said}[[device]]\ncount = 2\n")
+    output = f"{ability} = {line}\n" if line else ""
+    devices = from_toml(f"{output}[[device]]\ncount = 2\n")
     assert [getattr(device, ability) for device in devices] == [able] * 2
     other = next(each for each in ABILITIES if each != ability)
     assert all(getattr(device, other) for device in devices)

@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 def _read(text: str) -> tuple[dict[int, int], list[str]]:
     limits, bad = read(DEVICES, text, "this test")
-    return {index: limit.value for index, limit in limits.items()}, [one.entry for one in bad]
+    return {index: limit.value for index, limit in limits.items()}, [entry.entry for entry in bad]
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_the_reason_names_what_is_allowed() -> None:
 
 
 def test_a_long_invalid_entry_is_cut() -> None:
-    limits, (one, other) = read(DEVICES, "9" * 100_000 + ",0=" + "1" * 100_000 + "G", "this test")
+    limits, (first, second) = read(DEVICES, "9" * 100_000 + ",0=" + "1" * 100_000 + "G", "this test")
     assert limits == {}
-    for each in (one, other):
-        assert len(each.entry) == SHOWN
-        assert len(each.reason) < 600
+    for entry in (first, second):
+        assert len(entry.entry) == SHOWN
+        assert len(entry.reason) < 600
 
 
 @given(st.lists(st.text(st.characters(exclude_characters=",")), max_size=5))

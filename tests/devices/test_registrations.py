@@ -26,9 +26,9 @@ def folder() -> Iterator[StateFolder]:
     """Return a folder that every user can reach (pytest's own is root's)."""
     with tempfile.TemporaryDirectory(prefix="pympsd-test-") as directory:
         os.chmod(directory, 0o755)
-        made = StateFolder(f"{directory}/node.toml")
-        made.make()
-        yield made
+        state_folder = StateFolder(f"{directory}/node.toml")
+        state_folder.make()
+        yield state_folder
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def server(folder: StateFolder) -> Iterator[Fork]:
                 os._exit(1)
         children.append(child)
         os.close(writer)
-        with os.fdopen(reader, "rb") as said:
-            assert said.read(1) == b"+", "it could not register"
+        with os.fdopen(reader, "rb") as output:
+            assert output.read(1) == b"+", "it could not register"
         return child
 
     yield fork

@@ -38,9 +38,9 @@ def machine(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(machine: Path) -> StateFolder:
-    found = state_folder_of(str(machine))
-    assert found is not None
-    return found
+    state_folder = state_folder_of(str(machine))
+    assert state_folder is not None
+    return state_folder
 
 
 def modes(machine: Path) -> list[int]:
@@ -144,8 +144,8 @@ def test_an_unreadable_modes_file_is_an_error_only_if_root_owns_it() -> None:
         squat_closed_file(closed)
         assert as_user(lambda: modes(machine)) == "[3, 0]"
         os.chown(closed, 0, 0)
-        said = as_user(lambda: modes(machine))
-        assert f"{closed}: Permission denied; root can make it readable for everybody (chmod 644)" in said
+        output = as_user(lambda: modes(machine))
+        assert f"{closed}: Permission denied; root can make it readable for everybody (chmod 644)" in output
 
 
 def as_user(look: Callable[[], object]) -> str:
@@ -161,8 +161,8 @@ def as_user(look: Callable[[], object]) -> str:
         finally:
             os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as said:
-        text = said.read()
+    with os.fdopen(reader) as output:
+        text = output.read()
     os.waitpid(child, 0)
     return text
 
@@ -207,7 +207,7 @@ def test_machines_in_short_form_share_a_folder(tmp_path: Path, monkeypatch: pyte
     devices = describe("2xH200")
     assert with_current_modes(devices, "2xH200") == devices
     state_folder_of("2xH200").change_modes({devices[1].uuid: "PROHIBITED"})
-    assert [each.attributes["COMPUTE_MODE"] for each in with_current_modes(devices, "2xH200")] == [0, 2]
+    assert [mode.attributes["COMPUTE_MODE"] for mode in with_current_modes(devices, "2xH200")] == [0, 2]
 
 
 @pytest.fixture
@@ -229,15 +229,15 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def current_modes(machine: str) -> list[int]:
-    return [each.attributes["COMPUTE_MODE"] for each in with_current_modes(describe(machine), machine)]
+    return [mode.attributes["COMPUTE_MODE"] for mode in with_current_modes(describe(machine), machine)]
 
 
 def test_a_name_that_another_user_takes_in_tmp_stops_no_server_and_not_root(system: Path) -> None:
     assert as_user(lambda: current_modes("H200")) == "[0]", "a server can start"
-    said = as_user(lambda: list_registered(state_folder_of("H200"), "GPU-x"))
+    output = as_user(lambda: list_registered(state_folder_of("H200"), "GPU-x"))
     taken = f"{system}/tmp/pympsd-devices.state"
-    assert f"{taken}: Permission denied: it is user 1234's, and not for everybody" in said
-    assert "name another in PYMPSD_STATE_DIRECTORY" in said
+    assert f"{taken}: Permission denied: it is user 1234's, and not for everybody" in output
+    assert "name another in PYMPSD_STATE_DIRECTORY" in output
     (device,) = describe("H200")
     state_folder_of("H200").change_modes({device.uuid: "PROHIBITED"})
     assert os.listdir(taken) == []

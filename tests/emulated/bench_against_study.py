@@ -59,9 +59,9 @@ def main() -> None:
     study = load_study(sys.argv[1])
     ptx = KERNELS.read_text()
     memory = study.Memory(1 << 27)
-    theirs = study.Module(ptx, memory)
+    module = study.Module(ptx, memory)
     device = Device()
-    ours = device.load(ptx)
+    loaded_module = device.load(ptx)
     for name, grid, block, arguments, shared in cases():
         mine = [device.put(x) if isinstance(x, np.ndarray) else x for x in arguments]
         other = []
@@ -72,9 +72,9 @@ def main() -> None:
                 other.append(address)
             else:
                 other.append(x)
-        kernel = theirs.kernel(name)
+        kernel = module.kernel(name)
         t_study = best(lambda: study.launch(kernel, grid, block, other, shared))  # noqa: B023
-        t_ours = best(lambda: device.launch(ours, name, grid, block, *mine, shared=shared))  # noqa: B023
+        t_ours = best(lambda: device.launch(loaded_module, name, grid, block, *mine, shared=shared))  # noqa: B023
         print(f"{name:8} ours {t_ours * 1e3:7.1f} ms  study {t_study * 1e3:7.1f} ms  ratio {t_ours / t_study:.2f}")
 
 

@@ -108,8 +108,8 @@ def plain(machine: Machine, dtype: str = "u4", swizzle: int = 0, **more: Any) ->
     """A tensor of 16 rows of 256 bytes, of which 8 rows of 128, 64 or 32 bytes are copied."""
     size = np.dtype(dtype).itemsize
     inner = (128, 32, 64, 128)[swizzle] // size
-    made = TensorMap(NAMES[np.dtype(dtype)], machine.tensor, (256 // size, 16), (256,), (inner, 8), (1, 1))
-    return evolve(made, swizzle=swizzle, **more)
+    tensor_map = TensorMap(NAMES[np.dtype(dtype)], machine.tensor, (256 // size, 16), (256,), (inner, 8), (1, 1))
+    return evolve(tensor_map, swizzle=swizzle, **more)
 
 
 def pattern(count: int, seed: int) -> Array:

@@ -192,10 +192,10 @@ def run(case: Case) -> tuple[DeviceFault | None, np.ndarray[Any, Any], int]:
 
 def check_fault(case: Case, fault: DeviceFault, begin: int) -> None:
     """The fault is one of those that the case has, and no thread before it in its warp has one of the same access."""
-    found = re.match(r"(\w+ )?address (0x[0-9a-f]+), (\d+) bytes: (\w+)", fault.message)
-    assert found, fault.message
-    address, nbytes = int(found[2], 16), int(found[3])
-    is_misaligned = found[4] == "misaligned"
+    match = re.match(r"(\w+ )?address (0x[0-9a-f]+), (\d+) bytes: (\w+)", fault.message)
+    assert match, fault.message
+    address, nbytes = int(match[2], 16), int(match[3])
+    is_misaligned = match[4] == "misaligned"
     assert isinstance(fault, MisalignedAddress if is_misaligned else IllegalAddress)
     assert fault.block == (0, 0, 0)
     assert fault.thread is not None

@@ -145,8 +145,8 @@ def test_another_blocks_memory_below() -> None:
       atom.shared::cluster.add.u32 %r5, [%r3+64], 100; barrier.cluster.arrive; barrier.cluster.wait;
       ld.shared.u32 %r6, [word]; mul.wide.u32 %rd1, %r9, 16; add.s64 %rd1, %out, %rd1;
       st.global.v4.u32 [%rd1], {%r1, %r4, %r5, %r6};"""
-    got = words(body, count=8, grid=2, directives=".reqnctapercluster 2, 1, 1")
-    assert got == [6, 1, 6, 105, 5, 0, 5, 106]
+    actual = words(body, count=8, grid=2, directives=".reqnctapercluster 2, 1, 1")
+    assert actual == [6, 1, 6, 105, 5, 0, 5, 106]
 
 
 def test_lanes_that_do_not_load_may_have_any_address() -> None:
@@ -156,8 +156,8 @@ def test_lanes_that_do_not_load_may_have_any_address() -> None:
       setp.ge.u32 %q1, %r9, 3; @%q1 ld.shared.u32 %r1, [%r4+116]; setp.lt.u32 %q1, %r9, 3; @%q1 bra SKIP;
       ld.shared.u32 %r5, [%r4+116]; add.u32 %r1, %r1, %r5; SKIP: cvt.u64.u32 %rd1, %r8; add.s64 %rd1, %out, %rd1;
       st.global.u32 [%rd1], %r1;"""
-    got = words(body, count=32, block=32)
-    assert got == [1000, 1000, 1000, *(2 * (lane - 3) for lane in range(3, 32))]
+    actual = words(body, count=32, block=32)
+    assert actual == [1000, 1000, 1000, *(2 * (lane - 3) for lane in range(3, 32))]
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,11 @@ def test_bytes_that_are_not_given_are_zero(size: int, given_bytes: int | None) -
         "mul.wide.u32 %d2, %r0, 16; add.u64 %d2, %d0, %d2; mul.lo.u32 %r1, %r0, 16; mov.u32 %r2, s;"
         f" add.u32 %r2, %r2, %r1; cp.async.ca.shared.global.L2::128B [%r2], [%d2], {size}{more};" + STORE_SHARED
     )
-    got = run(body, source, np.zeros(40 * 16, "u1"), 40).reshape(40, 16)
-    wanted = np.zeros((40, 16), "u1")
+    actual = run(body, source, np.zeros(40 * 16, "u1"), 40).reshape(40, 16)
+    expected = np.zeros((40, 16), "u1")
     count = size if given_bytes is None else min(given_bytes, size)
-    wanted[:, :count] = source[: 40 * 16].reshape(40, 16)[:, :count]
-    np.testing.assert_array_equal(got, wanted)
+    expected[:, :count] = source[: 40 * 16].reshape(40, 16)[:, :count]
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_an_ignored_source_is_not_read() -> None:
@@ -61,8 +61,8 @@ def test_an_ignored_source_is_not_read() -> None:
         " mul.lo.u32 %r3, %r0, 16; mov.u32 %r2, s; add.u32 %r2, %r2, %r3;"
         " cp.async.cg.shared.global [%r2], [%d2], 16, %p0;" + STORE_SHARED
     )
-    got = run(body, source, np.full(32, 7, "u4"), 8).reshape(8, 4)
-    np.testing.assert_array_equal(got, [[0, 1, 2, 3] if t % 2 == 0 else [0, 0, 0, 0] for t in range(8)])
+    actual = run(body, source, np.full(32, 7, "u4"), 8).reshape(8, 4)
+    np.testing.assert_array_equal(actual, [[0, 1, 2, 3] if t % 2 == 0 else [0, 0, 0, 0] for t in range(8)])
 
 
 BULK = """
@@ -89,8 +89,8 @@ end:
 
 def test_bulk_copies_in_and_out() -> None:
     source = np.arange(64, dtype="u4") * 3
-    got = run(BULK.replace("SIZE", "256"), source, np.zeros(64, "u4"), 64)
-    np.testing.assert_array_equal(got, source + 1)
+    actual = run(BULK.replace("SIZE", "256"), source, np.zeros(64, "u4"), 64)
+    np.testing.assert_array_equal(actual, source + 1)
 
 
 @pytest.mark.parametrize(("size", "fault"), [("24", MisalignedAddress), ("4096", IllegalAddress)])
@@ -111,8 +111,8 @@ def test_copies_that_arrive_at_a_barrier() -> None:
         mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 0; selp.u32 %r4, 100, 0, %p1;
         ld.shared.u32 %r5, [%r3]; add.u32 %r4, %r4, %r5; add.u64 %d3, %d1, %d2; sub.u64 %d3, %d3, %d0;
         st.global.u32 [%d3], %r4;"""
-        got = run(body, np.arange(32, dtype="u4"), np.zeros(32, "u4"), 32)
-        np.testing.assert_array_equal(got, np.arange(32) + (100 if form else 0))
+        actual = run(body, np.arange(32, dtype="u4"), np.zeros(32, "u4"), 32)
+        np.testing.assert_array_equal(actual, np.arange(32) + (100 if form else 0))
 
 
 @define
@@ -146,7 +146,7 @@ ACTIONS = st.lists(
 def test_a_barrier_as_the_manual_describes_it(count: int, actions: list[tuple[str, int]]) -> None:
     model = Model(count, count)
     text = [f"mov.u32 %r1, bar; mbarrier.init.shared.b64 [%r1], {count}; mov.u32 %r9, 0;"]
-    wanted = []
+    expected = []
     for action, number in actions:
         if action.startswith("arrive") and model.pending < number:
             continue
@@ -171,11 +171,11 @@ def test_a_barrier_as_the_manual_describes_it(count: int, actions: list[tuple[st
             "mbarrier.test_wait.shared.b64 %p0, [%r1], %d3; selp.u32 %r2, 1, 0, %p0;"
             f" mbarrier.test_wait.parity.shared.b64 %p0, [%r1], {phase % 2}; selp.u32 %r3, 2, 0, %p0;"
             " mbarrier.pending_count.b64 %r4, %d3; shl.b32 %r4, %r4, 2; or.b32 %r2, %r2, %r3; or.b32 %r2, %r2, %r4;"
-            f" st.global.u32 [%d1+{4 * len(wanted)}], %r2;"
+            f" st.global.u32 [%d1+{4 * len(expected)}], %r2;"
         )
-        wanted.append((3 if model.phase != phase else 0) | pending << 2)
-    got = run("\n".join(text), np.zeros(1, "u4"), np.zeros(16, "u4"), 1)
-    assert got[: len(wanted)].tolist() == wanted
+        expected.append((3 if model.phase != phase else 0) | pending << 2)
+    actual = run("\n".join(text), np.zeros(1, "u4"), np.zeros(16, "u4"), 1)
+    assert actual[: len(expected)].tolist() == expected
 
 
 PIPELINE = """
@@ -209,5 +209,5 @@ mul.wide.u32 %d5, %r0, 4; add.u64 %d5, %d1, %d5; st.global.u32 [%d5], %r15;
 
 
 def test_producers_and_consumers_take_turns() -> None:
-    got = run(PIPELINE, np.zeros(1, "u4"), np.zeros(96, "u4"), 96)
-    np.testing.assert_array_equal(got[32:], [sum(1000 * i + t % 32 for i in range(9)) for t in range(64)])
+    actual = run(PIPELINE, np.zeros(1, "u4"), np.zeros(96, "u4"), 96)
+    np.testing.assert_array_equal(actual[32:], [sum(1000 * i + t % 32 for i in range(9)) for t in range(64)])

@@ -80,12 +80,12 @@ def test_atomics(operation: str, space: str, spread: int) -> None:
         if at != 99:
             old[i] = memory[at]
             memory[at] = RULES[operation](memory[at], value) & MASK
-    got, seen = run(operation, space, "atom", where, values)
-    np.testing.assert_array_equal(got, memory)
+    actual, seen = run(operation, space, "atom", where, values)
+    np.testing.assert_array_equal(actual, memory)
     np.testing.assert_array_equal(seen, old)
     if operation != "exch.b32":
-        got, seen = run(operation, space, "red", where, values)
-        np.testing.assert_array_equal(got, memory)
+        actual, seen = run(operation, space, "red", where, values)
+        np.testing.assert_array_equal(actual, memory)
         assert not seen.any()
 
 
@@ -149,17 +149,17 @@ def test_vectors_of_floats(kind: str, function: str) -> None:
     text = HOPPER + VECTORS.replace("@BODY@", BODIES[kind].replace("OP", function))
     device.launch(device.load(text), "k", 1, 50, *addresses)
     rule = {"add": np.add, "min": np.minimum, "max": np.maximum}[function]
-    wanted = memory.copy()
+    expected = memory.copy()
     for thread in range(50):
-        wanted[thread % 4] = rule(wanted[thread % 4], values[thread])
-    np.testing.assert_array_equal(device.get(addresses[0], memory), wanted)
+        expected[thread % 4] = rule(expected[thread % 4], values[thread])
+    np.testing.assert_array_equal(device.get(addresses[0], memory), expected)
     old = device.get(addresses[2], values)
     new = rule(old, values)
     for row in range(4):
         # Elements are updated one by one, in any order of the threads: what one leaves the next one finds.
-        found = np.vstack([old[row::4], wanted[row : row + 1]])
+        result = np.vstack([old[row::4], expected[row : row + 1]])
         left = np.vstack([new[row::4], memory[row : row + 1]])
-        np.testing.assert_array_equal(np.sort(found, axis=0), np.sort(left, axis=0))
+        np.testing.assert_array_equal(np.sort(result, axis=0), np.sort(left, axis=0))
 
 
 @pytest.mark.parametrize("function", ["add", "min", "max"])
@@ -174,11 +174,11 @@ def test_pairs_of_bfloats(function: str) -> None:
         " {%r2, %r3}, %d6;"
     )
     device.launch(device.load(HOPPER + VECTORS.replace("@BODY@", body)), "k", 1, 50, *addresses)
-    wanted = floats[:4].copy()
+    expected = floats[:4].copy()
     rule = {"add": np.add, "min": np.minimum, "max": np.maximum}[function]
     for thread in range(50):
-        wanted[thread % 4] = rule(wanted[thread % 4], floats[thread])
-    np.testing.assert_array_equal(device.get(addresses[0], bits[:4]), (wanted.view("u4") >> 16).astype("u2"))
+        expected[thread % 4] = rule(expected[thread % 4], floats[thread])
+    np.testing.assert_array_equal(device.get(addresses[0], bits[:4]), (expected.view("u4") >> 16).astype("u2"))
 
 
 def test_a_vector_must_be_aligned_as_a_whole() -> None:
@@ -231,7 +231,7 @@ def test_atomics_are_atomic_towards_the_processor(
             added += 1000
         assert all(end.result() for end in ends)
     total = 2 * blocks * 64 * rounds
-    got = device.get(address, np.zeros(8, "u4"))
+    actual = device.get(address, np.zeros(8, "u4"))
     down = (added - total) % 2**32
-    assert got[:5].tolist() == [total + added, total + added, down, total + added, total]
-    assert got[6:7].view("f4")[0] == total
+    assert actual[:5].tolist() == [total + added, total + added, down, total + added, total]
+    assert actual[6:7].view("f4")[0] == total

@@ -44,10 +44,10 @@ def test_mma(shape: str, operation: str) -> None:
     addresses = [device.put(each) for each in (*fragments, np.zeros_like(fragments[2]))]
     text = kernel(shape, f"s32.b1.b1.s32.{operation}.popc", "", [f.shape[1] for f in fragments], [4, 4, 4])
     device.launch(device.load(text), "k", 1, 32 * WARPS, *addresses)
-    got = device.get(addresses[3], fragments[2]).reshape(WARPS, 32, -1)
+    actual = device.get(addresses[3], fragments[2]).reshape(WARPS, 32, -1)
     for warp in range(WARPS):
         total = (counted(operation, left[warp], right[warp]) + before[warp]).astype("i4")
-        np.testing.assert_array_equal(got[warp], held(total, place_c))
+        np.testing.assert_array_equal(actual[warp], held(total, place_c))
 
 
 WARP_KERNEL = """
@@ -73,8 +73,8 @@ def test_wmma(operation: str) -> None:
     addresses = [device.put(registers_of(bits)) for bits in (left, right)]
     addresses += [device.put(before), device.put(np.zeros((8, 8), "i4"))]
     device.launch(device.load(AMPERE + WARP_KERNEL.replace("@OP@", operation)), "k", 1, 32, *addresses)
-    wanted = counted(operation, left[:, :128], right.T) + before[:, :8].T
-    np.testing.assert_array_equal(device.get(addresses[3], np.zeros((8, 8), "i4")), wanted)
+    expected = counted(operation, left[:, :128], right.T) + before[:, :8].T
+    np.testing.assert_array_equal(device.get(addresses[3], np.zeros((8, 8), "i4")), expected)
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_one_box_for_several_blocks() -> None:
     of = TensorMap(DataType.UINT32, 0, (16, 16), (64,), (16, 16), (1, 1))
     mask = "mov.b16 %h0, 15;"
     instruction = f"{mask} {TENSOR}.2d.shared::cluster.global.tile.{COMPLETE}.multicast::cluster.L2::cache_hint"
-    got = on_cluster(f"{instruction} [%r2], [%d0, {{%r20, %r21}}], [%r1], %h0, %d1;", 1024, of, tensor)
-    for block in got:
+    actual = on_cluster(f"{instruction} [%r2], [%d0, {{%r20, %r21}}], [%r1], %h0, %d1;", 1024, of, tensor)
+    for block in actual:
         np.testing.assert_array_equal(block.view("u4"), tensor)
 
 
@@ -76,8 +76,8 @@ def test_stores_and_reductions_in_another_block() -> None:
         red.async.relaxed.cluster.shared::cluster.{COMPLETE}.max.s32 [%r12+4], 9, [%r13];
         red.async.relaxed.cluster.shared::cluster.{COMPLETE}.inc.u32 [%r12+8], 9, [%r13];
         cp.reduce.async.bulk.shared::cluster.shared::cta.{COMPLETE}.add.u32 [%r12+32], [%r2], 16, [%r13];""")
-    got = on_cluster("".join(parts), 16 + 8 + 8 + 4 + 4 + 16, None, np.zeros(4, "u4"))
-    for rank, block in enumerate(got):
+    actual = on_cluster("".join(parts), 16 + 8 + 8 + 4 + 4 + 16, None, np.zeros(4, "u4"))
+    for rank, block in enumerate(actual):
         assert block[:12].view("u4").tolist() == [rank if rank else 0, 9, 3]
         assert block[16:24].view("u8").tolist() == [154]
         # The first block's own vector is added after it was changed.
@@ -100,8 +100,8 @@ def test_bulk_reductions_in_global_memory(machine: Machine, name: str, dtype: st
     cp.reduce.async.bulk.global.shared::cta.bulk_group.{name} [%d5], [%r2], {old.nbytes};"""
     numbers = [machine.tensor, machine.tensor >> 32]
     left, _ = machine.run(kernel(COPY_IN + body), bytes(BYTES), memory, image, numbers)
-    wanted = old + given if name.startswith("add") else np.maximum(old, given)
-    np.testing.assert_array_equal(left[: old.nbytes].view(dtype), wanted)
+    expected = old + given if name.startswith("add") else np.maximum(old, given)
+    np.testing.assert_array_equal(left[: old.nbytes].view(dtype), expected)
 
 
 def test_a_bulk_reduction_outside_of_the_allocations(machine: Machine) -> None:

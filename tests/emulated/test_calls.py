@@ -157,8 +157,8 @@ INDIRECT = f"""
 
 def test_functions_out_of_a_table() -> None:
     functions = (lambda n: 2 * n, lambda n: n * n, lambda n: -n)
-    wanted = [2 * functions[n % 3](n) + n % 3 for n in range(70)]
-    assert results(POINTERS + INDIRECT.replace("MANY", "3")) == wanted
+    expected = [2 * functions[n % 3](n) + n % 3 for n in range(70)]
+    assert results(POINTERS + INDIRECT.replace("MANY", "3")) == expected
 
 
 def test_call_targets_name_the_functions() -> None:

@@ -99,11 +99,11 @@ def test_the_compilers_division() -> None:
     """What NVRTC makes of / and % of __int128, against Python's."""
     inputs = module_of("inputs").contents(KERNELS["divide128"])
     a, b, c = (inputs[name].tolist() for name in "abc")
-    got = outputs_of("divide128")["out"].tolist()
+    actual = outputs_of("divide128")["out"].tolist()
     for i in range(64):
         x, y = a[i] << 64 | b[i], (c[i] << 64 | a[(i + 5) % 64]) >> (i * 3 % 127) | 1
         s, t = signed(x, 128), signed((y >> 1 | 1) * (-1 if i & 1 else 1), 128)
         quotient = abs(s) // abs(t) * (1 if (s < 0) == (t < 0) else -1)
-        wanted = [x // y, x % y, quotient, s - quotient * t]
-        found = [got[2 * k][i] | got[2 * k + 1][i] << 64 for k in range(4)]
-        assert found == [value % 2**128 for value in wanted], (x, y)
+        expected = [x // y, x % y, quotient, s - quotient * t]
+        result = [actual[2 * k][i] | actual[2 * k + 1][i] << 64 for k in range(4)]
+        assert result == [value % 2**128 for value in expected], (x, y)

@@ -43,15 +43,15 @@ def test_ids(cluster: str, size: tuple[int, int, int]) -> None:
     body = AT.replace("WORDS", str(4 * len(NAMES)))
     for index, name in enumerate(NAMES):
         body += f"mov.u32 %r6, {name}; st.global.u32 [%d1+{4 * index}], %r6;"
-    got = run(body, grid, 3, len(NAMES), cluster)
+    actual = run(body, grid, 3, len(NAMES), cluster)
     for number in range(24):
         block = (number % 4, number // 4 % 3, number // 12)
         corner = [b // s for b, s in zip(block, size, strict=True)]
         inside = [b % s for b, s in zip(block, size, strict=True)]
         counts = [g // s for g, s in zip(grid, size, strict=True)]
         rank = inside[0] + size[0] * (inside[1] + size[1] * inside[2])
-        wanted = [*block, *corner, *inside, *counts, *size, rank, size[0] * size[1] * size[2]]
-        assert got[number].tolist() == [wanted] * 3
+        expected = [*block, *corner, *inside, *counts, *size, rank, size[0] * size[1] * size[2]]
+        assert actual[number].tolist() == [expected] * 3
 
 
 EXCHANGE = (
@@ -78,13 +78,13 @@ st.global.v4.u32 [%d1], {%r13, %r14, %r20, %r9};
 @pytest.mark.parametrize("blocks", [2, 4, 8])
 def test_blocks_read_and_write_each_others_memory(blocks: int) -> None:
     threads = 40
-    got = run(EXCHANGE, (16, 1, 1), threads, 4, f"{blocks}, 1, 1")
+    actual = run(EXCHANGE, (16, 1, 1), threads, 4, f"{blocks}, 1, 1")
     for number in range(16):
         rank, first = number % blocks, number - number % blocks
         other = (rank + 1) % blocks
         for thread in range(threads):
-            wanted = [(first + other) * 1000 + thread, rank << 8 | other, first * 1000 + blocks * threads, rank]
-            assert got[number, thread].tolist() == wanted
+            expected = [(first + other) * 1000 + thread, rank << 8 | other, first * 1000 + blocks * threads, rank]
+            assert actual[number, thread].tolist() == expected
 
 
 def test_exited_threads_hold_up_no_cluster() -> None:
@@ -93,8 +93,8 @@ def test_exited_threads_hold_up_no_cluster() -> None:
         + "and.b32 %r6, %r1, 1; setp.eq.u32 %p0, %r6, 1; @%p0 ret; setp.gt.u32 %p1, %r0, 5; @%p1 ret;"
         " barrier.cluster.arrive; barrier.cluster.wait; st.global.u32 [%d1], 1;"
     )
-    got = run(body, (4, 1, 1), 40, 1, "2, 1, 1")
-    assert got[:, :, 0].tolist() == [[int(b % 2 == 0 and t <= 5) for t in range(40)] for b in range(4)]
+    actual = run(body, (4, 1, 1), 40, 1, "2, 1, 1")
+    assert actual[:, :, 0].tolist() == [[int(b % 2 == 0 and t <= 5) for t in range(40)] for b in range(4)]
 
 
 def test_a_rank_outside_of_the_cluster_faults() -> None:
@@ -125,9 +125,9 @@ def test_bulk_copies_and_arrivals_in_another_block() -> None:
     ld.shared.u32 %r15, [%r10+128]; st.global.u32 [%d1], %r15;
     """
     )
-    got = run(body, (2, 1, 1), 32, 1, "2, 1, 1")
-    assert got[0, :, 0].tolist() == [100 + t for t in range(32)]
-    assert got[1, :, 0].tolist() == list(range(32))
+    actual = run(body, (2, 1, 1), 32, 1, "2, 1, 1")
+    assert actual[0, :, 0].tolist() == [100 + t for t in range(32)]
+    assert actual[1, :, 0].tolist() == list(range(32))
 
 
 SUMS = (
@@ -145,7 +145,7 @@ mad.lo.u32 %r12, %r13, 10000, %r12; st.global.u32 [%d1], %r12;
 
 @pytest.mark.parametrize("tier", ["numpy", "compiled"], indirect=True)
 def test_whole_warps_add_to_the_memory_of_the_block_before_and_of_the_one_behind(tier: str) -> None:
-    got = run(SUMS, (4, 1, 1), 64, 1, "2, 1, 1")
+    actual = run(SUMS, (4, 1, 1), 64, 1, "2, 1, 1")
     for block in range(4):
         sums = [sum(block % 2 + t for t in range(i & 7, 64, 8)) + 80000 for i in range(64)]
-        assert got[block, :, 0].tolist() == sums
+        assert actual[block, :, 0].tolist() == sums

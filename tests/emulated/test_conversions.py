@@ -82,9 +82,9 @@ def some_floats(dtype: str, name: str, seed: int = 7) -> Array:
     rng = np.random.default_rng(seed)
     table = values(name)
     chosen = [*rng.integers(0, len(table) - 1, 150).tolist(), 0, 1, len(table) - 2]
-    found = [float(table[at]) for at in chosen] + [float((table[at] + table[at + 1]) / 2) for at in chosen]
+    result = [float(table[at]) for at in chosen] + [float((table[at] + table[at + 1]) / 2) for at in chosen]
     with np.errstate(all="ignore"):
-        array = np.array(found, dtype)
+        array = np.array(result, dtype)
         size = array.itemsize
         near = np.concatenate(
             [array, np.nextafter(array, dtype_of(dtype)(np.inf)), np.nextafter(array, dtype_of(dtype)(0))]
@@ -106,8 +106,8 @@ SOURCES = {"f64": "f8", "f32": "f4", "f16": "f2"}
 @pytest.mark.parametrize("source", SOURCES)
 def test_floats_to_bf16(source: str, mode: str) -> None:
     a = some_floats(SOURCES[source], "f16" if source == "f16" else "bf16")
-    got = run_fragment(f"cvt.{mode}.bf16.{source} %d, %a;", "u2", a, header=HOPPER)
-    assert got.tolist() == expected(a, "bf16", mode)
+    actual = run_fragment(f"cvt.{mode}.bf16.{source} %d, %a;", "u2", a, header=HOPPER)
+    assert actual.tolist() == expected(a, "bf16", mode)
 
 
 INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
@@ -129,8 +129,8 @@ def test_integers_to_bf16(source: str, mode: str) -> None:
     # Of the integers of 8 bits this conversion takes registers of 8 bits only.
     narrow = f".reg .b8 %x; cvt.{source}.{source[0]}16 %x, %a; cvt.{mode}.bf16.{source} %d, %x;"
     body = narrow if source in ("s8", "u8") else f"cvt.{mode}.bf16.{source} %d, %a;"
-    got = run_fragment(body, "u2", a, header=HOPPER)
-    assert got.tolist() == expected(a, "bf16", mode)
+    actual = run_fragment(body, "u2", a, header=HOPPER)
+    assert actual.tolist() == expected(a, "bf16", mode)
 
 
 @pytest.mark.parametrize(("mode", "function"), [("rni", round), ("rzi", int), ("rmi", "floor"), ("rpi", "ceil")])
@@ -145,8 +145,8 @@ def test_bf16_to_integers(target: str, mode: str, function: object) -> None:
     kind = f"{'i' if target[0] == 's' else 'u'}{width // 8}"
     narrow = f".reg .b8 %x; cvt.{mode}.{target}.bf16 %x, %a; cvt.{target[0]}16.{target} %d, %x;"
     body = f"cvt.{mode}.{target}.bf16 %d, %a;" if width > 8 else narrow
-    got = run_fragment(body, kind if width > 8 else f"{kind[0]}2", bits, header=HOPPER)
-    assert got.tolist() == [min(max(n, low), high) for n in whole]
+    actual = run_fragment(body, kind if width > 8 else f"{kind[0]}2", bits, header=HOPPER)
+    assert actual.tolist() == [min(max(n, low), high) for n in whole]
 
 
 def _whole(value: Fraction, mode: str) -> int:
@@ -159,26 +159,26 @@ def _whole(value: Fraction, mode: str) -> int:
 @pytest.mark.parametrize("target", ["f64", "f32", "f16"])
 def test_bf16_to_floats(target: str) -> None:
     bits = np.arange(0, 65536, 67, dtype="u2")
-    wanted = (bits.astype("u4") << 16).view("f4")
+    expected = (bits.astype("u4") << 16).view("f4")
     with np.errstate(all="ignore"):
-        wanted = wanted.astype(SOURCES[target])
+        expected = expected.astype(SOURCES[target])
     rounding = ".rn" if target == "f16" else ""
-    got = run_fragment(f"cvt{rounding}.{target}.bf16 %d, %a;", SOURCES[target], bits, header=HOPPER)
-    np.testing.assert_array_equal(got, wanted)
+    actual = run_fragment(f"cvt{rounding}.{target}.bf16 %d, %a;", SOURCES[target], bits, header=HOPPER)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_floats_to_pairs_of_eight_bits(name: str) -> None:
     a = some_floats("f4", name)
     b = np.roll(a, 1)
-    got = run_fragment(f"cvt.rn.satfinite.{name}x2.f32 %d, %a, %b;", "u2", a, b, header=HOPPER)
-    wanted = [
+    actual = run_fragment(f"cvt.rn.satfinite.{name}x2.f32 %d, %a, %b;", "u2", a, b, header=HOPPER)
+    reference = [
         high << 8 | low
         for high, low in zip(expected(a, name, "rn", True), expected(b, name, "rn", True), strict=True)
     ]
-    assert got.tolist() == wanted
-    got = run_fragment(f"cvt.rn.satfinite.relu.{name}x2.f32 %d, %a, %b;", "u2", a, b, header=HOPPER)
-    assert got.tolist() == [(0 if n >> 15 else n >> 8) << 8 | (0 if n >> 7 & 1 else n & 255) for n in wanted]
+    assert actual.tolist() == reference
+    actual = run_fragment(f"cvt.rn.satfinite.relu.{name}x2.f32 %d, %a, %b;", "u2", a, b, header=HOPPER)
+    assert actual.tolist() == [(0 if n >> 15 else n >> 8) << 8 | (0 if n >> 7 & 1 else n & 255) for n in reference]
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
@@ -186,15 +186,15 @@ def test_halves_to_pairs_of_eight_bits(name: str) -> None:
     a = some_floats("f2", name)
     b = np.roll(a, 1)
     packed = a.view("u2").astype("u4") << 16 | b.view("u2")
-    got = run_fragment(f"cvt.rn.satfinite.{name}x2.f16x2 %d, %a;", "u2", packed, header=HOPPER)
-    wanted = zip(expected(a, name, "rn", True), expected(b, name, "rn", True), strict=True)
-    assert got.tolist() == [high << 8 | low for high, low in wanted]
+    actual = run_fragment(f"cvt.rn.satfinite.{name}x2.f16x2 %d, %a;", "u2", packed, header=HOPPER)
+    reference = zip(expected(a, name, "rn", True), expected(b, name, "rn", True), strict=True)
+    assert actual.tolist() == [high << 8 | low for high, low in reference]
 
 
 @pytest.mark.parametrize("name", ["e4m3", "e5m2"])
 def test_pairs_of_eight_bits_to_halves(name: str) -> None:
     codes = np.arange(256, dtype="u2")
-    got = run_fragment(f"cvt.rn.f16x2.{name}x2 %d, %a;", "u4", codes << 8 | codes[::-1], header=HOPPER)
+    actual = run_fragment(f"cvt.rn.f16x2.{name}x2 %d, %a;", "u4", codes << 8 | codes[::-1], header=HOPPER)
     greatest, infinity = FORMATS[name][3:]
 
     def value(code: int) -> float:
@@ -205,27 +205,27 @@ def test_pairs_of_eight_bits_to_halves(name: str) -> None:
             number = float("nan") if size > greatest else float(values(name)[size])
         return -number if code >> 7 else number
 
-    wanted = np.array([value(code) for code in range(256)], "f2")
-    np.testing.assert_array_equal((got >> 16).astype("u2").view("f2"), wanted)
-    np.testing.assert_array_equal((got & 65535).astype("u2").view("f2"), wanted[::-1])
+    expected = np.array([value(code) for code in range(256)], "f2")
+    np.testing.assert_array_equal((actual >> 16).astype("u2").view("f2"), expected)
+    np.testing.assert_array_equal((actual & 65535).astype("u2").view("f2"), expected[::-1])
     # Numbers keep their sign, and there is one NaN.
-    bits = np.where(np.isnan(wanted), 0x7FFF, wanted.view("u2"))
-    assert (got >> 16).tolist() == bits.tolist()
+    bits = np.where(np.isnan(expected), 0x7FFF, expected.view("u2"))
+    assert (actual >> 16).tolist() == bits.tolist()
 
 
 def test_a_nan_stays_one() -> None:
     a = np.array([np.nan], "f4")
     for name, codes in (("e4m3", {0x7F}), ("e5m2", {0x7D, 0x7E, 0x7F})):
-        got = run_fragment(f"cvt.rn.satfinite.{name}x2.f32 %d, %a, %a;", "u2", a, header=HOPPER)
-        assert int(got[0]) & 127 in codes
+        actual = run_fragment(f"cvt.rn.satfinite.{name}x2.f32 %d, %a, %a;", "u2", a, header=HOPPER)
+        assert int(actual[0]) & 127 in codes
     assert np.isnan(run_fragment("cvt.rna.tf32.f32 %d, %a;", "f4", a))[0]
 
 
 @pytest.mark.parametrize("mode", ["rna", "rn", "rz"])
 def test_floats_to_tf32(mode: str) -> None:
     a = some_floats("f4", "tf32")
-    got = run_fragment(f"cvt.{mode}.tf32.f32 %d, %a;", "u4", a, header=HOPPER)
-    assert [int(n) for n in got] == [code << 13 for code in expected(a, "tf32", mode)]
+    actual = run_fragment(f"cvt.{mode}.tf32.f32 %d, %a;", "u4", a, header=HOPPER)
+    assert [int(n) for n in actual] == [code << 13 for code in expected(a, "tf32", mode)]
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
@@ -243,10 +243,10 @@ def test_bf16_arithmetic_rounds_once(name: str) -> None:
         exact.append({"add": fa + fb, "sub": fa - fb, "mul": fa * fb, "fma": fa * fb + fc}[name])
     operands = "%d, %a, %b" + (", %c" if name == "fma" else "")
     arrays = bits if name == "fma" else bits[:2]
-    got = run_fragment(f"{name}.rn.bf16 {operands};", "u2", *arrays, header=HOPPER).tolist()
-    wanted = [with_sign(rounded(e, "bf16", "rn"), e < 0, "bf16") for e in exact]
-    assert [(g & 0x7FFF, bool(g >> 15) and e != 0) for g, e in zip(got, exact, strict=True)] == [
-        (n & 0x7FFF, bool(n >> 15) and e != 0) for n, e in zip(wanted, exact, strict=True)
+    actual = run_fragment(f"{name}.rn.bf16 {operands};", "u2", *arrays, header=HOPPER).tolist()
+    expected = [with_sign(rounded(e, "bf16", "rn"), e < 0, "bf16") for e in exact]
+    assert [(g & 0x7FFF, bool(g >> 15) and e != 0) for g, e in zip(actual, exact, strict=True)] == [
+        (n & 0x7FFF, bool(n >> 15) and e != 0) for n, e in zip(expected, exact, strict=True)
     ]
 
 
@@ -257,13 +257,13 @@ def test_functions_of_halves(kind: str, name: str, function: np.ufunc) -> None:
     bits = x.astype("f2").view("u2") if kind == "f16" else (x.view("u4") >> 16).astype("u2")
     exact = bits.view("f2").astype("f8") if kind == "f16" else (bits.astype("u4") << 16).view("f4").astype("f8")
     ftz = ".ftz" if (kind, name) == ("bf16", "ex2") else ""
-    one = run_fragment(f"{name}.approx{ftz}.{kind} %d, %a;", "u2", bits, header=HOPPER)
+    entry = run_fragment(f"{name}.approx{ftz}.{kind} %d, %a;", "u2", bits, header=HOPPER)
     two = run_fragment(
         f"{name}.approx{ftz}.{kind}x2 %d, %a;", "u4", bits.astype("u4") << 16 | np.roll(bits, 1), header=HOPPER
     )
-    back = one.view("f2").astype("f8") if kind == "f16" else (one.astype("u4") << 16).view("f4").astype("f8")
+    back = entry.view("f2").astype("f8") if kind == "f16" else (entry.astype("u4") << 16).view("f4").astype("f8")
     np.testing.assert_allclose(back, function(exact), rtol=2**-10 if kind == "f16" else 2**-7)
-    assert (two == (one.astype("u4") << 16 | np.roll(one, 1))).all()
+    assert (two == (entry.astype("u4") << 16 | np.roll(entry, 1))).all()
 
 
 def test_integers_are_packed_at_the_ends_of_their_type() -> None:
@@ -271,10 +271,10 @@ def test_integers_are_packed_at_the_ends_of_their_type() -> None:
     b = np.array([5, 70000, -70000, 1, -128, 255, 256, 200], "i4")
     c = np.arange(8, dtype="u4") * 0x1234567
     for kind, low, high in (("s16", -(2**15), 2**15 - 1), ("u16", 0, 2**16 - 1)):
-        got = run_fragment(f"cvt.pack.sat.{kind}.s32 %d, %a, %b;", "u4", a, b)
+        actual = run_fragment(f"cvt.pack.sat.{kind}.s32 %d, %a, %b;", "u4", a, b)
         x, y = (np.clip(v, low, high).astype("i8") & 0xFFFF for v in (a, b))
-        assert got.tolist() == (x << 16 | y).tolist()
+        assert actual.tolist() == (x << 16 | y).tolist()
     for kind, low, high in (("s8", -128, 127), ("u8", 0, 255)):
-        got = run_fragment(f"cvt.pack.sat.{kind}.s32.b32 %d, %a, %b, %c;", "u4", a, b, c)
+        actual = run_fragment(f"cvt.pack.sat.{kind}.s32.b32 %d, %a, %b, %c;", "u4", a, b, c)
         x, y = (np.clip(v, low, high).astype("i8") & 0xFF for v in (a, b))
-        assert got.tolist() == ((c.astype("i8") << 16 | x << 8 | y) & 0xFFFFFFFF).tolist()
+        assert actual.tolist() == ((c.astype("i8") << 16 | x << 8 | y) & 0xFFFFFFFF).tolist()

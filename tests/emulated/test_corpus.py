@@ -86,8 +86,8 @@ def test_same_as_recorded(monkeypatch: pytest.MonkeyPatch, tier: str, name: str)
 def check_recorded(name: str) -> set[type]:
     """Every output agrees with the GPU's, by the rule that the corpus gives for it. Return the kinds of batches."""
     kinds: set[type] = set()
-    rules, got = module_of("rules"), outputs_of(name, kinds)
+    rules, actual = module_of("rules"), outputs_of(name, kinds)
     for output, spec in module_of("inputs").outputs(KERNELS[name]).items():
-        good = rules.agree(spec, got[output], recorded()[f"{name}/{output}"])
+        good = rules.agree(spec, actual[output], recorded()[f"{name}/{output}"])
         assert good.all(), f"{output}: {np.count_nonzero(~good)} of {good.size} differ"
     return kinds

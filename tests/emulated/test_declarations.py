@@ -109,10 +109,10 @@ def test_loads_and_stores_of_32_bytes(space: str) -> None:
     assert run_wide(f"ld{space}.v8.b32 {EIGHT}, [%out+32]; st{space}.v8.b32 [%out+128], {EIGHT};") == [*range(8, 16)]
     assert run_wide(f"ld{space}.v4.b64 {FOUR}, [%out+32]; st{space}.v4.u64 [%out+128], {FOUR};") == [*range(8, 16)]
     some = "{%a0, _, %a2, _, _, _, _, %a7}"
-    got = run_wide(
+    actual = run_wide(
         f"ld{space}.nc.v8.b32 {some}, [%out+32]; st{space}.v8.b32 [%out+128], {some};".replace("ld.nc", "ld")
     )
-    assert got == [8, 33, 10, 35, 36, 37, 38, 15]
+    assert actual == [8, 33, 10, 35, 36, 37, 38, 15]
 
 
 @pytest.mark.parametrize(

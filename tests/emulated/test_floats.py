@@ -27,11 +27,13 @@ def floats(dtype: str, count: int, seed: int) -> Array:
     return bits
 
 
-def same(got: Array, wanted: Array) -> None:
+def same(actual: Array, wanted: Array) -> None:
     """Equal bit by bit, any NaN being as good as another."""
-    assert got.dtype == wanted.dtype
-    equal = (got.view(f"u{got.itemsize}") == wanted.view(f"u{got.itemsize}")) | (np.isnan(got) & np.isnan(wanted))
-    assert equal.all(), (got[~equal][:4], wanted[~equal][:4])
+    assert actual.dtype == wanted.dtype
+    equal = (actual.view(f"u{actual.itemsize}") == wanted.view(f"u{actual.itemsize}")) | (
+        np.isnan(actual) & np.isnan(wanted)
+    )
+    assert equal.all(), (actual[~equal][:4], wanted[~equal][:4])
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -41,14 +43,14 @@ def test_two_operands(name: str, bits: int) -> None:
     a, b = floats(dtype, 500, 1), floats(dtype, 500, 2)
     functions = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.fmin, "max": np.fmax}
     with np.errstate(all="ignore"):
-        wanted = functions[name](a, b)
+        expected = functions[name](a, b)
     zeros = (a == 0) & (b == 0)
-    got = run_fragment(f"{name}.f{bits} %d, %a, %b;", dtype, a, b)
+    actual = run_fragment(f"{name}.f{bits} %d, %a, %b;", dtype, a, b)
     if name in ("min", "max"):
-        wanted[zeros] = got[zeros]
+        expected[zeros] = actual[zeros]
         negative = np.signbit(a) | np.signbit(b) if name == "min" else np.signbit(a) & np.signbit(b)
-        np.testing.assert_array_equal(np.signbit(got[zeros]), negative[zeros])
-    same(got, wanted)
+        np.testing.assert_array_equal(np.signbit(actual[zeros]), negative[zeros])
+    same(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -73,8 +75,8 @@ def test_single_precision(text: str, function: object) -> None:
     if "setp.nan" in text:
         b = np.nan_to_num(b, posinf=2, neginf=3)
     with np.errstate(all="ignore"):
-        wanted = function(a, b).astype("f4")  # type: ignore[operator]
-    same(run_fragment(text, "f4", a, b), wanted)
+        expected = function(a, b).astype("f4")  # type: ignore[operator]
+    same(run_fragment(text, "f4", a, b), expected)
 
 
 def subnormal(x: Array) -> Array:
@@ -85,8 +87,8 @@ def subnormal(x: Array) -> Array:
 def test_flush_to_zero() -> None:
     a = np.array([1e-39, -1e-39, 2e-38, -0.0], "f4")
     b = np.array([1.0, 1.0, 0.1, 1.0], "f4")
-    got = run_fragment("mul.ftz.f32 %d, %a, %b;", "f4", a, b)
-    same(got, np.array([0.0, -0.0, 0.0, -0.0], "f4"))
+    actual = run_fragment("mul.ftz.f32 %d, %a, %b;", "f4", a, b)
+    same(actual, np.array([0.0, -0.0, 0.0, -0.0], "f4"))
 
 
 def exactly(value: Fraction, mode: str) -> np.float32:
@@ -114,10 +116,10 @@ def exactly(value: Fraction, mode: str) -> np.float32:
 def test_single_precision_fma_is_rounded_once(cases: list[tuple[float, float, float]]) -> None:
     a, b, c = (np.array(column, "f4") for column in zip(*cases, strict=True))
     with np.errstate(all="ignore"):
-        got = ptx_floats.fma32(a, b, c)
-    for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), got, strict=True):
+        actual = ptx_floats.fma32(a, b, c)
+    for x, y, z, result in zip(a.tolist(), b.tolist(), c.tolist(), actual, strict=True):
         exact = Fraction(x) * Fraction(y) + Fraction(z)
-        assert found == exactly(exact, "rn"), (x, y, z)
+        assert result == exactly(exact, "rn"), (x, y, z)
 
 
 def test_single_precision_fma_where_rounding_twice_is_wrong() -> None:
@@ -126,9 +128,9 @@ def test_single_precision_fma_where_rounding_twice_is_wrong() -> None:
     b = np.array([2**-24 * (1 - 2**-23), 2**-24 * (1 + 2**-12), 2**-75 * (1 + 2**-20)], "f4")
     c = np.array([1.0, 1.0, 2**-127], "f4")
     for sign in (1, -1):
-        got = run_fragment("fma.rn.f32 %d, %a, %b, %c;", "f4", a * np.float32(sign), b, c)
-        for x, y, z, found in zip((sign * a).tolist(), b.tolist(), c.tolist(), got, strict=True):
-            assert found == exactly(Fraction(x) * Fraction(y) + Fraction(z), "rn")
+        actual = run_fragment("fma.rn.f32 %d, %a, %b, %c;", "f4", a * np.float32(sign), b, c)
+        for x, y, z, result in zip((sign * a).tolist(), b.tolist(), c.tolist(), actual, strict=True):
+            assert result == exactly(Fraction(x) * Fraction(y) + Fraction(z), "rn")
 
 
 @pytest.mark.parametrize("mode", ["rz", "rm", "rp"])
@@ -138,11 +140,11 @@ def test_directed_rounding(name: str, mode: str) -> None:
     a, b, c = (np.where(np.isfinite(v), v, np.float32(1.25)) for v in (a, b, c))
     b = np.where(b == 0, np.float32(3), b)
     operands = "%a, %b, %c" if name == "fma" else "%a, %b"
-    got = run_fragment(f"{name}.{mode}.f32 %d, {operands};", "f4", a, b, c)
-    for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), got, strict=True):
+    actual = run_fragment(f"{name}.{mode}.f32 %d, {operands};", "f4", a, b, c)
+    for x, y, z, result in zip(a.tolist(), b.tolist(), c.tolist(), actual, strict=True):
         p, q = Fraction(x), Fraction(y)
         exact = {"add": p + q, "mul": p * q, "fma": p * q + Fraction(z), "div": p / q}[name]
-        assert found == exactly(exact, mode), (x, y, z)
+        assert result == exactly(exact, mode), (x, y, z)
 
 
 @settings(max_examples=60, deadline=None)
@@ -150,14 +152,14 @@ def test_directed_rounding(name: str, mode: str) -> None:
 def test_double_precision_fma_is_fused(cases: list[tuple[float, float, float]]) -> None:
     a, b, c = (np.array(column) for column in zip(*cases, strict=True))
     with np.errstate(all="ignore"):
-        got = ptx_floats.fma64(a, b, c)
-    for (x, y, z), found in zip(cases, got.tolist(), strict=True):
+        actual = ptx_floats.fma64(a, b, c)
+    for (x, y, z), result in zip(cases, actual.tolist(), strict=True):
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         try:
-            wanted = exact.numerator / exact.denominator
+            expected = exact.numerator / exact.denominator
         except OverflowError:
-            wanted = np.inf if exact > 0 else -np.inf
-        assert found == wanted, (x, y, z)
+            expected = np.inf if exact > 0 else -np.inf
+        assert result == expected, (x, y, z)
 
 
 def test_double_precision_fma_of_the_greatest_numbers_that_cancel() -> None:
@@ -190,11 +192,11 @@ def test_half_precision_pairs() -> None:
 def test_brain_floats_round_to_nearest_even() -> None:
     a = floats("f4", 600, 9)
     bits = a.view("u4").astype("u8")
-    wanted = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("u2")
-    wanted[np.isnan(a)] = 0x7FFF
-    np.testing.assert_array_equal(run_fragment("cvt.rn.bf16.f32 %d, %a;", "u2", a), wanted)
-    back = run_fragment("cvt.f32.bf16 %d, %a;", "f4", wanted)
-    np.testing.assert_array_equal(back.view("u4"), wanted.astype("u4") << 16)
+    expected = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("u2")
+    expected[np.isnan(a)] = 0x7FFF
+    np.testing.assert_array_equal(run_fragment("cvt.rn.bf16.f32 %d, %a;", "u2", a), expected)
+    back = run_fragment("cvt.f32.bf16 %d, %a;", "f4", expected)
+    np.testing.assert_array_equal(back.view("u4"), expected.astype("u4") << 16)
 
 
 @pytest.mark.parametrize("mode", ["rni", "rzi", "rmi", "rpi"])
@@ -204,17 +206,17 @@ def test_float_to_integer(mode: str, target: str) -> None:
     a[::3] = np.random.default_rng(1).normal(0, 1000, len(a[::3]))
     bits = int(target[1:])
     size = max(bits, 16)
-    got = run_fragment(f"cvt.{mode}.{target}.f32 %d, %a;", f"{'i' if target[0] == 's' else 'u'}{size // 8}", a)
+    actual = run_fragment(f"cvt.{mode}.{target}.f32 %d, %a;", f"{'i' if target[0] == 's' else 'u'}{size // 8}", a)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if target[0] == "s" else (0, 2**bits - 1)
     rounds = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[mode]
-    for x, found in zip(a, got.tolist(), strict=True):
+    for x, result in zip(a, actual.tolist(), strict=True):
         if np.isnan(x):
-            wanted = 0 if bits < 64 else (low if target[0] == "s" else 2**63)
+            expected = 0 if bits < 64 else (low if target[0] == "s" else 2**63)
         elif np.isinf(x):
-            wanted = high if x > 0 else low
+            expected = high if x > 0 else low
         else:
-            wanted = max(low, min(high, int(rounds(np.float64(x)))))
-        assert found == wanted, x
+            expected = max(low, min(high, int(rounds(np.float64(x)))))
+        assert result == expected, x
 
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
@@ -225,17 +227,17 @@ def test_integer_to_float(mode: str, source: str) -> None:
     a = rng.integers(0, 2 ** (8 * size) - 1, 300, dtype=f"u{size}", endpoint=True)
     a >>= rng.integers(0, 8 * size, 300).astype(a.dtype)
     a[:4] = [2 ** (8 * size) - 1, 2 ** (8 * size - 1), 0, 1]
-    got = run_fragment(f"cvt.{mode}.f32.{source} %d, %a;", "f4", a)
+    actual = run_fragment(f"cvt.{mode}.f32.{source} %d, %a;", "f4", a)
     given_values = a.view(f"i{size}") if source[0] == "s" else a
-    for x, found in zip(given_values.tolist(), got, strict=True):
-        assert found == exactly(Fraction(x), mode), x
+    for x, result in zip(given_values.tolist(), actual, strict=True):
+        assert result == exactly(Fraction(x), mode), x
 
 
 def test_transcendental_functions_are_close() -> None:
     a = np.random.default_rng(2).uniform(0.1, 4, 500).astype("f4")
     functions = {"ex2": np.exp2, "lg2": np.log2, "sin": np.sin, "cos": np.cos, "tanh": np.tanh}
     for name, function in functions.items():
-        got = run_fragment(f"{name}.approx.f32 %d, %a;", "f4", a)
-        np.testing.assert_allclose(got, function(a.astype("f8")), rtol=1e-6, atol=1e-7)
-    got = run_fragment("rsqrt.approx.f32 %d, %a;", "f4", a)
-    np.testing.assert_allclose(got, a.astype("f8") ** -0.5, rtol=1e-6)
+        actual = run_fragment(f"{name}.approx.f32 %d, %a;", "f4", a)
+        np.testing.assert_allclose(actual, function(a.astype("f8")), rtol=1e-6, atol=1e-7)
+    actual = run_fragment("rsqrt.approx.f32 %d, %a;", "f4", a)
+    np.testing.assert_allclose(actual, a.astype("f8") ** -0.5, rtol=1e-6)

@@ -64,9 +64,9 @@ def test_errors_are_within_the_bounds_of_the_ptx_isa(
 def test_special_values(name: str, arguments: list[float], results: list[float]) -> None:
     given, expected = np.array(arguments, "f4"), np.array(results, "f4")
     with np.errstate(all="ignore"):
-        got = FUNCTIONS[name](given)
-        assert (got.view("u4") == expected.view("u4")).all()
-        assert [FUNCTIONS[name](x) for x in given] == got.tolist()  # uniform values are NumPy's scalars
+        actual = FUNCTIONS[name](given)
+        assert (actual.view("u4") == expected.view("u4")).all()
+        assert [FUNCTIONS[name](x) for x in given] == actual.tolist()  # uniform values are NumPy's scalars
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ def extended(value: int, length: int) -> int:
 
 def check(instruction: str, text: str, bits: int, is_signed: bool, rule: Rule, count: int = 200) -> None:
     a, b, c = (operands(bits, count, seed) for seed in (1, 2, 3))
-    got = run_fragment(text, f"u{bits // 8}", a, b, c)
-    for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), got.tolist(), strict=True):
+    actual = run_fragment(text, f"u{bits // 8}", a, b, c)
+    for x, y, z, result in zip(a.tolist(), b.tolist(), c.tolist(), actual.tolist(), strict=True):
         given = [signed(v, bits) for v in (x, y, z)] if is_signed else [x, y, z]
-        assert found == rule(given[0], given[1], given[2], bits) & (2**bits - 1), (instruction, given)
+        assert result == rule(given[0], given[1], given[2], bits) & (2**bits - 1), (instruction, given)
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -201,9 +201,9 @@ def test_every_lop3_table(table: int) -> None:
 def test_a_lop3_with_a_predicate(word: str, combine: Callable[[bool, bool], bool]) -> None:
     a, b = np.array([0, 0, 5, 5], "u4"), np.array([0, 1, 0, 1], "u4")
     text = f"setp.ne.u32 %p, %b, 0; lop3.{word}.b32 %i1|%q, %a, %a, %a, 0x80, %p; selp.u32 %i2, 100, 0, %q;"
-    got = run_fragment(text + " add.u32 %d, %i1, %i2;", "u4", a, b, header=HOPPER)
-    wanted = [x + 100 * combine(x != 0, y != 0) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-    assert got.tolist() == wanted
+    actual = run_fragment(text + " add.u32 %d, %i1, %i2;", "u4", a, b, header=HOPPER)
+    expected = [x + 100 * combine(x != 0, y != 0) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert actual.tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["min", "max"])
@@ -211,11 +211,13 @@ def test_min_and_max_with_relu(name: str) -> None:
     rule = {"min": min, "max": max}[name]
     rng = np.random.default_rng(1)
     a, b = rng.integers(-50, 50, (2, 200), "i4")
-    got = run_fragment(f"{name}.relu.s32 %d, %a, %b;", "i4", a, b, header=HOPPER)
-    assert got.tolist() == [max(0, rule(x, y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    actual = run_fragment(f"{name}.relu.s32 %d, %a, %b;", "i4", a, b, header=HOPPER)
+    assert actual.tolist() == [max(0, rule(x, y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
     c, d = rng.integers(-50, 50, (2, 400), "i2")
-    got = run_fragment(f"{name}.relu.s16x2 %d, %a, %b;", "u4", c.view("u4"), d.view("u4"), header=HOPPER).view("i2")
-    assert got.tolist() == [max(0, rule(x, y)) for x, y in zip(c.tolist(), d.tolist(), strict=True)]
+    actual = run_fragment(f"{name}.relu.s16x2 %d, %a, %b;", "u4", c.view("u4"), d.view("u4"), header=HOPPER).view(
+        "i2"
+    )
+    assert actual.tolist() == [max(0, rule(x, y)) for x, y in zip(c.tolist(), d.tolist(), strict=True)]
 
 
 def dot(a: int, b: int, c: int, a_signed: bool, b_signed: bool) -> int:
@@ -257,8 +259,8 @@ def test_carry_chain_adds_and_subtracts_128_bits() -> None:
 
 def test_guarded_instruction_keeps_the_old_value() -> None:
     a, b = operands(32, 100, 1), operands(32, 100, 2)
-    got = run_fragment("mov.u32 %d, %b; setp.lt.u32 %p, %a, %b; @!%p add.u32 %d, %a, 1;", "u4", a, b)
-    np.testing.assert_array_equal(got, np.where(a < b, b, a + np.uint32(1)))
+    actual = run_fragment("mov.u32 %d, %b; setp.lt.u32 %p, %a, %b; @!%p add.u32 %d, %a, 1;", "u4", a, b)
+    np.testing.assert_array_equal(actual, np.where(a < b, b, a + np.uint32(1)))
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,7 @@ def test_fields_of_64_bits_that_ptx_does_not_allow(
     text: str, value: int, position: int, length: int, wanted: int
 ) -> None:
     """Positions and lengths are 0 to 255; what an H200 answered beyond shows that it looks at all of their bits."""
-    given = np.array([value], "u8")
+    level = np.array([value], "u8")
     before = f"mov.b32 %i1, {position:#x}; mov.b32 %i2, {length:#x}; "
-    got = run_fragment(f"mov.u64 %d, 0x1234; {before}{text}", "u8", given)
-    assert got.tolist() == [wanted]
+    actual = run_fragment(f"mov.u64 %d, 0x1234; {before}{text}", "u8", level)
+    assert actual.tolist() == [wanted]

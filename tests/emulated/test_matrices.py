@@ -106,7 +106,7 @@ def product(shape: str, types: str, satfinite: str, warps: int = 3) -> Iterator[
     d, a, b, _ = types.split(".")
     rng = np.random.default_rng(k)
     bits = 8 * np.dtype(STORED[a]).itemsize
-    held_a, held_b, held_c, wanted = [], [], [], []
+    held_a, held_b, held_c, expected = [], [], [], []
     for _ in range(warps):
         (raw_a, left), (raw_b, right) = some(rng, a, (m, k)), some(rng, b, (k, n))
         c = rng.integers(-9, 9, (m, n)).astype(ACCUMULATED[d])
@@ -118,16 +118,16 @@ def product(shape: str, types: str, satfinite: str, warps: int = 3) -> Iterator[
         total = left @ right + c
         if d == "s32":
             total = np.clip(total, -(2**31), 2**31 - 1) if satfinite else (total + 2**31) % 2**32 - 2**31
-        wanted.append(total.astype(ACCUMULATED[d]))
+        expected.append(total.astype(ACCUMULATED[d]))
     fragments = [np.concatenate(each) for each in (held_a, held_b, held_c)]
     out = np.zeros_like(fragments[2])
     text = kernel(shape, types, satfinite, [f.shape[1] for f in fragments], [f.itemsize for f in fragments])
     device = Device(1 << 20)
     addresses = [device.put(each) for each in (*fragments, out)]
     device.launch(device.load(text), "k", 1, 32 * warps, *addresses)
-    got = device.get(addresses[3], out).view(ACCUMULATED[d]).reshape(warps, 32, -1)
+    actual = device.get(addresses[3], out).view(ACCUMULATED[d]).reshape(warps, 32, -1)
     for warp in range(warps):
-        yield got[warp], held(wanted[warp], place_c)
+        yield actual[warp], held(expected[warp], place_c)
 
 
 def kernel(shape: str, types: str, satfinite: str, counts: list[int], widths: list[int]) -> str:
@@ -150,13 +150,13 @@ def kernel(shape: str, types: str, satfinite: str, counts: list[int], widths: li
 
 @pytest.mark.parametrize(("shape", "types"), CASES)
 def test_products(shape: str, types: str) -> None:
-    for got, wanted in product(shape, types, ""):
-        np.testing.assert_array_equal(got, wanted)
+    for actual, expected in product(shape, types, ""):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_integers_saturate() -> None:
-    for got, wanted in product("m16n8k32", "s32.s8.s8.s32", ".satfinite"):
-        np.testing.assert_array_equal(got, wanted)
+    for actual, expected in product("m16n8k32", "s32.s8.s8.s32", ".satfinite"):
+        np.testing.assert_array_equal(actual, expected)
 
 
 TRANSFER = """
@@ -189,22 +189,22 @@ def transferred(body: str) -> tuple[Array, Array, Array]:
     out = np.zeros(3072, "u1")
     addresses = [device.put(before), device.put(out)]
     device.launch(device.load(HOPPER + TRANSFER.replace("@BODY@", body)), "k", 1, 64, *addresses)
-    got = device.get(addresses[1], out)
-    return before, got[:1024].view("u2").reshape(2, 32, 4, 2), got[1024:].view("u2").reshape(2, 32, 16)
+    actual = device.get(addresses[1], out)
+    return before, actual[:1024].view("u2").reshape(2, 32, 4, 2), actual[1024:].view("u2").reshape(2, 32, 16)
 
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_matrices_are_loaded(count: int, trans: str) -> None:
     registers = ", ".join(f"%r{10 + i}" for i in range(count))
-    before, got, _ = transferred(f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{registers}}}, [%r8];")
+    before, actual, _ = transferred(f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{registers}}}, [%r8];")
     for warp in range(2):
         for matrix in range(count):
             rows = [before[warp, (lane * 5) % 32, :8] for lane in range(8 * matrix, 8 * matrix + 8)]
             whole = np.array(rows).T if trans else np.array(rows)
-            np.testing.assert_array_equal(got[warp, :, matrix], whole.reshape(32, 2))
-        for rest in range(count, 4):
-            assert (got[warp, :, rest, 0] == rest + 1).all()
+            np.testing.assert_array_equal(actual[warp, :, matrix], whole.reshape(32, 2))
+        for index in range(count, 4):
+            assert (actual[warp, :, index, 0] == index + 1).all()
 
 
 @pytest.mark.parametrize("trans", ["", ".trans"])
@@ -212,22 +212,22 @@ def test_matrices_are_loaded(count: int, trans: str) -> None:
 def test_matrices_are_stored(count: int, trans: str) -> None:
     registers = ", ".join(f"%r{10 + i}" for i in range(count))
     fill = "".join(f"mad.lo.u32 %r{10 + i}, %r0, 65541, {i};" for i in range(count))
-    before, got, after = transferred(
+    before, actual, after = transferred(
         f"{fill} stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r8], {{{registers}}};"
     )
-    wanted = before.copy()
+    expected = before.copy()
     for warp in range(2):
         for matrix in range(count):
-            whole = got[warp, :, matrix].reshape(8, 8)
+            whole = actual[warp, :, matrix].reshape(8, 8)
             for row in range(8):
-                wanted[warp, ((8 * matrix + row) * 5) % 32, :8] = (whole.T if trans else whole)[row]
-    np.testing.assert_array_equal(after, wanted)
+                expected[warp, ((8 * matrix + row) * 5) % 32, :8] = (whole.T if trans else whole)[row]
+    np.testing.assert_array_equal(after, expected)
 
 
 def test_a_matrix_is_transposed() -> None:
-    _, got, _ = transferred("mad.lo.u32 %r10, %r0, 65541, 9; movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r10;")
+    _, actual, _ = transferred("mad.lo.u32 %r10, %r0, 65541, 9; movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r10;")
     for warp in range(2):
-        np.testing.assert_array_equal(got[warp, :, 1].reshape(8, 8), got[warp, :, 0].reshape(8, 8).T)
+        np.testing.assert_array_equal(actual[warp, :, 1].reshape(8, 8), actual[warp, :, 0].reshape(8, 8).T)
 
 
 @pytest.mark.parametrize(("change", "fault"), [("4", MisalignedAddress), ("65536", IllegalAddress)])

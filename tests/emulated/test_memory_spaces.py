@@ -20,8 +20,8 @@ def test_narrow_loads_extend(kind: str, dtype: str, space: str) -> None:
       st.{space}.b32 [%w1], %a; st.{space}.b32 [%w1+4], %b; ld.{space}.{kind} %d, [%w1+4];"""
     if space == "local":
         text = text.replace("mul.wide.u32 %w2, %i0, 8;", "mov.u64 %w2, 16;")
-    got = run_fragment(text, "i4", WORDS, WORDS[::-1].copy())
-    np.testing.assert_array_equal(got, WORDS[::-1].astype(dtype).astype("i4"))
+    actual = run_fragment(text, "i4", WORDS, WORDS[::-1].copy())
+    np.testing.assert_array_equal(actual, WORDS[::-1].astype(dtype).astype("i4"))
 
 
 @pytest.mark.parametrize("size", [1000, 1024, 4096, 32768])
@@ -44,8 +44,8 @@ def test_vectors() -> None:
       st.local.v4.b32 [%w1+16], {%a, %b, %i1, %i0}; ld.local.v2.b64 {%w2, %w3}, [%w1+16];
       mov.b64 {%i2, %i3}, %w2; mov.b64 {%i4, %i5}, %w3;
       sub.u32 %d, %i2, %i3; xor.b32 %d, %d, %i4; add.u32 %d, %d, %i5;"""
-    got = run_fragment(text, "u4", WORDS, WORDS[::-1].copy())
-    np.testing.assert_array_equal(got, ((WORDS - WORDS[::-1]) ^ ~WORDS) + np.arange(64, dtype="u4"))
+    actual = run_fragment(text, "u4", WORDS, WORDS[::-1].copy())
+    np.testing.assert_array_equal(actual, ((WORDS - WORDS[::-1]) ^ ~WORDS) + np.arange(64, dtype="u4"))
 
 
 def test_generic_pointers_of_one_warp_to_three_spaces() -> None:
@@ -56,9 +56,9 @@ def test_generic_pointers_of_one_warp_to_three_spaces() -> None:
       setp.eq.u32 %p, %m, 0; selp.b64 %w5, %w2, %w4, %p; setp.eq.u32 %q, %m, 1; selp.b64 %w5, %w3, %w5, %q;
       add.u32 %i1, %a, %i0; st.u32 [%w5], %i1; atom.add.u32 %i2, [%w5], 5; ld.u32 %d, [%w5];
       sub.u32 %i2, %i2, %i1; add.u32 %d, %d, %i2; isspacep.shared %p, %w5; @%p add.u32 %d, %d, 1;"""
-    got = run_fragment(text, "u4", WORDS)
+    actual = run_fragment(text, "u4", WORDS)
     lanes = np.arange(64, dtype="u4")
-    np.testing.assert_array_equal(got, WORDS + lanes + 5 + (lanes % 3 == 0))
+    np.testing.assert_array_equal(actual, WORDS + lanes + 5 + (lanes % 3 == 0))
 
 
 @pytest.mark.parametrize("uniform", [True, False])
@@ -146,8 +146,8 @@ def test_calls_are_inlined() -> None:
     out = device.put(np.zeros(32, "u4"))
     device.launch(device.load(CALLS), "k", 1, 32, out)
     lanes = np.arange(32)
-    wanted = np.where(lanes * 100 > 1000, 5, lanes * 200) + lanes
-    np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), wanted)
+    expected = np.where(lanes * 100 > 1000, 5, lanes * 200) + lanes
+    np.testing.assert_array_equal(device.get(out, np.zeros(32, "u4")), expected)
 
 
 def test_indexed_branch() -> None:

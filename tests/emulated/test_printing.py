@@ -101,8 +101,8 @@ BIG = 2**40 + 5
     ],
 )
 def test_as_c_prints(form: str, values: tuple[int | float | str, ...], text: str) -> None:
-    got, count = printed(form, *values)
-    assert got.decode() == text
+    actual, count = printed(form, *values)
+    assert actual.decode() == text
     assert count == len(values)
 
 

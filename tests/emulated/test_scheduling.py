@@ -124,10 +124,10 @@ def test_two_batches_of_one_program_take_turns() -> None:
         turns += 1
     assert turns > 90
     for out, rounds in zip(outs, (50, 90), strict=True):
-        wanted = np.zeros(32, "u4")
+        expected = np.zeros(32, "u4")
         for _ in range(rounds):
-            wanted = wanted * np.uint32(3) + np.arange(32, dtype="u4")
-        np.testing.assert_array_equal(device.get(out, wanted), wanted)
+            expected = expected * np.uint32(3) + np.arange(32, dtype="u4")
+        np.testing.assert_array_equal(device.get(out, expected), expected)
 
 
 def test_barrier_after_some_threads_left() -> None:
@@ -142,11 +142,11 @@ def test_barrier_after_some_threads_left() -> None:
 
 def test_barrier_reductions() -> None:
     a = np.array([1, 0, 1] * 32, "u4")
-    for mode, wanted in (("popc.u32", 64), ("and.pred", 0), ("or.pred", 1)):
+    for mode, expected in (("popc.u32", 64), ("and.pred", 0), ("or.pred", 1)):
         target = "%d" if mode == "popc.u32" else "%q"
         text = f"setp.ne.u32 %p, %a, 0; bar.red.{mode} {target}, 0, %p;"
         text += "" if target == "%d" else "selp.b32 %d, 1, 0, %q;"
-        np.testing.assert_array_equal(run_fragment(text, "u4", a), [wanted] * 96)
+        np.testing.assert_array_equal(run_fragment(text, "u4", a), [expected] * 96)
 
 
 def test_named_barrier_with_arrivals() -> None:

@@ -58,9 +58,9 @@ def cases(draw: st.DrawFn) -> Case:
     size, unit = dtype.itemsize, 16 // dtype.itemsize
     dimensions = [draw(st.integers(1, 6 * unit)), *(draw(st.integers(1, 7)) for _ in range(rank - 1))]
     strides, row = [], dimensions[0] * size
-    for each in dimensions[1:]:
+    for dimension in dimensions[1:]:
         strides.append(-(-row // 16) * 16 + 16 * draw(st.integers(0, 1)))
-        row = strides[-1] * each
+        row = strides[-1] * dimension
     swizzle = draw(st.integers(0, 3))
     inner = draw(st.integers(1, min(1 << swizzle, 256 // unit)) if swizzle else st.integers(1, min(5, 256 // unit)))
     most = 4 if rank < GREATEST_RANK else 3  # the rows of a box fit into the kernel's shared memory
@@ -80,10 +80,10 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases(), st.integers(0, 1 << 20))
 def test_loads_as_a_model_does(machine: Machine, case: Case, seed: int) -> None:
     of, memory = evolve(case.map, address=machine.tensor), pattern(Machine.ROOM, seed)
-    wanted, size, filled = np.zeros(SHARED, "u1"), of.element_bytes, []
+    expected, size, filled = np.zeros(SHARED, "u1"), of.element_bytes, []
     for source, target in places(of, case.start):
         if source is not None:
-            wanted[target : target + size] = memory[source : source + size]
+            expected[target : target + size] = memory[source : source + size]
         elif of.fill:
             filled.append(target)
     numbers = [*[*case.start, *([0] * 5)][:5], tile_bytes(of)]
@@ -94,7 +94,7 @@ def test_loads_as_a_model_does(machine: Machine, case: Case, seed: int) -> None:
         assert element.tolist() == [0xF7, 0x7F] * (size // 2)
         image = image.copy()
         image[target : target + size] = 0
-    np.testing.assert_array_equal(image, wanted)
+    np.testing.assert_array_equal(image, expected)
 
 
 @settings(max_examples=100, deadline=None)
@@ -107,12 +107,12 @@ def test_stores_as_a_model_does(machine: Machine, case: Case, seed: int) -> None
         pattern(Machine.ROOM, seed),
         pattern(SHARED, seed + 1),
     )
-    wanted, size = memory.copy(), of.element_bytes
+    expected, size = memory.copy(), of.element_bytes
     for target, source in places(of, start, written=True):
         if target is not None:
-            wanted[target : target + size] = image[source : source + size]
+            expected[target : target + size] = image[source : source + size]
     left, _ = machine.run(storing(of.rank), of, memory, image, start)
-    np.testing.assert_array_equal(left, wanted)
+    np.testing.assert_array_equal(left, expected)
     if start != case.start:
         with pytest.raises(IllegalInstruction, match="begins before the tensor"):
             machine.run(storing(of.rank), of, memory, image, case.start)
@@ -154,13 +154,13 @@ def test_floats_are_rounded_and_never_flushed(machine: Machine) -> None:
     memory = np.zeros(Machine.ROOM, "u1")
     memory[:28] = bits.view("u1")
     rounded = [0, 0x80800000, 0x3F800000, 0x3F800000, 0xBF804000, 0x7F800000, 0x7FFFE000]
-    wanted = {
+    expected = {
         DataType.FLOAT32: bits.tolist(),
         DataType.FLOAT32_FTZ: bits.tolist(),
         DataType.TFLOAT32: rounded,
         DataType.TFLOAT32_FTZ: rounded,
     }
-    for data_type, each in wanted.items():
+    for data_type, each in expected.items():
         of = TensorMap(data_type, machine.tensor, (8,), (), (8,), (1,))
         _, image = machine.run(loading(1), of, memory, memory[:SHARED], [0, 0, 0, 0, 0, 32])
         assert image[:28].view("u4").tolist() == each
@@ -183,8 +183,8 @@ def test_addresses_have_64_bits(machine: Machine, form: str, below: int, stride:
     """As on an H100: an element 2**64 bytes behind other memory is that memory."""
     is_im2col = form == "im2col"
     address = (machine.tensor - below) % (1 << 64)
-    made = TensorMap(DataType.UINT32, address, (4, 1 << 31, 4), (stride, 0), (4, 1, 1), (1, 1, 1))
-    of = evolve(made, im2col=Im2col((0,), (0,), 4, 1)) if is_im2col else made
+    tensor_map = TensorMap(DataType.UINT32, address, (4, 1 << 31, 4), (stride, 0), (4, 1, 1), (1, 1, 1))
+    of = evolve(tensor_map, im2col=Im2col((0,), (0,), 4, 1)) if is_im2col else tensor_map
     memory, image = pattern(Machine.ROOM, 1), np.zeros(SHARED, "u1")
     load = loading(3, form, ", {0}" if is_im2col else "")
     _, left = machine.run(load, of, memory, image, [0, row, 0, 0, 0, 16])
@@ -230,9 +230,9 @@ def test_im2col(machine: Machine) -> None:
     for row, (n, h, w) in enumerate(pixels):
         point = (n, h + 2, w + 1)
         inside = all(0 <= each < most for each, most in zip(point, shape, strict=False))
-        wanted = source[point].tolist() if inside else [0] * 8
-        found = [image.view("u4")[swizzled(32 * row + 4 * c, 1) // 4] for c in range(8)]
-        assert found == wanted, (row, point)
+        expected = source[point].tolist() if inside else [0] * 8
+        result = [image.view("u4")[swizzled(32 * row + 4 * c, 1) // 4] for c in range(8)]
+        assert result == expected, (row, point)
 
 
 def test_im2col_stores_have_no_offsets(machine: Machine) -> None:
@@ -243,8 +243,8 @@ def test_im2col_stores_have_no_offsets(machine: Machine) -> None:
     )
     left, _ = machine.run(storing(3, "", "im2col_no_offs"), of, memory, image, (0, 1, 0))
     # The third pixel and the seventh, where a row of the box begins, are before the image.
-    wanted = [0, 0, 0, 0, *range(1, 9), *range(13, 25)]
-    assert left[:96].view("u4").tolist() == wanted
+    expected = [0, 0, 0, 0, *range(1, 9), *range(13, 25)]
+    assert left[:96].view("u4").tolist() == expected
 
 
 # --- faults
@@ -344,9 +344,9 @@ def test_a_map_made_of_zeros(machine: Machine) -> None:
     numbers = [16, 1, 0, 0, 0, 128, machine.tensor, machine.tensor >> 32]
     _, image = machine.run(text, bytes(BYTES), memory, np.zeros(SHARED, "u1"), numbers)
     table = values.reshape(7, 20)
-    found = [[image.view("f8")[swizzled(64 * row + 8 * c, 2) // 8] for c in range(8)] for row in range(2)]
-    wanted = [[*table[1 + 2 * row, 16:], *[math.nan] * 4] for row in range(2)]
-    np.testing.assert_array_equal(found, wanted)
+    result = [[image.view("f8")[swizzled(64 * row + 8 * c, 2) // 8] for c in range(8)] for row in range(2)]
+    expected = [[*table[1 + 2 * row, 16:], *[math.nan] * 4] for row in range(2)]
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_a_global_map_is_changed(machine: Machine) -> None:

@@ -41,10 +41,10 @@ def test_reductions(machine: Machine, function: str, dtype: str) -> None:
     # Three rows and half of each are outside.
     start = (of.dimensions[0] - of.box[0] // 2, 11)
     left, _ = machine.run(storing(2, function), of, memory, image, start)
-    wanted = old.reshape(16, -1).copy()
+    expected = old.reshape(16, -1).copy()
     part = given[: of.box[0] * 8].reshape(8, -1)[:5, : of.box[0] // 2]
-    wanted[11:, start[0] :] = FUNCTIONS[function](wanted[11:, start[0] :], part)
-    np.testing.assert_array_equal(left[:4096].view(kind).reshape(16, -1), wanted)
+    expected[11:, start[0] :] = FUNCTIONS[function](expected[11:, start[0] :], part)
+    np.testing.assert_array_equal(left[:4096].view(kind).reshape(16, -1), expected)
 
 
 def test_a_reduction_of_bfloats(machine: Machine) -> None:
@@ -62,13 +62,13 @@ def test_sums_of_floats(machine: Machine) -> None:
     flushed = [0, 0x80000000, 0x80000000, 0x3F800001, 0x7FFFFFFF, 0x7FFFFFFF, 0, 0]
     memory, image = np.zeros(Machine.ROOM, "u1"), np.zeros(SHARED, "u1")
     memory[:32], image[:32] = old.view("u1"), added.view("u1")
-    wanted = {
+    expected = {
         DataType.FLOAT32: kept,
         DataType.FLOAT32_FTZ: flushed,
         DataType.TFLOAT32: kept,
         DataType.TFLOAT32_FTZ: flushed,
     }
-    for data_type, each in wanted.items():
+    for data_type, each in expected.items():
         of = TensorMap(data_type, machine.tensor, (8,), (), (8,), (1,))
         left, _ = machine.run(storing(1, "add"), of, memory, image, [0])
         assert left[:32].view("u4").tolist() == each
@@ -80,9 +80,9 @@ def test_one_nan_of_halves(machine: Machine) -> None:
     image[:8] = np.array([0x3C00, 0xFC00, 0xFE02, 0x3C00], "u2").view("u1")
     of = TensorMap(DataType.FLOAT16, machine.tensor, (8,), (), (8,), (1,))
     results = {"add": [0x7FFF, 0x7FFF, 0x7FFF, 0x4000], "max": [0x3C00, 0x7C00, 0x7FFF, 0x3C00]}
-    for function, wanted in results.items():
+    for function, expected in results.items():
         left, _ = machine.run(storing(1, function), of, memory, image, [0])
-        assert left[:8].view("u2").tolist() == wanted
+        assert left[:8].view("u2").tolist() == expected
 
 
 @pytest.mark.parametrize(

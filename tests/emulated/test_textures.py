@@ -83,8 +83,8 @@ class Machine:
         self, format: int, channels: int, *levels: Level, kind: TexturedKind = TexturedKind.ARRAY, **how: Any
     ) -> int:
         """Return the handle of a new object."""
-        made = pack(TextureObject(kind, format, channels, Sampling(border=BITS, **how), levels))
-        return self.device.put(np.frombuffer(made, np.uint8))
+        data = pack(TextureObject(kind, format, channels, Sampling(border=BITS, **how), levels))
+        return self.device.put(np.frombuffer(data, np.uint8))
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +125,8 @@ def model(data: Any, place: Any, modes: Any, linear: bool, normalized: bool, lay
         share = math.floor((at - 0.5 - first) * 256 + 0.5) / 256 if linear else 0.0
         axes.append([(one_index(first + step, size, used), share if step else 1 - share) for step in (0, 1)])
     for corner in product(*axes):
-        weight = math.prod(each[1] for each in corner)
-        index = [each[0] for each in corner]
+        weight = math.prod(entry[1] for entry in corner)
+        index = [entry[0] for entry in corner]
         if None in index:
             colour = np.array(BORDER_COLOUR[: len(total)])
         else:
@@ -159,8 +159,8 @@ def test_address_modes_and_filters(machine: Machine, geometry: str, linear: bool
         modes = (mode, (mode + 1) % 4, (mode + 2) % 4)
         texture = machine.object(F32, 2, level, address_modes=modes, filter=linear, flags=flags)
         text = module(f"tex.{geometry}.v4.u32.f32 {{%r0, %r1, %r2, %r3}}, [%d1, {{{COORDINATES[geometry]}}}];")
-        got = machine.run(text, texture, given).view("f4")
-        for row, result in zip(given, got, strict=True):
+        actual = machine.run(text, texture, given).view("f4")
+        for row, result in zip(given, actual, strict=True):
             place, layer = (row[1:], min(int(row[0]), 2)) if layered else (row, 0)
             expected = model(data, place[:dimensions], modes, linear, normalized, layer)
             np.testing.assert_allclose(result[:2], expected, rtol=1e-6, atol=near, err_msg=f"{mode} {row}")
@@ -184,9 +184,9 @@ def test_formats(machine: Machine, format: int, channels: int) -> None:
         return
     np.testing.assert_array_equal(raw, expected.astype(np.int64).astype(np.uint32))
     if format not in (U32, S32):
-        got = machine.run(text, machine.object(format, channels, level), given).view("f4")[:, :channels]
-        wanted = np.maximum(data[0, 0] / float(np.iinfo(data.dtype).max), -1)
-        np.testing.assert_allclose(got, wanted, rtol=1e-7)
+        actual = machine.run(text, machine.object(format, channels, level), given).view("f4")[:, :channels]
+        reference = np.maximum(data[0, 0] / float(np.iinfo(data.dtype).max), -1)
+        np.testing.assert_allclose(actual, reference, rtol=1e-7)
 
 
 @pytest.mark.parametrize("number", range(12))
@@ -194,46 +194,48 @@ def test_formats_that_are_always_normalized(machine: Machine, number: int) -> No
     """UNORM and SNORM of 8 and 16 bits, with 1, 2 and 4 channels; the flag for integers changes nothing."""
     dtype, channels = np.dtype(("u1", "u2", "i1", "i2")[number // 3]), (1, 2, 4)[number % 3]
     data = np.array([0, 1, 2, np.iinfo(dtype).max], dtype).repeat(channels).reshape(1, 1, 4, channels)
-    given = np.arange(4, dtype="i4").reshape(4, 1).repeat(4, 1)
+    threads = np.arange(4, dtype="i4").reshape(4, 1).repeat(4, 1)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
-    got = machine.run(text, machine.object(0xC0 + number, channels, machine.array(data), flags=AS_INTEGER), given)
+    actual = machine.run(
+        text, machine.object(0xC0 + number, channels, machine.array(data), flags=AS_INTEGER), threads
+    )
     greatest = np.iinfo(dtype).max
-    wanted = np.array([0, 1 / greatest, 2 / greatest, 1], "f4").reshape(4, 1).repeat(channels, 1)
-    np.testing.assert_array_equal(got.view("f4")[:, :channels], wanted)
+    expected = np.array([0, 1 / greatest, 2 / greatest, 1], "f4").reshape(4, 1).repeat(channels, 1)
+    np.testing.assert_array_equal(actual.view("f4")[:, :channels], expected)
 
 
 def test_words_of_three_channels_of_10_bits_and_one_of_2(machine: Machine) -> None:
     data = np.array([0x3FF, 0x3FF << 10, 0x3FF << 20, 3 << 30, 2 << 30 | 1 << 20 | 2 << 10 | 3], np.uint32)
     level = machine.array(data.reshape(1, 1, 5, 1))
-    given = np.arange(6, dtype="i4").reshape(6, 1).repeat(4, 1)
+    threads = np.arange(6, dtype="i4").reshape(6, 1).repeat(4, 1)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     texture = machine.object(PACKED, 4, level, flags=AS_INTEGER, address_modes=(BORDER,) * 3)
-    got = machine.run(text, texture, given).view("f4")
+    actual = machine.run(text, texture, threads).view("f4")
     border = [256 / 1023, 512 / 1023, 767 / 1023, 0]  # BORDER_COLOUR in the format of the elements
-    wanted = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [3 / 1023, 2 / 1023, 1 / 1023, 2 / 3], border]
-    np.testing.assert_array_equal(got, np.array(wanted, "f4"))
+    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [3 / 1023, 2 / 1023, 1 / 1023, 2 / 3], border]
+    np.testing.assert_array_equal(actual, np.array(expected, "f4"))
 
 
 def test_srgb(machine: Machine) -> None:
     data = np.array([0, 10, 128, 255], np.uint8).reshape(1, 1, 1, 4)
     texture = machine.object(U8, 4, machine.array(data), flags=SRGB)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
-    got = machine.run(text, texture, np.zeros((1, 4), "i4")).view("f4")[0]
-    np.testing.assert_allclose(got, [0, 10 / 255 / 12.92, 0.21586, 1], rtol=1e-4)
+    actual = machine.run(text, texture, np.zeros((1, 4), "i4")).view("f4")[0]
+    np.testing.assert_allclose(actual, [0, 10 / 255 / 12.92, 0.21586, 1], rtol=1e-4)
 
 
 def test_elements_of_linear_memory(machine: Machine) -> None:
     """What is beyond them is 0; rows of linear memory have their own pitch."""
     data = np.arange(1, 9, dtype="f4").reshape(1, 1, 8, 1)
     texture = machine.object(F32, 1, machine.array(data), kind=TexturedKind.LINEAR, address_modes=(CLAMP,) * 3)
-    given = np.array([[0], [7], [8], [-1], [1 << 30], [-(1 << 31)]], "i4").repeat(4, 1)
+    threads = np.array([[0], [7], [8], [-1], [1 << 30], [-(1 << 31)]], "i4").repeat(4, 1)
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
-    np.testing.assert_array_equal(machine.run(text, texture, given).view("f4")[:, 0], [1, 8, 0, 0, 0, 0])
+    np.testing.assert_array_equal(machine.run(text, texture, threads).view("f4")[:, 0], [1, 8, 0, 0, 0, 0])
     rows = Level(machine.device.put(data), 16, 0, 3, 2, 1)
     texture = machine.object(F32, 1, rows, kind=TexturedKind.PITCHED, address_modes=(CLAMP, BORDER, CLAMP))
     text = module("tex.2d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4, %r5}];")
-    given = np.array([[0, 0], [2, 1], [9, 1], [1, 2]], "i4").repeat(2, 1)[:, [0, 2, 1, 3]]
-    np.testing.assert_array_equal(machine.run(text, texture, given).view("f4")[:, 0], [1, 7, 7, 0.25])
+    threads = np.array([[0, 0], [2, 1], [9, 1], [1, 2]], "i4").repeat(2, 1)[:, [0, 2, 1, 3]]
+    np.testing.assert_array_equal(machine.run(text, texture, threads).view("f4")[:, 0], [1, 7, 7, 0.25])
 
 
 @pytest.mark.parametrize("linear", [False, True])
@@ -248,19 +250,19 @@ def test_levels(machine: Machine, linear: bool) -> None:
         "greatest_level": 2.75,
     }
     texture = machine.object(F32, 1, *levels, **how)
-    given = np.array([[0.5, 0.5, lod, 0] for lod in (-9, 0, 1, 1.5, 2.0, 99, np.nan, np.inf)], "f4")
+    level = np.array([[0.5, 0.5, lod, 0] for lod in (-9, 0, 1, 1.5, 2.0, 99, np.nan, np.inf)], "f4")
     text = module("tex.level.2d.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0, %f1}], %f2;")
-    got = machine.run(text, texture, given).view("f4")[:, 0]
+    actual = machine.run(text, texture, level).view("f4")[:, 0]
     # Levels 0.5, 0.5, 1.25, 1.75, 2.25 and 2.75; no number counts as 0.
     between = [6, 6, 3.5, 2.5, 1.75, 1.25, 6, 1.25]
-    np.testing.assert_allclose(got, between if linear else [4, 4, 4, 2, 2, 1, 4, 1])
+    np.testing.assert_allclose(actual, between if linear else [4, 4, 4, 2, 2, 1, 4, 1])
     text = module("tex.grad.2d.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0, %f1}], {%f2, %f3}, {%f3, %f3};")
-    given = np.array([[0.5, 0.5, step / 8, 0] for step in (0, 1, 2, 4)], "f4")
+    level = np.array([[0.5, 0.5, step / 8, 0] for step in (0, 1, 2, 4)], "f4")
     how |= {"level_bias": 0.0, "least_level": 0.0, "greatest_level": 3.0}
-    got = machine.run(text, machine.object(F32, 1, *levels, **how), given).view("f4")[:, 0]
-    np.testing.assert_allclose(got, [8, 8, 4, 2])
+    actual = machine.run(text, machine.object(F32, 1, *levels, **how), level).view("f4")[:, 0]
+    np.testing.assert_allclose(actual, [8, 8, 4, 2])
     text = module("tex.2d.v4.f32.f32 {%r0, %r1, %r2, %r3}, [%d1, {%f0, %f1}];")
-    assert machine.run(text, texture, given).view("f4")[0, 0] == (6 if linear else 4)
+    assert machine.run(text, texture, level).view("f4")[0, 0] == (6 if linear else 4)
 
 
 @pytest.mark.parametrize("layered", [False, True])
@@ -293,12 +295,12 @@ def test_gathers(machine: Machine) -> None:
     """The four elements of linear filtering, counter-clockwise from the lower left."""
     data = elements(F32, (1, 4, 4, 4))
     texture = machine.object(F32, 4, machine.array(data), address_modes=(CLAMP,) * 3)
-    given = np.array([[2, 2, 0, 0], [0, 3.75, 0, 0]], "f4")
+    level = np.array([[2, 2, 0, 0], [0, 3.75, 0, 0]], "f4")
     for channel, letter in enumerate("rgba"):
         text = module(f"tld4.{letter}.2d.v4.f32.f32 {{%r0, %r1, %r2, %r3}}, [%d1, {{%f0, %f1}}];")
-        got, plane = machine.run(text, texture, given).view("f4"), data[0, :, :, channel]
-        np.testing.assert_array_equal(got[0], [plane[2, 1], plane[2, 2], plane[1, 2], plane[1, 1]])
-        np.testing.assert_array_equal(got[1], [plane[3, 0], plane[3, 0], plane[3, 0], plane[3, 0]])
+        actual, plane = machine.run(text, texture, level).view("f4"), data[0, :, :, channel]
+        np.testing.assert_array_equal(actual[0], [plane[2, 1], plane[2, 2], plane[1, 2], plane[1, 1]])
+        np.testing.assert_array_equal(actual[1], [plane[3, 0], plane[3, 0], plane[3, 0], plane[3, 0]])
 
 
 def test_queries(machine: Machine) -> None:
@@ -323,9 +325,9 @@ def test_threads_with_textures_of_their_own(machine: Machine) -> None:
         "@%p tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d6, %r6];",
         "{%r0, %r0, %r0, %r0}",
     )
-    got = machine.run(text, 0, given)[:, 0]
-    assert got[3:5].tolist() == [9, 9]
-    np.testing.assert_array_equal(got[[0, 1, 2, 5]].view("f4"), [3, 4, 3, 4])
+    actual = machine.run(text, 0, given)[:, 0]
+    assert actual[3:5].tolist() == [9, 9]
+    np.testing.assert_array_equal(actual[[0, 1, 2, 5]].view("f4"), [3, 4, 3, 4])
 
 
 @pytest.mark.parametrize(("dtype", "suffix"), [("u1", "b8"), ("u2", "b16"), ("u4", "b32")])
@@ -353,7 +355,7 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
     # No thread reads what another one writes.
     x, y, z = np.meshgrid([-5, 0, 1, 2, 3], range(-1, 5), range(-1, 4), indexing="ij")
     given = np.stack([x.ravel() * size, y.ravel(), z.ravel(), z.ravel()], 1).astype("i4")
-    got = machine.run(text, surface, given)[:, 0]
+    actual = machine.run(text, surface, given)[:, 0]
     expected, after = [], data.copy()
     for column, row, slice in zip(x.ravel(), y.ravel(), z.ravel(), strict=True):
         at = (slice if layered or dimensions == 3 else 0, row if dimensions > 1 else 0, column)
@@ -362,7 +364,7 @@ def test_surfaces(machine: Machine, geometry: str, dtype: str, suffix: str) -> N
         to = (at[0], at[1], column + 4)
         if all(0 <= index < most for index, most in zip(to, shape, strict=False)):
             after[to] = expected[-1]
-    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(machine.device.get(level.address, data), after)
 
 
@@ -450,11 +452,11 @@ def test_memory_that_is_no_object_is_refused() -> None:
         data = bytearray(good)
         data[random.integers(0, 120)] = random.integers(0, 256)
         try:
-            made = unpack(bytes(data))
+            tensor_map = unpack(bytes(data))
         except ValueError:
             refused += 1
             continue
-        for each in made.levels:
+        for each in tensor_map.levels:
             assert max(each.width, each.height, each.depth) < 1 << 31
             assert each.address + each.depth * each.slice_pitch + each.height * each.pitch >= 0
     assert refused > 100

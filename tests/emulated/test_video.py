@@ -71,8 +71,8 @@ def merged(result: int, c: int, selector: str) -> int:
 
 
 def check(text: str, wanted: Iterator[int], a: Array = A, b: Array = B, c: Array = C) -> None:
-    got = run_fragment(text, "u4", a, b, c)
-    assert got.tolist() == [value & WORD for value in wanted], text
+    actual = run_fragment(text, "u4", a, b, c)
+    assert actual.tolist() == [value & WORD for value in wanted], text
 
 
 # Scalars.
@@ -315,10 +315,10 @@ def test_a_guard_keeps_the_old_value() -> None:
 def test_operands_that_all_threads_share(text: str) -> None:
     """Constants, which no thread has to itself, make the same as values of each thread."""
     for a, b, c in itertools.product((3, 0x80FF7F01), (0x1F, 0xFFFE0105), (0, 0x90000001)):
-        each = run_fragment(text, "u4", *(np.array([value], "u4") for value in (a, b, c)))
+        entry = run_fragment(text, "u4", *(np.array([value], "u4") for value in (a, b, c)))
         shared = re.sub(r"%([abc])", r"%i\1", text).replace("%ia", "%i1").replace("%ib", "%i2").replace("%ic", "%i3")
         constants = f"mov.u32 %i1, {a}; mov.u32 %i2, {b}; mov.u32 %i3, {c}; {shared}"
-        assert run_fragment(constants, "u4", A[:1]).tolist() == each.tolist(), (a, b, c)
+        assert run_fragment(constants, "u4", A[:1]).tolist() == entry.tolist(), (a, b, c)
 
 
 @pytest.mark.parametrize(

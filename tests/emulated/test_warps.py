@@ -30,58 +30,62 @@ def test_shuffles(delta: int) -> None:
     }
     for mode, (source, valid, clamp) in sources.items():
         text = f"shfl.sync.{mode}.b32 %d|%p, %a, {delta}, {clamp}, {FULL}; @!%p not.b32 %d, %d;"
-        got = run_fragment(text, "u4", VALUES)
-        found = VALUES[LANES // 32 * 32 + source]
-        np.testing.assert_array_equal(got, np.where(valid, found, ~found))
+        actual = run_fragment(text, "u4", VALUES)
+        result = VALUES[LANES // 32 * 32 + source]
+        np.testing.assert_array_equal(actual, np.where(valid, result, ~result))
 
 
 def test_shuffle_in_segments() -> None:
     """Width 8: clamp 0x1800 | 31 for down, lanes stay in their segment."""
-    got = run_fragment(f"shfl.sync.down.b32 %d, %a, 3, {0x181F}, {FULL};", "u4", VALUES)
+    actual = run_fragment(f"shfl.sync.down.b32 %d, %a, 3, {0x181F}, {FULL};", "u4", VALUES)
     lane = LANES % 8
-    np.testing.assert_array_equal(got, VALUES[np.where(lane + 3 < 8, LANES + 3, LANES)])
+    np.testing.assert_array_equal(actual, VALUES[np.where(lane + 3 < 8, LANES + 3, LANES)])
 
 
 def test_votes() -> None:
     odd = "and.b32 %i1, %a, 1; setp.ne.u32 %p, %i1, 0; "
     bits = np.packbits(rows(VALUES) % 2 == 1, axis=1, bitorder="little").view("u4").reshape(-1).repeat(32)
     np.testing.assert_array_equal(run_fragment(f"{odd}vote.sync.ballot.b32 %d, %p, {FULL};", "u4", VALUES), bits)
-    for mode, wanted in (("any", bits != 0), ("all", bits == 0xFFFFFFFF), ("uni", (bits == 0) | (bits == 2**32 - 1))):
+    for mode, expected in (
+        ("any", bits != 0),
+        ("all", bits == 0xFFFFFFFF),
+        ("uni", (bits == 0) | (bits == 2**32 - 1)),
+    ):
         text = f"{odd}vote.sync.{mode}.pred %q, %p, {FULL}; selp.b32 %d, 1, 0, %q;"
-        np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), wanted)
+        np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), expected)
 
 
 def test_matches() -> None:
     small = VALUES % 5
     equal = rows(small)[:, :, None] == rows(small)[:, None, :]
-    wanted = np.packbits(equal, axis=2, bitorder="little").view("u4").reshape(-1)
-    np.testing.assert_array_equal(run_fragment(f"match.any.sync.b32 %d, %a, {FULL};", "u4", small), wanted)
+    expected = np.packbits(equal, axis=2, bitorder="little").view("u4").reshape(-1)
+    np.testing.assert_array_equal(run_fragment(f"match.any.sync.b32 %d, %a, {FULL};", "u4", small), expected)
     same = np.repeat(np.array([3, 4, 4], "u4"), 32)
     same[70] = 5
     text = f"match.all.sync.b32 %d|%p, %a, {FULL}; @%p xor.b32 %d, %d, 1;"
-    got = run_fragment(text, "u4", same)
-    np.testing.assert_array_equal(got, np.where(LANES < 64, 0xFFFFFFFE, 0))
+    actual = run_fragment(text, "u4", same)
+    np.testing.assert_array_equal(actual, np.where(LANES < 64, 0xFFFFFFFE, 0))
 
 
 @pytest.mark.parametrize(("mode", "function"), [("add", np.add), ("min", np.minimum), ("max", np.maximum)])
 def test_reductions(mode: str, function: np.ufunc) -> None:
-    wanted = function.reduce(rows(VALUES), axis=1).repeat(32)
-    got = run_fragment(f"redux.sync.{mode}.u32 %d, %a, {FULL};", "u4", VALUES)
-    np.testing.assert_array_equal(got, wanted)
+    expected = function.reduce(rows(VALUES), axis=1).repeat(32)
+    actual = run_fragment(f"redux.sync.{mode}.u32 %d, %a, {FULL};", "u4", VALUES)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_elect_and_activemask() -> None:
-    got = run_fragment(
+    actual = run_fragment(
         """setp.ge.u32 %p, %i0, 7; @!%p bra L; elect.sync %d|%q, 0xffffff80;
         @%q add.u32 %d, %d, 100; bra M; L: activemask.b32 %d; M:""",
         "u4",
         LANES[:32],
         header=HEADER.replace("sm_80", "sm_90"),  # elect is not there before
     )
-    wanted = np.full(32, 7)
-    wanted[:7] = 0x7F
-    wanted[7] = 107
-    np.testing.assert_array_equal(got, wanted)
+    expected = np.full(32, 7)
+    expected[:7] = 0x7F
+    expected[7] = 107
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_lanes_meet_across_a_divergence() -> None:
@@ -95,8 +99,8 @@ def test_lanes_meet_across_a_divergence() -> None:
       bra SHARED;
     LATE: add.u32 %i4, %i4, 5;
     SHARED: shfl.sync.idx.b32 %d, %i4, 0, 31, {FULL};"""
-    got = run_fragment(text, "u4", VALUES)
-    np.testing.assert_array_equal(got, (rows(VALUES)[:, 0] + 1005).repeat(32))
+    actual = run_fragment(text, "u4", VALUES)
+    np.testing.assert_array_equal(actual, (rows(VALUES)[:, 0] + 1005).repeat(32))
 
 
 def test_only_the_named_lanes_wait_for_each_other() -> None:
@@ -142,25 +146,25 @@ def votes_of(values: np.ndarray) -> list[int]:
 
 def test_partial_last_warp() -> None:
     values = VALUES[:40]
-    got = run_fragment(f"shfl.sync.down.b32 %d, %a, 1, {IN_THEIR_SEGMENT}, 0xff;", "u4", values[:8])
-    np.testing.assert_array_equal(got, [*values[1:8], values[7]])
-    got = run_fragment(f"{OF_40} shfl.sync.down.b32 %d, %a, 1, {IN_THEIR_SEGMENT}, %i1;", "u4", values)
-    np.testing.assert_array_equal(got, [values[i + 1] if i % 8 < 7 else values[i] for i in range(40)])
-    got = run_fragment(f"{OF_40} setp.gt.u32 %p, %a, 500; vote.sync.ballot.b32 %d, %p, %i1;", "u4", values)
-    np.testing.assert_array_equal(got, votes_of(values))
+    actual = run_fragment(f"shfl.sync.down.b32 %d, %a, 1, {IN_THEIR_SEGMENT}, 0xff;", "u4", values[:8])
+    np.testing.assert_array_equal(actual, [*values[1:8], values[7]])
+    actual = run_fragment(f"{OF_40} shfl.sync.down.b32 %d, %a, 1, {IN_THEIR_SEGMENT}, %i1;", "u4", values)
+    np.testing.assert_array_equal(actual, [values[i + 1] if i % 8 < 7 else values[i] for i in range(40)])
+    actual = run_fragment(f"{OF_40} setp.gt.u32 %p, %a, 500; vote.sync.ballot.b32 %d, %p, %i1;", "u4", values)
+    np.testing.assert_array_equal(actual, votes_of(values))
 
 
 def test_missing_lanes_are_not_waited_for() -> None:
     """A member mask may name them, as it may name lanes that have left."""
     values = VALUES[:40]
-    got = run_fragment("setp.gt.u32 %p, %a, 500; vote.sync.ballot.b32 %d, %p, 0xffffffff;", "u4", values)
-    np.testing.assert_array_equal(got, votes_of(values))
+    actual = run_fragment("setp.gt.u32 %p, %a, 500; vote.sync.ballot.b32 %d, %p, 0xffffffff;", "u4", values)
+    np.testing.assert_array_equal(actual, votes_of(values))
 
 
 def test_a_shuffle_from_a_missing_lane_keeps_the_own_value() -> None:
     """PTX leaves open what comes; here it is not what happens to lie in a register."""
-    got = run_fragment("shfl.sync.down.b32 %d, %a, 1, 31, 0xff;", "u4", VALUES[:8])
-    np.testing.assert_array_equal(got, [*VALUES[1:8], VALUES[7]])
+    actual = run_fragment("shfl.sync.down.b32 %d, %a, 1, 31, 0xff;", "u4", VALUES[:8])
+    np.testing.assert_array_equal(actual, [*VALUES[1:8], VALUES[7]])
 
 
 def test_warp_barrier_in_both_branches() -> None:
@@ -190,10 +194,10 @@ def test_votes_without_sync() -> None:
     vote = "setp.gt.u32 %p, %a, 500; "
     bits = np.array(votes_of(values))
     present = np.where(np.arange(40) < 32, 0xFFFFFFFF, 0xFF)
-    got = run_fragment(vote + "vote.ballot.b32 %d, %p;", "u4", values, header=PASCAL)
-    np.testing.assert_array_equal(got, bits)
-    got = run_fragment(vote + "vote.ballot.b32 %d, !%p;", "u4", values, header=PASCAL)
-    np.testing.assert_array_equal(got, present & ~bits)
+    actual = run_fragment(vote + "vote.ballot.b32 %d, %p;", "u4", values, header=PASCAL)
+    np.testing.assert_array_equal(actual, bits)
+    actual = run_fragment(vote + "vote.ballot.b32 %d, !%p;", "u4", values, header=PASCAL)
+    np.testing.assert_array_equal(actual, present & ~bits)
     for threshold in (0, 500, 1000):
         high = values >= threshold
         warps = [high[:32], high[32:]]
@@ -202,19 +206,19 @@ def test_votes_without_sync() -> None:
             "any": [w.any() for w in warps],
             "uni": [w.all() or not w.any() for w in warps],
         }
-        for mode, wanted in answers.items():
+        for mode, expected in answers.items():
             text = f"setp.ge.u32 %p, %a, {threshold}; vote.{mode}.pred %q, %p; selp.b32 %d, 1, 0, %q;"
-            got = run_fragment(text, "u4", values, header=PASCAL)
-            np.testing.assert_array_equal(got, np.repeat(wanted, [32, 8]))
+            actual = run_fragment(text, "u4", values, header=PASCAL)
+            np.testing.assert_array_equal(actual, np.repeat(expected, [32, 8]))
 
 
 def test_a_vote_without_sync_is_of_the_threads_of_its_branch() -> None:
     text = "setp.lt.u32 %p, %i0, 5; mov.u32 %d, 77; @!%p bra M; vote.ballot.b32 %d, %p; M:"
-    got = run_fragment(text, "u4", VALUES[:32], header=PASCAL)
-    np.testing.assert_array_equal(got, [31] * 5 + [77] * 27)
+    actual = run_fragment(text, "u4", VALUES[:32], header=PASCAL)
+    np.testing.assert_array_equal(actual, [31] * 5 + [77] * 27)
     guarded = "setp.lt.u32 %p, %i0, 5; setp.ge.u32 %q, %i0, 3; mov.u32 %d, 77; @%p vote.ballot.b32 %d, %q;"
-    got = run_fragment(guarded, "u4", VALUES[:32], header=PASCAL)
-    np.testing.assert_array_equal(got, [24] * 5 + [77] * 27)
+    actual = run_fragment(guarded, "u4", VALUES[:32], header=PASCAL)
+    np.testing.assert_array_equal(actual, [24] * 5 + [77] * 27)
 
 
 @pytest.mark.parametrize("delta", [1, 5])
@@ -228,9 +232,9 @@ def test_shuffles_without_sync(delta: int) -> None:
     }
     for mode, (source, valid, clamp) in sources.items():
         text = f"shfl.{mode}.b32 %d|%p, %a, {delta}, {clamp}; @!%p not.b32 %d, %d;"
-        found = VALUES[LANES // 32 * 32 + source]
-        got = run_fragment(text, "u4", VALUES, header=PASCAL)
-        np.testing.assert_array_equal(got, np.where(valid, found, ~found))
+        result = VALUES[LANES // 32 * 32 + source]
+        actual = run_fragment(text, "u4", VALUES, header=PASCAL)
+        np.testing.assert_array_equal(actual, np.where(valid, result, ~result))
 
 
 def kernel_of(version: str, target: str, text: str) -> bytes:

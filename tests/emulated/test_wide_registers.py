@@ -51,9 +51,9 @@ def test_compare_and_swap(space: str) -> None:
     expected[3::4] += np.uint64(1)
     memory, old = run(f"atom{space}.cas.b128 %q2, [%d5], %q0, %q1;", first=expected)
     np.testing.assert_array_equal(old, MEMORY)
-    wanted = MEMORY.copy()
-    wanted[::4] = SECOND[::4]
-    np.testing.assert_array_equal(memory, wanted)
+    reference = MEMORY.copy()
+    reference[::4] = SECOND[::4]
+    np.testing.assert_array_equal(memory, reference)
 
 
 ADD = """

@@ -63,9 +63,9 @@ class Matrix:
     def memory(self, values: Array) -> Array:
         """The matrices of all warps, one after another."""
         lines = values if self.layout == "row" else values.transpose(0, 2, 1)
-        found = np.zeros((len(lines), lines.shape[1], self.stride), self.dtype)
-        found[:, :, : lines.shape[2]] = lines
-        return found
+        result = np.zeros((len(lines), lines.shape[1], self.stride), self.dtype)
+        result[:, :, : lines.shape[2]] = lines
+        return result
 
     def of_memory(self, found: Array) -> Array:
         values = found[:, :, : self.stride - self.spare]
@@ -92,13 +92,13 @@ def kernel(matrices: tuple[Matrix, ...], shape: str, space: str, modifier: str) 
     """Each warp multiplies its own matrices; those of A are in `space`, where they may have to be copied before."""
     d, a, b, c = matrices
     lines = [".reg .pred %q; .reg .b32 %t, %i, %x, %s, %o; .reg .b64 %g, %w; mov.u32 %t, %tid.x;"]
-    for each in matrices:
-        size = each.dtype.itemsize * each.stride * each.size[each.layout == "col"]
-        lines.append(f".reg .b{64 if each.kind == 'f64' else 32} %{each.name}<8>; .reg .b64 %p{each.name};")
-        lines.append(f"ld.param.u64 %p{each.name}, [{each.name}];")
-        if each is a and space == ".shared":
+    for matrix in matrices:
+        size = matrix.dtype.itemsize * matrix.stride * matrix.size[matrix.layout == "col"]
+        lines.append(f".reg .b{64 if matrix.kind == 'f64' else 32} %{matrix.name}<8>; .reg .b64 %p{matrix.name};")
+        lines.append(f"ld.param.u64 %p{matrix.name}, [{matrix.name}];")
+        if matrix is a and space == ".shared":
             lines.append(COPY.replace("@WORDS@", str(WARPS * size // 4)))
-        lines.append(f"shr.u32 %i, %t, 5; mul.wide.u32 %w, %i, {size}; add.u64 %p{each.name}, %p{each.name}, %w;")
+        lines.append(f"shr.u32 %i, %t, 5; mul.wide.u32 %w, %i, {size}; add.u64 %p{matrix.name}, %p{matrix.name}, %w;")
     types = f"{d.kind}.{c.kind}" if a.kind == "f16" else f"{d.kind}.{a.kind}.{b.kind}.{c.kind}"
     operands = ", ".join(each.registers for each in matrices)
     lines += [a.transfer(space), b.transfer(".global"), c.transfer("")]

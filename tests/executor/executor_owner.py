@@ -62,24 +62,24 @@ class ExecutorOwner:
     @classmethod
     def start(cls, *options: str, **popen: Any) -> ExecutorOwner:
         """Start an executor that has not received any message yet."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(SECONDS)
+        own_end, peer_end = socket.socketpair()
+        own_end.settimeout(SECONDS)
         interpreter = [sys.executable, "-I", *popen.pop("python_options", ())]
-        with theirs:
+        with peer_end:
             process = subprocess.Popen(
                 [
                     *interpreter,
                     str(PROGRAM),
                     "--link-fd",
-                    str(theirs.fileno()),
+                    str(peer_end.fileno()),
                     *options,
                 ],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(peer_end.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=popen.pop("stdout", subprocess.DEVNULL),
                 **popen,
             )
-        return cls(process, ours)
+        return cls(process, own_end)
 
     def set_up(self, device: DeviceProperties | None = None, **changes: Any) -> Any:
         """Send it its device; return its first message."""

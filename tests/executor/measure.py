@@ -25,20 +25,20 @@ def best(measure: Callable[[], float]) -> float:
 
 def ping_pong() -> float:
     """Return the seconds of one round trip over a socket pair, both ends in Python."""
-    ours, theirs = socket.socketpair()
+    own_end, peer_end = socket.socketpair()
     child = os.fork()
     if child == 0:
-        ours.close()
-        while data := theirs.recv(4096):
-            theirs.sendall(data)
+        own_end.close()
+        while data := peer_end.recv(4096):
+            peer_end.sendall(data)
         os._exit(0)
-    theirs.close()
+    peer_end.close()
     began = time.perf_counter()
     for _ in range(ROUNDS):
-        ours.sendall(b"x" * 32)
-        ours.recv(4096)
+        own_end.sendall(b"x" * 32)
+        own_end.recv(4096)
     used = time.perf_counter() - began
-    ours.close()
+    own_end.close()
     os.waitpid(child, 0)
     return used / ROUNDS
 

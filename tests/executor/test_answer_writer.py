@@ -18,11 +18,11 @@ SECONDS = 30.0
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """The executor's end, and the client's."""
-    ours, theirs = socket.socketpair()
-    theirs.settimeout(SECONDS)
-    yield ours, theirs
-    ours.close()
-    theirs.close()
+    own_end, peer_end = socket.socketpair()
+    peer_end.settimeout(SECONDS)
+    yield own_end, peer_end
+    own_end.close()
+    peer_end.close()
 
 
 def numbered(number: int) -> bytes:

@@ -126,8 +126,8 @@ def test_detached_contexts_free_their_memory_and_their_id(executor: ExecutorOwne
 
 
 def test_dropping_a_client_stops_its_kernel_frees_its_memory_and_ends_its_stream(executor: ExecutorOwner) -> None:
-    other = executor.attach(client=2, context=2)
-    before, _ = other.memory_info()
+    raw_client = executor.attach(client=2, context=2)
+    before, _ = raw_client.memory_info()
     executor.drop(99)  # by its answer the sender has closed what it passed on
     fds = executor.fd_count()
     client = executor.attach(client=1, context=1)
@@ -138,7 +138,7 @@ def test_dropping_a_client_stops_its_kernel_frees_its_memory_and_ends_its_stream
     assert isinstance(executor.drop(1), ExecutorDone)
     with pytest.raises((EOFError, ConnectionResetError)):
         client.answer(waiting)
-    assert other.memory_info()[0] == before
+    assert raw_client.memory_info()[0] == before
     limit = time.monotonic() + SECONDS
     while executor.fd_count() != fds:  # the shared memory goes with the last reference to it
         assert time.monotonic() < limit

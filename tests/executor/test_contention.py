@@ -114,18 +114,18 @@ def test_a_high_stream_below_normal_does_not_overtake_a_normal_default_stream(
     wait_for_batches(executor, below.context, 3)
     normal.say(f"work {80 * BLOCKS_OF_A_BATCH} 1024 {ROUNDS}")
     normal.say("wait")
-    theirs = batches_of(executor, normal.context)
-    assert [batch.first_block for batch in theirs] == [32 * number for number in range(80)]
-    assert {batch.priority for batch in theirs} == {0}
-    first, last = theirs[0].sequence, theirs[-1].sequence
+    batch_traces = batches_of(executor, normal.context)
+    assert [batch.first_block for batch in batch_traces] == [32 * number for number in range(80)]
+    assert {batch.priority for batch in batch_traces} == {0}
+    first, last = batch_traces[0].sequence, batch_traces[-1].sequence
     wait_for_batches(executor, below.context, len(batches_of(executor, below.context)) + 1)  # it still had work to do
     ours = batches_of(executor, below.context)
     assert {(batch.priority, batch.kernel) for batch in ours} == {(1, "work")}
     meanwhile = [batch for batch in ours if first < batch.sequence < last]
     # One turn for sixteen is what it has next to a normal one: little, but something.
-    assert 1 <= len(meanwhile) <= len(theirs) // 4
+    assert 1 <= len(meanwhile) <= len(batch_traces) // 4
     # The first came only when the normal one had gone first, and again.
-    assert meanwhile[0].sequence > theirs[2].sequence
+    assert meanwhile[0].sequence > batch_traces[2].sequence
 
 
 def test_two_clients_of_limited_multiprocessors_run_apart(executor: ExecutorOwner, contend: Contend) -> None:
@@ -135,8 +135,8 @@ def test_two_clients_of_limited_multiprocessors_run_apart(executor: ExecutorOwne
         contender.say("work 400 32 3")
     ran_on = [frozenset(map(int, contender.say("wait").split())) for contender in (*half, third)]
     traced = executor.trace().contexts
-    assert [each.context for each in traced] == [1, 2, 3]
-    assert [frozenset(each.multiprocessors) for each in traced] == ran_on
+    assert [entry.context for entry in traced] == [1, 2, 3]
+    assert [frozenset(entry.multiprocessors) for entry in traced] == ran_on
     assert ran_on[0] | ran_on[1] == frozenset(range(132))
     assert not ran_on[0] & ran_on[1]
     assert len(ran_on[2]) == 10
@@ -164,21 +164,21 @@ def test_no_context_ever_has_more_blocks_resident_than_it_has_slots(executor: Ex
 
 
 def test_the_trace_tells_of_living_contexts_and_of_past_batches(executor: ExecutorOwner, client: RawClient) -> None:
-    other = executor.attach(client=2, context=7, multiprocessors=3)
-    module, _ = other.load()
-    other.launch(module, EMPTY, grid=(5, 1, 1))
-    other.good("SYNCHRONIZE_CONTEXT")
+    raw_client = executor.attach(client=2, context=7, multiprocessors=3)
+    module, _ = raw_client.load()
+    raw_client.launch(module, EMPTY, grid=(5, 1, 1))
+    raw_client.good("SYNCHRONIZE_CONTEXT")
     trace = executor.trace()
-    assert [(each.context, each.multiprocessors) for each in trace.contexts] == [
+    assert [(context.context, context.multiprocessors) for context in trace.contexts] == [
         (1, tuple(range(132))),
         (7, (0, 1, 2)),
     ]
-    assert [each.resident_high_water for each in trace.contexts] == [0, 5]
+    assert [context.resident_high_water for context in trace.contexts] == [0, 5]
     assert trace.batches == (BatchTrace(1, 7, "empty", 0, 5, 0),)
     assert trace.counters["batches"] == trace.counters["kernels_finished"] == 1
     executor.drop(2)
     later = executor.trace()
-    assert [each.context for each in later.contexts] == [client.context]
+    assert [context.context for context in later.contexts] == [client.context]
     assert later.batches == trace.batches
     assert later.counters["contexts"] == 1
 

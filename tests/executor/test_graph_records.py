@@ -140,7 +140,7 @@ def test_a_refused_item_ends_the_launch_and_answers_its_host_functions(client: R
     client.good("SYNCHRONIZE_CONTEXT")
 
 
-@pytest.mark.parametrize("name", [each.name for each in records.OPERATIONS])
+@pytest.mark.parametrize("name", [entry.name for entry in records.OPERATIONS])
 def test_only_queued_work_can_be_an_item(client: RawClient, name: str) -> None:
     operation = records.BY_NAME[name]
     data = encode([GraphItem(records.pack(name, client.context, 0, *[0] * len(operation.operands)))])

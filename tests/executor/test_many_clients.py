@@ -13,12 +13,12 @@ CLIENTS, ROUNDS = 24, 20
 
 def _work(client: RawClient, salt: int) -> list[int]:
     module, _ = client.load()
-    address, found = client.allocate(4096), []
+    address, result = client.allocate(4096), []
     for number in range(ROUNDS):
         client.launch(module, STORE, struct.pack("=QI", address, salt * 1000 + number))
-        found.append(struct.unpack("=I", client.read(address, 4))[0])
+        result.append(struct.unpack("=I", client.read(address, 4))[0])
         client.good("FREE", client.allocate(1 << 20))
-    return found
+    return result
 
 
 def test_many_clients_at_once(executor: ExecutorOwner) -> None:

@@ -153,7 +153,7 @@ LINES, PITCH, SLICE = 3, 64, 512
 def block(memory: bytes, start: int = 0, pitch: int = PITCH, slice_pitch: int = SLICE) -> bytes:
     """Return 2 slices of 3 rows of 8 bytes out of pitched memory."""
     starts = [start + z * slice_pitch + y * pitch for z in range(2) for y in range(LINES)]
-    return b"".join(memory[each : each + 8] for each in starts)
+    return b"".join(memory[start : start + 8] for start in starts)
 
 
 def test_rows_and_slices_come_from_the_shared_memory_and_return_to_it(client: RawClient) -> None:

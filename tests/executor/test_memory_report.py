@@ -80,13 +80,13 @@ def test_many_changes_are_reported_in_few_messages(start: Start) -> None:
     reports = Reports(start())
     first = reports.attach(1)
     reports.until(lambda held: list(held) == [1])
-    alone, said = reports.held[1], 0
+    alone, output = reports.held[1], 0
     for _ in range(500):
         first.allocate(1 << 20)
     while reports.held != {1: alone + (500 << 20)}:
         reports.next()
-        said += 1
-    assert said < 100
+        output += 1
+    assert output < 100
 
 
 def test_a_kernel_that_runs_is_utilization_until_it_ends(start: Start) -> None:

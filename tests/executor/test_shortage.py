@@ -101,12 +101,12 @@ def test_a_client_that_reads_late_is_cut_off_where_there_is_no_thread_to_wait_fo
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        answers = AnswerWriter(ours)
+    own_end, peer_end = socket.socketpair()
+    with own_end, peer_end:
+        answers = AnswerWriter(own_end)
         for _ in range(64):
             answers.send(bytes(1 << 16))
         answers.send(b"nothing happens")
         answers.close()
-        while data := theirs.recv(1 << 20):
+        while data := peer_end.recv(1 << 20):
             assert not data.strip(b"\0")

@@ -17,37 +17,39 @@ def dags(draw: st.DrawFn) -> list[tuple[int, ...]]:
 
 @given(dags(), st.integers(1, 5))
 def test_every_dependency_is_kept_and_the_end_waits_for_all(after: list[tuple[int, ...]], limit: int) -> None:
-    found = assign_slots(after, limit)
+    slot_assignments = assign_slots(after, limit)
     before: list[set[int]] = []
     """What is certainly done when each item begins."""
     last: dict[int, int] = {}
-    for index, assigned in enumerate(found):
+    for index, assigned in enumerate(slot_assignments):
         done: set[int] = set()
         for each in (*assigned.waits_for, *([last[assigned.slot]] if assigned.slot in last else [])):
             assert each < index
             done |= before[each] | {each}
-        assert all(found[each].is_waited_for for each in assigned.waits_for)
+        assert all(slot_assignments[each].is_waited_for for each in assigned.waits_for)
         assert set(after[index]) <= done
         if assigned.slot and assigned.slot not in last:
             assert assigned.begins_slot or done, "a slot that begins before the launch"
         before.append(done)
         last[assigned.slot] = index
-    assert all(found[index].is_waited_for for slot, index in last.items() if slot)
-    assert all(assigned.slot < limit for assigned in found)
+    assert all(slot_assignments[index].is_waited_for for slot, index in last.items() if slot)
+    assert all(assigned.slot < limit for assigned in slot_assignments)
 
 
 def test_a_chain_needs_one_slot_and_no_event() -> None:
-    found = assign_slots([(), (0,), (1,), (2,)])
-    assert [assigned.slot for assigned in found] == [0, 0, 0, 0]
-    assert not any(assigned.waits_for or assigned.is_waited_for or assigned.begins_slot for assigned in found)
+    slot_assignments = assign_slots([(), (0,), (1,), (2,)])
+    assert [assigned.slot for assigned in slot_assignments] == [0, 0, 0, 0]
+    assert not any(
+        assigned.waits_for or assigned.is_waited_for or assigned.begins_slot for assigned in slot_assignments
+    )
 
 
 def test_branches_run_side_by_side() -> None:
-    found = assign_slots([(), (0,), (0,), (1, 2)])
-    assert found[1].slot != found[2].slot
-    assert found[3].slot in (found[1].slot, found[2].slot)
+    slot_assignments = assign_slots([(), (0,), (0,), (1, 2)])
+    assert slot_assignments[1].slot != slot_assignments[2].slot
+    assert slot_assignments[3].slot in (slot_assignments[1].slot, slot_assignments[2].slot)
 
 
 def test_more_branches_than_slots_share_them() -> None:
-    found = assign_slots([()] * 20, 4)
-    assert {assigned.slot for assigned in found} == {0, 1, 2, 3}
+    slot_assignments = assign_slots([()] * 20, 4)
+    assert {assigned.slot for assigned in slot_assignments} == {0, 1, 2, 3}

@@ -45,32 +45,34 @@ def exported(client: RawClient, handle: int) -> tuple[int, int]:
 
 
 def test_memory_is_shared_between_clients(executor: ExecutorOwner, client: RawClient) -> None:
-    other = executor.attach(client=2, context=2)
+    raw_client = executor.attach(client=2, context=2)
     mine = mapped(client, created(client))
     handle = created(client, 1)
     shared = mapped(client, handle, AREA + MAPPING_GRANULE)
     client.write(shared, b"s" * 100)
     client.write(mine, b"m" * 100)
-    theirs = other.handle()
-    answer = other.good("IMPORT_MEMORY", theirs, *exported(client, handle))
+    theirs = raw_client.handle()
+    answer = raw_client.good("IMPORT_MEMORY", theirs, *exported(client, handle))
     assert struct.unpack("=2Q", answer) == (MAPPING_GRANULE, 0)
-    assert other.read(mapped(other, theirs), 100) == b"s" * 100, "at the same address as the neighbour's own"
-    other.write(AREA, b"t" * 10)
+    assert raw_client.read(mapped(raw_client, theirs), 100) == b"s" * 100, (
+        "at the same address as the neighbour's own"
+    )
+    raw_client.write(AREA, b"t" * 10)
     assert client.read(shared, 10) == b"t" * 10
     assert client.read(mine, 10) == b"m" * 10
     executor.drop(1)
-    assert other.read(AREA, 10) == b"t" * 10, "it lives while anybody uses it"
+    assert raw_client.read(AREA, 10) == b"t" * 10, "it lives while anybody uses it"
     executor.drop(2)
 
 
 def test_a_secret_that_is_wrong_or_old_names_nothing(executor: ExecutorOwner, client: RawClient) -> None:
     handle = created(client, 1)
     high, low = exported(client, handle)
-    other = executor.attach(client=2, context=2)
+    raw_client = executor.attach(client=2, context=2)
     for words in ((0, 0), (high, low ^ 1), (low, high), (2**64 - 1, 2**64 - 1)):
-        assert other.call("IMPORT_MEMORY", other.handle(), *words).result == VALUE
+        assert raw_client.call("IMPORT_MEMORY", raw_client.handle(), *words).result == VALUE
     client.good("RELEASE_MEMORY", handle)
-    assert other.call("IMPORT_MEMORY", other.handle(), high, low).result == VALUE
+    assert raw_client.call("IMPORT_MEMORY", raw_client.handle(), high, low).result == VALUE
     assert client.call("EXPORT_MEMORY", created(client)).result == VALUE
 
 

@@ -16,14 +16,14 @@ NOT_SUPPORTED = "CUDA_ERROR_NOT_SUPPORTED"
 @pytest.fixture
 def start(daemon: DaemonProcess) -> Iterator[Start]:
     """Start clients with more in their environment."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def begin(**environment: str) -> ClientProcess:
-        made.append(daemon.client(PATH=os.environ["PATH"], **environment))
-        return made[-1]
+        client_processes.append(daemon.client(PATH=os.environ["PATH"], **environment))
+        return client_processes[-1]
 
     yield begin
-    for client in made:
+    for client in client_processes:
         client.end()
 
 

@@ -25,14 +25,14 @@ MakeNode = Callable[..., Node]
 @pytest.fixture
 def make_node(directory: Path) -> Iterator[MakeNode]:
     """Describe a node; what runs on it is ended after the test."""
-    made: list[Node] = []
+    nodes: list[Node] = []
 
     def make(text: str = "[[device]]\n") -> Node:
-        made.append(Node(directory, text))
-        return made[-1]
+        nodes.append(Node(directory, text))
+        return nodes[-1]
 
     yield make
-    for node in made:
+    for node in nodes:
         node.close()
 
 
@@ -203,8 +203,8 @@ def test_a_server_that_could_not_register_says_so_and_does_later(make_node: Make
     with StateFolder(str(node.machine)).lock():
         client = node.client(first).connect()
         assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-        said = "is in use, but cannot be registered"
-        wait_until(lambda: sum(said in line for line in first.log("server.log")) == 2, "the lines about both devices")
+        text = "is in use, but cannot be registered"
+        wait_until(lambda: sum(text in line for line in first.log("server.log")) == 2, "the lines about both devices")
         assert any("another process keeps it locked" in line for line in first.log("server.log"))
     wait_until(lambda: "Device 1 is now registered" in first.log("server.log"), "its registration")
     node.set_mode("EXCLUSIVE_PROCESS")

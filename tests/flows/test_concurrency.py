@@ -123,10 +123,10 @@ def test_a_pending_quit_delays_no_other_command(daemon: DaemonProcess, make_clie
     client = make_client().connect()
     (server,) = daemon.servers()
     quits = [subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE) for _ in range(3)]
-    for each in quits:
-        assert each.stdin is not None
-        each.stdin.write(b"quit\n")
-        each.stdin.close()
+    for entry in quits:
+        assert entry.stdin is not None
+        entry.stdin.write(b"quit\n")
+        entry.stdin.close()
     wait_until(lambda: daemon.log().count("Cmd:quit") == 3, "three quits")
     with ExitStack() as stack:
         busy = [stack.enter_context(Operator.at(control(daemon))) for _ in range(50)]

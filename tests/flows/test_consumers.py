@@ -176,8 +176,8 @@ def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: 
         quitting.stdin.close()
         wait_until(lambda: any("will not shutdown" in line for line in daemon.log()), "the quit")
         for _ in range(10):
-            said = ask_in_time(daemon, "get_server_list\nps\nget_default_client_priority")
-            assert len(said.splitlines()) == 4
+            output = ask_in_time(daemon, "get_server_list\nps\nget_default_client_priority")
+            assert len(output.splitlines()) == 4
         assert quitting.poll() is None
         client.end(signal.SIGKILL)
         assert quitting.wait(SECONDS) == 0
@@ -240,8 +240,8 @@ def test_c10_ps_shows_nothing_right_after_quit(daemon: DaemonProcess) -> None:
 
 def _listed() -> dict[int, str]:
     """Return how ps shows each process."""
-    shown = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    return {int(pid): name for pid, name in (line.split(maxsplit=1) for line in shown.splitlines())}
+    output = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    return {int(pid): name for pid, name in (line.split(maxsplit=1) for line in output.splitlines())}
 
 
 def test_c10_a_quit_does_not_wait_for_a_pid_1_that_reaps_late(make_daemon: MakeDaemon) -> None:
@@ -378,15 +378,15 @@ def test_c15_defaults_before_any_server(daemon: DaemonProcess) -> None:
 @pytest.fixture
 def make_supervisor(directory: Path) -> Iterator[Callable[..., Supervisor]]:
     """Make supervisors whose unit is gone after the test."""
-    made: list[Supervisor] = []
+    supervisors: list[Supervisor] = []
 
     def make(*arguments: str, stdin_closed: bool = False) -> Supervisor:
         environment = DaemonProcess(directory).environment
-        made.append(Supervisor(environment, list(arguments), directory / "journal", stdin_closed))
-        return made[-1]
+        supervisors.append(Supervisor(environment, list(arguments), directory / "journal", stdin_closed))
+        return supervisors[-1]
 
     yield make
-    for supervisor in made:
+    for supervisor in supervisors:
         supervisor.clean_up()
 
 

@@ -66,8 +66,8 @@ def test_alone_it_runs_without_mps_at_once(daemon: DaemonProcess, make_debugged:
     assert daemon.servers() == []
     assert goes_on(daemon, client)
     client.begin("exit")
-    _, said = client.process.communicate(timeout=SECONDS)
-    assert said.count("PrivateExecutorWarning: this process is being debugged") == 1
+    _, output = client.process.communicate(timeout=SECONDS)
+    assert output.count("PrivateExecutorWarning: this process is being debugged") == 1
 
 
 @pytest.mark.long

@@ -45,14 +45,14 @@ def leave_room(pid: int, room: int) -> None:
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start clients, which are ended after the test."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def client(daemon: DaemonProcess) -> ClientProcess:
-        made.append(daemon.client())
-        return made[-1]
+        client_processes.append(daemon.client())
+        return client_processes[-1]
 
     yield client
-    for each in made:
+    for each in client_processes:
         each.end()
 
 

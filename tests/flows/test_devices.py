@@ -21,15 +21,15 @@ FAILED = "MPS server failed to start"
 
 @pytest.fixture
 def node(directory: Path) -> Iterator[Callable[[str], Node]]:
-    made: list[Node] = []
+    nodes: list[Node] = []
 
     def make(text: str) -> Node:
-        made.append(Node(directory, text))
-        return made[-1]
+        nodes.append(Node(directory, text))
+        return nodes[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for closable in nodes:
+        closable.close()
 
 
 def seen(daemon: DaemonProcess, visible: str) -> str:
@@ -117,20 +117,20 @@ def test_a_device_below_3_5_is_refused(node: Callable[[str], Node]) -> None:
 
 
 def test_a_device_without_unified_addressing_is_refused(node: Callable[[str], Node]) -> None:
-    (said,) = refusal(node("[[device]]\nunified_addressing = false\n"))
-    assert said.startswith("MPS is only supported with unified addressing, which device 0 (NVIDIA H200, GPU-")
+    (output,) = refusal(node("[[device]]\nunified_addressing = false\n"))
+    assert output.startswith("MPS is only supported with unified addressing, which device 0 (NVIDIA H200, GPU-")
 
 
 def test_a_prohibited_device_is_refused(node: Callable[[str], Node]) -> None:
-    (said,) = refusal(node('[[device]]\ncompute_mode = "PROHIBITED"\n'))
-    assert said.startswith("MPS cannot use device 0 (NVIDIA H200, GPU-")
-    assert "compute mode PROHIBITED" in said
+    (output,) = refusal(node('[[device]]\ncompute_mode = "PROHIBITED"\n'))
+    assert output.startswith("MPS cannot use device 0 (NVIDIA H200, GPU-")
+    assert "compute mode PROHIBITED" in output
 
 
 def test_an_old_device_next_to_a_newer_one_is_not_there(node: Callable[[str], Node]) -> None:
-    one = node('[[device]]\ncompute_capability = "3.0"\n[[device]]\nprofile = "V100"\n')
-    daemon = one.daemon("a")
-    client = one.client(daemon).connect()
+    entry = node('[[device]]\ncompute_capability = "3.0"\n[[device]]\nprofile = "V100"\n')
+    daemon = entry.daemon("a")
+    client = entry.client(daemon).connect()
     assert client.do("count") == "1"
     _, _, row = daemon.say("device_query --csv").splitlines()[:3]
     assert "V100" in row
@@ -142,15 +142,15 @@ def test_kernels_reach_memory_of_another_device_of_the_same_client_alone(make_da
     """Peer access: a server's executors map what one client has; the other client of that server stays out."""
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start().returncode == 0
-    one, other = daemon.client(uid), daemon.client(uid)
-    for client in (one, other):
+    first, second = daemon.client(uid), daemon.client(uid)
+    for client in (first, second):
         assert client.do("init") == client.do("ctx 1") == "CUDA_SUCCESS"
-    address, others = one.do("hold 1"), [other.do("hold 5") for _ in range(2)][1]
-    assert one.do("ctx 0") == one.do("peer 1") == "CUDA_SUCCESS"
-    assert one.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
-    assert one.do("value") == "CUDA_SUCCESS 2.0"
+    address, others = first.do("hold 1"), [second.do("hold 5") for _ in range(2)][1]
+    assert first.do("ctx 0") == first.do("peer 1") == "CUDA_SUCCESS"
+    assert first.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
+    assert first.do("value") == "CUDA_SUCCESS 2.0"
     assert others != address, "in a window of its own, at an address that the first has not allocated"
-    assert other.do("value") == "CUDA_SUCCESS 5.0"
-    assert one.do(f"stray {others}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
-    for client in (one, other):
+    assert second.do("value") == "CUDA_SUCCESS 5.0"
+    assert first.do(f"stray {others}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
+    for client in (first, second):
         client.end()

@@ -120,9 +120,9 @@ def test_no_server_takes_the_directory_of_another_daemon(daemon: DaemonProcess, 
     below = make_daemon(PYMPSD_EMULATED_DEVICES="H200", CUDA_MPS_PIPE_DIRECTORY=str(place))
     assert below.run(["-d"]).returncode == 0
     below.found(int((place / "nvidia-cuda-mps-control.pid").read_text()))
-    said = ctl(daemon, "server create other", 1)
-    assert f"{place} has pympsd." in said
-    assert "of a daemon of its own there: quit that, or remove the file" in said
+    output = ctl(daemon, "server create other", 1)
+    assert f"{place} has pympsd." in output
+    assert "of a daemon of its own there: quit that, or remove the file" in output
     assert below.say("get_default_active_thread_percentage") == "100.0\n"
 
 

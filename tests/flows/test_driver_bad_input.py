@@ -50,11 +50,11 @@ def control(daemon: DaemonProcess, name: str = "control") -> Path:
 
 def descriptors(daemon: DaemonProcess) -> list[str]:
     """Return what descriptors the daemon has open, without those of processes (see the last test)."""
-    found = []
+    result = []
     for name in os.listdir(f"/proc/{daemon.pid}/fd"):
         with suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/{daemon.pid}/fd/{name}"))
-    return sorted(target for target in found if target != PIDFD)
+            result.append(os.readlink(f"/proc/{daemon.pid}/fd/{name}"))
+    return sorted(target for target in result if target != PIDFD)
 
 
 def watched(daemon: DaemonProcess) -> int:
@@ -180,10 +180,10 @@ def test_a_server_that_is_none_of_ours(daemon: DaemonProcess) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it may close at the role
             wrong.say(SERVER, bytes(256) + b"mps.shm.0.1".ljust(260, b"\0"))
         assert wrong.is_closed()
-    said = (
+    text = (
         f"Refusing process {os.getpid()} of user 0, which claims to be a server: this daemon started no such server"
     )
-    assert has_logged(daemon, said)()
+    assert has_logged(daemon, text)()
 
 
 def test_a_false_server_while_a_true_one_starts(daemon: DaemonProcess) -> None:
@@ -270,8 +270,8 @@ def test_a_length_of_too_many_bytes(daemon: DaemonProcess) -> None:
         here = tool(daemon, stack)
         with suppress(BrokenPipeError, ConnectionResetError):  # it may close immediately
             here.say(struct.pack("<q", 17) + b"junk", b"get_server_list\n\0", bytes(8))
-        heard = here.hear()
-        assert heard in (b"", struct.pack("<ii", 1, 0))
+        output = here.hear()
+        assert output in (b"", struct.pack("<ii", 1, 0))
 
 
 @pytest.mark.long(but=["a\\nb\\nc\\n\\x00"])
@@ -361,9 +361,9 @@ def test_a_thousand_who_never_speak_while_others_are_served(daemon: DaemonProces
         silent = [stack.enter_context(visitor(control(daemon), greeted=False)) for _ in range(SILENT_CONNECTIONS)]
         serves(daemon)
         # The daemon closes those beyond its limit of a user's connections.
-        said = {each.hear() for each in silent}
-        assert HELLO in said
-        assert said <= {HELLO, b""}
+        output = {client.hear() for client in silent}
+        assert HELLO in output
+        assert output <= {HELLO, b""}
 
 
 @pytest.mark.usefixtures("_many_descriptors")

@@ -59,17 +59,17 @@ def namespace(kind: str) -> int:
 
 def test_clients_without_a_pid_are_shown_by_what_is_known_of_them(start: Callable[..., DaemonProcess]) -> None:
     daemon = start(*INSIDE)
-    with DriverClient.start(pipe(daemon)) as one, DriverClient.start(pipe(daemon)) as other:
-        for client in (one, other):
+    with DriverClient.start(pipe(daemon)) as first, DriverClient.start(pipe(daemon)) as second:
+        for client in (first, second):
             client.connect()
         rows = [line.split(maxsplit=5) for line in daemon.say("ps").splitlines()[1:]]
         assert {(row[0], row[4]) for row in rows} == {("0", str(namespace("pid")))}
-        known = f"[user 0, user namespace {namespace('user')}, cgroup namespace {namespace('cgroup')}]"
-        assert {row[5] for row in rows} == {known}
+        text = f"[user 0, user namespace {namespace('user')}, cgroup namespace {namespace('cgroup')}]"
+        assert {row[5] for row in rows} == {text}
         (server,) = daemon.servers()
         done = daemon.run([], f"terminate_client {server} 0\n")
         assert (done.stdout, "2 clients have PIDs that are not visible here" in done.stderr) == ("201\n", True)
-        assert [client.ask("sync") for client in (one, other)] == ["sync CUDA_SUCCESS"] * 2
+        assert [client.ask("sync") for client in (first, second)] == ["sync CUDA_SUCCESS"] * 2
 
 
 @pytest.mark.parametrize("rule", ["refuse", "nobody"])
@@ -84,8 +84,8 @@ def test_users_without_a_number(start: Callable[..., DaemonProcess], rule: str) 
             (server,) = daemon.servers()
             assert os.stat(f"/proc/{server}").st_uid == NOBODY
         # Whatever it is served as, it is not an operator.
-        said = daemon.run([], "set_default_active_thread_percentage 10\n", uid=USER).stdout
-        assert said.startswith("Insufficient privileges")
+        output = daemon.run([], "set_default_active_thread_percentage 10\n", uid=USER).stdout
+        assert output.startswith("Insufficient privileges")
 
 
 @pytest.mark.parametrize("rule", ["refuse", "nobody"])

@@ -79,8 +79,8 @@ class TwoUsers:
         return self._started(WRONG)
 
     def _started(self, uid: int) -> list[int]:
-        said = [line.split() for line in self.daemon.log() if line.startswith("Starting new server ")]
-        return [int(words[3]) for words in said if words[-1] == str(uid)]
+        lines = [line.split() for line in self.daemon.log() if line.startswith("Starting new server ")]
+        return [int(words[3]) for words in lines if words[-1] == str(uid)]
 
     def bystanders_server(self) -> int:
         """Return the PID of the server that behaves well."""
@@ -353,8 +353,8 @@ def test_a_server_that_reports_its_devices_wrong(
     misbehave(launcher, **keys)
     daemon = start_driver_daemon()
     with DriverClient.start(directory / "pipe", uid=WRONG) as client:
-        said = client.ask("init")
-        assert said in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
+        output = client.ask("init")
+        assert output in (f"init {LOST}", f"init {REFUSED}", f"init {SUCCESS}")
         wait_until(has_logged(daemon, r"Server \d+ exited with status"))
         client.kill()
     misbehave(launcher)

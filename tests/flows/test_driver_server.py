@@ -131,10 +131,10 @@ def test_the_memory_of_clients_is_what_nvml_reports(
         not_available = (1 << 64) - 1
         file.write_text(f"{first.pid} {96 << 20}\n{second.pid} {not_available}\n{os.getpid()} 4096\n")
         (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
-        found = {each["pid"]: each for each in server["clients"]}
-        assert found[first.pid]["memory_bytes"] == {"0": 96 << 20}
-        assert found[second.pid]["memory_bytes"] == {}
-        assert {each["active_thread_percentage"] for each in found.values()} == {25.0}
+        result = {entry["pid"]: entry for entry in server["clients"]}
+        assert result[first.pid]["memory_bytes"] == {"0": 96 << 20}
+        assert result[second.pid]["memory_bytes"] == {}
+        assert {entry["active_thread_percentage"] for entry in result.values()} == {25.0}
         assert "96.0M" in daemon.run(["top", "--once", "--filter", str(first.pid)]).stdout
 
 
@@ -154,8 +154,8 @@ def test_lists_show_what_the_daemon_has_set_for_a_client_and_how_many_more_fit(
         assert unlimited[5:10] == ["25.0", "-", "-", "unlimited", "1"]
         assert row[5:10] == ["25.0", "-", "96.0M", "4G", "1"]
         assert daemon.say("ps").splitlines()[2].split()[5:] == row[10:], "the recorded columns"
-        shown = daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()
-        assert (int(shown[0]), shown[4:9]) == (client.pid, ["25.0", "1", "96.0M", "4G", "1"])
+        lines = daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()
+        assert (int(lines[0]), lines[4:9]) == (client.pid, ["25.0", "1", "96.0M", "4G", "1"])
         (device,) = json.loads(daemon.say("get_device_client_list --json"))
         assert (device["max_clients"], device["free_clients"]) == (48, 46)
         assert client.ask("ctx 0") == "ctx CUDA_SUCCESS"
@@ -183,8 +183,8 @@ def test_the_server_has_its_users_identity(daemon: DaemonProcess) -> None:
         client.connect()
         (server,) = daemon.servers()
         status = dict(line.split(":", 1) for line in Path(f"/proc/{server}/status").read_text().splitlines())
-        found = [status[name].split() for name in ("Uid", "Gid", "Groups")]
-        assert found == [[str(USER)] * 4, [str(GROUP)] * 4, [str(OTHER_GROUP)]]
+        result = [status[name].split() for name in ("Uid", "Gid", "Groups")]
+        assert result == [[str(USER)] * 4, [str(GROUP)] * 4, [str(OTHER_GROUP)]]
 
 
 def test_a_user_has_the_turn_when_the_last_client_of_another_has_ended(daemon: DaemonProcess) -> None:
@@ -245,9 +245,9 @@ def test_the_next_daemon_hands_over_who_was_sent_a_connection(daemon: DaemonProc
         (server,) = daemon.servers()
         os.kill(server, signal.SIGSTOP)
         here = [stack.enter_context(visitor(pipe(daemon) / "control")) for _ in range(3)]
-        for each in here:
-            each.as_client()
-            assert select.select([each.connection], [], [], 30)[0], "no connection came"
+        for entry in here:
+            entry.as_client()
+            assert select.select([entry.connection], [], [], 30)[0], "no connection came"
         # The stopped server may have heard of the first; the third has taken nothing.
         taken = [stack.enter_context(each.take_connection()) for each in here[:2]]
         daemon.kill()

@@ -108,8 +108,8 @@ def test_bytes_that_are_no_text_pass_unchanged(theirs: TheirDaemon, tool: Daemon
 def test_a_daemon_that_ends_before_it_has_answered(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     theirs.printed = lambda line: None
     done = tool.run([], "ps\n")
-    said = "The MPS control daemon cannot be spoken to: it closed the connection before it had answered\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    text = "The MPS control daemon cannot be spoken to: it closed the connection before it had answered\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
 def test_quit_ends_the_session_and_the_daemon(theirs: TheirDaemon, tool: DaemonProcess) -> None:
@@ -129,8 +129,8 @@ def test_a_daemon_with_another_hello(theirs: TheirDaemon, tool: DaemonProcess) -
     theirs.hello = b"OUTBHEL2\0"
     done = tool.run([], "ps\n")
     assert done.returncode == 1
-    said = "it speaks another protocol: is it of an older driver?"
-    assert done.stderr == f"The MPS control daemon cannot be spoken to: {said}\n"
+    text = "it speaks another protocol: is it of an older driver?"
+    assert done.stderr == f"The MPS control daemon cannot be spoken to: {text}\n"
 
 
 @pytest.mark.long
@@ -171,9 +171,9 @@ def test_a_reader_that_goes_away_is_no_traceback(theirs: TheirDaemon, tool: Daem
         assert running.stderr is not None
         running.stdout.read(10)
         running.stdout.close()
-        said = running.stderr.read().decode()
+        errors = running.stderr.read().decode()
         assert running.wait(30) != 0
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
 
 
 @pytest.mark.long(but=["two-devices"])

@@ -132,9 +132,9 @@ def test_3_terminate_client_behind_what_is_stopped_is_answered_within_its_bound(
         # Others are answered.
         assert daemon.say("get_server_list") == f"{server}\n"
         assert str(client.pid) in daemon.say("ps").split()
-        said, complaint = operator.communicate(timeout=SECONDS)
+        output, complaint = operator.communicate(timeout=SECONDS)
     took = time.monotonic() - began
-    assert said == "702\n"
+    assert output == "702\n"
     assert complaint.startswith(f"terminate_client: {why}")
     # Never before; how long after is the machine's.
     assert bound - 1 < took < bound + 10
@@ -167,9 +167,9 @@ def test_3_a_daemon_is_replaced_by_one_that_resets_devices_under_its_clients(
         assert after.say(f"terminate_client {server} {client.pid}") == "0\n"
         client.end(signal.SIGKILL)
         wait_until(lambda: after.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
-        with after.client().process as other:
-            assert ClientProcess(other).connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-            ClientProcess(other).end()
+        with after.client().process as process:
+            assert ClientProcess(process).connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            ClientProcess(process).end()
     finally:
         client.end(signal.SIGKILL)
 

@@ -52,9 +52,9 @@ def no_more_memory(pid: int, room: int) -> None:
 @pytest.fixture
 def clients() -> Iterator[list[ClientProcess]]:
     """End the clients in the list after the test; requested before the daemon's fixture, so that it ends later."""
-    made: list[ClientProcess] = []
-    yield made
-    for client in made:
+    client_processes: list[ClientProcess] = []
+    yield client_processes
+    for client in client_processes:
         if client.process.poll() is None:
             client.end(signal.SIGKILL)
 
@@ -215,8 +215,8 @@ MOMENTS = {
 
 def pauses(daemon: DaemonProcess, reason: str) -> list[str]:
     """Return for which pauses control.log reports this reason, in order."""
-    said = [line.partition(f"{reason}; trying again in ") for line in daemon.log()]
-    return [pause for before, found, pause in said if found and not before]
+    lines = [line.partition(f"{reason}; trying again in ") for line in daemon.log()]
+    return [pause for before, result, pause in lines if result and not before]
 
 
 @pytest.mark.long(but=["admission"])
@@ -470,8 +470,8 @@ def test_a_full_pipe_directory_keeps_the_daemon_from_starting_and_says_so(
 
 def _kept(disk: Disk) -> dict[str, Any]:
     """Return what a next daemon would know."""
-    known: dict[str, Any] = json.loads((disk.seen / "pympsd.state").read_bytes())["remembered"]
-    return known
+    document: dict[str, Any] = json.loads((disk.seen / "pympsd.state").read_bytes())["remembered"]
+    return document
 
 
 def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know(

@@ -32,13 +32,13 @@ def _status(daemon: DaemonProcess, server: int) -> str:
 def _executors(daemon: DaemonProcess, server: int) -> dict[int, int]:
     """Return the PID of each device's executor, as server.log says."""
     daemon.hear_out()
-    found = {}
+    result = {}
     for text in daemon.log("server.log"):
         if text.startswith("Device ") and " runs in process " in text:
             words = text.split()
-            found[int(words[1])] = int(words[-1])
-    assert set(found.values()) >= set(children_of(server))
-    return found
+            result[int(words[1])] = int(words[-1])
+    assert set(result.values()) >= set(children_of(server))
+    return result
 
 
 def _comes_and_goes(daemon: DaemonProcess, make_client: Make) -> int:

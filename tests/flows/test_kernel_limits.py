@@ -33,9 +33,9 @@ pytestmark = pytest.mark.skipif(not _mounts(), reason="only root mounts, with un
 @pytest.fixture
 def cgroups() -> Iterator[Cgroups]:
     """Real cgroups, for clients to be in."""
-    made = Cgroups()
-    yield made
-    made.remove()
+    cgroups = Cgroups()
+    yield cgroups
+    cgroups.remove()
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def join(daemon: DaemonProcess, cgroups: Cgroups) -> Iterator[Callable[..., Clie
     with clients_of(daemon) as make:
 
         def client(name: str, server: str = "a") -> ClientProcess:
-            made = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, server)))
-            cgroups.move(made.pid, name)
-            return made.connect()
+            cuda_context = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, server)))
+            cgroups.move(cuda_context.pid, name)
+            return cuda_context.connect()
 
         yield client
 
@@ -104,21 +104,21 @@ def test_the_kernels_limits_hold(
     write("one", max=2, min=4)
     start(daemon)
     ctl(daemon, "server create a")
-    one = join("one")
-    assert total(one) == 2
-    assert limits(daemon, one) == (GIB, 2 * GIB), "nobody guarantees it more than its parent has"
-    assert one.do(f"alloc {GIB}").split()[0] == "CUDA_SUCCESS"
-    assert one.do(f"alloc {GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert f"the clients of cgroup {cgroups.path}/one have" in one.do("error")
-    other = join("other")
-    assert (total(other), limits(daemon, other)) == (8, (GIB, 8 * GIB)), "its parent's"
-    assert other.do(f"alloc {7 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY", "one holds some of it"
-    assert one.do("ctx 1") == "CUDA_SUCCESS"
-    assert total(one) > 100, "the second device has no limit"
+    first = join("one")
+    assert total(first) == 2
+    assert limits(daemon, first) == (GIB, 2 * GIB), "nobody guarantees it more than its parent has"
+    assert first.do(f"alloc {GIB}").split()[0] == "CUDA_SUCCESS"
+    assert first.do(f"alloc {GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert f"the clients of cgroup {cgroups.path}/one have" in first.do("error")
+    second = join("other")
+    assert (total(second), limits(daemon, second)) == (8, (GIB, 8 * GIB)), "its parent's"
+    assert second.do(f"alloc {7 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY", "one holds some of it"
+    assert first.do("ctx 1") == "CUDA_SUCCESS"
+    assert total(first) > 100, "the second device has no limit"
     assert ctl(daemon, "memacct list --format=csv,noheader") == ""
     daemon.kill()
     start(daemon)
-    assert limits(daemon, one) == (GIB, 2 * GIB)
+    assert limits(daemon, first) == (GIB, 2 * GIB)
 
 
 @pytest.mark.long
@@ -149,20 +149,20 @@ def test_what_is_held_in_another_server_counts_over_a_restart_too(
     start(daemon)
     for name in "ab":
         ctl(daemon, f"server create {name}")
-    one, other = join("one", "a"), join("one", "b")
-    assert one.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
+    first, second = join("one", "a"), join("one", "b")
+    assert first.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
 
     def free() -> int:
-        return int(other.do("mem").split()[0]) >> 10
+        return int(second.do("mem").split()[0]) >> 10
 
     wait_until(lambda: free() < 10, "the memory of the other server")
     daemon.kill()
     start(daemon)
-    assert one.do(f"alloc {5 * GIB}").split()[0] == "CUDA_SUCCESS"
+    assert first.do(f"alloc {5 * GIB}").split()[0] == "CUDA_SUCCESS"
     wait_until(lambda: free() < 5, "what it has taken since")
-    one.end(signal.SIGKILL)
+    first.end(signal.SIGKILL)
     wait_until(lambda: free() >= 28, "the memory that is free again")
-    assert other.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
+    assert second.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
 
 
 def test_without_the_controller_nothing_is_read(

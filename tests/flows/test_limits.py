@@ -29,17 +29,17 @@ Start = Callable[..., ClientProcess]
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Start clients, which are killed after the test."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def client(daemon: DaemonProcess, **more: str) -> ClientProcess:
-        made.append(daemon.client(**more))
-        return made[-1]
+        client_processes.append(daemon.client(**more))
+        return client_processes[-1]
 
     yield client
-    for one in made:
-        if one.process.poll() is None:
-            os.kill(one.pid, signal.SIGKILL)
-        one.process.communicate(timeout=SECONDS)
+    for process in client_processes:
+        if process.process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+        process.process.communicate(timeout=SECONDS)
 
 
 def running(make_daemon: Callable[..., DaemonProcess], **settings: str) -> DaemonProcess:
@@ -61,11 +61,11 @@ def in_server_log(daemon: DaemonProcess, text: str, times: int = 1) -> None:
 
 
 def one_line(daemon: DaemonProcess, beginning: str) -> None:
-    def found() -> list[str]:
+    def find_lines() -> list[str]:
         return [line for line in daemon.log("server.log") if line.startswith(beginning)]
 
-    wait_until(found, f"{beginning!r} in server.log")
-    assert len(found()) == 1
+    wait_until(find_lines, f"{beginning!r} in server.log")
+    assert len(find_lines()) == 1
 
 
 # --- percentages
@@ -126,16 +126,16 @@ def test_the_recorded_client_with_a_percentage_for_each_context(daemon: DaemonPr
         assert "1 to 104 SMs" in client.do("error")
     client.end()
     wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "its end")
-    made = [line for line in daemon.log("server.log") if line.endswith("is ACTIVE")]
-    numbers = [int(line.rpartition(", ")[2].partition("}")[0]) for line in made]
+    lines = [line for line in daemon.log("server.log") if line.endswith("is ACTIVE")]
+    numbers = [int(line.rpartition(", ")[2].partition("}")[0]) for line in lines]
     assert numbers == list(range(1, 10)), "recorded: a refused context takes no number"
 
 
 @pytest.mark.long
 def test_two_clients_with_half_each_run_on_disjoint_multiprocessors(daemon: DaemonProcess, start: Start) -> None:
-    one, other = (with_context(start(daemon, **{PERCENTAGE: "50"})) for _ in range(2))
+    first, second = (with_context(start(daemon, **{PERCENTAGE: "50"})) for _ in range(2))
     places = []
-    for client in (one, other):
+    for client in (first, second):
         code, _, numbers = client.do("places 1000").partition(" ")
         assert code == "CUDA_SUCCESS"
         places.append(set(numbers.split(",")))

@@ -38,8 +38,8 @@ def test_a_directory_that_is_removed_is_created_again(daemon: DaemonProcess, rem
     listed = ctl(daemon, "namespace list --format=csv")
     shutil.rmtree(pipe(daemon, removed))
     assert ctl(daemon, "namespace list --format=csv") == listed
-    said = [line for line in daemon.log() if "was removed" in line]
-    assert sorted(said) == [f"The socket of namespace '{name}' was removed; recreating it" for name in lost]
+    lines = [line for line in daemon.log() if "was removed" in line]
+    assert sorted(lines) == [f"The socket of namespace '{name}' was removed; recreating it" for name in lost]
     assert [sms_at(daemon, place) for place in ("a", "a/hi")] == ["132", "32"]
     daemon.kill()
     start(daemon)
@@ -138,8 +138,8 @@ def test_a_client_of_a_dead_daemons_namespace_gets_an_explanation(daemon: Daemon
         for place in ("a", "a/hi"):
             client = at(place)
             assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
-            said = client.do("error")
-            assert said.startswith(f"no MPS control daemon at {pipe(daemon, place)}/control (Connection refused); ")
+            output = client.do("error")
+            assert output.startswith(f"no MPS control daemon at {pipe(daemon, place)}/control (Connection refused); ")
         assert [client.do("init") for client in (at("a/hi", "0"), at(""))] == ["CUDA_SUCCESS"] * 2
 
 
@@ -159,8 +159,8 @@ def test_a_server_whose_sockets_cannot_be_its_new_users_stays_its_users(daemon: 
     ctl(daemon, f"server create b --uid={USER}")
     left = pipe(daemon, "b") / "notes"
     left.write_text("of the user")
-    said = ctl(daemon, f"server set b --uid={OTHER}", 1)
-    assert said == f"Server 'b' stays that of user {USER}: {left.parent} belongs to user {USER}: remove it"
+    output = ctl(daemon, f"server set b --uid={OTHER}", 1)
+    assert output == f"Server 'b' stays that of user {USER}: {left.parent} belongs to user {USER}: remove it"
     assert ctl(daemon, "server get b uid") == str(USER)
     wait_until(lambda: ctl(daemon, "server get b status") == "Ready", "its new process")
     with clients_of(daemon) as make:

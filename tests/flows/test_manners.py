@@ -116,10 +116,10 @@ def test_a_log_that_cannot_be_reopened_is_named(make_daemon: MakeDaemon, protoco
         log.rename(log.with_suffix(".1"))
     control.mkdir()
     done = daemon.run(["log", "reopen"])
-    said = f"{control} cannot be opened (Is a directory): its lines still go to the former file.\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, said, "")
+    text = f"{control} cannot be opened (Is a directory): its lines still go to the former file.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, text, "")
     assert server.exists(), "the others are opened"
-    assert control.with_suffix(".1").read_text().count(said) == 1
+    assert control.with_suffix(".1").read_text().count(text) == 1
     control.rmdir()
     assert daemon.run(["log", "reopen"]).returncode == 0
     assert control.exists()

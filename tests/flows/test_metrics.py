@@ -56,15 +56,15 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     """Read a text as OpenMetrics says, strictly."""
     *lines, end = text.splitlines()
     assert (end, text[-1]) == ("# EOF", "\n")
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    result: dict[str, list[tuple[dict[str, str], float]]] = {}
     family, kind = "", ""
     for line in lines:
         if line.startswith("# "):
             _, what, name, rest = line.split(" ", 3)
             if what == "TYPE":
-                assert name not in found, "the lines of a family are together"
+                assert name not in result, "the lines of a family are together"
                 family, kind = name, rest
-                found[family] = []
+                result[family] = []
             assert name == family
             assert what in ("TYPE", "HELP") or family.endswith(f"_{rest}")
             continue
@@ -73,9 +73,9 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
         assert match[1] == family + {"info": "_info", "counter": "_total"}.get(kind, "")
         labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match[2]))
         assert (kind != "stateset") or family in labels
-        assert labels not in [each for each, _ in found[family]], "a sample is there once"
-        found[family].append((labels, float(match[3])))
-    return found
+        assert labels not in [each for each, _ in result[family]], "a sample is there once"
+        result[family].append((labels, float(match[3])))
+    return result
 
 
 @pytest.fixture
@@ -109,21 +109,21 @@ def state() -> Daemon:
 
 
 def test_the_text_says_what_there_is(state: Daemon) -> None:
-    found = samples(metrics_text(state, "emulated"))
-    assert [value for _, value in found["pympsd_waiting_clients"]] == [2]
-    assert found["pympsd_server_active_thread_ratio"][0][1] == 0.125
-    assert found["pympsd_server_clients"][0][0] == {"server": r"a \"b\"\\", "server_pid": "847", "uid": "7"}
-    states = {labels["pympsd_server_status"]: value for labels, value in found["pympsd_server_status"]}
+    result = samples(metrics_text(state, "emulated"))
+    assert [value for _, value in result["pympsd_waiting_clients"]] == [2]
+    assert result["pympsd_server_active_thread_ratio"][0][1] == 0.125
+    assert result["pympsd_server_clients"][0][0] == {"server": r"a \"b\"\\", "server_pid": "847", "uid": "7"}
+    states = {labels["pympsd_server_status"]: value for labels, value in result["pympsd_server_status"]}
     assert states == {"INITIALIZING": 0, "ACTIVE": 0, "FAULT": 1}
-    memory = {labels["device"]: value for labels, value in found["pympsd_client_memory_bytes"]}
+    memory = {labels["device"]: value for labels, value in result["pympsd_client_memory_bytes"]}
     assert memory == {"0": 3 * MIB, "1": 0}
-    assert [(labels["device"], value) for labels, value in found["pympsd_server_launches"]] == [("1", 42)]
-    assert [(labels["device"], value) for labels, value in found["pympsd_server_utilization_ratio"]] == [("1", 0.25)]
-    assert (found["pympsd_faults"], found["pympsd_refused_clients"]) == ([({}, 3)], [({}, 0)])
-    assert ({"resource": "connections"}, 50) in found["pympsd_user_share"]
+    assert [(labels["device"], value) for labels, value in result["pympsd_server_launches"]] == [("1", 42)]
+    assert [(labels["device"], value) for labels, value in result["pympsd_server_utilization_ratio"]] == [("1", 0.25)]
+    assert (result["pympsd_faults"], result["pympsd_refused_clients"]) == ([({}, 3)], [({}, 0)])
+    assert ({"resource": "connections"}, 50) in result["pympsd_user_share"]
     of_user = {"uid": "1002", "resource": "connections"}
-    assert (found["pympsd_user_used"], found["pympsd_user_refusals"]) == ([(of_user, 2)], [(of_user, 3)])
-    assert [(labels["device"], value) for labels, value in found["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
+    assert (result["pympsd_user_used"], result["pympsd_user_refusals"]) == ([(of_user, 2)], [(of_user, 3)])
+    assert [(labels["device"], value) for labels, value in result["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
 
 
 def test_the_text_has_the_limits_of_clients(state: Daemon) -> None:
@@ -144,17 +144,17 @@ def test_the_text_has_the_limits_of_clients(state: Daemon) -> None:
 
 def test_the_share_of_the_next_client_is_by_device_where_devices_differ(state: Daemon) -> None:
     def ratios() -> list[tuple[str, float]]:
-        found = samples(metrics_text(state, "emulated"))["pympsd_server_active_thread_ratio"]
-        return [(labels.get("device", ""), value) for labels, value in found]
+        result = samples(metrics_text(state, "emulated"))["pympsd_server_active_thread_ratio"]
+        return [(labels.get("device", ""), value) for labels, value in result]
 
     state.options = evolve(state.options, protocol=3)
     server = state.servers[1]
-    named = NamedServer(server.name, 7)
-    state.named_servers.add(named)
+    named_server = NamedServer(server.name, 7)
+    state.named_servers.add(named_server)
     assert ratios() == [("", 1.0)]
-    named.namespaces[DEFAULT].limits = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
+    named_server.namespaces[DEFAULT].limits = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
     assert ratios() == [("0", 0.5), ("1", 0.25)]
-    named.maximum = Limits({ALL_DEVICES: ThreadPercentage(20.0)})
+    named_server.maximum = Limits({ALL_DEVICES: ThreadPercentage(20.0)})
     assert ratios() == [("", 0.2)]
 
 
@@ -167,9 +167,9 @@ def test_the_text_of_a_daemon_without_servers(state: Daemon) -> None:
 def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
     state.options = evolve(state.options, protocol=protocol)
     state.configuration = Configuration(7, "/etc/mps.toml", text=b"rules = []")
-    found = samples(metrics_text(state, "emulated"))
-    assert found["pympsd_configuration_generation"] == [({}, 7)]
-    ((labels, _),) = found["pympsd_configuration"]
+    result = samples(metrics_text(state, "emulated"))
+    assert result["pympsd_configuration_generation"] == [({}, 7)]
+    ((labels, _),) = result["pympsd_configuration"]
     assert labels["source"] == "/etc/mps.toml"
     of_file = sha256(b"rules = []").hexdigest()
     assert (labels["hash"] == of_file) == (protocol == 3), "protocol 2 has that of its defaults"
@@ -180,9 +180,9 @@ def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
 
 def test_drains_have_samples(state: Daemon) -> None:
     _drain_user(state)
-    found = samples(metrics_text(state, "emulated"))
-    assert found["pympsd_drain_clients"] == [({"target": "--user=1001"}, 1)]
-    assert found["pympsd_drain_held_clients"] == [({"target": "--user=1001"}, 0)]
+    result = samples(metrics_text(state, "emulated"))
+    assert result["pympsd_drain_clients"] == [({"target": "--user=1001"}, 1)]
+    assert result["pympsd_drain_held_clients"] == [({"target": "--user=1001"}, 0)]
 
 
 def _drain_user(state: Daemon) -> None:
@@ -195,7 +195,9 @@ def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
     known = set(re.findall(r"^(\w+)\{", metrics_text(state, "emulated"), re.M))
     panels = json.loads(DASHBOARD.read_text())["panels"]
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    names = {name for each in expressions for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", each))}
+    names = {
+        name for expression in expressions for name in re.findall(r"pympsd_\w+", re.sub(r"\{.*?\}", "", expression))
+    }
     assert names == known - {"pympsd_device_multiprocessors"}
 
 
@@ -267,9 +269,9 @@ def test_a_scraper_is_answered(
 def test_silent_scrapers_hurt_nobody(serving: DaemonProcess, address: str) -> None:
     with ExitStack() as held:
         silent = [held.enter_context(connect(address)) for _ in range(CONNECTIONS * 16)]
-        for each in silent[:-2]:
+        for entry in silent[:-2]:
             with suppress(OSError):  # closed already
-                each.send(b"GET ")
+                entry.send(b"GET ")
         assert serving.say("get_default_active_thread_percentage") == "100.0\n"
         began = time.monotonic()
         assert samples(scrape(address)[1])
@@ -356,11 +358,11 @@ def test_a_port_of_the_loopback(make_daemon: Callable[..., DaemonProcess]) -> No
         taken.listen()
         daemon = make_daemon()
         done = daemon.start("-d", f"--metrics=127.0.0.1:{port}")
-        said = f"--metrics 127.0.0.1:{port}: Address already in use"
-        assert (done.returncode, done.stderr) == (1, f"{said}\n")
+        text = f"--metrics 127.0.0.1:{port}: Address already in use"
+        assert (done.returncode, done.stderr) == (1, f"{text}\n")
         assert daemon.start().returncode == 0
         done = daemon.start("-d", "--replace", "--metrics", f"127.0.0.1:{port}")
-        assert (done.returncode, done.stderr) == (0, f"{said}; the daemon starts without metrics\n")
+        assert (done.returncode, done.stderr) == (0, f"{text}; the daemon starts without metrics\n")
         daemon.say("quit")
         daemon.await_end()
     assert daemon.start("-d", "--metrics", port).returncode == 0

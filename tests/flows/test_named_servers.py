@@ -72,27 +72,27 @@ def test_memory_of_a_device_and_of_a_cgroup_is_one_for_all_servers(
     ctl(daemon, "server create b")
     cgroups = Cgroups()
     ctl(daemon, f"memacct limit {cgroups.path}/job --hard-limit=30G")
-    one, other, apart = join("a"), join("b"), join("b")
+    first, second, apart = join("a"), join("b"), join("b")
     try:
-        for client in (one, other):
+        for client in (first, second):
             cgroups.move(client.pid, "job")
-        for client in (one, other, apart):
+        for client in (first, second, apart):
             client.connect()
         free = int(apart.do("mem").split()[0])
-        assert one.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
+        assert first.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
         wait_until(lambda: int(apart.do("mem").split()[0]) <= free - (20 << 10), "the memory of the other server")
-        assert other.do(f"alloc {20 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-        assert "the clients of cgroup" in other.do("error")
+        assert second.do(f"alloc {20 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert "the clients of cgroup" in second.do("error")
         assert apart.do(f"alloc {120 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
         daemon.kill()
         start(daemon)
-        one.end(signal.SIGKILL)
+        first.end(signal.SIGKILL)
         wait_until(
-            lambda: other.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS", "the memory that is free again"
+            lambda: second.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS", "the memory that is free again"
         )
         assert apart.do(f"alloc {110 * GIB}").split()[0] == "CUDA_SUCCESS"
     finally:
-        for client in (one, other, apart):
+        for client in (first, second, apart):
             client.process.kill()
             client.process.wait()
         cgroups.remove()
@@ -313,17 +313,17 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
     for number, name in enumerate(("n1", "n2", "n3"), 1):
         limits = f"--active-thread-percentage={percentages[name]} --pinned-memory-limit={number}G"
         ctl(daemon, f"namespace create {name} --server=a {limits}")
-    wanted = [name for name in percentages for _ in range(3)]
+    expected = [name for name in percentages for _ in range(3)]
 
     def joined(name: str) -> tuple[str, str, str]:
         with DriverClient.start(pipe(daemon, f"a/{name}")) as client:
             client.connect()
             return client.ask("sms"), client.ask(f"alloc {GIB // 2}"), client.ask(f"alloc {5 * GIB // 2}")
 
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        found = list(pool.map(joined, wanted))
+    with ThreadPoolExecutor(len(expected)) as pool:
+        result = list(pool.map(joined, expected))
     sms = {"n1": "32", "n2": "66", "n3": "98", "default": "132"}
-    for name, (count, small, large) in zip(wanted, found, strict=True):
+    for name, (count, small, large) in zip(expected, result, strict=True):
         assert count.split()[-1] == sms[name]
         assert small.endswith("CUDA_SUCCESS")
         assert large.endswith("CUDA_SUCCESS" if name in ("n3", "default") else "CUDA_ERROR_OUT_OF_MEMORY")
@@ -343,12 +343,12 @@ def test_protocol_2_does_not_lose_what_protocol_3_left(daemon: DaemonProcess) ->
         "context-share set default_socket=off",
     ):
         ctl(daemon, line)
-    named = (
+    text = (
         "server 'a', max-active-thread-percentage of server 'a', namespace 'hi' of server 'a', server 'a2', "
         "allowed-devices of server 'a2', SM partition 'p' of server 'a2', default_socket=off of context-share, "
         "memacct limit of cgroup /nowhere"
     )
-    lost = f"protocol 2 has no {named}: start with -p 3"
+    lost = f"protocol 2 has no {text}: start with -p 3"
     running = daemon.run(["-d", "--replace"])
     assert running.returncode == 1
     assert (
@@ -453,8 +453,8 @@ def test_whatever_comes_to_a_socket_for_clients_only_no_command_is_taken(
                     pass
             except (BrokenPipeError, ConnectionResetError):
                 continue
-    said = [line for line in daemon.log() if "Cmd:" in line]
-    assert len(said) == before, said
+    lines = [line for line in daemon.log() if "Cmd:" in line]
+    assert len(lines) == before, lines
     assert any("this socket is for clients only" in line for line in daemon.log())
     assert client.do("sync") == "CUDA_SUCCESS"
     assert ctl(daemon, "namespace get box a name") == "box"
@@ -469,14 +469,14 @@ def test_the_drivers_wire_has_sockets_for_clients_only(
     ctl(daemon, "namespace create box --server=a --clients-only")
     before = sum("Cmd:" in line for line in daemon.log())
     daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe(daemon, "a/box"))
-    said = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
+    message = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
     for words, text in ((["server", "list"], ""), ([], "ps\nquit\n")):
         done = daemon.run(words, text)
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{said}\n")
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{message}\n")
     with visitor(pipe(daemon, "a/box/control")) as tool:
         tool.as_tool()
         tool.give(b"server list", b"quit")
-        assert tool.answers() == [said.encode()]
+        assert tool.answers() == [message.encode()]
     assert sum("Cmd:" in line for line in daemon.log()) == before
     daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe(daemon, "a/default"))
     assert "a,0," in daemon.run(["server", "list", "--format=csv"]).stdout, "that one takes commands"

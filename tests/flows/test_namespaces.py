@@ -49,14 +49,14 @@ def rows(daemon: DaemonProcess) -> list[list[str]]:
 @pytest.fixture
 def make_inside(daemon: DaemonProcess) -> Iterator[MakeInside]:
     """Start clients in namespaces of their own; they are ended after the test."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def make() -> ClientProcess:
-        made.append(start_inside(daemon))
-        return made[-1]
+        client_processes.append(start_inside(daemon))
+        return client_processes[-1]
 
     yield make
-    for client in made:
+    for client in client_processes:
         client.end()
 
 

@@ -236,16 +236,16 @@ def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) 
     assert shown(server) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-server"])
     assert (daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").stat().st_mode & 0o777 == 0o666, "recorded"
 
-    def found(*words: str) -> list[int]:
+    def find_pids(*words: str) -> list[int]:
         return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True).stdout.split()]
 
-    assert daemon.pid in found("pgrep", "-fx", "nvidia-cuda-mps-control -d")
-    assert daemon.pid in found("pidof", "nvidia-cuda-mps-control")
+    assert daemon.pid in find_pids("pgrep", "-fx", "nvidia-cuda-mps-control -d")
+    assert daemon.pid in find_pids("pidof", "nvidia-cuda-mps-control")
     client = daemon.client().connect()
-    assert found("pgrep", "-P", str(server), "-fx", "pympsd-executor") == children_of(server)
-    assert found("pgrep", "-f", "-s", str(os.getsid(server)), "^nvidia-cuda-mps-server") == [server]
+    assert find_pids("pgrep", "-P", str(server), "-fx", "pympsd-executor") == children_of(server)
+    assert find_pids("pgrep", "-f", "-s", str(os.getsid(server)), "^nvidia-cuda-mps-server") == [server]
     client.end()
-    assert server in found("pidof", "nvidia-cuda-mps-server")
+    assert server in find_pids("pidof", "nvidia-cuda-mps-server")
     ps = subprocess.run(["ps", "auxww"], capture_output=True, text=True, check=True).stdout.splitlines()
     eleventh = {int(fields[1]): fields[10] for fields in (line.split(None, 10) for line in ps[1:])}
     assert eleventh[daemon.pid].split() == ["nvidia-cuda-mps-control", "-d"]

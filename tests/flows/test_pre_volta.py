@@ -35,7 +35,7 @@ def daemon(make_daemon: Callable[..., DaemonProcess], machine: str) -> DaemonPro
 @pytest.fixture
 def start(daemon: DaemonProcess) -> Iterator[Start]:
     """Start clients that know the application rules; ``within``: a command that starts the program."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def begin(*within: str, **environment: str) -> ClientProcess:
         process = subprocess.Popen(
@@ -43,11 +43,11 @@ def start(daemon: DaemonProcess) -> Iterator[Start]:
             env={**daemon.environment, "PYMPSD_REQUIRE_MPS": "1", "PATH": os.environ["PATH"], **environment},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        made.append(ClientProcess(process))
-        return made[-1]
+        client_processes.append(ClientProcess(process))
+        return client_processes[-1]
 
     yield begin
-    for client in made:
+    for client in client_processes:
         client.end()
 
 
@@ -99,20 +99,20 @@ def test_percentages_and_memory_limits_answer_as_ever_and_hold_on_volta_only(
 
 
 def test_a_stray_access_of_a_kernel_reaches_the_neighbour_and_a_call_does_not(start: Start) -> None:
-    one, other = start().connect(), start().connect()
-    address = one.do("hold 41")
-    assert other.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
-    assert one.do("value") == "CUDA_SUCCESS 42.0"
-    assert other.do(f"peek {address}") == "CUDA_ERROR_INVALID_VALUE 0.0"
-    assert one.do("add") == other.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    first, second = start().connect(), start().connect()
+    address = first.do("hold 41")
+    assert second.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
+    assert first.do("value") == "CUDA_SUCCESS 42.0"
+    assert second.do(f"peek {address}") == "CUDA_ERROR_INVALID_VALUE 0.0"
+    assert first.do("add") == second.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 @volta
 def test_on_volta_a_stray_access_is_a_fault(start: Start) -> None:
-    one, other = start().connect(), start().connect()
-    address = one.do("hold 41")
+    first, second = start().connect(), start().connect()
+    address = first.do("hold 41")
     # Its own allocations may have the same addresses: that is what address spaces of their own mean.
-    assert other.do(f"stray {hex(int(address, 16) + (1 << 36))}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert second.do(f"stray {hex(int(address, 16) + (1 << 36))}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
 # --- callbacks
@@ -138,9 +138,9 @@ def test_page_locked_memory_is_bounded_by_the_size_of_dev_shm(start: Start) -> N
     client = start(*small_shared_memory("4m")).connect()
     assert client.do(f"pin {3 * MIB}") == COPIED
     assert client.do(f"pin {2 * MIB}") == OUT_OF_MEMORY
-    said = client.do("error")
-    assert "/dev/shm has: 4194304 bytes" in said
-    assert "3145728 in use" in said
+    output = client.do("error")
+    assert "/dev/shm has: 4194304 bytes" in output
+    assert "3145728 in use" in output
     assert client.do(f"register {MIB}") == OUT_OF_MEMORY, "an array seldom begins with a page: it lies in one more"
     assert client.do(f"register {MIB // 2}") == "CUDA_SUCCESS"
     assert client.do("unpin") == "CUDA_SUCCESS"

@@ -52,10 +52,10 @@ def replay(request: pytest.FixtureRequest, directory: Path) -> Iterator[Replay]:
         daemon.stop()
 
 
-@pytest.mark.long(but=[each["id"] for each in SEQUENCES if _is_short(each)])
+@pytest.mark.long(but=[entry["id"] for entry in SEQUENCES if _is_short(entry)])
 @pytest.mark.parametrize(
     ("replay", "steps"),
-    [pytest.param(each, each["steps"], id=each["id"]) for each in SEQUENCES],
+    [pytest.param(entry, entry["steps"], id=entry["id"]) for entry in SEQUENCES],
     indirect=["replay"],
 )
 def test_a_sequence(replay: Replay, steps: list[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from sequences import MACHINE, Replay, check_steps, settings_of
 SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol3.toml").read_text())["sequence"]
 WITH_CLIENTS = ("T22", "T30", "T33", "T38", "T42", "T50")
 """Sequences with clients that are not left out with the long tests."""
-CASES = [(each, backend) for each in SEQUENCES for backend in each.get("on", ["emulated"])]
+CASES = [(entry, backend) for entry in SEQUENCES for backend in entry.get("on", ["emulated"])]
 
 
 def _id(sequence: dict[str, Any], backend: str) -> str:
@@ -27,9 +27,9 @@ def _id(sequence: dict[str, Any], backend: str) -> str:
 
 
 WITHOUT_CLIENTS = [
-    _id(each, backend) for each, backend in CASES if not any("client" in step for step in each["steps"])
+    _id(entry, backend) for entry, backend in CASES if not any("client" in step for step in entry["steps"])
 ]
-SHORT = [*(_id(each, backend) for each, backend in CASES if each["id"] in WITH_CLIENTS), *WITHOUT_CLIENTS[::2]]
+SHORT = [*(_id(entry, backend) for entry, backend in CASES if entry["id"] in WITH_CLIENTS), *WITHOUT_CLIENTS[::2]]
 """Sequences that stand for the others when long tests are left out; of those without clients every second one."""
 
 
@@ -39,7 +39,7 @@ def daemons() -> Iterator[dict[tuple[str, str], DaemonProcess]]:
     root = Path(tempfile.mkdtemp(prefix="pympsd-p3-"))
     root.chmod(0o755)
     made = {}
-    for protocol, backend in sorted({(each["daemon"], backend) for each, backend in CASES}):
+    for protocol, backend in sorted({(entry["daemon"], backend) for entry, backend in CASES}):
         if protocol == "none":
             continue
         directory = root / f"{backend}-{protocol}"
@@ -82,7 +82,7 @@ def replay(
 @pytest.mark.long(but=SHORT)
 @pytest.mark.parametrize(
     ("replay", "steps"),
-    [pytest.param((each, backend), each["steps"], id=_id(each, backend)) for each, backend in CASES],
+    [pytest.param((entry, backend), entry["steps"], id=_id(entry, backend)) for entry, backend in CASES],
     indirect=["replay"],
 )
 def test_a_sequence(replay: Replay, steps: list[dict[str, Any]]) -> None:

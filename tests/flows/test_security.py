@@ -146,12 +146,12 @@ def sockets_of(pid: int) -> list[str]:
     """Return the names of a process's sockets in order, nothing for one that has none."""
     lines = [line.split(maxsplit=7) for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     named = {fields[6]: fields[7].rpartition("/")[2] for fields in lines if len(fields) == 8}
-    found = []
+    result = []
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed
             if inode := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):
-                found.append(named.get(inode[1], ""))
-    return sorted(found)
+                result.append(named.get(inode[1], ""))
+    return sorted(result)
 
 
 def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonProcess, owner: ClientProcess) -> None:
@@ -159,9 +159,9 @@ def test_sessions_links_and_streams_have_no_name_to_connect_to(daemon: DaemonPro
     named = ["control", "control_privileged"]
     # A connection that is still being closed has the name of the socket it came in by.
     wait_until(lambda: list(filter(None, sockets_of(daemon.pid))) == named, "two named sockets, and no more")
-    found = {name: sockets_of(pid) for name, pid in processes.items()}
-    assert sum(map(len, found.values())) > 8
-    assert [name for names in found.values() for name in names if name] == named
+    result = {name: sockets_of(pid) for name, pid in processes.items()}
+    assert sum(map(len, result.values())) > 8
+    assert [name for names in result.values() for name in names if name] == named
 
 
 def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess, owner: ClientProcess) -> None:
@@ -244,8 +244,8 @@ def test_only_a_servers_own_link_speaks_for_it(daemon: DaemonProcess, owner: Cli
         link.TerminateClient(1, owner.pid),
     )
     for message in forged:
-        said = as_user(OTHER_USER, SAY, daemon.directory / "pipe" / "control", messages.encode(message).hex())
-        assert bytes.fromhex(said) == b"", message
+        output = as_user(OTHER_USER, SAY, daemon.directory / "pipe" / "control", messages.encode(message).hex())
+        assert bytes.fromhex(output) == b"", message
     with pytest.raises(AssertionError, match="PermissionError"):
         as_user(OTHER_USER, SAY, daemon.directory / "pipe" / "control_privileged", "00")
     assert "Exiting" not in daemon.log("server.log")
@@ -266,8 +266,8 @@ def test_after_the_daemons_death_another_user_is_neither_server_nor_daemon(
         assert again.start().returncode == 0
         forged = link.ServerReturn(Versions(), processes["server"], "ACTIVE", False, 0)
         control = daemon.directory / "pipe" / "control"
-        said = bytes.fromhex(as_user(OTHER_USER, SAY, control, messages.encode(forged).hex()))
-        assert said == b""
+        output = bytes.fromhex(as_user(OTHER_USER, SAY, control, messages.encode(forged).hex()))
+        assert output == b""
         assert "Unable to read new connection type information" in again.log()
         assert again.servers() == [processes["server"]]
         assert owner.do("add") == RIGHT
@@ -293,19 +293,22 @@ def test_a_clients_identity_is_the_kernels_whatever_it_says_itself(
 @pytest.mark.long
 def test_a_user_cannot_become_a_client_of_another_users_server(daemon: DaemonProcess, owner: ClientProcess) -> None:
     server = processes_of(daemon, owner)["server"]
-    other = daemon.client(OTHER_USER)
+    client_processes = daemon.client(OTHER_USER)
     try:
-        other.begin("init")
-        wait_until(lambda: any(f"{other.pid} from user {OTHER_USER}" in line for line in daemon.log()), "the request")
+        client_processes.begin("init")
+        wait_until(
+            lambda: any(f"{client_processes.pid} from user {OTHER_USER}" in line for line in daemon.log()),
+            "the request",
+        )
         for command in (f"terminate_client {server} {owner.pid}", f"shutdown_server {server} -f", "quit -t 0"):
             daemon.run([], command, uid=OTHER_USER)
         assert daemon.say(f"get_client_list {server}") == f"{owner.pid}\n"
         assert owner.do("add") == RIGHT
-        assert not other.has_result(), "it waits for its turn"
+        assert not client_processes.has_result(), "it waits for its turn"
         owner.end()
-        assert other.result() == "CUDA_SUCCESS"
+        assert client_processes.result() == "CUDA_SUCCESS"
         (its_own,) = daemon.servers()
         assert its_own != server
         assert Path(f"/proc/{its_own}").stat().st_uid == OTHER_USER
     finally:
-        other.end()
+        client_processes.end()

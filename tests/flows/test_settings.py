@@ -417,10 +417,10 @@ def test_settings_that_are_left_out_are_said_where_the_daemon_is_started(make_da
     daemon = make_daemon(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1T,9=1G", CUDA_MPS_CLIENT_PRIORITY="7")
     done = daemon.start()
     assert (done.returncode, done.stdout) == (0, "")
-    said = done.stderr.splitlines()
-    assert [next(word for word in ("PRIORITY", "'0=1T'", "'9=1G'") if word in line) for line in said] == [
+    lines = done.stderr.splitlines()
+    assert [next(word for word in ("PRIORITY", "'0=1T'", "'9=1G'") if word in line) for line in lines] == [
         "PRIORITY",
         "'0=1T'",
         "'9=1G'",
     ]
-    assert all(line in daemon.log() for line in said)
+    assert all(line in daemon.log() for line in lines)

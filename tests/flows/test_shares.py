@@ -182,8 +182,8 @@ def test_a_file_with_a_wrong_share_is_refused(daemon: DaemonProcess, text: str, 
 def test_wrong_shares_of_option_and_variable_start_no_daemon(daemon: DaemonProcess, make_daemon: MakeDaemon) -> None:
     done = daemon.run(["-d", "--user-share", "sockets=3"])
     names = "servers, processes, namespaces, descriptors, sm-chunks, connections, buffers"
-    said = f"users have no share of 'sockets'; they have shares of {names}"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"--user-share: {said}\n")
+    text = f"users have no share of 'sockets'; they have shares of {names}"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"--user-share: {text}\n")
     done = make_daemon(PYMPSD_USER_SHARES="servers=x").run(["-d"])
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
@@ -197,8 +197,8 @@ def test_the_option_beats_the_variable_and_protocol_2_has_shares_of_connections(
     done = daemon.start("-d", "--user-share", "connections=50")
     assert done.returncode == 0
     assert done.stderr == "users have no share of servers in protocol 2, which has no named servers\n"
-    shown = ctl(daemon, "share list --uid=10001 --format=csv").splitlines()
-    assert shown == [
+    lines = ctl(daemon, "share list --uid=10001 --format=csv").splitlines()
+    assert lines == [
         "uid,resource,share,used,refused",
         "10001,connections,50,0,0",
         "10001,buffers,8388608,0,0",

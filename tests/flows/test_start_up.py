@@ -198,8 +198,8 @@ def test_root_is_warned_of_directories_of_others(directory: Path) -> None:
     daemon = DaemonProcess(directory, {})
     done = daemon.start()
     try:
-        said = f"CUDA_MPS_PIPE_DIRECTORY={directory}/pipe belongs to user 12345, who can replace what the daemon has"
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{said} there\n")
+        text = f"CUDA_MPS_PIPE_DIRECTORY={directory}/pipe belongs to user 12345, who can replace what the daemon has"
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{text} there\n")
     finally:
         daemon.stop()
 
@@ -318,8 +318,8 @@ def test_a_full_standard_output_is_no_absence_of_a_daemon(
             [PYMPSD, *words], env=daemon.environment, input=given.encode(), stdout=full, stderr=subprocess.PIPE,
             timeout=SECONDS,
         )  # fmt: skip
-    said = b"standard output: No space left on device: not all could be printed\n"
-    assert (done.returncode, done.stderr) == (74, said)
+    output = b"standard output: No space left on device: not all could be printed\n"
+    assert (done.returncode, done.stderr) == (74, output)
 
 
 def test_a_full_standard_error_costs_only_what_is_said_there(daemon: DaemonProcess) -> None:

@@ -165,8 +165,8 @@ class Partitions:
 def test_a_robotics_toolkit_configures_the_gpu(control: DaemonProcess) -> None:
     done = control.start("-d", "-s", "-q")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    shown = subprocess.run(["ps", "-ef"], capture_output=True, text=True, check=True).stdout
-    assert any(line.endswith(f"{DROP_IN_NAME} -d -s -q") for line in shown.splitlines())
+    output = subprocess.run(["ps", "-ef"], capture_output=True, text=True, check=True).stdout
+    assert any(line.endswith(f"{DROP_IN_NAME} -d -s -q") for line in output.splitlines())
     partitions = Partitions(control)
     _, free_chunks, _, free_sms, _ = partitions.row()
     assert int(free_sms) // int(free_chunks) == 8

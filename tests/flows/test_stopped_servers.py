@@ -27,9 +27,9 @@ MAX_CONNECTIONS = 2000
 @pytest.fixture
 def clients() -> Iterator[list[ClientProcess]]:
     """End the clients in the list after the test; requested before the daemon's fixture, so that it ends later."""
-    made: list[ClientProcess] = []
-    yield made
-    for client in made:
+    client_processes: list[ClientProcess] = []
+    yield client_processes
+    for client in client_processes:
         if client.process.returncode is None:
             client.end(signal.SIGKILL)
 

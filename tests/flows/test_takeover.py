@@ -42,14 +42,14 @@ A, B, C, D = 10001, 10002, 10003, 10004
 @pytest.fixture
 def make_spinner(daemon: DaemonProcess) -> Iterator[Callable[[], ClientProcess]]:
     """Start clients whose kernels run until they are released."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def make() -> ClientProcess:
-        made.append(ClientProcess.start({**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, 0))
-        return made[-1].connect()
+        client_processes.append(ClientProcess.start({**daemon.environment, "PYMPSD_REQUIRE_MPS": "1"}, 0))
+        return client_processes[-1].connect()
 
     yield make
-    for client in made:
+    for client in client_processes:
         client.end(signal.SIGKILL)
 
 
@@ -76,8 +76,8 @@ def server_of(daemon: DaemonProcess) -> int:
 
 def is_queued(daemon: DaemonProcess, client: ClientProcess, times: int = 1) -> bool:
     """Whether control.log reports that a client waits, of that many daemons."""
-    said = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
-    return len(said) >= times
+    lines = [line for line in daemon.log() if line.startswith(f"NEW CLIENT {client.pid} ") and "pending" in line]
+    return len(lines) >= times
 
 
 def sockets_of(pid: int) -> set[str]:
@@ -87,11 +87,11 @@ def sockets_of(pid: int) -> set[str]:
 
 def links_of(pid: int) -> list[str]:
     """Return what a process has open."""
-    found = []
+    result = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed
-            found.append(os.readlink(path))
-    return found
+            result.append(os.readlink(path))
+    return result
 
 
 def test_a_server_that_has_to_end_without_a_daemon_does_so_when_it_has_no_clients(daemon: DaemonProcess) -> None:
@@ -188,8 +188,8 @@ def test_log_lines_of_the_time_between_are_not_lost(daemon: DaemonProcess, make_
     leaves.end()
     assert stays.do("newctx 0") == "CUDA_SUCCESS"
     again(daemon)
-    said = f"Volta MPS: status of client {{{stays.pid}, 2}} is ACTIVE"
-    wait_until(lambda: said in daemon.log("server.log"), "what was said meanwhile")
+    text = f"Volta MPS: status of client {{{stays.pid}, 2}} is ACTIVE"
+    wait_until(lambda: text in daemon.log("server.log"), "what was said meanwhile")
     wait_until(lambda: f"Client {leaves.pid} disconnected" in daemon.log("server.log"), "the end of the other")
     assert [line.split()[0] for line in daemon.say("ps").splitlines()[1:]] == [str(stays.pid)]
     assert stays.do("add") == RIGHT
@@ -238,9 +238,9 @@ def test_killed_at_any_moment_of_an_admission(
 ) -> None:
     neighbours = [make_client().connect() for _ in range(others)]
     client = make_client()
-    seen = sum(word in line for line in daemon.log())
+    lines = sum(word in line for line in daemon.log())
     client.begin("init")
-    wait_until(lambda: sum(word in line for line in daemon.log()) > seen, word)
+    wait_until(lambda: sum(word in line for line in daemon.log()) > lines, word)
     daemon.kill()
     again(daemon)
     assert client.result() == "CUDA_SUCCESS"
@@ -727,19 +727,19 @@ def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Mak
         for _ in range(8):
             before = request_count()
             waiting += [_connected(daemon) for _ in range(40)]
-            for each in waiting:
-                each.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "load", 0, {}, False)))
+            for connection in waiting:
+                connection.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "load", 0, {}, False)))
             some = before + source.randint(0, len(waiting))
             wait_until(lambda some=some: request_count() >= some, "some of the requests")
             daemon.kill()
             again(daemon)
             while waiting:
-                with waiting.pop() as each:
-                    _granted(each)
+                with waiting.pop() as connection:
+                    _granted(connection)
             assert active.do("add") == RIGHT
     finally:
-        for each in waiting:
-            each.close()
+        for connection in waiting:
+            connection.close()
 
 
 def _connected(daemon: DaemonProcess) -> socket.socket:

@@ -20,9 +20,9 @@ NAMES = [command.name for command in COMMANDS.values() if 2 in command.protocols
 @pytest.fixture
 def terminal(daemon: DaemonProcess) -> Iterator[Terminal]:
     """A UI at a terminal that has shown its first prompt."""
-    with at_terminal([PYMPSD], daemon.environment) as shown:
-        assert shown.until("> ").endswith("> ")
-        yield shown
+    with at_terminal([PYMPSD], daemon.environment) as terminal:
+        assert terminal.until("> ").endswith("> ")
+        yield terminal
 
 
 def test_commands_are_answered(terminal: Terminal) -> None:
@@ -38,8 +38,8 @@ def test_help(terminal: Terminal) -> None:
     for name in NAMES:
         shown = terminal.enter(f"help {name}")
         assert name in shown
-    one = terminal.enter("? get_server_list")
-    assert "PIDs of all servers" in " ".join(one.split())
+    line = terminal.enter("? get_server_list")
+    assert "PIDs of all servers" in " ".join(line.split())
     assert terminal.enter("help nonsense") != ""
     assert "trace start FILE\ntrace stop\n" in terminal.enter("help")
     assert terminal.enter("get_server_list") == ""
@@ -48,8 +48,8 @@ def test_help(terminal: Terminal) -> None:
 def test_help_is_not_sent_to_the_daemon(terminal: Terminal, daemon: DaemonProcess) -> None:
     terminal.enter("help")
     terminal.enter("get_server_list")
-    said = [line for line in daemon.log() if line.startswith("Cmd:")]
-    assert said == ["Cmd:get_server_list"]
+    lines = [line for line in daemon.log() if line.startswith("Cmd:")]
+    assert lines == ["Cmd:get_server_list"]
 
 
 def test_a_tab_completes_the_name_of_a_command(terminal: Terminal) -> None:
@@ -137,13 +137,13 @@ def test_protocol_3_has_its_own_help_and_completion(make_daemon: Callable[..., D
     with at_terminal([PYMPSD], daemon.environment) as terminal:
         terminal.until("> ")
         assert "namespace       create, delete, get, list, set" in terminal.enter("help")
-        for typed, said in (
+        for typed, output in (
             ("help server delete", "server delete <name> [--force]"),
             ("? server", "server set <name>"),
             ("serv\tcr\tone --al\t0", "server create one --allowed-devices=0"),
             ("help namesp\tli\t", "namespace list [<name>]"),
         ):
             terminal.type(f"{typed}\r")
-            terminal.until(said)
+            terminal.until(output)
             terminal.until("\r\n> ")
     assert daemon.run(["server", "get", "one", "status"]).stdout == "Ready\n"

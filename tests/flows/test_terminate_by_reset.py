@@ -21,9 +21,9 @@ GIB = 1 << 30
 @pytest.fixture
 def node(directory: Path) -> Iterator[Node]:
     """Three H200 whose kernels cannot be stopped."""
-    made = Node(directory, MACHINE)
-    yield made
-    made.close()
+    node = Node(directory, MACHINE)
+    yield node
+    node.close()
 
 
 def _daemon(node: Node, *options: str) -> DaemonProcess:
@@ -159,9 +159,9 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     assert _free_mib(neighbour) == before
     wait_until(lambda: _held(node, server) > 1024, "the server to be shown with what is left")
     assert neighbour.do("add") == RIGHT
-    other = make(daemon)
+    cuda_context = make(daemon)
     assert children_of(server) == [executor], "a client is there: it continues"
-    for each in (neighbour, other):
+    for each in (neighbour, cuda_context):
         each.end()
     wait_until(lambda: not alive(executor), "the end of the process that runs the kernel")
     again = make(daemon)

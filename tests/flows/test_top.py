@@ -73,15 +73,13 @@ def test_a_row_says_what_is_known_of_a_client() -> None:
 
 def test_columns_are_there_that_have_something() -> None:
     in_namespace = {**client(61, MIB), "namespace": "small"}
-    found = rows([[{**SERVER, "clients": [in_namespace]}], [WAITING], NO_DEVICES])
-    heading, server, row, waits = lines(found, counts_launches=False)
+    result = rows([[{**SERVER, "clients": [in_namespace]}], [WAITING], NO_DEVICES])
+    heading, server, row, waits = lines(result, counts_launches=False)
     columns = ["PID", "UID", "SERVER", "NAMESPACE", "STATUS", "SM", "%", "CTX", "MEMORY", "PRIO", "COMMAND"]
     assert heading.split() == columns
     assert [line.split()[3] for line in (server, row, waits)] == ["-", "small", "-"]
     assert len({line.index(word) for line, word in ((heading, "COMMAND"), (row, "python"), (waits, "later"))}) == 1
-    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], NO_DEVICES], text="SMALL")] == [
-        61
-    ]
+    assert [row.pid for row in rows([[{**SERVER, "clients": [in_namespace]}], [], NO_DEVICES], text="SMALL")] == [61]
 
 
 def test_limits_of_memory_are_there_if_a_client_has_one() -> None:
@@ -152,10 +150,10 @@ def test_a_client_of_a_namespace(make_daemon: Callable[..., DaemonProcess]) -> N
     assert made.returncode == 0, made.stdout + made.stderr
     with clients_of(daemon) as start:
         folder = f"{daemon.environment['CUDA_MPS_PIPE_DIRECTORY']}/s/small"
-        one = start(CUDA_MPS_PIPE_DIRECTORY=folder).connect()
-        shown = daemon.run(["top", "--once", "--filter", "small"]).stdout.splitlines()
-    assert [line.split()[3:6] for line in shown[2:]] == [["small", "ACTIVE", "30.0"]]
-    assert shown[2].split()[0] == str(one.pid)
+        process = start(CUDA_MPS_PIPE_DIRECTORY=folder).connect()
+        lines = daemon.run(["top", "--once", "--filter", "small"]).stdout.splitlines()
+    assert [line.split()[3:6] for line in lines[2:]] == [["small", "ACTIVE", "30.0"]]
+    assert lines[2].split()[0] == str(process.pid)
 
 
 @pytest.mark.parametrize("arguments", [["--once"], ["--json"], ["--help"]])
@@ -164,8 +162,8 @@ def test_output_that_cannot_be_written_is_said(daemon: DaemonProcess, arguments:
         done = subprocess.run(
             [PYMPSD, "top", *arguments], env=daemon.environment, stdout=full, stderr=subprocess.PIPE, text=True
         )
-    said = "standard output: No space left on device: not all could be printed\n"
-    assert (done.returncode, done.stderr) == (74, said)
+    text = "standard output: No space left on device: not all could be printed\n"
+    assert (done.returncode, done.stderr) == (74, text)
 
 
 @pytest.mark.parametrize("name", ["bogus", ""])
@@ -184,14 +182,14 @@ def test_a_daemon_that_is_stopped(daemon: DaemonProcess) -> None:
 
 def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon()
-    for arguments, status, said in (
+    for arguments, status, output in (
         (["--interval", "0"], 2, "0.1 to 3600 seconds"),
         (["--interval", "x"], 2, "0.1 to 3600 seconds, not 'x'"),
         (["--sort", "x"], 2, "invalid choice: 'x'"),
         (["--once"], 1, "check CUDA_MPS_PIPE_DIRECTORY"),
     ):
         done = daemon.run(["top", *arguments])
-        assert (done.returncode, done.stdout, said in done.stderr) == (status, "", True), done.stderr
+        assert (done.returncode, done.stdout, output in done.stderr) == (status, "", True), done.stderr
 
 
 def test_a_key_shows_the_keys_and_the_columns(daemon: DaemonProcess) -> None:
@@ -209,22 +207,22 @@ def test_a_key_shows_the_keys_and_the_columns(daemon: DaemonProcess) -> None:
 def test_a_client_is_terminated_when_that_is_confirmed(
     daemon: DaemonProcess, make_client: Callable[..., ClientProcess]
 ) -> None:
-    one = make_client().connect()
+    client = make_client().connect()
     with at_terminal([PYMPSD, "top", "--interval", "0.1"], daemon.environment) as screen:
-        screen.until(f"{one.pid}")
+        screen.until(f"{client.pid}")
         screen.type("t")
         screen.until("select one")
         screen.type("\x1bOB")
         screen.type("t")
-        screen.until(f"terminate client {one.pid}")
+        screen.until(f"terminate client {client.pid}")
         screen.type("no\r")
         screen.until("not terminated")
-        assert one.do("sync") == "CUDA_SUCCESS"
+        assert client.do("sync") == "CUDA_SUCCESS"
         screen.type("t")
         screen.until("yes or no")
         screen.type("yes\r")
-        screen.until(f"client {one.pid}: terminated")
-        assert one.first_error() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        screen.until(f"client {client.pid}: terminated")
+        assert client.first_error() == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
         screen.type("q")
         screen.process.wait(10)
     assert screen.process.returncode == 0

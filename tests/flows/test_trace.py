@@ -56,9 +56,9 @@ def stop(daemon: DaemonProcess, trace: Path) -> dict[str, Track]:
     assert json.loads(text)
     tracks = read_tracks([text])
     for track in tracks:
-        assert all(one.began <= one.ended for one in track.slices)
+        assert all(entry.began <= entry.ended for entry in track.slices)
         if ": client" not in track.title:
-            assert all(one.ended <= later.began + 0.01 for one, later in pairwise(track.slices)), track.title
+            assert all(entry.ended <= later.began + 0.01 for entry, later in pairwise(track.slices)), track.title
     return {track.title: track for track in tracks}
 
 
@@ -78,14 +78,14 @@ def test_a_trace_has_clients_servers_and_what_devices_do(
         each.end()
     tracks = stop(daemon, trace)
     (status,) = of(tracks, "server uid_")
-    assert [one.name for one in status.slices] == ["ACTIVE"]
+    assert [entry.name for entry in status.slices] == ["ACTIVE"]
     (work,) = of(tracks, "device 0: NVIDIA H200: work")
-    assert {one.client for one in work.slices} == {early.pid, late.pid}
+    assert {entry.client for entry in work.slices} == {early.pid, late.pid}
     for each in (early, late):
         (mps,) = of(tracks, f"client {each.pid}:")[:1]
         assert mps.slices[-1].name == f"client of uid_{os.geteuid()}"
         (stream,) = of({title: track for title, track in tracks.items() if str(each.pid) in title}, "stream 0")
-        assert {"add_one", "copy"} <= {one.name for one in stream.slices}
+        assert {"add_one", "copy"} <= {entry.name for entry in stream.slices}
 
 
 def test_turns_waits_and_faults(make_daemon: Callable[..., DaemonProcess], trace: Path) -> None:
@@ -105,12 +105,12 @@ def test_turns_waits_and_faults(make_daemon: Callable[..., DaemonProcess], trace
         second.end()
         tracks = stop(daemon, trace)
     (turns,) = of(tracks, "MPS control daemon: turns")
-    assert [one.name.partition(",")[0] for one in turns.slices] == ["uid_0", f"uid_{NOBODY}"]
+    assert [entry.name.partition(",")[0] for entry in turns.slices] == ["uid_0", f"uid_{NOBODY}"]
     (mps,) = (track for track in of(tracks, f"client {second.pid}:") if track.name == "MPS")
-    assert [one.name for one in mps.slices] == ["waits for a server", f"client of uid_{NOBODY}"]
+    assert [entry.name for entry in mps.slices] == ["waits for a server", f"client of uid_{NOBODY}"]
     assert [moment.name for track in tracks.values() for moment in track.moments] == ["fault"]
     (status,) = of(tracks, f"server uid_{NOBODY}")
-    assert "FAULT" in [one.name for one in status.slices]
+    assert "FAULT" in [entry.name for entry in status.slices]
 
 
 def test_servers_of_protocol_3(make_daemon: Callable[..., DaemonProcess], trace: Path) -> None:
@@ -199,8 +199,8 @@ def test_a_stopped_server_is_named(daemon: DaemonProcess, client: MakeClient, tr
     done = daemon.run(["trace", "stop"])
     os.kill(server, signal.SIGCONT)
     assert (done.returncode, done.stdout) == (0, "")
-    said = "did not answer within 5 s: its kernels and copies may be missing.\n"
-    assert done.stderr == f"server {server} {said}"
+    text = "did not answer within 5 s: its kernels and copies may be missing.\n"
+    assert done.stderr == f"server {server} {text}"
     assert json.loads(trace.read_text())
 
 
@@ -285,10 +285,10 @@ def test_the_calls_of_a_program(daemon: DaemonProcess, client: MakeClient, trace
 def test_a_trace_that_cannot_be_is_said_once(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
     one = client(PYMPSD_TRACE=f"{trace}/no").connect()
     assert one.do("add") == RIGHT
-    _, said = one.process.communicate(timeout=SECONDS)
-    assert said.startswith(f"PYMPSD_TRACE={trace}/no: ")
-    assert said.endswith("; the program continues without a trace\n")
-    assert said.count("\n") == 1
+    _, output = one.process.communicate(timeout=SECONDS)
+    assert output.startswith(f"PYMPSD_TRACE={trace}/no: ")
+    assert output.endswith("; the program continues without a trace\n")
+    assert output.count("\n") == 1
 
 
 CALL = """
@@ -334,11 +334,11 @@ def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str
         path.symlink_to(other)
     else:
         os.mkfifo(path)
-    said = traced_program(path)
-    assert said.startswith(
+    output = traced_program(path)
+    assert output.startswith(
         f"PYMPSD_TRACE={path}: it is {reason}; give the path of a new or empty file, or of a trace;"
     )
-    assert said.count("\n") == 1
+    assert output.count("\n") == 1
     assert other.read_text() == "[\n"
     assert kind != "file" or path.read_text() == "mine"
 

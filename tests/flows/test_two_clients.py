@@ -24,23 +24,23 @@ def executors(daemon: DaemonProcess) -> list[int]:
 
 
 def test_two_clients_share_one_device(daemon: DaemonProcess, make_client: MakeClient) -> None:
-    one, two = make_client().connect(), make_client().connect()
-    one.begin("add")
+    process, two = make_client().connect(), make_client().connect()
+    process.begin("add")
     two.begin("add")
-    assert (one.result(), two.result()) == (RIGHT, RIGHT)
+    assert (process.result(), two.result()) == (RIGHT, RIGHT)
     (server,) = daemon.servers()
     daemon.hear_out()
     heading, *rows = daemon.say("ps").splitlines()
     assert heading == "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        "
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    for number, (row, client) in enumerate(zip(rows, (one, two), strict=True), 1):
+    for number, (row, client) in enumerate(zip(rows, (process, two), strict=True), 1):
         fields = row.split(None, 5)
         command = Path(f"/proc/{client.pid}/cmdline").read_text().rstrip("\0").replace("\0", " ")
         assert fields[:3] == [str(client.pid), str(number), str(server)]
         assert re.fullmatch(r"GPU-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}", fields[3])
         assert fields[4:] == [str(namespace), command]
-    assert daemon.say(f"get_client_list {server}") == f"{one.pid}\n{two.pid}\n"
-    assert daemon.say("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{one.pid}.1\n{two.pid}.1\n"
+    assert daemon.say(f"get_client_list {server}") == f"{process.pid}\n{two.pid}\n"
+    assert daemon.say("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{process.pid}.1\n{two.pid}.1\n"
     assert daemon.say("ps -p 1") == "Server 1 not found\nServer 1 not found\n\n"
 
 
@@ -141,10 +141,10 @@ def test_a_client_that_dies_mid_kernel_frees_the_device(daemon: DaemonProcess, m
 
 
 def test_ptx_that_does_not_parse_is_explained(make_client: MakeClient) -> None:
-    said = make_client().connect().do("badptx")
-    assert said.startswith("CUDA_ERROR_INVALID_PTX ")
-    assert "frobnicate" in said
-    assert "line 4" in said
+    output = make_client().connect().do("badptx")
+    assert output.startswith("CUDA_ERROR_INVALID_PTX ")
+    assert "frobnicate" in output
+    assert "line 4" in output
 
 
 def test_after_fork_the_childs_handles_are_dead(make_client: MakeClient) -> None:
@@ -256,8 +256,8 @@ def test_one_executor_per_device_in_use(make_daemon) -> None:  # type: ignore[no
         assert client.do("ctx 2") == "CUDA_SUCCESS"
         assert int(client.do("alloc 4096").split()[1], 16) >> 40 == (0x6000_0000_0000 >> 40) + 2
         daemon.hear_out()
-        shown = daemon.say("get_device_client_list").splitlines()
-        assert shown == ["[0] 00:00.0, NVIDIA H200", f"{client.pid}.2", "[2] 00:02.0, NVIDIA H200", f"{client.pid}.1"]
+        lines = daemon.say("get_device_client_list").splitlines()
+        assert lines == ["[0] 00:00.0, NVIDIA H200", f"{client.pid}.2", "[2] 00:02.0, NVIDIA H200", f"{client.pid}.1"]
     finally:
         client.end(signal.SIGKILL)
 

@@ -50,8 +50,8 @@ def end_after(directory: Path) -> Iterator[None]:
 def test_a_command_whose_daemon_ends_has_failed(directory: Path, as_arguments: bool) -> None:
     line = "server create last"
     done = DaemonProcess(directory).run(line.split() if as_arguments else [], f"{line}\n")
-    said = f"The MPS control daemon closed the connection before '{line}' was done; part of it may have been done\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+    text = f"The MPS control daemon closed the connection before '{line}' was done; part of it may have been done\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
 @pytest.mark.usefixtures("end_after")

@@ -278,9 +278,9 @@ def test_top_shows_no_control_characters(start: Start, tool: DaemonProcess) -> N
             device={"name": hostile},
         )
     )
-    shown = tool.run(["top", "--once"]).stdout
-    assert len(shown.splitlines()) == 4
-    assert all(line.isprintable() for line in shown.split("\n"))
+    output = tool.run(["top", "--once"]).stdout
+    assert len(output.splitlines()) == 4
+    assert all(line.isprintable() for line in output.split("\n"))
     assert tool.run(["top", "--json"]).stdout.strip().isprintable()
 
 

@@ -57,8 +57,8 @@ def main() -> None:
     ):
         began = time.monotonic()
         if count:
-            found = fuzz(count)
-            print(f"{name}: {count} asked for, {time.monotonic() - began:.0f} s; {found}", flush=True)
+            result = fuzz(count)
+            print(f"{name}: {count} asked for, {time.monotonic() - began:.0f} s; {result}", flush=True)
 
 
 def _at_a_server(daemon: DaemonProcess, seed: int, sessions: int) -> object:

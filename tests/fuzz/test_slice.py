@@ -27,9 +27,9 @@ def daemon() -> Iterator[DaemonProcess]:
 
 
 def test_sessions_with_a_running_daemon(daemon: DaemonProcess) -> None:
-    found = fuzz_daemon(daemon, SEED, 150)
-    assert found.descriptors_after <= found.descriptors_before
-    assert found.kib_after < 100 * 1024
+    result = fuzz_daemon(daemon, SEED, 150)
+    assert result.descriptors_after <= result.descriptors_before
+    assert result.kib_after < 100 * 1024
     assert daemon.run([], "ps").returncode == 0
 
 
@@ -52,12 +52,12 @@ def test_sessions_with_a_daemon_that_leads_the_drivers_server(daemon: DaemonProc
     leading = DaemonProcess(daemon.directory, {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": server})
     assert leading.start().returncode == 0
     try:
-        found = fuzz_driver_daemon(leading, SEED, 300)
+        result = fuzz_driver_daemon(leading, SEED, 300)
     finally:
         leading.stop()
-    assert found.commands > 50
-    assert found.unreadable > 10
-    assert found.kib_after < 100 * 1024
+    assert result.commands > 50
+    assert result.unreadable > 10
+    assert result.kib_after < 100 * 1024
 
 
 def test_our_tool_with_a_daemon_that_lies(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_records_to_a_running_executor(monkeypatch: pytest.MonkeyPatch, workers:
         pytest.skip("there is no C compiler, so there are no native workers")
     monkeypatch.setenv("PYMPSD_WORKER", workers)
     monkeypatch.setenv("PYMPSD_TIER", "numpy")  # LLVM has 80 MiB
-    found = fuzz_stream(SEED, 20_000)
-    assert found.faulted > 0, "some attacks must get as far as a kernel of their own"
-    assert found.results[0] > found.sessions, "and many records be carried out"
-    assert found.checks > found.sessions
-    assert found.kib_after < found.kib_before + 32 * 1024
+    result = fuzz_stream(SEED, 20_000)
+    assert result.faulted > 0, "some attacks must get as far as a kernel of their own"
+    assert result.results[0] > result.sessions, "and many records be carried out"
+    assert result.checks > result.sessions
+    assert result.kib_after < result.kib_before + 32 * 1024

@@ -56,7 +56,7 @@ class Choice:
         if "reason" in entry:
             return str(entry["reason"])
         left_out = (each for each in entry.get("left_out", []) if any(meets(one, name) for one in each["tests"]))
-        return next((str(each["reason"]) for each in left_out), "")
+        return next((str(entry["reason"]) for entry in left_out), "")
 
 
 def meets(pattern: str, name: str) -> bool:

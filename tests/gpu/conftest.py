@@ -21,16 +21,16 @@ collect_ignore_glob = [] if VARIABLE in os.environ else ["test_*.py"]
 @pytest.fixture
 def start_of(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[..., ClientProcess]]:
     """Start clients with a context and all their code loaded, which on a GPU would wait for kernels that run."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def client(of: DaemonProcess, uid: int = 0, device: int = 0, **more: str) -> ClientProcess:
         environment = {**of.environment, "PYMPSD_REQUIRE_MPS": "1", **more}
-        made.append(ClientProcess.start(environment, uid))
-        assert made[-1].connect(device).do("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-        return made[-1]
+        client_processes.append(ClientProcess.start(environment, uid))
+        assert client_processes[-1].connect(device).do("warm") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        return client_processes[-1]
 
     yield client
-    for one in made:
+    for one in client_processes:
         one.end(signal.SIGKILL)
 
 

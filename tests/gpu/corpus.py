@@ -43,19 +43,19 @@ def _read(device: OneDevice, address: int, spec: dict[str, Any]) -> Array:
 
 def differences(name: str, left: tuple[str, dict[str, Array]], right: tuple[str, dict[str, Array]]) -> list[str]:
     """Say where two devices' answers differ more than the corpus allows: inputs and both outputs, a few of each."""
-    entry, said = KERNELS[name], []
+    entry, text = KERNELS[name], []
     contents = module_of("inputs").contents(entry)
     for output, spec in module_of("inputs").outputs(entry).items():
-        one, other = left[1][output], right[1][output]
-        wrong = np.argwhere(~module_of("rules").agree(spec, one, other))
+        first, second = left[1][output], right[1][output]
+        wrong = np.argwhere(~module_of("rules").agree(spec, first, second))
         if not len(wrong):
             continue
-        said.append(f"{entry['ptx']}, {output} ({spec['compare']}): {len(wrong)} of {one.size} differ")
+        text.append(f"{entry['ptx']}, {output} ({spec['compare']}): {len(wrong)} of {first.size} differ")
         for place in map(tuple, wrong[:SHOWN]):
-            given = {key: _shown(value[place]) for key, value in contents.items() if value.shape == one.shape}
-            shown = f"{left[0]} {_shown(one[place])}, {right[0]} {_shown(other[place])}"
-            said.append(f"  at {tuple(map(int, place))} of {given}: {shown}")
-    return said
+            given = {key: _shown(value[place]) for key, value in contents.items() if value.shape == first.shape}
+            message = f"{left[0]} {_shown(first[place])}, {right[0]} {_shown(second[place])}"
+            text.append(f"  at {tuple(map(int, place))} of {given}: {message}")
+    return text
 
 
 def _shown(value: Any) -> str:

@@ -46,12 +46,12 @@ class Keeper:
         return answer
 
     def _start(self) -> Connection:
-        ours, theirs = socket.socketpair()
-        fd = theirs.detach()
+        own_end, peer_end = socket.socketpair()
+        fd = peer_end.detach()
         command = [sys.executable, "-m", "tests.gpu.port_worker", str(fd), *self.backends]
         self._process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, stderr=self._said)
         os.close(fd)
-        self._worker = Connection(ours.detach())
+        self._worker = Connection(own_end.detach())
         self._receive(self._worker, OPENING_SECONDS)
         return self._worker
 

@@ -93,7 +93,7 @@ class OneDevice:
     def load(self, image: bytes) -> Loaded:
         """Load code; Refused reports why not."""
         number, functions, variables = self._ask("load", image)
-        return Loaded(number, {one.name: one for one in functions}, variables)
+        return Loaded(number, {function.name: function for function in functions}, variables)
 
     def launch(self, module: Loaded, name: str, grid: Any, block: Any, shared: int, arguments: Sequence[Any]) -> None:
         """Launch a kernel and wait for its end; AssertionError when it fails, and its device is opened again."""
@@ -125,12 +125,12 @@ class Devices:
 
     def start(self) -> None:
         """Start the keeper and have the devices opened."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
+        own_end, peer_end = socket.socketpair()
+        with peer_end:
+            fd = peer_end.fileno()
             command = [sys.executable, "-m", "tests.gpu.device_lease", str(fd), *self.backends]
             self._keeper = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL)
-        self._connection = Connection(ours.detach())
+        self._connection = Connection(own_end.detach())
         for which in range(len(self.backends)):
             self[which].fresh()
 

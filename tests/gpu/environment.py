@@ -53,8 +53,8 @@ def make(root: Path, work: Path) -> Path:
 def _sources() -> list[Path]:
     """Return the folders of third-party packages that this interpreter has, the first found first."""
     own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parent)}
-    found = [Path(entry) for entry in sys.path if entry and entry not in own and os.path.isdir(entry)]
-    return [folder for folder in found if folder.name != "lib-dynload"]
+    result = [Path(entry) for entry in sys.path if entry and entry not in own and os.path.isdir(entry)]
+    return [folder for folder in result if folder.name != "lib-dynload"]
 
 
 def _link(source: Path, target: Path) -> None:
@@ -118,8 +118,8 @@ def gpu(python: Path) -> str:
 
 def worker(python: Path) -> str:
     """Return which worker executes clients' records on a GPU, and why no other."""
-    said = "from pympsd_server.native.library import library; library()"
-    done = subprocess.run([python, "-I", "-c", said], capture_output=True, text=True, timeout=SECONDS)
+    text = "from pympsd_server.native.library import library; library()"
+    done = subprocess.run([python, "-I", "-c", text], capture_output=True, text=True, timeout=SECONDS)
     chosen = os.environ.get("PYMPSD_WORKER", "auto")
     if done.returncode:
         return f"{chosen}; the native one cannot be used: {done.stderr.strip().rpartition(chr(10))[2]}"

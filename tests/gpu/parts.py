@@ -107,22 +107,22 @@ class Runner:
 
     def run(self, parts: list[Part], more: list[str]) -> bool:
         """Run the parts; return whether anything failed."""
-        wanted = [part for part in parts if part.rehearsed or not self.rehearse]
+        expected = [part for part in parts if part.rehearsed or not self.rehearse]
         running: list[Running] = []
         try:
-            for part in wanted:
+            for part in expected:
                 running += [self._start(part, share, more) for share in part.shares(self.jobs)]
-            for one in running:
-                self._await(one)
+            for entry in running:
+                self._await(entry)
         finally:
-            for one in running:
-                self._finish(one)
+            for entry in running:
+                self._finish(entry)
         ran = [one for one in running if one.status != NO_TESTS]
         return not ran or any(one.status for one in ran)
 
     def _start(self, part: Part, share: str, more: list[str]) -> Running:
         devices = part.devices.replace("cuda", "emulated") if self.rehearse else part.devices
-        said = self.scratch / f"{part.name}.{share.partition('/')[0]}.said"
+        output = self.scratch / f"{part.name}.{share.partition('/')[0]}.said"
         command = [
             self.python,
             "-m",
@@ -134,7 +134,7 @@ class Runner:
             "-p",
             "no:cacheprovider",
         ]
-        with said.open("wb") as stream:
+        with output.open("wb") as stream:
             process = subprocess.Popen(
                 [*command, "-q", "--tb=short", "--durations=10", *part.arguments, *more],
                 cwd=self.checkout,
@@ -151,7 +151,7 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Running(part, process, said)
+        return Running(part, process, output)
 
     def _log(self, part: Part) -> Path:
         return self.output / f"{part.name}.log"
@@ -168,8 +168,8 @@ class Runner:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.process.pid, signal.SIGKILL)
         one.status = one.process.wait()
-        with one.said.open("a") as said:
-            said.write(f"\nkilled: not over after {time.monotonic() - one.began:.0f} s\n")
+        with one.said.open("a") as output:
+            output.write(f"\nkilled: not over after {time.monotonic() - one.began:.0f} s\n")
 
     def _finish(self, one: Running) -> None:
         """Put what a process said to its part's log; print what failed and its last line."""
@@ -182,9 +182,9 @@ class Runner:
             log.write(f"\n{text}")
         for line in re.findall(r"^(?:FAILED|ERROR|INTERNALERROR).*$", text, re.MULTILINE):
             print(f"{one.part.name}: {line[:300]}")
-        said = text.rstrip().rpartition("\n")[2].strip("= ")
+        output = text.rstrip().rpartition("\n")[2].strip("= ")
         verdict = "ok" if one.status in (0, NO_TESTS) else f"status {one.status}"
-        print(f"{one.part.name}: {verdict}: {said}", flush=True)
+        print(f"{one.part.name}: {verdict}: {output}", flush=True)
 
 
 def adopt_orphans() -> None:
@@ -198,10 +198,10 @@ def end_remaining() -> list[str]:
     while (left := _alive(os.getpid())) and (seconds := give_up - time.monotonic()) > 0:
         _wait_for(left[0], seconds)
         _reap()
-    said = [f"process {pid}: {_command(pid)}" for pid in left]
+    output = [f"process {pid}: {_command(pid)}" for pid in left]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    return said
+    return output
 
 
 def _wait_for(pid: int, seconds: float) -> None:
@@ -215,7 +215,7 @@ def _wait_for(pid: int, seconds: float) -> None:
 
 def _alive(pid: int) -> list[int]:
     """Return the descendants of a process that are not zombies."""
-    found = []
+    result = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             children = (task / "children").read_text()
@@ -224,10 +224,10 @@ def _alive(pid: int) -> list[int]:
         for child in map(int, children.split()):
             try:
                 state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-                found += ([] if state in "ZX" else [child]) + _alive(child)
+                result += ([] if state in "ZX" else [child]) + _alive(child)
             except OSError:
                 continue  # it ended
-    return found
+    return result
 
 
 def _reap() -> None:

@@ -35,8 +35,8 @@ class Record:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record how a test's call ended, and every failure in full."""
         if report.failed:
-            said = [f"----- {title}\n{text[-SHOWN:]}" for title, text in report.sections]
-            self._say("\n".join([f"FAILED {report.nodeid} ({report.when})", report.longreprtext, *said, "-----"]))
+            output = [f"----- {title}\n{text[-SHOWN:]}" for title, text in report.sections]
+            self._say("\n".join([f"FAILED {report.nodeid} ({report.when})", report.longreprtext, *output, "-----"]))
         elif report.when == "call" or report.skipped:
             self._say(f"{report.outcome} {report.nodeid} {report.duration:.2f} s")
 

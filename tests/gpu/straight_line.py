@@ -52,8 +52,8 @@ def program(name: str, rng: np.random.Generator) -> Program:
         guard = f"@%p{rng.integers(PREDICATES)} " if is_guarded else ""
         if (there_and_back := _UNSIGNED.match(text)) and there_and_back[1] in signed:
             continue
-        if made := _SIGNED.match(text):
-            signed.add(made[1])
+        if match := _SIGNED.match(text):
+            signed.add(match[1])
         lines += [*before, text if entry.startswith(NEVER_GUARDED) else guard + text]
     inputs = np.zeros((ROWS, THREADS), np.uint64)
     for row, (_, kind) in enumerate(REGISTERS):
@@ -77,7 +77,9 @@ def with_registers(instruction: str, rng: np.random.Generator) -> tuple[list[str
         return f"%{letter}{rng.integers(count)}" if count else found[0]
 
     # Two destinations of one instruction must differ.
-    text = re.sub(r"\{%([WH]), %\1\}", lambda found: f"{{%{found[1].lower()}0, %{found[1].lower()}1}}", instruction)
+    text = re.sub(
+        r"\{%([WH]), %\1\}", lambda result: f"{{%{result[1].lower()}0, %{result[1].lower()}1}}", instruction
+    )
     text = re.sub(r"%([A-Za-z])\b", chosen, text).replace("@table", str(rng.integers(256)))
     text = re.sub(r"%([a-z])(\d)\[(\S+) (\S+)\]", bracketed, text)
     return before, text.replace("!", ";\n  ") + ";"
@@ -118,14 +120,14 @@ def _stored_predicate(number: int) -> str:
 def differing(left: Array, right: Array) -> list[tuple[str, int]]:
     """Return where two output buffers differ, as (register, thread); any NaN is as good as another."""
     rows = REGISTERS + [(f"p{number}", KINDS["w"]) for number in range(PREDICATES)]
-    found = []
-    for (name, kind), one, other in zip(rows, left, right, strict=True):
-        same = one == other
+    result = []
+    for (name, kind), first, second in zip(rows, left, right, strict=True):
+        same = first == second
         if kind.dtype in _INFINITY:
             magnitude, infinity = np.uint64((1 << (kind.bits - 1)) - 1), np.uint64(_INFINITY[kind.dtype])
-            same |= ((one & magnitude) > infinity) & ((other & magnitude) > infinity)
-        found += [(name, int(thread)) for thread in np.flatnonzero(~same)]
-    return found
+            same |= ((first & magnitude) > infinity) & ((second & magnitude) > infinity)
+        result += [(name, int(thread)) for thread in np.flatnonzero(~same)]
+    return result
 
 
 def row_of(register: str) -> int:

@@ -36,12 +36,12 @@ def test_one_computes_while_a_neighbours_kernel_never_ends(start: Start) -> None
 
 
 def test_kernels_of_two_clients_are_in_flight_together(start: Start) -> None:
-    one, other = start(), start()
-    assert one.do("spin") == SPINS
-    assert other.do("busy 20") == "CUDA_SUCCESS"
-    assert other.do("sync") == "CUDA_SUCCESS"
-    assert one.do("release") == "CUDA_SUCCESS"
-    assert one.do("spun") == "CUDA_SUCCESS wrong=0"
+    first, second = start(), start()
+    assert first.do("spin") == SPINS
+    assert second.do("busy 20") == "CUDA_SUCCESS"
+    assert second.do("sync") == "CUDA_SUCCESS"
+    assert first.do("release") == "CUDA_SUCCESS"
+    assert first.do("spun") == "CUDA_SUCCESS wrong=0"
 
 
 def test_a_kernel_in_flight_outlives_the_daemon(daemon: DaemonProcess, start: Start) -> None:

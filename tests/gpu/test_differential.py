@@ -41,11 +41,11 @@ def test_a_kernel_of_the_corpus_gives_the_same_on_both(name: str) -> None:
     if name in LINKED_OTHERWISE and DEVICES.last.backend != "emulated":
         pytest.skip("the driver links it otherwise; emulated/test_corpus.py compares the recorded answers")
     emulated, tested = (outputs_on(device, name) for device in (DEVICES[0], DEVICES.last))
-    said = differences(name, ("emulated", emulated), (DEVICES.last.backend, tested))
+    text = differences(name, ("emulated", emulated), (DEVICES.last.backend, tested))
     if is_recorded(name):
         of_recording = {output: recorded()[f"{name}/{output}"] for output in tested}
-        said += differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
-    assert not said, "\n".join(said)
+        text += differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
+    assert not text, "\n".join(text)
 
 
 # --- generated programs
@@ -93,12 +93,12 @@ def test_programs_with_branches_give_the_same_on_both(batch: int) -> None:
     emulated, tested = (
         outputs_of(device, kernels, [[]] * len(programs), like) for device in (DEVICES[0], DEVICES.last)
     )
-    for program, text, one, other in zip(programs, kernels, emulated, tested, strict=True):
-        if (one == other).all():
+    for program, text, first, second in zip(programs, kernels, emulated, tested, strict=True):
+        if (first == second).all():
             continue
-        thread = int(np.flatnonzero((one != other).any(axis=1))[0])
+        thread = int(np.flatnonzero((first != second).any(axis=1))[0])
         pytest.fail(
-            f"thread {thread}: emulated {one[thread]}, {DEVICES.last.backend} {other[thread]}, "
+            f"thread {thread}: emulated {first[thread]}, {DEVICES.last.backend} {second[thread]}, "
             f"interpreted {branching.interpreted(program)[thread]}\n{text}"
         )
 
@@ -119,12 +119,12 @@ def test_straight_lines_over_all_types_give_the_same_on_both(batch: int) -> None
 
 
 def _said(program: Program, one: Array, other: Array) -> str:
-    said = []
+    output = []
     for register, thread in straight_line.differing(one, other)[:SHOWN]:
         row = straight_line.row_of(register)
         given = {name: hex(program.inputs[at, thread]) for at, (name, _) in enumerate(straight_line.REGISTERS)}
-        said.append(
+        output.append(
             f"%{register} of thread {thread}: emulated {one[row, thread]:#x}, {DEVICES.last.backend} "
             f"{other[row, thread]:#x}; it began with {given}"
         )
-    return "\n".join([*said, program.ptx])
+    return "\n".join([*output, program.ptx])

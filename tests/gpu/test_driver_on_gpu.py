@@ -74,28 +74,28 @@ def listed(daemon: DaemonProcess) -> set[int]:
 
 def side_by_side(daemon: DaemonProcess, start: Callable[[], DriverClient]) -> None:
     """Run two of a program at the same time; both must be clients, and right."""
-    with start() as one, start() as other:
-        for each in (one, other):
-            said = each.answer(running.IMPORT_SECONDS)
-            if said.startswith("absent: "):
-                one.kill()
-                other.kill()
-                pytest.skip(said)
-            assert said == "connected"
-        assert listed(daemon) == {one.pid, other.pid}
-        for each in (one, other):
-            each.send("")
-        assert [each.answer(running.IMPORT_SECONDS) for each in (one, other)] == ["right"] * 2
+    with start() as first, start() as second:
+        for client in (first, second):
+            data = client.answer(running.IMPORT_SECONDS)
+            if data.startswith("absent: "):
+                first.kill()
+                second.kill()
+                pytest.skip(data)
+            assert data == "connected"
+        assert listed(daemon) == {first.pid, second.pid}
+        for client in (first, second):
+            client.send("")
+        assert [each.answer(running.IMPORT_SECONDS) for each in (first, second)] == ["right"] * 2
 
 
 def test_two_programs_at_the_same_time(daemon: DaemonProcess) -> None:
-    with client(daemon) as one, client(daemon) as other:
-        for each in (one, other):
+    with client(daemon) as client_process, client(daemon) as other:
+        for each in (client_process, other):
             connected(each)
-        for each in (one, other):
+        for each in (client_process, other):
             each.send("launch")
-        assert [each.answer() for each in (one, other)] == ["launch CUDA_SUCCESS"] * 2
-        assert listed(daemon) == {one.pid, other.pid}
+        assert [client.answer() for client in (client_process, other)] == ["launch CUDA_SUCCESS"] * 2
+        assert listed(daemon) == {client_process.pid, other.pid}
 
 
 def test_an_nvcc_program(daemon: DaemonProcess, tmp_path: Path) -> None:
@@ -138,9 +138,9 @@ def is_limited(one: DriverClient) -> None:
 
 def test_limits_and_memory_of_a_client_are_shown(daemon: DaemonProcess) -> None:
     assert daemon.say("set_default_active_thread_percentage 50") == "50.0\n"
-    with client(daemon) as one:
-        connected(one)
-        assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+    with client(daemon) as client_process:
+        connected(client_process)
+        assert client_process.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
         (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
         (shown,) = server["clients"]
         assert shown["active_thread_percentage"] == 50.0
@@ -177,12 +177,12 @@ def test_the_default_priority_reaches_a_client(daemon: DaemonProcess) -> None:
 
 
 def test_terminate_client(daemon: DaemonProcess) -> None:
-    with client(daemon) as one, client(daemon) as other:
-        connected(one)
+    with client(daemon) as client_process, client(daemon) as other:
+        connected(client_process)
         connected(other)
         (server,) = daemon.servers()
-        assert daemon.say(f"terminate_client {server} {one.pid}") == "0\n"
-        assert one.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert daemon.say(f"terminate_client {server} {client_process.pid}") == "0\n"
+        assert client_process.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
         assert other.ask("launch") == "launch CUDA_SUCCESS"
 
 
@@ -200,8 +200,8 @@ def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess)
         wait_until(lambda: neighbour.ask("sync").split()[1] in FAULTS, "the fault at the neighbour")
         assert daemon.say(f"get_server_status {server}") == "FAULT\n"
         new_client.send("init")
-        for one in (culprit, neighbour):
-            one.kill()
+        for entry in (culprit, neighbour):
+            entry.kill()
         wait_until(lambda: daemon.say(f"get_server_status {server}") == "ACTIVE\n", "the recovery")
         # Refused while it was FAULT, or let in after; the recording has one that is never answered, too.
         if not new_client.waits():
@@ -213,16 +213,17 @@ def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess)
 
 
 def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess) -> None:
-    with client(daemon) as one:
-        connected(one)
+    with client(daemon) as client_process:
+        connected(client_process)
         (server,) = daemon.servers()
         assert daemon.say("quit -t 1") == ""
         daemon.await_end()
         wait_until(
-            lambda: one.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE", "the end of its server at the client"
+            lambda: client_process.ask("sync") == "sync CUDA_ERROR_MPS_RPC_FAILURE",
+            "the end of its server at the client",
         )
         assert not alive(server)
-        one.kill()
+        client_process.kill()
 
 
 def test_clients_that_never_speak_are_in_nobodys_way(daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_clients_that_never_speak_are_in_nobodys_way(daemon: DaemonProcess, monk
             connected(before)
             silent = [be_handed_over() for _ in range(SILENT_CONNECTIONS)]
             connected(after)
-            assert [each.ask("launch") for each in (before, after)] == ["launch CUDA_SUCCESS"] * 2
+            assert [client.ask("launch") for client in (before, after)] == ["launch CUDA_SUCCESS"] * 2
             assert listed(daemon) >= {before.pid, after.pid}
     finally:
         for connection in silent:
@@ -275,10 +276,10 @@ def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(daemon: Daem
     digests = []
     for disturbed in (False, True):
         with running.framework(daemon, "training") as training:
-            said = training.answer(running.IMPORT_SECONDS)
-            if said.startswith("absent: "):
+            data = training.answer(running.IMPORT_SECONDS)
+            if data.startswith("absent: "):
                 training.kill()
-                pytest.skip(said)
+                pytest.skip(data)
             training.ask("until 100")
             if disturbed:
                 daemon.kill()
@@ -320,7 +321,7 @@ def test_users_together(make_driver_daemon: Callable[..., DaemonProcess]) -> Non
         connected(second)
         for one in (first, second):
             one.send("launch")
-        assert [one.answer() for one in (first, second)] == ["launch CUDA_SUCCESS"] * 2
+        assert [client.answer() for client in (first, second)] == ["launch CUDA_SUCCESS"] * 2
         assert {int(row[0]): os.stat(f"/proc/{row[2]}").st_uid for row in rows(daemon)} == {
             first.pid: A,
             second.pid: B,
@@ -333,7 +334,7 @@ def test_one_server_for_all_users(make_driver_daemon: Callable[..., DaemonProces
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second, client(daemon) as third:
         for one in (first, second, third):
             connected(one)
-        assert [one.ask("launch") for one in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
+        assert [client.ask("launch") for client in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
         (server,) = daemon.servers()
         assert os.stat(f"/proc/{server}").st_uid == 0
         assert listed(daemon) == {first.pid, second.pid, third.pid}
@@ -354,7 +355,7 @@ def test_a_client_in_a_namespace_below(daemon: DaemonProcess) -> None:
     with client(daemon, prefix=INSIDE) as inside, client(daemon) as outside:
         connected(inside)
         connected(outside)
-        assert [one.ask("launch") for one in (inside, outside)] == ["launch CUDA_SUCCESS"] * 2
+        assert [client.ask("launch") for client in (inside, outside)] == ["launch CUDA_SUCCESS"] * 2
         assert len(listed(daemon)) == 2
         assert inside.pid not in listed(daemon), "that is unshare"
 
@@ -373,7 +374,7 @@ def test_a_client_that_the_daemon_cannot_see(make_driver_daemon: Callable[..., D
         with client(daemon) as outside, client(daemon, prefix=INSIDE) as sibling:
             for one in (outside, sibling):
                 connected(one)
-            assert [one.ask("launch") for one in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
+            assert [client.ask("launch") for client in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
             assert {row[0] for row in rows(daemon)} == {"0"}
         daemon.say("quit -t 1")
         assert process.wait(SECONDS) == 0
@@ -399,10 +400,10 @@ def test_one_program_of_the_client_library_on_every_backend(
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     try:
         with clients_of(daemon) as make:
-            one = make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50").connect()
-            assert one.do("sm") == str(running.multiprocessors(50))
-            assert one.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-            assert listed(daemon) == {one.pid}
+            client = make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50").connect()
+            assert client.do("sm") == str(running.multiprocessors(50))
+            assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+            assert listed(daemon) == {client.pid}
     finally:
         daemon.stop()
         end_all(daemon)
@@ -432,27 +433,27 @@ COMMANDS = "get_default_active_thread_percentage\nset_default_active_thread_perc
 
 def test_the_vendors_tool_commands_our_daemon(daemon: DaemonProcess) -> None:
     tool = control()
-    with client(daemon) as one:
-        connected(one)
+    with client(daemon) as client_process:
+        connected(client_process)
         (server,) = daemon.servers()
         text = f"get_server_list\nget_server_status {server}\nget_client_list {server}\n{COMMANDS}"
-        assert said_by(tool, daemon, text) == f"{server}\nACTIVE\n{one.pid}\n100.0\n40.0\n"
+        assert said_by(tool, daemon, text) == f"{server}\nACTIVE\n{client_process.pid}\n100.0\n40.0\n"
         assert said_by(tool, daemon, "ps\n") == daemon.say("ps")
 
 
 def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:
-    theirs = DaemonProcess(directory, running.settings(directory))
-    environment = {**os.environ, **theirs.environment}
+    daemon_process = DaemonProcess(directory, running.settings(directory))
+    environment = {**os.environ, **daemon_process.environment}
     done = subprocess.run([control(), "-d"], env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     try:
-        with client(theirs) as one:
-            connected(one)
-            (server,) = theirs.servers()
+        with client(daemon_process) as client_process:
+            connected(client_process)
+            (server,) = daemon_process.servers()
             text = f"get_server_status {server}\nget_client_list {server}\n{COMMANDS}"
-            assert theirs.say(text) == f"ACTIVE\n{one.pid}\n100.0\n40.0\n"
-            assert theirs.say("ps") == said_by(control(), theirs, "ps\n")
-        theirs.say("quit -t 1")
+            assert daemon_process.say(text) == f"ACTIVE\n{client_process.pid}\n100.0\n40.0\n"
+            assert daemon_process.say("ps") == said_by(control(), daemon_process, "ps\n")
+        daemon_process.say("quit -t 1")
     finally:
-        end_all(theirs)
-        theirs.stop()  # reaps what the vendor's daemon, which has no parent any more, has left
+        end_all(daemon_process)
+        daemon_process.stop()  # reaps what the vendor's daemon, which has no parent any more, has left

@@ -35,10 +35,10 @@ def test_a_percentage_is_seen_and_kept_to(start: Start, percentage: str) -> None
 
 
 def test_clients_with_half_each_run_on_disjoint_multiprocessors(start: Start) -> None:
-    one, other = (start(**{PERCENTAGE: "50"}) for _ in range(2))
-    for client in (one, other):
+    first, second = (start(**{PERCENTAGE: "50"}) for _ in range(2))
+    for client in (first, second):
         client.begin(f"stay {16 * gpu().multiprocessors}")
-    seen = [set(client.result().partition(" ")[2].split(",")) for client in (one, other)]
+    seen = [set(client.result().partition(" ")[2].split(",")) for client in (first, second)]
     half = multiprocessors(ThreadPercentage(50.0), gpu())
     assert [len(each) for each in seen] == [half, half]
     assert not seen[0] & seen[1]
@@ -82,13 +82,13 @@ def test_a_memory_limit_is_seen_and_kept_to(daemon: DaemonProcess, start: Start)
 
 
 def test_all_of_the_memory_but_what_others_have(start: Start) -> None:
-    one, other = start(), start()
-    free, total = map(int, one.do("mem").split())
+    first, second = start(), start()
+    free, total = map(int, first.do("mem").split())
     assert total == gpu().memory_bytes >> 20
-    assert one.do(f"alloc {8 << 30}").split()[0] == "CUDA_SUCCESS"
-    assert int(other.do("mem").split()[0]) <= free - (8 << 10)
-    assert other.do(f"alloc {(free - (4 << 10)) << 20}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
-    assert other.do("add") == RIGHT
+    assert first.do(f"alloc {8 << 30}").split()[0] == "CUDA_SUCCESS"
+    assert int(second.do("mem").split()[0]) <= free - (8 << 10)
+    assert second.do(f"alloc {(free - (4 << 10)) << 20}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert second.do("add") == RIGHT
 
 
 def test_priorities_are_accepted(daemon: DaemonProcess, start: Start) -> None:
@@ -127,9 +127,9 @@ def test_clients_of_static_partitions_have_their_chunks_alone(
 @pytest.fixture
 def cgroups() -> Iterator[Cgroups]:
     """Cgroups, which are removed after their processes."""
-    made = Cgroups()
-    yield made
-    made.remove()
+    cgroups = Cgroups()
+    yield cgroups
+    cgroups.remove()
 
 
 def test_a_client_within_its_soft_limit_gets_the_memory_of_one_beyond(

@@ -50,20 +50,20 @@ def at(daemon: DaemonProcess, place: str) -> dict[str, str]:
 
 
 def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: DaemonProcess) -> None:
-    wanted = [place for place in PERCENTAGES for _ in range(EACH)]
+    expected = [place for place in PERCENTAGES for _ in range(EACH)]
 
-    def said(place: str) -> list[tuple[str, ...]]:
+    def request_in(place: str) -> list[tuple[str, ...]]:
         requests = "sms", f"alloc {GIB // 2}", f"alloc {3 * GIB // 2}"
-        found = []
+        result = []
         for _ in range(ROUNDS):
-            with client(named, settings=at(named, place)) as one:
-                connected(one)
-                found.append(tuple(one.ask(line).split()[-1] for line in requests))
-        return found
+            with client(named, settings=at(named, place)) as client_process:
+                connected(client_process)
+                result.append(tuple(client_process.ask(line).split()[-1] for line in requests))
+        return result
 
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        found = list(pool.map(said, wanted))
-    for place, rounds in zip(wanted, found, strict=True):
+    with ThreadPoolExecutor(len(expected)) as pool:
+        found = list(pool.map(request_in, expected))
+    for place, rounds in zip(expected, found, strict=True):
         large = "CUDA_ERROR_OUT_OF_MEMORY" if place in ("a/n1", "a/n2") else "CUDA_SUCCESS"
         sms = str(running.multiprocessors(PERCENTAGES[place]))
         assert rounds == [(sms, "CUDA_SUCCESS", large)] * ROUNDS, place
@@ -82,21 +82,21 @@ def test_torch_in_two_namespaces_and_two_servers_at_once(named: DaemonProcess) -
             )
             for place in places
         ]
-        for each in clients:
-            said = each.answer(running.IMPORT_SECONDS)
-            if said.startswith("absent: "):
+        for client in clients:
+            data = client.answer(running.IMPORT_SECONDS)
+            if data.startswith("absent: "):
                 for other in clients:
                     other.kill()
-                pytest.skip(said)
-            assert said == "connected"
+                pytest.skip(data)
+            assert data == "connected"
         rows = ctl(named, "client list --all --format=csv,noheader").splitlines()
         shown = {(int(row.split(",")[0]), row.split(",")[3].split(" ")[0]) for row in rows}
         assert shown == {
             (clients[0].pid, "a/n2"), (clients[1].pid, "a/default"), (clients[2].pid, "b/default")
         }  # fmt: skip
         assert ctl(named, "namespace get n2 a active-thread-percentage") == "50.00"
-        for each in clients:
-            each.send("")
+        for client in clients:
+            client.send("")
         assert [each.answer(running.IMPORT_SECONDS) for each in clients] == ["right"] * len(clients)
 
 
@@ -107,7 +107,7 @@ def test_a_rule_limits_the_clients_of_a_program(named: DaemonProcess) -> None:
         f'schema_version = "1.0"\n[[rules]]\nexecutable = "{executable}"\nactive_thread_percentage = 50\n'
     )
     ctl(named, f"config apply {path}")
-    with client(named, settings=at(named, "b")) as one:
-        connected(one)
-        assert int(one.ask("sms").split()[-1]) == running.multiprocessors(50)
-        assert ctl(named, f"rules test {one.pid} --format=csv,noheader").startswith("1,-,true,")
+    with client(named, settings=at(named, "b")) as client_process:
+        connected(client_process)
+        assert int(client_process.ask("sms").split()[-1]) == running.multiprocessors(50)
+        assert ctl(named, f"rules test {client_process.pid} --format=csv,noheader").startswith("1,-,true,")

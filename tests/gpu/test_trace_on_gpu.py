@@ -33,26 +33,28 @@ def traced(daemon: DaemonProcess, file: Path, do: Callable[[], None]) -> tuple[l
 
 def work_of(events: list[Any], client: ClientProcess) -> list[tuple[str, float, float]]:
     """Return what was done in a client's streams: names and times."""
-    slices = [each for each in events if each["ph"] == "X" and each["pid"] == client.pid]
-    return [(each["name"], each["ts"], each["ts"] + each["dur"]) for each in slices if "waited_us" in each["args"]]
+    slices = [event for event in events if event["ph"] == "X" and event["pid"] == client.pid]
+    return [
+        (entry["name"], entry["ts"], entry["ts"] + entry["dur"]) for entry in slices if "waited_us" in entry["args"]
+    ]
 
 
 def test_kernels_and_copies_are_timed(daemon: DaemonProcess, start: Start, directory: Path) -> None:
-    one, other = start(), start()
+    one, second = start(), start()
 
     def work() -> None:
         assert one.do(f"busy {BUSY_MS}").startswith("CUDA_SUCCESS")
-        for client in (one, other):
+        for client in (one, second):
             assert client.do("sync") == "CUDA_SUCCESS"
             assert client.do("add") == RIGHT
 
     events, began, ended = traced(daemon, directory / "trace.json", work)
-    for client in (one, other):
-        done = sorted(work_of(events, client), key=lambda each: each[1])
+    for client in (one, second):
+        done = sorted(work_of(events, client), key=lambda entry: entry[1])
         assert {"add_one", "copy"} <= {name for name, _, _ in done}
         assert all(began - SLACK <= first <= last <= ended + SLACK for _, first, last in done)
         assert all(first[2] <= later[1] + SLACK for first, later in pairwise(done)), "they are of one stream"
     (busy,) = (last - first for name, first, last in work_of(events, one) if name == "busy")
     assert BUSY_MS * 900 < busy < ended - began
-    for client in (one, other):
+    for client in (one, second):
         assert client.do("add") == RIGHT, "natively again"

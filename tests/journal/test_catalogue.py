@@ -180,7 +180,7 @@ def test_a_server_that_starts_calls_itself_other(event: str, dialect: Dialect) -
 
 def test_a_server_before_volta_writes_no_lines_of_volta_mps() -> None:
     fields = {"pid": 7, "context": 1, "device": 0, "name": "P100", "left": 0}
-    of_volta = {event: each for event, each in SERVER_LINES.items() if "Volta MPS:" in (each.documented or "")}
+    of_volta = {event: entry for event, entry in SERVER_LINES.items() if "Volta MPS:" in (entry.documented or "")}
     assert len(of_volta) > 5
     for event, catalogued in of_volta.items():
         written = render(LogEntry("Server", 9, event, fields, 0.0, is_volta=False), catalogued, Dialect.DOCUMENTED)

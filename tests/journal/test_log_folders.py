@@ -87,8 +87,8 @@ def test_what_a_user_put_there_stays_and_such_folders_are_bounded(
                 case "a folder":
                     (folder / "server.log.d").mkdir()
                 case "many logs":
-                    for each in range(100):
-                        (folder / f"server.log.{each}").touch()
+                    for index in range(100):
+                        (folder / f"server.log.{index}").touch()
         journal.close_server_log(f"s{number}")
     assert len(folders(journal)) == MAX_KEPT + 1
     assert target.read_text() == "another user's"

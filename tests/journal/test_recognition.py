@@ -36,13 +36,13 @@ class Recorded:
 
 def _recorded(path: Path) -> list[Recorded]:
     with path.open("rb") as file:
-        found = filter(None, map(LINE.fullmatch, file))
+        result = filter(None, map(LINE.fullmatch, file))
         return [
             Recorded(
                 match[1], datetime.fromisoformat(match[2].decode()).timestamp(), match[3].decode(), int(match[4]),
                 match[5].decode(),
             )
-            for match in found
+            for match in result
         ]  # fmt: skip
 
 
@@ -56,13 +56,13 @@ NO_SERVER_SAYS = "Using log directory: $LOG"
 def test_every_recorded_line_is_an_event_that_writes_the_same(path: Path) -> None:
     recogniser = Recogniser()
     for line in _recorded(path):
-        found = recogniser.recognise(line.pid, line.text)
+        result = recogniser.recognise(line.pid, line.text)
         if line.text == NO_SERVER_SAYS:
-            assert found is None
+            assert result is None
             continue
-        assert found is not None, line.text
-        entry = LogEntry("Server", line.pid, found.event, found.fields, line.when)
-        assert render(entry, SERVER_LINES[found.event], Dialect.R580) == line.whole
+        assert result is not None, line.text
+        entry = LogEntry("Server", line.pid, result.event, result.fields, line.when)
+        assert render(entry, SERVER_LINES[result.event], Dialect.R580) == line.whole
 
 
 def test_lines_were_recorded() -> None:
@@ -110,7 +110,7 @@ def test_fields(text: str, expected: Recognised | None) -> None:
 
 def _events(said: list[tuple[int, str]]) -> list[str | None]:
     recogniser = Recogniser()
-    return [found and found.event for found in (recogniser.recognise(pid, text) for pid, text in said)]
+    return [result and result.event for result in (recogniser.recognise(pid, text) for pid, text in said)]
 
 
 DEVICES = "The following devices will be reset:"
@@ -118,8 +118,8 @@ CLIENTS = "The following client process have a sticky error set:"
 
 
 def test_numbers_are_what_the_line_before_says_of_each_server() -> None:
-    said = [(1, DEVICES), (2, DEVICES), (1, "0"), (1, "1"), (1, CLIENTS), (1, "7"), (2, "0"), (1, "8")]
-    assert _events(said) == [
+    output = [(1, DEVICES), (2, DEVICES), (1, "0"), (1, "1"), (1, CLIENTS), (1, "7"), (2, "0"), (1, "8")]
+    assert _events(output) == [
         *("fault_devices", "fault_devices", "fault_device", "fault_device"),
         *("fault_clients", "fault_client", "fault_device", "fault_client"),
     ]

@@ -36,16 +36,16 @@ def driver(fake_driver: FakeDriver) -> Iterator[FakeDriver]:
 @pytest.fixture
 def make_rig(driver: FakeDriver) -> Iterator[Callable[..., Rig]]:
     """Yield a function that makes workers; they are closed after the test."""
-    made: list[Rig] = []
+    rigs: list[Rig] = []
 
     def make(**settings: Any) -> Rig:
-        made.append(Rig(driver, **settings))
-        return made[-1]
+        rigs.append(Rig(driver, **settings))
+        return rigs[-1]
 
     yield make
     driver.release_all()
-    for each in made:
-        each.close()
+    for closable in rigs:
+        closable.close()
 
 
 @pytest.fixture

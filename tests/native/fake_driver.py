@@ -106,7 +106,7 @@ class FakeDriver:
         number, self._made = self._made, self._made + 1
         word = ctypes.addressof(self._words) + _WORD_BYTES * number
         state = StreamState(handle=FIRST_STREAM + number, word=word, is_blocking=blocking, is_default=is_default)
-        state.events[:] = [FIRST_EVENT + STREAM_EVENTS * number + each for each in range(STREAM_EVENTS)]
+        state.events[:] = [FIRST_EVENT + STREAM_EVENTS * number + index for index in range(STREAM_EVENTS)]
         return state
 
     # --- recorded calls
@@ -118,13 +118,13 @@ class FakeDriver:
 
     def calls(self, kind: int | None = None) -> list[DriverCall]:
         """Return the calls of a kind, or all, in order."""
-        found = []
+        result = []
         for number in range(self.count):
             raw = _Call()
             self._library.fake_call(c_uint64(number), ctypes.byref(raw))
             if kind is None or raw.kind == kind:
-                found.append(_call(raw))
-        return found
+                result.append(_call(raw))
+        return result
 
     # --- behaviour
 

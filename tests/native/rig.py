@@ -41,9 +41,9 @@ _SOURCES: Final = Path(__file__).resolve().parents[2] / "pympsd_server" / "nativ
 
 def source_constant(file: str, name: str) -> int:
     """Return the number of a constant in a C source, in its unit."""
-    found = re.search(rf"\b{name}(?: =)? \(?(\d+)\b", (_SOURCES / file).read_text())
-    assert found is not None, name
-    return int(found[1])
+    match = re.search(rf"\b{name}(?: =)? \(?(\d+)\b", (_SOURCES / file).read_text())
+    assert match is not None, name
+    return int(match[1])
 
 
 @define(eq=False)
@@ -159,11 +159,11 @@ class Rig:
         """Put records and run the worker; return all records that it declines."""
         last = self.pack("MEMORY_INFO")
         self.put(*some, last)
-        found = []
-        while (taken := self.worker.take()) is not None and taken.record != last:
-            found.append(taken)
-        assert taken is not None, "the worker has ended"
-        return found
+        result = []
+        while (fake_work := self.worker.take()) is not None and fake_work.record != last:
+            result.append(fake_work)
+        assert fake_work is not None, "the worker has ended"
+        return result
 
     def start(self) -> None:
         """Start a thread for the worker."""
@@ -171,9 +171,9 @@ class Rig:
         self.thread.start()
 
     def _work(self) -> None:
-        while (taken := self.worker.take()) is not None:
-            self.on_taken(taken)
-            self.taken.put(taken)
+        while (fake_work := self.worker.take()) is not None:
+            self.on_taken(fake_work)
+            self.taken.put(fake_work)
         self.taken.put(None)
 
     def next(self) -> DeclinedRecord | None:

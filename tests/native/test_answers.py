@@ -62,8 +62,8 @@ def _large(sequence: int, count: int) -> bytes:
 def _answered(writer: AnswerWriter) -> Callable[[DeclinedRecord], None]:
     """Return a callback that answers waits that are left to Python."""
 
-    def on_taken(taken: DeclinedRecord) -> None:
-        opcode, _, _, _, sequence = records.HEADER.unpack_from(taken.record)
+    def on_taken(declined_record: DeclinedRecord) -> None:
+        opcode, _, _, _, sequence = records.HEADER.unpack_from(declined_record.record)
         if opcode == SYNCHRONIZE:
             writer.send(records.pack_answer(opcode, sequence, 0))
 
@@ -129,8 +129,8 @@ def test_answers_of_both_arrive_whole_whatever_the_client_reads(rig: Rig, seed: 
                 writer.send(answer, (file.fileno(),))
             writer.send(_large(BY_PYTHON + larges + with_fds + number, 30_000))
 
-    other = threading.Thread(target=python)
-    other.start()
+    thread = threading.Thread(target=python)
+    thread.start()
     sent = 0
     while len(reader.answers) < waits + larges + 2 * with_fds:
         if sent < waits and source.random() < 0.7:
@@ -139,8 +139,8 @@ def test_answers_of_both_arrive_whole_whatever_the_client_reads(rig: Rig, seed: 
                 sent += 1
         elif select.select([rig.client_end], [], [], 0 if sent < waits else SECONDS)[0]:
             reader.read(source.choice((24, 1000, 1 << 16)))
-    other.join(SECONDS)
-    assert not other.is_alive()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
     expected = Counter([*range(1, waits + 1), *range(BY_PYTHON, BY_PYTHON + larges + 2 * with_fds)])
     assert Counter(answer.sequence for answer in reader.answers) == expected
     assert reader.fds == with_fds

@@ -31,8 +31,8 @@ def transport(rig: Rig) -> Transport:
 
 
 def _answer_all(rig: Rig) -> Callable[[DeclinedRecord], None]:
-    def on_taken(taken: DeclinedRecord) -> None:
-        opcode, _, _, _, sequence = records.HEADER.unpack_from(taken.record)
+    def on_taken(declined_record: DeclinedRecord) -> None:
+        opcode, _, _, _, sequence = records.HEADER.unpack_from(declined_record.record)
         rig.worker.send(records.pack_answer(opcode, sequence, 0, b"", b"from Python"))
 
     return on_taken
@@ -65,7 +65,7 @@ def test_each_of_several_threads_gets_its_answers(rig: Rig, driver: FakeDriver, 
     driver.complete_immediately(rig.default_stream)
     rig.on_taken = _answer_all(rig)
     rig.start()
-    got: list[tuple[int, bytes]] = []
+    actual: list[tuple[int, bytes]] = []
 
     def call(name: str) -> None:
         for _ in range(300):
@@ -73,7 +73,7 @@ def test_each_of_several_threads_gets_its_answers(rig: Rig, driver: FakeDriver, 
             operands = [0] * len(records.BY_NAME[name].operands)
             transport.post(rig.launch())
             _, result, body = transport.call(sequence, records.pack(name, CONTEXT_ID, sequence, *operands))
-            got.append((result, body))
+            actual.append((result, body))
 
     threads = [threading.Thread(target=call, args=(name,)) for name in ("SYNCHRONIZE_STREAM", "MEMORY_INFO") * 2]
     for thread in threads:
@@ -81,7 +81,7 @@ def test_each_of_several_threads_gets_its_answers(rig: Rig, driver: FakeDriver, 
     for thread in threads:
         thread.join(SECONDS)
         assert not thread.is_alive()
-    assert sorted(got) == [(0, b"")] * 600 + [(0, b"from Python")] * 600
+    assert sorted(actual) == [(0, b"")] * 600 + [(0, b"from Python")] * 600
 
 
 def test_the_executors_end_while_the_ring_is_full_is_an_error(rig: Rig, transport: Transport) -> None:

@@ -40,8 +40,8 @@ def test_an_invalid_tail_ends_the_stream(rig: Rig, tail: int) -> None:
 
 
 def test_a_tail_that_moves_back_ends_the_stream(rig: Rig) -> None:
-    taken = rig.take(_header(HEADER_BYTES), _header(HEADER_BYTES))
-    assert taken is not None
+    fake_work = rig.take(_header(HEADER_BYTES), _header(HEADER_BYTES))
+    assert fake_work is not None
     rig.words[TAIL // 8] = 0
     _expect_end(rig)
 
@@ -51,9 +51,9 @@ def test_a_tail_between_two_records_ends_the_stream_after_the_first(rig: Rig, ta
     rig.words[IN_USE // 8] = 1
     rig.data[:HEADER_BYTES] = _header(HEADER_BYTES)
     rig.words[TAIL // 8] = tail
-    taken = rig.worker.take()
-    assert taken is not None
-    assert taken.record == _header(HEADER_BYTES)
+    fake_work = rig.worker.take()
+    assert fake_work is not None
+    assert fake_work.record == _header(HEADER_BYTES)
     _expect_end(rig)
 
 
@@ -116,10 +116,10 @@ def _taken_while_flipped(rig: Rig) -> Iterator[int]:
     flipper.start()
     position = 0
     while position < end:
-        taken = rig.worker.take()
-        assert taken is not None
-        _, _, length, _, sequence = records.HEADER.unpack_from(taken.record)
-        assert (length, sequence) == (len(taken.record), 7)
+        fake_work = rig.worker.take()
+        assert fake_work is not None
+        _, _, length, _, sequence = records.HEADER.unpack_from(fake_work.record)
+        assert (length, sequence) == (len(fake_work.record), 7)
         position += length
         yield length
     flipper.join(SECONDS)

@@ -202,7 +202,7 @@ def test_with_a_deferred_error_calls_that_wait_go_to_python(rig: Rig, driver: Fa
     assert not rig.is_answered
 
 
-@pytest.mark.parametrize("name", [each.name for each in records.OPERATIONS])
+@pytest.mark.parametrize("name", [entry.name for entry in records.OPERATIONS])
 def test_only_four_operations_are_executed_natively(rig: Rig, name: str) -> None:
     operation = records.BY_NAME[name]
     record = rig.launch() if name == "LAUNCH" else rig.pack(name, *[0] * len(operation.operands))
@@ -341,12 +341,12 @@ def test_forcing_stops_before_the_drivers_queue_is_full(rig: Rig, driver: FakeDr
 
 
 def test_while_one_stream_is_full_waits_for_others_are_answered(rig: Rig, driver: FakeDriver) -> None:
-    other = rig.add_stream(OTHER)
+    stream_state = rig.add_stream(OTHER)
     _fill(rig)
     synchronize = rig.pack("SYNCHRONIZE_STREAM", OTHER)
     assert rig.run(rig.launch(OTHER), synchronize) == []
     driver.hold(LAUNCH)  # a forced launch does not return
-    driver.complete_at_query(other)
+    driver.complete_at_query(stream_state)
     rig.start()
     rig.put(rig.launch())
     assert rig.answers(1) == [struct.unpack_from("=Q", synchronize, 16)[0]]

@@ -35,9 +35,9 @@ def _record(source: random.Random, body: int) -> bytes:
 
 def test_a_record_arrives_byte_for_byte(rig: Rig) -> None:
     record = _record(random.Random(1), 4096)
-    taken = rig.take(record)
-    assert taken is not None
-    assert (taken.record, taken.code) == (record, 0)
+    fake_work = rig.take(record)
+    assert fake_work is not None
+    assert (fake_work.record, fake_work.code) == (record, 0)
 
 
 def test_records_of_all_sizes_arrive_in_order_around_the_ring(rig: Rig) -> None:
@@ -47,9 +47,9 @@ def test_records_of_all_sizes_arrive_in_order_around_the_ring(rig: Rig) -> None:
     for number in range(RECORDS):
         while record is not None and rig.ring.put(record):
             record = next(sent, None)
-        taken = rig.worker.take()
-        assert taken is not None
-        assert taken.record == _record(expected, expected.choice(SIZES)(expected)), f"record {number}"
+        fake_work = rig.worker.take()
+        assert fake_work is not None
+        assert fake_work.record == _record(expected, expected.choice(SIZES)(expected)), f"record {number}"
     assert rig.words[HEAD // 8] == rig.words[TAIL // 8] > 100 * RING_BYTES
 
 
@@ -70,9 +70,9 @@ def test_any_sequence_of_sizes_and_takes(rig: Rig, puts: list[tuple[int, int]]) 
 
 
 def _expect(rig: Rig, record: bytes) -> None:
-    taken = rig.worker.take()
-    assert taken is not None
-    assert taken.record == record
+    fake_work = rig.worker.take()
+    assert fake_work is not None
+    assert fake_work.record == record
 
 
 @pytest.mark.parametrize("left", [8, 16, 24, 32, 1000])
@@ -87,9 +87,9 @@ def test_a_record_across_the_rings_end_arrives_whole(rig: Rig, left: int) -> Non
 
 
 def _expect_taken(rig: Rig, record: bytes) -> None:
-    taken = rig.take(record)
-    assert taken is not None
-    assert taken.record == record
+    fake_work = rig.take(record)
+    assert fake_work is not None
+    assert fake_work.record == record
 
 
 def test_a_full_ring_takes_no_more_until_a_record_is_taken(rig: Rig) -> None:

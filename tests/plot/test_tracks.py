@@ -46,10 +46,10 @@ def written(path: Path, slices: list[Written], *, end: bool = True) -> str:
     """Write slices to a trace; return its text."""
     path.unlink(missing_ok=True)
     trace = TraceFile.make(str(path))
-    for one in slices:
-        trace.name(one.process, f"process {one.process}")
-        trace.name(one.process, f"thread {one.thread}", one.thread)
-        trace.slice(one.process, one.thread, one.name, one.began, one.began + one.lasted)
+    for entry in slices:
+        trace.name(entry.process, f"process {entry.process}")
+        trace.name(entry.process, f"thread {entry.thread}", entry.thread)
+        trace.slice(entry.process, entry.thread, entry.name, entry.began, entry.began + entry.lasted)
     if end:
         trace.end()
     trace.close()
@@ -59,14 +59,14 @@ def written(path: Path, slices: list[Written], *, end: bool = True) -> str:
 @given(SLICES)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, slices: list[Written]) -> None:
     text = written(tmp_path_factory.getbasetemp() / "trace.json", slices)
-    assert [event["name"] for event in json.loads(text) if event["ph"] == "X"] == [one.name for one in slices]
+    assert [event["name"] for event in json.loads(text) if event["ph"] == "X"] == [entry.name for entry in slices]
     tracks = read_tracks([text])
-    assert {(track.process, track.thread) for track in tracks} == {(one.process, one.thread) for one in slices}
+    assert {(track.process, track.thread) for track in tracks} == {(entry.process, entry.thread) for entry in slices}
     assert all(track.title == f"process {track.process}: thread {track.thread}" for track in tracks)
-    first = min(one.began for one in slices)
-    read = sorted((one.began, one.name) for track in tracks for one in track.slices)
-    wanted = sorted(((one.began - first) / 1e6, one.name) for one in slices)
-    assert [began for began, _ in read] == pytest.approx([began for began, _ in wanted], abs=1e-3, rel=1e-3)
+    first = min(entry.began for entry in slices)
+    read = sorted((entry.began, entry.name) for track in tracks for entry in track.slices)
+    expected = sorted(((entry.began - first) / 1e6, entry.name) for entry in slices)
+    assert [began for began, _ in read] == pytest.approx([began for began, _ in expected], abs=1e-3, rel=1e-3)
 
 
 @given(SLICES, st.integers(0, 10_000))
@@ -108,7 +108,7 @@ def test_any_line_is_an_event_or_refused(line: str) -> None:
 def test_a_time_is_cut_out(tmp_path: Path) -> None:
     text = written(tmp_path / "t", [Written(1, 0, name, at * 10**6, 10**6) for at, name in enumerate("abcd")])
     (track,) = read_tracks([text], 1.5, 2.5)
-    assert [(one.name, one.began, one.ended) for one in track.slices] == [("b", 1.5, 2.0), ("c", 2.0, 2.5)]
+    assert [(entry.name, entry.began, entry.ended) for entry in track.slices] == [("b", 1.5, 2.0), ("c", 2.0, 2.5)]
 
 
 def test_a_full_disk_ends_the_writing() -> None:
@@ -154,8 +154,8 @@ def test_a_full_disk_leaves_the_picture_that_was_there(tmp_path: Path) -> None:
 
 
 def test_a_time_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
-    said = refused(str(tmp_path / "t"), "--since", "100", "--until", "50")
-    assert "--since 100 is not before --until 50" in said
+    output = refused(str(tmp_path / "t"), "--since", "100", "--until", "50")
+    assert "--since 100 is not before --until 50" in output
 
 
 def test_two_traces_make_one_picture(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_the_periods_hold_everything_and_never_overlap(
     periods = busy_periods(tracks)
     assert 1 <= len(periods) <= MAX_PERIODS
     assert all(before[1] < after[0] for before, after in pairwise(periods))
-    for one in (one for track in tracks for one in track.slices):
-        assert sum(began <= one.began and one.ended <= ended for began, ended in periods) == 1
+    for entry in (one for track in tracks for one in track.slices):
+        assert sum(began <= entry.began and entry.ended <= ended for began, ended in periods) == 1
 
 
 def test_the_legend_is_next_to_the_data(tmp_path: Path) -> None:
@@ -213,8 +213,8 @@ def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) ->
     command = [sys.executable, "-P", "-m", "pympsd", "plot", argument]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
-    said = "standard output: No space left on device: not all could be printed\n"
-    assert (done.returncode, done.stderr) == (74, said)
+    text = "standard output: No space left on device: not all could be printed\n"
+    assert (done.returncode, done.stderr) == (74, text)
     assert (tmp_path / "t.svg").exists() == (argument == "t.json")
 
 

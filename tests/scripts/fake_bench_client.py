@@ -18,9 +18,9 @@ now = time.monotonic_ns
 
 def succeeds(program: Program, *words: str) -> None:
     """Do a line; end the process if it fails."""
-    said = program.run(*words)
-    if not said.endswith("CUDA_SUCCESS"):
-        sys.exit(said)
+    output = program.run(*words)
+    if not output.endswith("CUDA_SUCCESS"):
+        sys.exit(output)
 
 
 def join(program: Program) -> list[int]:

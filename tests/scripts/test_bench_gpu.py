@@ -207,10 +207,10 @@ def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_reprint_alone_shows_the_run_of_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     measure.main(["--reprint"])
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     measure.main(["--reprint", str(ROOT / "docs" / "measured" / "gpu-h200.json")])
-    assert shown == capsys.readouterr().out
-    assert "workers: native" in shown
+    assert output == capsys.readouterr().out
+    assert "workers: native" in output
 
 
 @pytest.mark.parametrize("words", [["bogus"], ["control", "bogus"], ["control", "gpu"], ["all"]])

@@ -18,11 +18,11 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 def test_provisioning_shows_what_its_page_says() -> None:
     done = subprocess.run([sys.executable, EXAMPLES / "provisioning.py"], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    said = re.sub(r"\b\d{2,}(?= ran on| of user)", "N", done.stdout)
-    assert "Each client sees 66 and 66 of 132 SMs." in said
-    assert re.findall(r"ran on SMs (\S+)\.", said) in (["0-65", "66-131"], ["66-131", "0-65"])
-    assert "Client N of user 10002 is waiting for its turn, behind user 10001" in said
-    assert said.endswith("All was as it should be.\n")
+    output = re.sub(r"\b\d{2,}(?= ran on| of user)", "N", done.stdout)
+    assert "Each client sees 66 and 66 of 132 SMs." in output
+    assert re.findall(r"ran on SMs (\S+)\.", output) in (["0-65", "66-131"], ["66-131", "0-65"])
+    assert "Client N of user 10002 is waiting for its turn, behind user 10001" in output
+    assert output.endswith("All was as it should be.\n")
 
 
 def test_the_clients_program_runs_anywhere_and_prints_its_data(tmp_path: Path) -> None:

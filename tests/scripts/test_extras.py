@@ -148,8 +148,8 @@ def test_what_differs_is_put_aside_and_links_are_not_followed(prefix: Path, tmp_
     other.write_text("somebody's")
     done = pympsd("--install-extras", tmp_path / "p")
     assert done.returncode == 0
-    said = [line for line in done.stdout.splitlines() if "(" in line]
-    assert sorted(said) == [f"{file} (what was there before is now {file}.~1~)" for file in (unit, page)]
+    lines = [line for line in done.stdout.splitlines() if "(" in line]
+    assert sorted(lines) == [f"{file} (what was there before is now {file}.~1~)" for file in (unit, page)]
     assert unit.with_name("pympsd.service.~1~").read_text() == "edited"
     assert (other.read_text(), page.is_symlink()) == ("somebody's", False)
     assert {unit.read_bytes(), page.read_bytes()} == {

@@ -47,7 +47,7 @@ def test_what_is_left_out_is_there_and_has_its_reason(entry: dict[str, Any]) -> 
     assert entry.keys() <= {"path", "reason", "left_out", *LISTS}
     for pattern in named(entry):
         name = pattern.partition("[")[0].removesuffix("*")
-        assert any(one == name or (pattern.endswith("*") and one.startswith(name)) for one in there), pattern
+        assert any(line == name or (pattern.endswith("*") and line.startswith(name)) for line in there), pattern
     for each in entry.get("left_out", []):
         assert each.keys() == {"reason", "tests"}
         assert each["reason"]
@@ -58,7 +58,7 @@ def test_the_sequences_of_protocol_3_that_the_table_names_are_there() -> None:
     ids = [each["id"] for each in tomllib.loads((TESTS / "flows" / "protocol3.toml").read_text())["sequence"]]
     (entry,) = (entry for entry in ENTRIES if entry["path"] == "flows/test_protocol3.py")
     named_ids = [pattern.partition("[")[2].rstrip("*]") for pattern in named(entry)]
-    assert [name for name in named_ids if not any(one.startswith(name) for one in ids)] == []
+    assert [name for name in named_ids if not any(line.startswith(name) for line in ids)] == []
 
 
 @pytest.mark.parametrize(

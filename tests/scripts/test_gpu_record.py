@@ -62,13 +62,13 @@ def test_a_run_that_is_killed_has_recorded_what_failed(tmp_path: Path) -> None:
 
 def test_what_cannot_be_collected_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("import nothing_of_that_name\n")
-    said, _ = pytest_in(tmp_path).communicate(timeout=SECONDS)
-    assert "No module named 'nothing_of_that_name'" in (tmp_path / "record").read_text(), said
+    output, _ = pytest_in(tmp_path).communicate(timeout=SECONDS)
+    assert "No module named 'nothing_of_that_name'" in (tmp_path / "record").read_text(), output
 
 
 def test_the_summary_does_not_say_it_again(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("def test_that_fails():\n    assert 1 == 2, 'as it should'\n")
-    said, _ = pytest_in(tmp_path).communicate(timeout=SECONDS)
-    assert "FAILED test_it.py::test_that_fails" in said
-    assert "= FAILURES =" not in said
+    output, _ = pytest_in(tmp_path).communicate(timeout=SECONDS)
+    assert "FAILED test_it.py::test_that_fails" in output
+    assert "= FAILURES =" not in output
     assert "as it should" in (tmp_path / "record").read_text()

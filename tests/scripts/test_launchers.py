@@ -99,7 +99,7 @@ def bin_folder(
 def test_a_launcher_works_where_pip_puts_it(
     bin_folder: Path, interpreter: Path, tmp_path: Path, name: str, linked: bool
 ) -> None:
-    arguments, said = CASES[name]
+    arguments, output = CASES[name]
     launcher = bin_folder / name
     if linked:
         launcher = tmp_path / name
@@ -109,7 +109,7 @@ def test_a_launcher_works_where_pip_puts_it(
         [launcher, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert said in done.stdout
+    assert output in done.stdout
 
 
 @pytest.mark.parametrize("options", [[], ["-m"]])

@@ -89,7 +89,7 @@ def node() -> Iterator[BatchNode]:
 @pytest.mark.long(but=["MPS=true"])
 @pytest.mark.parametrize("account", ["MPS=true", "project7,mps=TRUE"])
 def test_a_job_with_mps(node: BatchNode, account: str) -> None:
-    said = node.run(
+    output = node.run(
         f"{PROLOGUE} {account}; echo prologue $?",
         SHOW,
         "echo get_server_list | nvidia-cuda-mps-control | wc -l",
@@ -99,21 +99,21 @@ def test_a_job_with_mps(node: BatchNode, account: str) -> None:
         SHOW,
         LEFT,
     )
-    assert [line for line in said if "Set compute mode to EXCLUSIVE_PROCESS" in line] != []
-    where = said.index("MPS control daemon started")
-    assert said[where : where + 5] == [
+    assert [line for line in output if "Set compute mode to EXCLUSIVE_PROCESS" in line] != []
+    where = output.index("MPS control daemon started")
+    assert output[where : where + 5] == [
         "MPS control daemon started",
         "MPS server started for nobody",
         "prologue 0",
         "Exclusive_Process Exclusive_Process ",
         "1",
     ]
-    assert said[-6:] == [*WORKED, "epilogue 0", "Default Default ", "0"]
+    assert output[-6:] == [*WORKED, "epilogue 0", "Default Default ", "0"]
     assert node.called() == []
 
 
 def test_a_job_without(node: BatchNode) -> None:
-    said = node.run(
+    output = node.run(
         f"{PROLOGUE} project7; echo prologue $?",
         SHOW,
         LEFT,
@@ -121,7 +121,7 @@ def test_a_job_without(node: BatchNode) -> None:
         SHOW,
         LEFT,
     )
-    assert said == ["prologue 0", "Default Default ", "0", "epilogue 0", "Default Default ", "0"]
+    assert output == ["prologue 0", "Default Default ", "0", "epilogue 0", "Default Default ", "0"]
     assert node.called() == []
 
 
@@ -135,7 +135,7 @@ def test_the_next_job_finds_the_node_as_new(node: BatchNode) -> None:
 @pytest.mark.long
 def test_a_client_that_the_job_leaves_behind_does_not_hold_the_node_up(node: BatchNode) -> None:
     fifo = f"{node.directory}/steps"
-    said = node.run(
+    output = node.run(
         f"{PROLOGUE} MPS=true > /dev/null",
         f"mkfifo {fifo}",
         f"{AS_NOBODY} {sys.executable} {CLIENT} < {fifo} > {node.directory}/answers &",
@@ -148,20 +148,20 @@ def test_a_client_that_the_job_leaves_behind_does_not_hold_the_node_up(node: Bat
         PYMPSD_REQUIRE_MPS="1",
         MPS_PATIENCE="5",  # after which MPS has 5 s more to end
     )
-    assert said[-3:] == ["epilogue 0", "Default Default ", "0"]
+    assert output[-3:] == ["epilogue 0", "Default Default ", "0"]
     assert node.called() == []
 
 
 @pytest.mark.long
 def test_a_node_whose_mps_does_not_quit_is_marked_offline(node: BatchNode) -> None:
-    said = node.run(
+    output = node.run(
         f"{PROLOGUE} MPS=true > /dev/null",
         f"kill -STOP $(cat {node.directory}/pipe/nvidia-cuda-mps-control.pid)",
         f"{EPILOGUE} MPS=true 0 > /dev/null; echo epilogue $?",
         SHOW,
         MPS_PATIENCE="1",
     )
-    assert said == ["epilogue 0", "Default Default "]
+    assert output == ["epilogue 0", "Default Default "]
     host = os.uname().nodename
     assert node.called() == [
         f"logger {host} epilogue: MPS did not quit! Marking offline",
@@ -180,8 +180,8 @@ def test_a_node_whose_devices_do_not_answer_is_marked_offline(node: BatchNode) -
 
 
 def test_a_job_whose_mps_cannot_start_goes_back_to_the_queue(node: BatchNode) -> None:
-    said = node.run(f"{PROLOGUE} MPS=true; echo prologue $?", SHOW, LEFT, MPS_DEVICES="7")
-    assert said[-3:] == ["prologue 2", "Default Default ", "0"]
+    output = node.run(f"{PROLOGUE} MPS=true; echo prologue $?", SHOW, LEFT, MPS_DEVICES="7")
+    assert output[-3:] == ["prologue 2", "Default Default ", "0"]
     assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
 
 
@@ -198,7 +198,7 @@ def scripts_with(node: BatchNode, settings: str) -> Path:
 
 def test_settings_are_in_a_file_of_roots(node: BatchNode) -> None:
     folder = scripts_with(node, f"MPS_DEVICES=1\nMPS_PATIENCE=$(date > {node.directory}/read; echo 5)\n")
-    said = node.run(
+    output = node.run(
         f"{PROLOGUE.replace(str(PBS), str(folder))} MPS=true > /dev/null; echo prologue $?",
         "echo device_query --csv | nvidia-cuda-mps-control > /dev/null",
         f"tr '\\0' '\\n' < /proc/$(cat {node.directory}/pipe/nvidia-cuda-mps-control.pid)/environ | grep VISIBLE",
@@ -206,19 +206,19 @@ def test_settings_are_in_a_file_of_roots(node: BatchNode) -> None:
         f"{EPILOGUE.replace(str(PBS), str(folder))} MPS=true 0 > /dev/null; echo epilogue $?",
         LEFT,
     )
-    assert said == ["prologue 0", "CUDA_VISIBLE_DEVICES=1", "epilogue 0", "0"]
+    assert output == ["prologue 0", "CUDA_VISIBLE_DEVICES=1", "epilogue 0", "0"]
     assert (node.directory / "read").exists()
 
 
 def test_settings_that_others_can_write_are_not_used(node: BatchNode) -> None:
     folder = scripts_with(node, f"date > {node.directory}/read\n")
     (folder / "pbs.env").chmod(0o666)
-    said = node.run(
+    output = node.run(
         f"{PROLOGUE.replace(str(PBS), str(folder))} MPS=true; echo prologue $?",
         f"{EPILOGUE.replace(str(PBS), str(folder))} MPS=true 0 > /dev/null; echo epilogue $?",
         LEFT,
     )
-    assert said == ["prologue 2", "epilogue 0", "0"]
+    assert output == ["prologue 2", "epilogue 0", "0"]
     assert not (node.directory / "read").exists()
     refused = f"{folder}/pbs.env has to be root's, and writable by root only: chown root, chmod go-w"
     host = os.uname().nodename
@@ -241,15 +241,15 @@ STILL = f"{LISTED} | cmp - $CUDA_MPS_LOG_DIRECTORY/before && echo same"
 
 
 def test_a_daemon_that_runs_already_is_left_alone(node: BatchNode) -> None:
-    said = node.run(*RUNNING, f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", STILL, SHOW)
-    assert said == ["prologue 2", "same", "Default Prohibited "]
+    output = node.run(*RUNNING, f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", STILL, SHOW)
+    assert output == ["prologue 2", "same", "Default Prohibited "]
     assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
 
 
 def test_a_user_that_is_not_there_changes_nothing(node: BatchNode) -> None:
     unknown = PROLOGUE.replace("nobody", "no-such-user")
-    said = node.run(*RUNNING, f"{unknown} MPS=true; echo prologue $?", STILL, SHOW)
-    assert said == ["prologue 2", "same", "Default Prohibited "]
+    output = node.run(*RUNNING, f"{unknown} MPS=true; echo prologue $?", STILL, SHOW)
+    assert output == ["prologue 2", "same", "Default Prohibited "]
     assert node.called() == [
         f"logger {os.uname().nodename} prologue: MPS was not started: there is no user no-such-user"
     ]
@@ -259,7 +259,7 @@ def test_a_user_that_is_not_there_changes_nothing(node: BatchNode) -> None:
 def test_a_job_whose_server_cannot_start_goes_back_to_the_queue(node: BatchNode) -> None:
     """Another daemon's server has the device."""
     other = f"CUDA_MPS_PIPE_DIRECTORY={node.directory}/other CUDA_MPS_LOG_DIRECTORY={node.directory}/other"
-    said = node.run(
+    output = node.run(
         f"mkdir {node.directory}/other",
         f"{other} nvidia-cuda-mps-control -d",
         f"echo start_server -uid 0 | {other} nvidia-cuda-mps-control",
@@ -271,7 +271,7 @@ def test_a_job_whose_server_cannot_start_goes_back_to_the_queue(node: BatchNode)
         f"echo get_server_list | {other} nvidia-cuda-mps-control | cmp - {node.directory}/one && echo same",
         SHOW,
     )
-    assert said == ["prologue 2", "Cannot find MPS control daemon process", "same", "Default Default "]
+    assert output == ["prologue 2", "Cannot find MPS control daemon process", "same", "Default Default "]
     (called,) = node.called()
     assert "no MPS server for nobody became ready" in called
     assert f"{node.directory}/log/server.log says why" in called
@@ -286,8 +286,8 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(node: BatchNode) -> None
     answers = "case $line in get_server_list) echo 7;; get_server_status*) echo INITIALIZING;; esac"
     fake.write_text(f'#!/bin/sh\n[ "$1" = -d ] && exit 0\nread line\n{answers}\n')
     fake.chmod(0o755)
-    said = node.run(f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", SHOW)
-    assert said == ["prologue 2", "Default Default "]
+    output = node.run(f"{PROLOGUE} MPS=true > /dev/null; echo prologue $?", SHOW)
+    assert output == ["prologue 2", "Default Default "]
     (called,) = node.called()
     assert "no MPS server for nobody became ready" in called
 
@@ -307,7 +307,7 @@ def test_a_node_whose_compute_mode_stays_is_marked_offline(node: BatchNode) -> N
 
 def test_the_documents_own_uses_of_nvidia_smi(node: BatchNode) -> None:
     """Chapter 4.1.3 and 5.1.1.1, line by line."""
-    said = node.run(
+    output = node.run(
         "nvidia-smi -L | wc -l",
         "nvidia-smi -q > /dev/null && echo fine",
         "nvidia-smi -q -d compute | grep -c 'Compute Mode'",
@@ -322,7 +322,7 @@ def test_the_documents_own_uses_of_nvidia_smi(node: BatchNode) -> None:
         SHOW,
     )
     bus = "00000000:00:06.0"
-    assert said == [
+    assert output == [
         "2",
         "fine",
         "2",

@@ -41,8 +41,8 @@ def test_the_least_limit_of_those_above_counts(tmp_path: Path) -> None:
         "job/a/memory.current": 10 * MIB,
         "job/a/memory.events": "oom_kill 1",
     }
-    said = memory(tmp_path, "0::/job/a\n", files).describe(0)
-    assert said == "cgroup /job: memory.max 256 MiB, memory.current 255 MiB, oom_kill 0 before and 1 after"
+    decision = memory(tmp_path, "0::/job/a\n", files).describe(0)
+    assert decision == "cgroup /job: memory.max 256 MiB, memory.current 255 MiB, oom_kill 0 before and 1 after"
 
 
 def test_without_a_limit_the_numbers_are_its_own(tmp_path: Path) -> None:
@@ -71,6 +71,6 @@ def test_version_1(tmp_path: Path) -> None:
 def test_where_no_cgroup_accounts_for_memory_the_numbers_are_the_machines(tmp_path: Path, own_group: str) -> None:
     read = memory(tmp_path, own_group, {})
     assert read.oom_kills() is None
-    said = read.describe(None)
-    assert said.startswith("this machine: MemTotal ")
-    assert "MemAvailable" in said
+    decision = read.describe(None)
+    assert decision.startswith("this machine: MemTotal ")
+    assert "MemAvailable" in decision

@@ -128,12 +128,12 @@ async def session(
         pidfds={},
         hold=_holds_nobody,
     )
-    ours, theirs = socket.socketpair()
+    own_end, peer_end = socket.socketpair()
     admitted = AdmitClient(7, 100, 0, "test", 0, 0, priority, environment)
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ClientSession.of(containment, admitted, (theirs.detach(),)).run)
-            channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
+            nursery.start_soon(ClientSession.of(containment, admitted, (peer_end.detach(),)).run)
+            channel = MessageChannel(trio.socket.from_stdlib_socket(own_end), fds_allowed=2)
             nursery.start_soon(channel.run_sender)
             if welcomed:
                 assert await channel.receive_message() is not None
@@ -285,14 +285,14 @@ async def test_clients_see_the_servers_end_before_it_ends_its_executors(forced: 
     server = Server(silent, silent, describe("1xH200"), ThreadPercentage(100), {})
     server.start_serving()
     server.client_table.add_client(7, 100, 0, {})
-    ours, theirs = socket.socketpair()
-    server.channels[7] = MessageChannel(trio.socket.from_stdlib_socket(ours))
+    own_end, peer_end = socket.socketpair()
+    server.channels[7] = MessageChannel(trio.socket.from_stdlib_socket(own_end))
     if forced:
         server.leave(forced=True, is_deletion=True)
     else:
         server.end_without_daemon()
     assert server.done.is_set()  # only now executors are ended
-    client = MessageChannel(trio.socket.from_stdlib_socket(theirs))
+    client = MessageChannel(trio.socket.from_stdlib_socket(peer_end))
     with trio.fail_after(SECONDS):
         if forced:
             assert await client.receive_message() == (DELETED, ())

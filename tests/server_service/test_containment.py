@@ -58,8 +58,8 @@ class _Executors:
         return [slot.device for slot in self.ended]
 
     def executor_of(self, context: ContextRecord) -> _Executor | None:
-        found = self.running.get(context.slot)
-        return found if found is not None and found.generation == context.generation else None
+        result = self.running.get(context.slot)
+        return result if result is not None and result.generation == context.generation else None
 
     def next_request(self) -> int:
         return 1
@@ -184,7 +184,7 @@ async def test_a_reset_ends_the_executor_at_once_and_counts_as_a_fatal_fault(aut
         assert executors.ended_devices == [0]
         # The others are torn down concurrently, in any order.
         requests = executors.running[ExecutorSlot(1)].requests
-        assert sorted((each.context, each.code) for each in requests) == [(3, 719), (4, 719)]
+        assert sorted((request.context, request.code) for request in requests) == [(3, 719), (4, 719)]
         for client in (culprit, neighbour, elsewhere):
             assert containment.active
             server.client_left(client, connected=True)

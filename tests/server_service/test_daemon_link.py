@@ -25,8 +25,8 @@ async def ends(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     """A link of two clients, of which one has a context, and the daemon's end, which takes little."""
     monkeypatch.setattr(daemon_link, "MAX_CLIENT_TABLE_BYTES", 2000)
     monkeypatch.setattr(daemon_link, "MAX_LOG_BYTES", 1000)
-    theirs, ours = trio.socket.socketpair(type=socket.SOCK_SEQPACKET)
-    server, daemon = DaemonLink(MessageChannel(ours, fds_allowed=2)), MessageChannel(theirs)
+    own_end, peer_end = trio.socket.socketpair(type=socket.SOCK_SEQPACKET)
+    server, daemon = DaemonLink(MessageChannel(peer_end, fds_allowed=2)), MessageChannel(own_end)
     nursery.start_soon(server.run_sender)
     for client in (5, 6):
         server.client_admitted(link.AdmitClient(client, 4000 + client, 500, "train", 99, 500, 0, {}))

@@ -69,13 +69,13 @@ class Played:
     @classmethod
     def start(cls) -> Played:
         """Start a server; no message has been sent to it."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(SECONDS)
+        own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_end.settimeout(SECONDS)
         null = subprocess.DEVNULL
-        with theirs:
-            words = [sys.executable, "-m", "pympsd_server", "--link-fd", str(theirs.fileno())]
-            process = subprocess.Popen(words, pass_fds=(theirs.fileno(),), stdin=null, stdout=null)
-        return cls(process, Peer(ours))
+        with peer_end:
+            words = [sys.executable, "-m", "pympsd_server", "--link-fd", str(peer_end.fileno())]
+            process = subprocess.Popen(words, pass_fds=(peer_end.fileno(),), stdin=null, stdout=null)
+        return cls(process, Peer(own_end))
 
     def serve(self) -> Played:
         """Set the server up."""
@@ -86,12 +86,12 @@ class Played:
 
     def admit(self, client: int) -> Peer:
         """Hand a client over that opens a context; return the client's end of its session."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(SECONDS)
-        with theirs:
+        own_end, peer_end = socket.socketpair()
+        own_end.settimeout(SECONDS)
+        with peer_end:
             admitted = link.AdmitClient(client, 4000 + client, 500, "train", 99, 500, 0, {})
-            self.daemon.send(admitted, theirs.fileno())
-        self.clients.append(Peer(ours))
+            self.daemon.send(admitted, peer_end.fileno())
+        self.clients.append(Peer(own_end))
         assert isinstance(self.clients[-1].receive(), messages.SessionWelcome)
         self.clients[-1].send(messages.OpenContext(1, 0))
         assert isinstance(self.clients[-1].receive(), messages.ContextOpened)
@@ -128,19 +128,19 @@ def server() -> Iterator[Played]:
 
 def of(client: int, context: int) -> link.ReturningClient:
     """Return the report of a client with one context."""
-    held = LimitsInForce(100.0, 0, {}, {0: 132})
-    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((context, 1, 0),), limits=held)
+    limits_in_force = LimitsInForce(100.0, 0, {}, {0: 132})
+    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((context, 1, 0),), limits=limits_in_force)
 
 
 def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -> None:
-    one, _ = server.serve().admit(5), server.admit(6)
+    entry, _ = server.serve().admit(5), server.admit(6)
     server.next_daemon()
     report, clients = server.ask(1)
     assert (report.pid, report.status, report.leaving) == (server.process.pid, "ACTIVE", False)
     assert clients == [of(5, 1), of(6, 2)]
     server.daemon.send(link.ServerAdopted())
     assert server.daemon.expect(link.LogRecord).event == "server_taken_over"
-    one.socket.close()
+    entry.socket.close()
     assert server.daemon.expect(link.ContextGone) == link.ContextGone(5, 1)
     assert server.daemon.expect(link.ClientGone) == link.ClientGone(5)
     server.daemon.send(link.ShutDown(False))
@@ -165,15 +165,15 @@ def test_half_a_frame_of_a_daemon_that_was_killed_spoils_nothing(server: Played)
     server.serve().admit(5)
     environment = {"PYMPSD_X": "x" * (2 * PACKET_BYTES)}
     frame = messages.encode(link.AdmitClient(6, 4006, 500, "train", 99, 500, 0, environment), 1)
-    ours, theirs = socket.socketpair()
-    ours.settimeout(SECONDS)
-    with ours, theirs:
-        socket.send_fds(server.daemon.socket, [frame[:PACKET_BYTES]], [theirs.fileno()])
+    own_end, peer_end = socket.socketpair()
+    own_end.settimeout(SECONDS)
+    with own_end, peer_end:
+        socket.send_fds(server.daemon.socket, [frame[:PACKET_BYTES]], [peer_end.fileno()])
         server.daemon.socket.send(CONTINUED + frame[PACKET_BYTES : 2 * PACKET_BYTES])
-        theirs.close()
+        peer_end.close()
         server.next_daemon()
         assert server.ask(1)[1] == [of(5, 1)]
-        assert ours.recv(1) == b"", "the client sees that it was not admitted"
+        assert own_end.recv(1) == b"", "the client sees that it was not admitted"
 
 
 def test_daemons_that_speak_other_versions_get_the_report_too(server: Played) -> None:
@@ -237,18 +237,18 @@ def test_a_server_that_was_not_set_up_ends_with_the_link(server: Played) -> None
 
 @pytest.mark.parametrize("reason", ["other devices", ""])
 def test_a_dismissed_server_goes_on_until_its_last_client_has_left(server: Played, reason: str) -> None:
-    one, other = server.serve().admit(5), server.admit(6)
+    first, second = server.serve().admit(5), server.admit(6)
     server.ask(1)
     server.daemon.send(link.ServerDismissed(reason))
     while (record := server.daemon.expect(link.LogRecord)).event != "server_dismissed":
         pass
     assert record.fields == {"reason": reason or "it gave no reason"}
     assert server.daemon.receive() is None, "it has closed the link"
-    one.socket.close()
-    other.send(messages.CloseContext(2, 2))
-    assert other.receive() == messages.ContextClosed(2)
+    first.socket.close()
+    second.send(messages.CloseContext(2, 2))
+    assert second.receive() == messages.ContextClosed(2)
     assert server.process.poll() is None
-    other.socket.close()
+    second.socket.close()
     assert server.end() == 0
 
 

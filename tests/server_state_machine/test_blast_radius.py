@@ -148,5 +148,5 @@ def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
 def test_every_context_is_named_once_by_device_and_once_by_process(graph: list[list[int]], fault_on: int) -> None:
     blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], _client_table(graph).clients.values())
     by_device = [step.context.id for step in blast.steps if isinstance(step, OnDevice)]
-    by_process = [each.id for step in blast.steps if isinstance(step, WholeProcess) for each in step.contexts]
+    by_process = [context.id for step in blast.steps if isinstance(step, WholeProcess) for context in step.contexts]
     assert sorted(by_device) == sorted(by_process) == sorted(blast.contexts)

@@ -24,11 +24,11 @@ def test_the_number_of_a_closed_context_is_not_reused() -> None:
 
 def test_a_client_cannot_close_anothers_context() -> None:
     client_table = ClientTable()
-    one, other = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
-    context = client_table.open_context(one, 0, 1)
+    first, second = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
+    context = client_table.open_context(first, 0, 1)
     with pytest.raises(NoSuchContext):
-        client_table.close_context(other, context.id)
-    assert list(one.contexts.values()) == [context]
+        client_table.close_context(second, context.id)
+    assert list(first.contexts.values()) == [context]
 
 
 def test_a_removed_client_is_returned_with_its_contexts() -> None:

@@ -39,14 +39,14 @@ def test_a_pool_has_60_slots_and_16_before_volta(machine: str, size: int) -> Non
 def test_the_61st_context_is_refused_and_takes_no_number() -> None:
     """Recorded, of 48 with driver 580: the 49th is refused, and the next context that fits has the id 49."""
     client_table = ClientTable.of(DEVICES)
-    one, other = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
-    contexts = [client_table.open_context(one, 0, 1) for _ in range(60)]
+    first, second = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
+    contexts = [client_table.open_context(first, 0, 1) for _ in range(60)]
     with pytest.raises(PoolExhausted, match="1 of the device's 60 connections, and 0 are free"):
-        client_table.open_context(other, 0, 1)
-    assert (other.contexts_made, other.contexts) == (0, {})
-    assert client_table.open_context(other, 1, 1).id == 61, "the other device has its own pool"
-    client_table.close_context(one, contexts[7].id)
-    freed = client_table.open_context(other, 0, 1)
+        client_table.open_context(second, 0, 1)
+    assert (second.contexts_made, second.contexts) == (0, {})
+    assert client_table.open_context(second, 1, 1).id == 61, "the other device has its own pool"
+    client_table.close_context(first, contexts[7].id)
+    freed = client_table.open_context(second, 0, 1)
     assert (freed.id, freed.number) == (62, 2)
 
 

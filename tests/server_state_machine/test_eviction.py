@@ -16,16 +16,16 @@ MEMBERS = ((), ("cgroup /a",), ("cgroup /a", "cgroup /a/x"), ("cgroup /b",), ("c
 
 def client(client_table: ClientTable, client_id: int, groups: tuple[str, ...], priority: int = 0) -> ClientRecord:
     """Add a client of groups."""
-    made = client_table.add_client(client_id, 100 + client_id, priority, {})
-    made.groups = {0: tuple(MemoryGroup(name, MAX_MEMORY, SOFT[name]) for name in groups)}
-    return made
+    client_record = client_table.add_client(client_id, 100 + client_id, priority, {})
+    client_record.groups = {0: tuple(MemoryGroup(name, MAX_MEMORY, SOFT[name]) for name in groups)}
+    return client_record
 
 
 def chosen(client_table: ClientTable, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
     """Return the victims' ids, groups and excesses."""
     endable = [client_id for client_id in client_table.clients if client_id != CALLER]
     victims = choose(client_table.clients.values(), 0, used, endable, short)
-    return None if victims is None else [(one.client.id, one.group, one.excess) for one in victims]
+    return None if victims is None else [(victim.client.id, victim.group, victim.excess) for victim in victims]
 
 
 def test_who_is_furthest_above_its_soft_limit_goes_first() -> None:
@@ -135,13 +135,13 @@ def test_the_clients_that_go_have_what_is_short_and_were_above_their_limits(
     victims = choose(client_table.clients.values(), 0, used, endable, short)
     if not victims:
         return
-    gone = [one.client.id for one in victims]
+    gone = [victim.client.id for victim in victims]
     assert CALLER not in gone
     assert len(set(gone)) == len(gone) <= MAX_VICTIMS
     freed = sum(used[client_id] for client_id in gone)
     assert freed >= short > freed - min(used[client_id] for client_id in gone)
     for number, victim in enumerate(victims):
-        present = [each for each in client_table.clients.values() if each.id not in gone[:number]]
+        present = [client for client in client_table.clients.values() if client.id not in gone[:number]]
         soft = [group for group in victim.client.groups[0] if group.soft]
-        held = {group.name: sum(used[each.id] for each in present if group in each.groups[0]) for group in soft}
+        held = {group.name: sum(used[entry.id] for entry in present if group in entry.groups[0]) for group in soft}
         assert not soft or any(held[group.name] > group.soft for group in soft)

@@ -199,11 +199,11 @@ def test_a_client_only_lowers_its_memory_limit(server: int, mebibytes: int) -> N
     client = mebibytes << 20
     limits = ClientLimits(Limits(pinned_memory={0: PinnedMemory(server)} if server else {}))
     environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={mebibytes}M" if mebibytes else ""}
-    got = memory_on(combine_with_environment(limits, environment, (0,), (H200,))[0], 0)
-    assert got in (server, client)
-    assert got or not (server or client), "0 means no limit, and only if neither is one"
-    assert not server or got <= server
-    assert not client or got <= client
+    actual = memory_on(combine_with_environment(limits, environment, (0,), (H200,))[0], 0)
+    assert actual in (server, client)
+    assert actual or not (server or client), "0 means no limit, and only if neither is one"
+    assert not server or actual <= server
+    assert not client or actual <= client
 
 
 def test_the_least_of_a_clients_own_and_its_containers_memory_holds() -> None:

@@ -142,13 +142,13 @@ class RunningDaemon:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     ours.send(messages.encode(link.ShutDown(False)))
-        left = KeptEntries(
+        kept_entries = KeptEntries(
             links={server_id: ours.detach() for server_id, (ours, _) in zip(links, pairs, strict=True)}
         )
         ends = [Caller(trio.socket.from_stdlib_socket(theirs)) for _, theirs in pairs]
         self.callers += ends
-        self.pending += take_over(self.dispatcher, str(self.log.parent), left)
-        left.close()
+        self.pending += take_over(self.dispatcher, str(self.log.parent), kept_entries)
+        kept_entries.close()
         return ends
 
     async def go_on_with(self, *connections: KeptFd[bytes], keeper: KeeperLink | None = None) -> None:

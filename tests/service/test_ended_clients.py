@@ -71,8 +71,8 @@ async def receive_client(channel: MessageChannel) -> link.AdmitClient:
 async def serve(daemon: RunningDaemon) -> MessageChannel:
     """Add a ready server without a process; return its end of the link."""
     (spawn,) = daemon.spawned
-    ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    session = ServerSession(spawn.server, spawn.uid, 847, lambda: None, MessageChannel(ours))
+    own_end, peer_end = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    session = ServerSession(spawn.server, spawn.uid, 847, lambda: None, MessageChannel(own_end))
 
     async def run() -> None:
         try:
@@ -85,7 +85,7 @@ async def serve(daemon: RunningDaemon) -> MessageChannel:
     daemon.dispatcher.nursery.start_soon(run)
     daemon.dispatcher.feed(events.ServerSpawned(spawn.server, 847))
     daemon.dispatcher.feed(events.StatusPushed(spawn.server, "ACTIVE"))
-    return MessageChannel(theirs, fds_allowed=2)
+    return MessageChannel(peer_end, fds_allowed=2)
 
 
 async def connect_client(daemon: RunningDaemon) -> Caller:

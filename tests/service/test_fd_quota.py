@@ -33,20 +33,20 @@ def fill(servers: list[Server]) -> int:
             server.queued_descriptors += 1
         while may_watch(server, servers, EXEMPT):
             server.watched_clients += 1
-    return sum(each.queued_descriptors for each in servers)
+    return sum(server.queued_descriptors for server in servers)
 
 
 @pytest.mark.parametrize("count", [1, 2, 16])
 def test_a_user_with_several_stopped_servers_has_no_more_than_with_one(count: int) -> None:
     servers = [Server(1000) for _ in range(count)]
     assert fill(servers) == LIMIT // fd_quota.USER_DIVISOR
-    assert sum(each.watched_clients for each in servers) == LIMIT // fd_quota.USER_DIVISOR
+    assert sum(server.watched_clients for server in servers) == LIMIT // fd_quota.USER_DIVISOR
 
 
 def test_many_users_with_stopped_servers_leave_the_assured_ones_for_each_other_user() -> None:
     servers = [Server(uid) for uid in range(1000, 1010)]
     assert LIMIT // fd_quota.QUEUED_DIVISOR <= fill(servers) <= LIMIT // fd_quota.QUEUED_DIVISOR + 10 * ASSURED
-    assert sum(each.watched_clients for each in servers) <= LIMIT // fd_quota.WATCHED_DIVISOR
+    assert sum(server.watched_clients for server in servers) <= LIMIT // fd_quota.WATCHED_DIVISOR
     late, roots = Server(2000), Server(0)
     fill([*servers, late, roots])
     assert late.queued_descriptors == ASSURED

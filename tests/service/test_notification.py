@@ -34,9 +34,9 @@ def test_a_service_manager_is_notified(manager: tuple[str, Next], tmp_path: Path
     name, receive = manager
 
     def after_watchdogs() -> str:
-        while (said := receive()) == "WATCHDOG=1":
+        while (output := receive()) == "WATCHDOG=1":
             pass
-        return said
+        return output
 
     environment = {
         "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "pipe"),

@@ -25,33 +25,33 @@ class Processor:
     used: float = 0.0
 
 
-def use(made: Pacing, processor: Processor, uid: int, seconds: float) -> None:
+def use(pacing: Pacing, processor: Processor, uid: int, seconds: float) -> None:
     """Charge a user with processor time."""
-    with made.charge(uid):
+    with pacing.charge(uid):
         processor.used += seconds
 
 
 @bounded
 async def test_a_user_without_credit_waits_until_it_is_regained(autojump_clock: object) -> None:
     processor = Processor()
-    made = Pacing(frozenset({0}), processor_time=lambda: processor.used)
-    await made.wait(HOSTILE, 0)
-    use(made, processor, HOSTILE, BURST_SECONDS + USER_RATE * 5)
+    pacing = Pacing(frozenset({0}), processor_time=lambda: processor.used)
+    await pacing.wait(HOSTILE, 0)
+    use(pacing, processor, HOSTILE, BURST_SECONDS + USER_RATE * 5)
     began = trio.current_time()
-    await made.wait(HONEST, 0)
+    await pacing.wait(HONEST, 0)
     assert trio.current_time() == began
-    await made.wait(HOSTILE, 0)
+    await pacing.wait(HOSTILE, 0)
     assert 5 <= trio.current_time() - began <= 5.1
 
 
 @bounded
 async def test_trusted_users_never_wait(autojump_clock: object) -> None:
     processor = Processor()
-    made = Pacing(frozenset({0}), processor_time=lambda: processor.used)
+    pacing = Pacing(frozenset({0}), processor_time=lambda: processor.used)
     began = trio.current_time()
     for _ in range(3):
-        use(made, processor, 0, 100 * BURST_SECONDS)
-        await made.wait(0, 100 * BURST_SECONDS)
+        use(pacing, processor, 0, 100 * BURST_SECONDS)
+        await pacing.wait(0, 100 * BURST_SECONDS)
     assert trio.current_time() == began
 
 
@@ -66,12 +66,12 @@ async def test_a_thousand_connections_at_a_time_are_not_paced(autojump_clock: ob
 
 @bounded
 async def test_users_with_full_credit_are_forgotten_and_others_are_not(autojump_clock: object) -> None:
-    made = Pacing(frozenset({0}))
-    await made.wait(HOSTILE, 1.5 * BURST_SECONDS)
+    pacing = Pacing(frozenset({0}))
+    await pacing.wait(HOSTILE, 1.5 * BURST_SECONDS)
     for uid in range(20000, 20000 + 3 * MAX_IDLE_USERS):
-        await made.wait(uid, 0)
+        await pacing.wait(uid, 0)
     began = trio.current_time()
-    await made.wait(HOSTILE, 0)
+    await pacing.wait(HOSTILE, 0)
     assert trio.current_time() - began > BURST_SECONDS
 
 

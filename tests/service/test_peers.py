@@ -66,26 +66,26 @@ def test_more_groups_than_getsockopt_returns_are_all_found(listener: socket.sock
 
 def test_a_pidfd_shows_the_peers_end(listener: socket.socket) -> None:
     child, sock = _caller(listener)
-    known = with_pidfd(sock, credentials(sock))
-    assert known.peer.pid == child.pid
-    assert known.pidfd >= 0
-    assert not os.get_inheritable(known.pidfd)
-    assert select.select([known.pidfd], [], [], 0)[0] == []
+    known_peer = with_pidfd(sock, credentials(sock))
+    assert known_peer.peer.pid == child.pid
+    assert known_peer.pidfd >= 0
+    assert not os.get_inheritable(known_peer.pidfd)
+    assert select.select([known_peer.pidfd], [], [], 0)[0] == []
     _end(child, sock)
-    assert select.select([known.pidfd], [], [], 20)[0] == [known.pidfd]
-    known.close()
-    known.close()
-    assert known.pidfd == -1
+    assert select.select([known_peer.pidfd], [], [], 20)[0] == [known_peer.pidfd]
+    known_peer.close()
+    known_peer.close()
+    assert known_peer.pidfd == -1
 
 
 def test_before_linux_6_5_a_peer_without_a_visible_pid_has_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "SO_PEERPIDFD", 9999)  # no option
-    one, other = socket.socketpair()
-    known = with_pidfd(one, Peer(0, 1, 1))
-    assert known.pidfd == -1
-    known.close()
-    one.close()
-    other.close()
+    own_end, peer_end = socket.socketpair()
+    known_peer = with_pidfd(own_end, Peer(0, 1, 1))
+    assert known_peer.pidfd == -1
+    known_peer.close()
+    own_end.close()
+    peer_end.close()
 
 
 def test_a_command_line_comes_from_the_kernel_as_one_line() -> None:

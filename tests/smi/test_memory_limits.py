@@ -43,14 +43,14 @@ def test_limits_are_set_and_shown(daemon: Daemon) -> None:
     assert smi(daemon.pipe_directory, *given) == (0, "")
     assert limits(daemon) == [("/job", 4096 * MIB, 8192 * MIB)]
     assert not daemon.listing("memacct list --device=0"), "it is of one device"
-    shown = f"namespace: {cgroup}\nsoft limit: 4096 MiB\nhard limit: 8192 MiB\ncurrent used: 0 MiB\n"
-    assert smi(daemon.pipe_directory, "--get", *device, "-n", cgroup) == (0, shown)
-    assert smi(daemon.pipe_directory, "--get", *device, "--namespace", "/job/step") == (0, shown), "the nearest above"
+    text = f"namespace: {cgroup}\nsoft limit: 4096 MiB\nhard limit: 8192 MiB\ncurrent used: 0 MiB\n"
+    assert smi(daemon.pipe_directory, "--get", *device, "-n", cgroup) == (0, text)
+    assert smi(daemon.pipe_directory, "--get", *device, "--namespace", "/job/step") == (0, text), "the nearest above"
     none = "Unable to get memory limit: neither /jobs nor a cgroup above it has one\n"
     assert smi(daemon.pipe_directory, "--get", *device, "-n", "/jobs") == (3, none)
     assert smi(daemon.pipe_directory, *device, "-n", "/job", "--hard-limit", "max", "--soft-limit=max") == (0, "")
-    shown = f"namespace: {cgroup}\nsoft limit: max\nhard limit: max\ncurrent used: 0 MiB\n"
-    assert smi(daemon.pipe_directory, "--get", *device, "-n", cgroup) == (0, shown)
+    text = f"namespace: {cgroup}\nsoft limit: max\nhard limit: max\ncurrent used: 0 MiB\n"
+    assert smi(daemon.pipe_directory, "--get", *device, "-n", cgroup) == (0, text)
     assert smi(daemon.pipe_directory, *device, "-n", "/job", "--soft-limit", "0", "--hard-limit=default") == (0, "")
     assert limits(daemon) == []
 

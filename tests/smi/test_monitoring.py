@@ -106,9 +106,9 @@ def test_the_report_as_xml(node: Node) -> None:
     assert gpus[0].findtext("compute_mode") == "Default"
     assert gpus[0].findtext("utilization/encoder_util") == gpus[0].findtext("mig_mode/current_mig") == "N/A"
     assert [gpu.findtext("utilization/gpu_util") for gpu in gpus] == ["0 %", "0 %", "0 %", "37 %"]
-    used = [each.findtext("used_memory") for each in gpus[3].findall("processes/process_info")]
+    used = [entry.findtext("used_memory") for entry in gpus[3].findall("processes/process_info")]
     assert used == ["0 MiB", "516 MiB"]
-    assert [each.tag for each in parts.findall("gpu/*")] == ["processes"]
+    assert [entry.tag for entry in parts.findall("gpu/*")] == ["processes"]
 
 
 def test_a_loop_goes_on_until_it_is_interrupted(node: Node) -> None:

@@ -178,16 +178,16 @@ def test_modes_are_set_by_name_and_number(node: Node) -> None:
 
 
 def test_a_mode_that_is_already_set_is_reported_as_recorded(node: Node) -> None:
-    said = f"Compute mode is already set to DEFAULT for GPU {BUS[0]}.\nAll done.\n"
-    assert printed(node, "-i", "0", "-c", "0") == said
+    text = f"Compute mode is already set to DEFAULT for GPU {BUS[0]}.\nAll done.\n"
+    assert printed(node, "-i", "0", "-c", "0") == text
     user = node.smi("-i", "0", "-c", "0", uid=1000)
-    assert (user.returncode, user.stdout) == (0, said), "no error for a user"
+    assert (user.returncode, user.stdout) == (0, text), "no error for a user"
 
 
 @pytest.mark.parametrize("word", ["1", "EXCLUSIVE_THREAD"])
 def test_the_retired_mode_means_the_one_that_replaced_it(node: Node, word: str) -> None:
-    said = printed(node, "-i", "1", "-c", word)
-    assert said.startswith("Warning: Exclusive_Thread was deprecated! Setting Exclusive_Process instead.\n")
+    output = printed(node, "-i", "1", "-c", word)
+    assert output.startswith("Warning: Exclusive_Thread was deprecated! Setting Exclusive_Process instead.\n")
     assert modes(node)[1] == "Exclusive_Process"
 
 
@@ -398,5 +398,5 @@ def test_output_that_cannot_be_written(arguments: list[str]) -> None:
         done = subprocess.run(
             [SMI, *arguments], env={"PYMPSD_EMULATED_DEVICES": "H200"}, stdout=full, stderr=subprocess.PIPE, text=True
         )
-    said = "pympsd-smi: standard output: No space left on device: not all could be printed\n"
-    assert (done.returncode, done.stderr) == (74, said)
+    text = "pympsd-smi: standard output: No space left on device: not all could be printed\n"
+    assert (done.returncode, done.stderr) == (74, text)

@@ -12,7 +12,7 @@ from pympsd.vocabulary.answers import Answer, refusal
 
 
 def _replies(instructions: list[Instruction]) -> list[Reply]:
-    return [each for each in instructions if isinstance(each, Reply)]
+    return [instruction for instruction in instructions if isinstance(instruction, Reply)]
 
 
 @settings(max_examples=40)
@@ -41,9 +41,9 @@ def test_an_answer_comes_with_the_last_part(refusals: list[bool], random: st.ran
 
 def test_an_operator_who_waits_learns_that_a_part_takes_its_time() -> None:
     commands = CompoundCommands()
-    one, other = commands.begin(7), commands.begin(8)
-    session = commands.add_part(one)
-    commands.add_part(other)
+    first, second = commands.begin(7), commands.begin(8)
+    session = commands.add_part(first)
+    commands.add_part(second)
     assert list(combine_answers(commands, [Working(session), Working(9)])) == [Working(7), Working(9)]
 
 

@@ -63,7 +63,7 @@ def test_it_takes_no_turn(busy: Story) -> None:
     # The server is not shut down: no other user waits.
     assert busy.feed(events.ClientGonePushed(1, 1)) == [ContinueWithoutMps(2, REASON)]
     assert busy.connects(3, B, traced=True) == [ContinueWithoutMps(3, REASON)]
-    assert not any(isinstance(one, ShutDownServer) for one in busy.instructions)
+    assert not any(isinstance(instruction, ShutDownServer) for instruction in busy.instructions)
 
 
 def test_two_debugged_clients_do_not_wait_for_each_other(busy: Story) -> None:

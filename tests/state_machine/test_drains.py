@@ -43,17 +43,26 @@ def busy(story: Story) -> Story:
 
 
 def answers(instructions: list[Instruction]) -> list[tuple[int, str, bool]]:
-    replies = [one for one in instructions if isinstance(one, Reply)]
-    replies += [reply for one in instructions if isinstance(one, ReleaseDriver) for reply in one.answers]
+    replies = [instruction for instruction in instructions if isinstance(instruction, Reply)]
+    replies += [
+        reply
+        for instruction in instructions
+        if isinstance(instruction, ReleaseDriver)
+        for reply in instruction.answers
+    ]
     return [(reply.session, reply.answer.printed, reply.answer.refused) for reply in replies]
 
 
 def notes(instructions: list[Instruction], session: int = 1) -> list[str]:
-    return [one.text for one in instructions if isinstance(one, Note) and one.session == session and one.is_output]
+    return [
+        instruction.text
+        for instruction in instructions
+        if isinstance(instruction, Note) and instruction.session == session and instruction.is_output
+    ]
 
 
 def terminations(instructions: list[Instruction]) -> list[TerminateClient]:
-    return [one for one in instructions if isinstance(one, TerminateClient)]
+    return [instruction for instruction in instructions if isinstance(instruction, TerminateClient)]
 
 
 def leaves(story: Story, client: int, server: int = 1) -> list[Instruction]:
@@ -73,7 +82,7 @@ def test_new_clients_wait_and_running_ones_finish(busy: Story) -> None:
     undrained = busy.says("undrain --user=500", session=2)
     text = "No longer draining --user=500.\n2 held clients are served now.\n"
     assert answers(undrained) == [(2, text, False)]
-    assert [one.client for one in undrained if isinstance(one, AdmitClient)] == [3, 4]
+    assert [admit_client.client for admit_client in undrained if isinstance(admit_client, AdmitClient)] == [3, 4]
 
 
 def test_other_users_are_served_meanwhile(story: Story) -> None:
@@ -83,7 +92,11 @@ def test_other_users_are_served_meanwhile(story: Story) -> None:
     assert story.connects(2, 500) == []
     leaves(story, 1)
     assert [one.forced for one in story.connects(3, 600) if isinstance(one, ShutDownServer)] == [False]
-    assert [one.uid for one in story.feed(events.ServerExited(1, 0)) if isinstance(one, SpawnServer)] == [600]
+    assert [
+        instruction.uid
+        for instruction in story.feed(events.ServerExited(1, 0))
+        if isinstance(instruction, SpawnServer)
+    ] == [600]
 
 
 def test_refused_clients_get_a_sentence_that_names_the_drain(busy: Story) -> None:
@@ -137,14 +150,16 @@ def test_a_release_ends_every_server_and_starts_none(busy: Story) -> None:
     begun = busy.says("drain --all --release")
     assert answers(begun) == []
     busy.connects(3, 600)
-    assert [one for one in leaves(busy, 1) if isinstance(one, ShutDownServer)] == []
+    assert [leaf for leaf in leaves(busy, 1) if isinstance(leaf, ShutDownServer)] == []
     assert ShutDownServer(1, False) in leaves(busy, 2)
-    (released,) = [one for one in busy.feed(events.ServerExited(1, 0)) if isinstance(one, ReleaseDriver)]
-    assert [one.answer.printed for one in released.answers] == ["Drained --all: no clients remain.\n"]
+    (released,) = [
+        instruction for instruction in busy.feed(events.ServerExited(1, 0)) if isinstance(instruction, ReleaseDriver)
+    ]
+    assert [answer.answer.printed for answer in released.answers] == ["Drained --all: no clients remain.\n"]
     refused = answers(busy.says("start_server -uid 600", session=2))
     assert refused == [(2, "", True)]
     undrained = busy.says("undrain", session=3)
-    assert [one.uid for one in undrained if isinstance(one, SpawnServer)] == [600]
+    assert [spawn_server.uid for spawn_server in undrained if isinstance(spawn_server, SpawnServer)] == [600]
 
 
 def test_a_release_forces_servers_whose_clients_were_terminated_or_could_not_be(busy: Story) -> None:
@@ -168,8 +183,14 @@ def test_overlapping_drains_share_what_was_terminated(busy: Story) -> None:
     assert answers(ended) == [(2, "Drained 101: no clients remain.\n", False)]
     assert answers(leaves(busy, 2)) == [(1, "Drained --all: no clients remain.\n", False)]
     busy.connects(3, 500)
-    assert [one for one in busy.says("undrain 101", session=3) if isinstance(one, AdmitClient)] == []
-    assert [one.client for one in busy.says("undrain --all", session=4) if isinstance(one, AdmitClient)] == [3]
+    assert [
+        instruction for instruction in busy.says("undrain 101", session=3) if isinstance(instruction, AdmitClient)
+    ] == []
+    assert [
+        instruction.client
+        for instruction in busy.says("undrain --all", session=4)
+        if isinstance(instruction, AdmitClient)
+    ] == [3]
 
 
 @pytest.mark.parametrize("target", ["--server=uid_500", "--all", "101"])
@@ -201,7 +222,11 @@ def test_undrain_answers_whoever_waits(busy: Story) -> None:
 
 def test_a_part_of_a_target_cannot_be_undrained(busy: Story) -> None:
     busy.says("drain --all")
-    (refused,) = [one.answer for one in busy.says("undrain --user=500", session=2) if isinstance(one, Reply)]
+    (refused,) = [
+        instruction.answer
+        for instruction in busy.says("undrain --user=500", session=2)
+        if isinstance(instruction, Reply)
+    ]
     assert (refused.refused, refused.diagnostic) == (True, "--user=500 is not being drained. Drains: --all.")
 
 
@@ -210,8 +235,8 @@ def test_clients_of_a_device_are_those_with_a_context_there(busy: Story) -> None
     busy.feed(events.ContextPushed(1, 2, 2, 1, 1))
     begun = busy.says("drain --device=1")
     assert notes(begun) == [f"Draining --device={DEVICES[1].uuid}: 1 client is running, no clients are waiting."]
-    gone = busy.feed(events.ContextGonePushed(1, 2, 2))
-    assert answers(gone) == [(1, f"Drained --device={DEVICES[1].uuid}: no clients remain.\n", False)]
+    instructions = busy.feed(events.ContextGonePushed(1, 2, 2))
+    assert answers(instructions) == [(1, f"Drained --device={DEVICES[1].uuid}: no clients remain.\n", False)]
 
 
 @pytest.mark.parametrize(("visible", "is_held"), [(None, True), ("0,1", True), ("0", False)])
@@ -219,7 +244,7 @@ def test_new_clients_of_a_device_are_those_that_can_see_it(story: Story, visible
     story.says("drain --device=1")
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     started = story.feed(events.ClientConnected(1, _process(101, 500), environment))
-    assert any(isinstance(one, SpawnServer) for one in started) is not is_held
+    assert any(isinstance(private_executor, SpawnServer) for private_executor in started) is not is_held
 
 
 def _process(pid: int, uid: int) -> ClientProcess:
@@ -246,7 +271,9 @@ def test_json_has_a_line_for_each_end(busy: Story) -> None:
 def test_a_quit_refuses_the_held_and_the_drain_goes_on(busy: Story) -> None:
     busy.says("drain --all")
     busy.connects(3, 500)
-    assert [one.client for one in busy.says("quit", session=2) if isinstance(one, RefuseClient)] == [3]
+    assert [
+        instruction.client for instruction in busy.says("quit", session=2) if isinstance(instruction, RefuseClient)
+    ] == [3]
     leaves(busy, 1)
     assert answers(leaves(busy, 2)) == [(1, "Drained --all: no clients remain.\n", False)]
 
@@ -260,14 +287,16 @@ def test_the_next_daemon_continues_a_drain(busy: Story) -> None:
     assert state.queue_order == (33,)
     clients = tuple(busy.daemon.servers[1].clients.values())
     after = Story(Daemon(DaemonOptions(0), DEVICES))
-    taken = after.feed(events.PredecessorDied(state, connections=frozenset({33})))
-    assert SetTimer(Timer(TimerKind.DRAIN, 1), 5.0) in taken
+    instructions = after.feed(events.PredecessorDied(state, connections=frozenset({33})))
+    assert SetTimer(Timer(TimerKind.DRAIN, 1), 5.0) in instructions
     # Nothing is decided before the servers have returned.
     assert terminations(after.feed(events.TimerEnded(Timer(TimerKind.DRAIN, 1)))) == []
     (request,) = terminations(after.feed(events.ServerTakenOver(1, "ACTIVE", False, clients)))
     assert request.pid == 101
     assert after.feed(events.ClientConnected(1 << 41, _process(103, 500), connection=33)) == []
-    (joined,) = [one for one in after.says("drain --user=500", session=8) if isinstance(one, Working)]
+    (joined,) = [
+        instruction for instruction in after.says("drain --user=500", session=8) if isinstance(instruction, Working)
+    ]
     assert joined.session == 8
     assert snapshot(after.daemon, initial).drains[0].clients.keys() == {1, 2}
 
@@ -292,7 +321,7 @@ def test_the_next_daemon_continues_a_drain(busy: Story) -> None:
     ],
 )
 def test_bad_words_are_refused(story: Story, line: str, problem: str) -> None:
-    (reply,) = [one for one in story.says(line) if isinstance(one, Reply)]
+    (reply,) = [instruction for instruction in story.says(line) if isinstance(instruction, Reply)]
     assert reply.answer.refused
     assert reply.answer.diagnostic.startswith(problem)
     assert len(story.daemon.drains) == 0
@@ -313,7 +342,7 @@ def test_bad_words_are_refused(story: Story, line: str, problem: str) -> None:
     ],
 )
 def test_privileges(busy: Story, line: str, uid: int, is_allowed: bool) -> None:
-    replies = [one.answer for one in busy.says(line, uid=uid) if isinstance(one, Reply)]
+    replies = [instruction.answer for instruction in busy.says(line, uid=uid) if isinstance(instruction, Reply)]
     assert [answer.refused for answer in replies] == ([] if is_allowed else [True])
     assert [drain.target.kind for drain in busy.daemon.drains] == ([TargetKind(_kind(line))] if is_allowed else [])
 

@@ -217,8 +217,8 @@ class DrainMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def daemon_is_replaced(self, data: st.DataObject) -> None:
         """Kill the daemon or replace it: to the next one both are the same."""
-        left = snapshot(self.daemon, self.initial)
-        check(left, len(DEVICES))
+        persistent_state = snapshot(self.daemon, self.initial)
+        check(persistent_state, len(DEVICES))
         self.spawning.clear()
         self.operators.clear()
         self.timers.clear()
@@ -228,7 +228,7 @@ class DrainMachine(RuleBasedStateMachine):
         self.pending = set(self.servers)
         self.daemon = self._new_daemon()
         waited = sorted(self.waiting)
-        self.feed(events.PredecessorDied(left, connections=frozenset(waited)))
+        self.feed(events.PredecessorDied(persistent_state, connections=frozenset(waited)))
         for client in data.draw(st.permutations(waited)):
             self.feed(self._connection(client))
 

@@ -41,20 +41,24 @@ def joins(story: Story, client: int, pid: int, uid: int = A, process: int = 0) -
 
 def admitted(instructions: list[Instruction]) -> list[tuple[int, int]]:
     """Return clients and the servers that they are admitted to."""
-    return [(one.client, one.server) for one in instructions if isinstance(one, AdmitClient)]
+    return [
+        (instruction.client, instruction.server)
+        for instruction in instructions
+        if isinstance(instruction, AdmitClient)
+    ]
 
 
 def reports(
     story: Story, contexts: dict[int, list[tuple[int, int, int]]], status: str = "ACTIVE"
 ) -> list[Instruction]:
     """Let the server 1 be asked; contexts are id, number and device, by PID."""
-    found = {pid: tuple(ReportedContext(*one) for one in some) for pid, some in contexts.items()}
-    return story.feed(events.ServerReported(1, status, found))
+    result = {pid: tuple(ReportedContext(*one) for one in some) for pid, some in contexts.items()}
+    return story.feed(events.ServerReported(1, status, result))
 
 
 def says(story: Story, line: str) -> str:
     """Return what a command prints."""
-    (reply,) = [one for one in story.says(line) if isinstance(one, Reply)]
+    (reply,) = [instruction for instruction in story.says(line) if isinstance(instruction, Reply)]
     return reply.answer.printed
 
 
@@ -121,7 +125,7 @@ def test_a_further_connection_while_the_server_is_leaving(busy: Story) -> None:
 def test_a_further_connection_while_the_daemon_is_quitting(busy: Story) -> None:
     busy.says("quit")
     assert admitted(joins(busy, 2, FIRST)) == [(2, 1)]
-    assert [type(one) for one in joins(busy, 3, SECOND)] == [RefuseClient]
+    assert [type(joined) for joined in joins(busy, 3, SECOND)] == [RefuseClient]
 
 
 def test_no_further_connection_to_a_server_that_is_forced_to_end(busy: Story) -> None:
@@ -213,8 +217,8 @@ def test_reported_contexts_are_those_of_ps_in_the_servers_order(busy: Story) -> 
     assert says(busy, f"get_client_list {SERVER}") == "102\n101\n103\n", "those without a context come last"
     _, *rows = [row.split() for row in says(busy, "ps").splitlines()]
     assert [row[:3] for row in rows] == [["102", "9", "847"], ["101", "4", "847"]]
-    shown = f"[0] 00:00.0, {DEVICES[0].name}\n101.1\n[1] 00:01.0, {DEVICES[1].name}\n102.1\n101.2\n"
-    assert says(busy, "get_device_client_list") == shown
+    text = f"[0] 00:00.0, {DEVICES[0].name}\n101.1\n[1] 00:01.0, {DEVICES[1].name}\n102.1\n101.2\n"
+    assert says(busy, "get_device_client_list") == text
 
 
 def test_a_later_report_replaces_the_earlier(busy: Story) -> None:
@@ -272,7 +276,11 @@ def test_the_turn_passes_when_the_last_client_has_gone_whatever_was_reported(bus
     joins(busy, 3, SECOND, B)
     assert busy.feed(events.ClientGonePushed(1, 2)) == [], "a further connection has no end of its own"
     assert busy.feed(events.ClientGonePushed(1, 1)) == [ShutDownServer(1, False)]
-    assert [one.uid for one in busy.feed(events.ServerExited(1, 0)) if isinstance(one, SpawnServer)] == [B]
+    assert [
+        instruction.uid
+        for instruction in busy.feed(events.ServerExited(1, 0))
+        if isinstance(instruction, SpawnServer)
+    ] == [B]
 
 
 # --- devices that the server reports

@@ -32,11 +32,11 @@ def pause_ends(story: Story, server: int) -> list[Instruction]:
 
 
 def spawned_for(instructions: list[Instruction]) -> list[int]:
-    return [one.uid for one in instructions if isinstance(one, SpawnServer)]
+    return [instruction.uid for instruction in instructions if isinstance(instruction, SpawnServer)]
 
 
 def refused(instructions: list[Instruction]) -> list[int]:
-    return [one.client for one in instructions if isinstance(one, RefuseClient)]
+    return [instruction.client for instruction in instructions if isinstance(instruction, RefuseClient)]
 
 
 @pytest.mark.parametrize("name", ["u5", "uid_500"])
@@ -45,8 +45,12 @@ def test_a_named_server_that_could_not_be_started_is_said_once_to_be_so(name: st
     story.says(f"server create {name} --uid=500")
     for namespace in ("", "default"):
         story.feed(events.NamespaceOpened(name, namespace))
-    (spawn,) = (one for one in story.instructions if isinstance(one, SpawnServer))
-    (reply,) = (one for one in story.feed(events.SpawnFailed(spawn.server, "no memory")) if isinstance(one, Reply))
+    (spawn,) = (instruction for instruction in story.instructions if isinstance(instruction, SpawnServer))
+    (reply,) = (
+        instruction
+        for instruction in story.feed(events.SpawnFailed(spawn.server, "no memory"))
+        if isinstance(instruction, Reply)
+    )
     assert reply.answer.printed == f"Server '{name}' could not be started: no memory\n"
 
 

@@ -61,7 +61,7 @@ def groups_of(
 
 def groups_in(instructions: list[Instruction]) -> dict[int, tuple[MemoryGroup, ...]]:
     """Return the groups of the client that is admitted."""
-    (admitted,) = (each for each in instructions if isinstance(each, AdmitClient))
+    (admitted,) = (instruction for instruction in instructions if isinstance(instruction, AdmitClient))
     assert admitted.limits is not None
     return admitted.limits.groups
 
@@ -86,15 +86,15 @@ def test_the_lower_of_the_kernels_and_our_own_holds(
     holds: dict[int, tuple[int, int]],
 ) -> None:
     daemon.process_limits.cgroups = {"/pod": ours} if ours else {}
-    found = groups_of(daemon, {"/pod": kernels})
-    assert found == {ordinal: (MemoryGroup("cgroup /pod", *limits),) for ordinal, limits in holds.items()}
+    result = groups_of(daemon, {"/pod": kernels})
+    assert result == {ordinal: (MemoryGroup("cgroup /pod", *limits),) for ordinal, limits in holds.items()}
 
 
 def test_the_limits_of_all_cgroups_above_hold_outer_ones_first(daemon: Daemon) -> None:
     daemon.process_limits.cgroups = {"/": {0: limit(100)}}
-    found = groups_of(daemon, {"/pod/box": {0: limit(2)}, "/pod": {0: limit(4)}, "/elsewhere": {0: limit(1)}})
+    result = groups_of(daemon, {"/pod/box": {0: limit(2)}, "/pod": {0: limit(4)}, "/elsewhere": {0: limit(1)}})
     expected = (("/", 100), ("/pod", 4), ("/pod/box", 2))
-    assert found == {0: tuple(MemoryGroup(f"cgroup {path}", hard * GIB) for path, hard in expected)}
+    assert result == {0: tuple(MemoryGroup(f"cgroup {path}", hard * GIB) for path, hard in expected)}
 
 
 def test_they_hold_not_while_memacct_is_disabled_and_what_is_taken_is_counted(daemon: Daemon) -> None:

@@ -40,22 +40,26 @@ def _daemon(clients: list[tuple[int, str, int, int]]) -> Daemon:
 def test_a_server_gets_the_sums_of_the_others(clients: list[tuple[int, str, int, int]]) -> None:
     """Of all, and of the limited cgroups that its own clients are in; no server is believed to hold too much."""
     daemon = _daemon(clients)
-    found, most = memory_elsewhere(daemon), daemon.devices[0].memory_bytes
+    result, most = memory_elsewhere(daemon), daemon.devices[0].memory_bytes
 
     def held(ordinal: int, path: str, but: int) -> int:
         return sum(
             min(
                 most,
-                sum(each[3] for each in clients if (each[0], each[2]) == (at, ordinal) and _is_in(each[1], path)),
+                sum(
+                    client[3]
+                    for client in clients
+                    if (client[0], client[2]) == (at, ordinal) and _is_in(client[1], path)
+                ),
             )
             for at in {1, 2, 3} - {but}
         )
 
     for server in (1, 2, 3):
-        own = [path for path in LIMITED if any(each[0] == server and _is_in(each[1], path) for each in clients)]
+        own = [path for path in LIMITED if any(client[0] == server and _is_in(client[1], path) for client in clients)]
         for ordinal in (0, 1):
             groups = {f"cgroup {path}": count for path in own if (count := held(ordinal, path, server))}
-            assert found[server][ordinal] == Elsewhere(held(ordinal, "/", server), groups)
+            assert result[server][ordinal] == Elsewhere(held(ordinal, "/", server), groups)
 
 
 def _is_in(cgroup: str, path: str) -> bool:

@@ -42,7 +42,10 @@ def test_the_chunks_of_a_server_that_ends_are_free_when_it_has_no_clients() -> N
     machine.create_partition(name="p", server="a", device=1, chunks=1, more=False)
     machine.apply(servers={"b": {}}, prune=True, force=False)
     machine.create_partition(name="p", server="b", device=1, chunks=1, more=False)
-    assert {name for name, one in machine.daemon.named_servers.items() if one.partitions} == {"a", "b"}
+    assert {name for name, named_server in machine.daemon.named_servers.items() if named_server.partitions} == {
+        "a",
+        "b",
+    }
     machine.no_chunk_has_two_partitions()
     machine.teardown()
 

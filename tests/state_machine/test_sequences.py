@@ -201,7 +201,7 @@ def test_quit_of_a_busy_server_waits_for_its_clients(story: Story) -> None:
 
 def test_quit_while_a_server_is_spawned_shuts_it_down_once_it_runs(story: Story) -> None:
     story.connects(1, 500)
-    assert [type(one) for one in story.says("quit")] == [Working, RefuseClient]
+    assert [type(instruction) for instruction in story.says("quit")] == [Working, RefuseClient]
     assert story.feed(events.ServerSpawned(1, 847)) == [ShutDownServer(1, False)]
     assert story.feed(events.StatusPushed(1, "ACTIVE")) == []
     assert story.feed(events.ServerExited(1, 0)) == [Exit(0)]
@@ -239,7 +239,7 @@ def test_a_second_quit_joins_the_first_and_there_is_one_exit(story: Story) -> No
     assert story.feed(events.TimerEnded(Timer(TimerKind.FORCE))) == []
     assert story.says("quit", session=3) == [Working(3)]
     assert story.feed(events.StopSignal()) == [SetTimer(Timer(TimerKind.FORCE), 2.0)]
-    assert sum(isinstance(one, Exit) for one in story.instructions) == 1
+    assert sum(isinstance(instruction, Exit) for instruction in story.instructions) == 1
 
 
 def test_a_signal_shuts_down_within_a_time_limit(story: Story) -> None:

@@ -228,9 +228,9 @@ def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Dae
     answers: list[str] = []
     for place in ("", "s"):
         line = events.OperatorLine(99, OTHER + 1, parse(b"share list --format=csv,noheader", 3), server=place)
-        for each in handle(daemon, line, answer_line):
-            if isinstance(each, do.Reply):
-                answers.append(each.answer.printed)
+        for client in handle(daemon, line, answer_line):
+            if isinstance(client, do.Reply):
+                answers.append(client.answer.printed)
     assert f"{OTHER},servers,16,0,7" in answers[0]
     assert f"{OTHER},connections,4096,3,0" in answers[0]
     assert str(OTHER) not in answers[1]
@@ -250,13 +250,13 @@ def test_what_is_taken_is_counted_until_it_is_given_back(daemon: Daemon) -> None
 def test_shares_of_the_file_outlive_the_daemon_and_todays_state_has_none(daemon: Daemon, say: Say) -> None:
     initial = InitialDefaults.of(daemon)
     assert say(0, "config apply F", 'schema_version = "1.0"\n[shares]\nservers = 3\n') == ""
-    left = snapshot(daemon, initial)
-    check(left, 2)
+    persistent_state = snapshot(daemon, initial)
+    check(persistent_state, 2)
     following = evolve(new_daemon(), usage=Usage(Shares({"servers": 5})))
-    handle(following, events.PredecessorDied(left), answer_line)
+    handle(following, events.PredecessorDied(persistent_state), answer_line)
     assert following.usage.shares.share(SERVERS) == 3
     following = evolve(new_daemon(), usage=Usage(Shares({"servers": 5})))
     handle(following, events.PredecessorDied(PersistentState(protocol=3)), answer_line)
     assert following.usage.shares.share(SERVERS) == 5
     with pytest.raises(BadResourceShare):
-        check(evolve(left, shares={"servers": -1}), 2)
+        check(evolve(persistent_state, shares={"servers": -1}), 2)

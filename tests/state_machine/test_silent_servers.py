@@ -46,12 +46,12 @@ def is_forced(story: Story) -> None:
     """Check that the server is forced to end, and killed if it does not."""
     story.take_log()
     assert story.feed(events.TimerEnded(SILENCE)) == [ShutDownServer(SERVER, forced=True)]
-    said = story.take_log()
+    output = story.take_log()
     assert (
-        said[0]
+        output[0]
         == f"All clients of server {PID} have exited, but the server has not reported this for {SILENCE_TIMEOUT:g} s"
     )
-    assert said[-1] == f"Force shutting down server {PID}"
+    assert output[-1] == f"Force shutting down server {PID}"
     assert story.watches[-1] == (LEAVE, FORCED_TIMEOUT)
     assert story.feed(events.TimerEnded(LEAVE)) == [KillServer(SERVER)]
 
@@ -133,14 +133,14 @@ def test_the_timer_does_nothing_after_the_waiting_client_has_left(busy: Story) -
 
 
 def test_the_clients_of_a_returned_server_are_watched(story: Story) -> None:
-    left = PersistentState(servers=(PersistentServer(SERVER, PID, A, 60.0, {}),))
-    story.feed(events.PredecessorDied(left))
+    persistent_state = PersistentState(servers=(PersistentServer(SERVER, PID, A, 60.0, {}),))
+    story.feed(events.PredecessorDied(persistent_state))
     story.says(f"shutdown_server {PID}")
     clients = tuple(
         Client(client_id, 0, ClientProcess(Peer(pid, 0, 0), "c", 7)) for client_id, pid in ((7, 4107), (8, 0))
     )
     instructions = story.feed(events.ServerTakenOver(SERVER, "ACTIVE", True, clients))
-    assert [one for one in instructions if isinstance(one, WatchClient)] == [
+    assert [instruction for instruction in instructions if isinstance(instruction, WatchClient)] == [
         WatchClient(7, SERVER, 4107),
         WatchClient(8, SERVER, 0),  # its server's session may know it by more than a PID
     ]

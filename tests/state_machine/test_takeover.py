@@ -66,7 +66,7 @@ def returns(story: Story, status: str = "ACTIVE", *clients: events.TakenOverClie
 @pytest.fixture
 def heir(story: Story) -> Story:
     """A daemon that awaits the server of user A."""
-    assert [type(one).__name__ for one in story.feed(events.PredecessorDied(left()))] == ["SetTimer"]
+    assert [type(instruction).__name__ for instruction in story.feed(events.PredecessorDied(left()))] == ["SetTimer"]
     return story
 
 
@@ -80,7 +80,7 @@ def test_the_server_is_waited_for_for_a_while(heir: Story) -> None:
 @pytest.mark.parametrize("uid", [A, B])
 def test_no_other_server_is_started_meanwhile(heir: Story, uid: int) -> None:
     assert heir.connects(1, uid) == []
-    assert [type(one).__name__ for one in heir.says(f"start_server -uid {uid}")] == ["Reply"]
+    assert [type(instruction).__name__ for instruction in heir.says(f"start_server -uid {uid}")] == ["Reply"]
 
 
 def test_a_server_returns_with_its_clients_and_admits_waiting_ones(heir: Story) -> None:
@@ -212,7 +212,9 @@ def test_a_debugged_client_waits_for_the_clients_of_a_server_that_is_taken_over(
     assert heir.connects(1, A, traced=True) == []
     returns(heir, "ACTIVE", CLIENT)
     assert 1 in heir.daemon.queue.debugged
-    assert [type(one).__name__ for one in heir.feed(events.ClientGonePushed(SERVER, 7))] == ["ContinueWithoutMps"]
+    assert [type(instruction).__name__ for instruction in heir.feed(events.ClientGonePushed(SERVER, 7))] == [
+        "ContinueWithoutMps"
+    ]
 
 
 def test_only_values_set_by_commands_persist(story: Story) -> None:
@@ -269,7 +271,7 @@ def waits(story: Story, client: int, uid: int, connection: int) -> list[Instruct
 
 def begins_for(instructions: list[Instruction]) -> list[int]:
     """Return the users for whom a server is started."""
-    return [one.uid for one in instructions if isinstance(one, SpawnServer)]
+    return [instruction.uid for instruction in instructions if isinstance(instruction, SpawnServer)]
 
 
 def is_queued(story: Story) -> list[tuple[int, int]]:
@@ -279,10 +281,10 @@ def is_queued(story: Story) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("order", [(11, 12), (12, 11)])
 def test_the_queue_keeps_its_order_in_whatever_order_its_clients_return(story: Story, order: tuple[int, int]) -> None:
-    kept = queued(story)
+    persistent_state = queued(story)
     assert is_queued(story) == [(A, 2), (B, 0), (B, 3)]
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
-    heir.feed(events.PredecessorDied(kept, connections=frozenset({11, 12})))
+    heir.feed(events.PredecessorDied(persistent_state, connections=frozenset({11, 12})))
     heir.connects(9, D)  # later than all of them
     uids = {12: A, 11: B}
     for connection in order:

@@ -21,13 +21,17 @@ def busy(story: Story) -> Story:
 def request_termination(story: Story, session: int = 1) -> TerminateClient:
     """Ask for a termination; return the instruction for the server."""
     instructions = story.says("terminate_client 847 101", session=session)
-    (request,) = [one for one in instructions if isinstance(one, TerminateClient)]
+    (request,) = [instruction for instruction in instructions if isinstance(instruction, TerminateClient)]
     assert SetTimer(Timer(TimerKind.TERMINATION, request.token), 15.0) in instructions
     return request
 
 
 def printed(instructions: list[Instruction]) -> list[tuple[int, str]]:
-    return [(one.session, one.answer.printed) for one in instructions if isinstance(one, Reply)]
+    return [
+        (instruction.session, instruction.answer.printed)
+        for instruction in instructions
+        if isinstance(instruction, Reply)
+    ]
 
 
 def test_a_server_that_does_not_answer_in_time_gives_702(busy: Story) -> None:
@@ -43,7 +47,7 @@ def test_termination_by_reset_is_sent_and_has_a_longer_timeout(busy: Story) -> N
     assert not request_termination(busy).by_reset
     busy.daemon.options = evolve(busy.daemon.options, terminate_by_reset=True)
     instructions = busy.says("terminate_client 847 101", session=2)
-    (request,) = [one for one in instructions if isinstance(one, TerminateClient)]
+    (request,) = [instruction for instruction in instructions if isinstance(instruction, TerminateClient)]
     assert request.by_reset
     assert SetTimer(Timer(TimerKind.TERMINATION, request.token), 30.0) in instructions
     (reply,) = busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token)))

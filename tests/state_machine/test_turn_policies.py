@@ -17,9 +17,9 @@ def raising(users: Sequence[WaitingUser]) -> WaitingUser:
 
 
 def test_a_policy_that_does_its_work_decides() -> None:
-    said: list[Any] = []
-    assert guard(fewest_turns(), lambda event, **fields: said.append(fields))(USERS) == USERS[1]
-    assert not said
+    output: list[Any] = []
+    assert guard(fewest_turns(), lambda event, **fields: output.append(fields))(USERS) == USERS[1]
+    assert not output
 
 
 @pytest.mark.parametrize(
@@ -31,8 +31,8 @@ def test_a_policy_that_does_its_work_decides() -> None:
     ],
 )
 def test_a_policy_that_fails_is_complained_of_once(policy: Any, reason: str) -> None:
-    said: list[tuple[str, str]] = []
-    choose = guard(policy, lambda event, reason: said.append((event, reason)))
+    output: list[tuple[str, str]] = []
+    choose = guard(policy, lambda event, reason: output.append((event, reason)))
     assert [choose(USERS), choose(USERS[1:]), choose(USERS)] == [USERS[0], USERS[1], USERS[0]]
-    assert [event for event, _ in said] == ["turn_policy_failed"]
-    assert said[0][1].startswith(reason)
+    assert [event for event, _ in output] == ["turn_policy_failed"]
+    assert output[0][1].startswith(reason)

@@ -37,7 +37,7 @@ A, B, C = 500, 600, 700
 
 def admitted(instructions: list[Instruction]) -> list[int]:
     """Return the ids of the clients that are admitted."""
-    return [one.client for one in instructions if isinstance(one, AdmitClient)]
+    return [instruction.client for instruction in instructions if isinstance(instruction, AdmitClient)]
 
 
 def turn_timers(story: Story) -> list[Timer]:
@@ -211,14 +211,14 @@ def test_the_timer_of_an_admitted_client_is_cancelled(busy: Story) -> None:
 def test_a_start_request_for_the_active_user_changes_nothing(busy: Story) -> None:
     turn_timer_ends(busy)
     before = list(busy.daemon.queue)
-    assert [type(one) for one in busy.says(f"start_server -uid {A}")] == [Reply]
+    assert [type(instruction) for instruction in busy.says(f"start_server -uid {A}")] == [Reply]
     assert list(busy.daemon.queue) == before
 
 
 def test_a_start_request_for_another_user_is_served_in_order(busy: Story) -> None:
-    assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
+    assert [type(instruction) for instruction in busy.says(f"start_server -uid {C}")] == [Reply]
     assert busy.take_log()[-1] == "A server for user 700 is waiting for its turn, behind user 500, user 600"
-    assert [type(one) for one in busy.says(f"start_server -uid {C}")] == [Reply]
+    assert [type(instruction) for instruction in busy.says(f"start_server -uid {C}")] == [Reply]
     assert sum(entry.uid == C for entry in busy.daemon.queue) == 1
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
@@ -248,7 +248,7 @@ def test_a_start_request_stays_when_an_earlier_client_leaves(busy: Story) -> Non
 
 
 def test_shutdown_server_passes_the_turn_when_its_clients_have_left(busy: Story) -> None:
-    assert [type(one) for one in busy.says("shutdown_server 847")] == [Reply, ShutDownServer]
+    assert [type(instruction) for instruction in busy.says("shutdown_server 847")] == [Reply, ShutDownServer]
     assert busy.connects(3, A) == [], "a server that is shutting down admits no clients"
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.feed(events.ServerExited(1, 0)) == [SpawnServer(2, B, Peer(102, B, B, (B,)))]
@@ -275,12 +275,12 @@ def test_the_daemons_end_refuses_the_whole_queue_and_debugged_clients(
     busy.says(f"start_server -uid {C}")
     busy.connects(5, A, traced=True)
     instructions = end(busy)
-    refused = [one for one in instructions if isinstance(one, RefuseClient)]
-    assert [(one.client, one.code) for one in refused] == [(client, 805) for client in (2, 3, 4, 5)]
+    refused = [instruction for instruction in instructions if isinstance(instruction, RefuseClient)]
+    assert [(entry.client, entry.code) for entry in refused] == [(client, 805) for client in (2, 3, 4, 5)]
     assert set(busy.cancelled) == set(turn_timers(busy))
     busy.feed(events.ClientGonePushed(1, 1))
     assert busy.feed(events.ServerExited(1, 0)) == [Exit(0)]
-    assert [type(one) for one in busy.says("quit")] == [Working]
+    assert [type(instruction) for instruction in busy.says("quit")] == [Working]
 
 
 def test_there_are_no_turns_in_multiuser_mode() -> None:
@@ -290,7 +290,7 @@ def test_there_are_no_turns_in_multiuser_mode() -> None:
     assert admitted(story.is_ready(1, 847)) == [1, 2]
     assert admitted(story.connects(3, C)) == [3]
     assert turn_timers(story) == []
-    assert [type(one) for one in story.says(f"start_server -uid {B}")] == [Reply]
+    assert [type(instruction) for instruction in story.says(f"start_server -uid {B}")] == [Reply]
     assert story.take_log() == [
         "NEW CLIENT 101 from user 0: Server is not ready, push client to pending list",
         "NEW CLIENT 102 from user 0: Server is not ready, push client to pending list",
@@ -313,7 +313,7 @@ def ends(story: Story, server: int, client: int) -> list[Instruction]:
 
 def spawned(instructions: list[Instruction]) -> list[int]:
     """Return the users whose servers start."""
-    return [one.uid for one in instructions if isinstance(one, SpawnServer)]
+    return [instruction.uid for instruction in instructions if isinstance(instruction, SpawnServer)]
 
 
 def test_a_policy_chooses_who_is_next(story: Story) -> None:
@@ -354,6 +354,6 @@ def test_a_policy_that_returns_what_does_not_wait_changes_nothing(busy: Story) -
 @given(st.lists(st.builds(WaitingUser, st.integers(0), st.integers(1), st.integers(0, 3)), min_size=1))
 def test_policies_return_one_of_those_who_wait(users: list[WaitingUser]) -> None:
     assert order()(users) is users[0]
-    chosen = fewest_turns()(users)
-    assert chosen.turns == min(user.turns for user in users)
-    assert chosen is next(user for user in users if user.turns == chosen.turns)
+    turn_policy = fewest_turns()(users)
+    assert turn_policy.turns == min(user.turns for user in users)
+    assert turn_policy is next(user for user in users if user.turns == turn_policy.turns)

@@ -99,7 +99,9 @@ def test_the_next_daemon_starts_all_requested_servers_up_to_the_maximum() -> Non
     wishes = tuple(range(1001, 1007))
     left = evolve(snapshot(story.daemon, InitialDefaults.of(story.daemon)), wishes=wishes)
     started = story.feed(events.PredecessorDied(left))
-    assert [one.uid for one in started if isinstance(one, SpawnServer)] == list(wishes)
+    assert [
+        private_executor.uid for private_executor in started if isinstance(private_executor, SpawnServer)
+    ] == list(wishes)
 
 
 def test_a_server_without_clients_stays_while_there_is_room(together: Story) -> None:
@@ -120,7 +122,7 @@ def test_a_servers_failed_starts_make_only_its_own_user_wait(together: Story) ->
     together.connects(3, C)
     together.feed(events.ServerSpawned(3, 849))
     retry = Timer(TimerKind.RETRY, 3)
-    assert [type(one).__name__ for one in together.feed(events.ServerExited(3, 1))] == ["SetTimer"]
+    assert [type(instruction).__name__ for instruction in together.feed(events.ServerExited(3, 1))] == ["SetTimer"]
     assert together.connects(4, D) == [spawn(4, 4, D)]
     assert together.connects(5, A) == [AdmitClient(5, 1, 847, 0)]
     assert together.feed(events.TimerEnded(retry)) == [spawn(5, 3, C)]
@@ -140,11 +142,11 @@ def test_a_debugged_client_waits_for_its_own_user_only(together: Story) -> None:
     assert [type(one) for one in together.connects(3, C, traced=True)] == [ContinueWithoutMps]
     assert together.connects(4, A, traced=True) == []
     assert together.feed(events.ClientGonePushed(2, 2)) == []
-    assert [type(one) for one in together.feed(events.ClientGonePushed(1, 1))] == [ContinueWithoutMps]
+    assert [type(instruction) for instruction in together.feed(events.ClientGonePushed(1, 1))] == [ContinueWithoutMps]
 
 
 def test_quit_ends_all_servers(together: Story) -> None:
-    ended = [one for one in together.says("quit") if isinstance(one, ShutDownServer)]
+    ended = [instruction for instruction in together.says("quit") if isinstance(instruction, ShutDownServer)]
     assert ended == [ShutDownServer(1, False), ShutDownServer(2, False)]
     assert together.feed(events.ServerExited(1, 0)) == []
     assert together.feed(events.ServerExited(2, 0)) == [Exit(0)]
@@ -202,7 +204,9 @@ def test_there_is_room_for_sixteen() -> None:
     started: list[Instruction] = []
     for number in range(1, MAX_SERVERS + 2):
         started += story.connects(number, 1000 + number)
-    assert [one.uid for one in started if isinstance(one, SpawnServer)] == list(range(1001, 1017))
+    assert [
+        private_executor.uid for private_executor in started if isinstance(private_executor, SpawnServer)
+    ] == list(range(1001, 1017))
     assert story.take_log()[-1] == "Client 117 of user 1017 is waiting for its turn, behind one of 16 users"
 
 
@@ -211,9 +215,9 @@ def test_there_is_room_for_sixteen() -> None:
 
 def adopted(before: Story, most_servers: int) -> Story:
     """Return the next daemon's story, its servers returned with their clients 1 and 2."""
-    left = snapshot(before.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
+    persistent_state = snapshot(before.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
     story = Story(Daemon(DaemonOptions(0, max_servers=most_servers), DEVICES))
-    story.feed(events.PredecessorDied(left))
+    story.feed(events.PredecessorDied(persistent_state))
     for number in (1, 2):
         client = Client(number, 0, ClientProcess(Peer(100 + number, 0, 0), "c", 7))
         story.feed(events.ServerTakenOver(number, "ACTIVE", leaving=False, clients=(client,)))
@@ -228,9 +232,9 @@ def test_the_next_daemon_adopts_both_servers(together: Story) -> None:
 
 
 def test_while_one_server_is_being_taken_over_other_users_continue(together: Story) -> None:
-    left = snapshot(together.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
+    persistent_state = snapshot(together.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
     story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
-    story.feed(events.PredecessorDied(left))
+    story.feed(events.PredecessorDied(persistent_state))
     assert story.connects(3, A) == []
     (started,) = story.connects(4, C)
     assert isinstance(started, SpawnServer)

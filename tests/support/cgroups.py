@@ -31,7 +31,7 @@ class Cgroups:
 
     def remove_one(self, name: str) -> None:
         """Remove a cgroup whose processes have ended."""
-        folder = next(each for each in self.made if each.name == name)
+        folder = next(entry for entry in self.made if entry.name == name)
         self.made.remove(folder)
         folder.rmdir()
 

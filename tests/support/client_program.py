@@ -76,8 +76,8 @@ class Program:
             os._exit(0)
         os.close(writer)
         os.waitpid(child, 0)
-        with os.fdopen(reader) as said:
-            return f"child {said.read()} parent {self.do_sync()}"
+        with os.fdopen(reader) as output:
+            return f"child {output.read()} parent {self.do_sync()}"
 
     # --- contexts
 
@@ -213,7 +213,7 @@ class Program:
         ptx, names = next(module for module in MODULES if name in module[1])
         result, *module = cuda.cuModuleLoadData(ptx)
         if not result:
-            self.functions |= {each: first(cuda.cuModuleGetFunction(module[0], each.encode())) for each in names}
+            self.functions |= {name: first(cuda.cuModuleGetFunction(module[0], name.encode())) for name in names}
         return result
 
     def launch(
@@ -281,9 +281,9 @@ class Program:
     def do_spun(self) -> str:
         """Wait for that kernel, and count what it wrote wrong."""
         synced = cuda.cuStreamSynchronize(self.streams[0])
-        found = np.zeros(WAITING_THREADS + 1, np.uint32)
-        cuda.cuMemcpyDtoH(found, self.words, found.nbytes)
-        wrong = np.count_nonzero(found[1:] != 3 * np.arange(WAITING_THREADS, dtype=np.uint32))
+        result = np.zeros(WAITING_THREADS + 1, np.uint32)
+        cuda.cuMemcpyDtoH(result, self.words, result.nbytes)
+        wrong = np.count_nonzero(result[1:] != 3 * np.arange(WAITING_THREADS, dtype=np.uint32))
         return f"{result_of(synced)} wrong={wrong}"
 
     def do_places(self, blocks: str) -> str:
@@ -327,10 +327,10 @@ class Program:
         cuda.cuMemcpyHtoD(data, host, host.nbytes)
         parameters = ((int(data), host.size), (ctypes.c_void_p, ctypes.c_int))
         cuda.cuLaunchKernel(function, 4, 1, 1, 256, 1, 1, 0, 0, parameters, 0)
-        found = np.empty_like(host)
-        codes = {code, cuda.cuMemcpyDtoH(found, data, host.nbytes)[0], cuda.cuMemFree(data)[0]}
+        result = np.empty_like(host)
+        codes = {code, cuda.cuMemcpyDtoH(result, data, host.nbytes)[0], cuda.cuMemFree(data)[0]}
         codes.add(cuda.cuModuleUnload(module)[0])
-        return f"{' '.join(sorted(each.name for each in codes))} wrong={int((found != 2 * host).sum())}"
+        return f"{' '.join(sorted(code.name for code in codes))} wrong={int((result != 2 * host).sum())}"
 
     # --- host functions, and what MPS refuses
 
@@ -343,12 +343,12 @@ class Program:
             begun.set()
             threading.Event().wait()
 
-        said = result_of(cuda.cuLaunchHostFunc(stream, endless if kind == "endless" else lambda _: begun.set(), 0))
-        if said != "CUDA_SUCCESS":
-            return said
+        output = result_of(cuda.cuLaunchHostFunc(stream, endless if kind == "endless" else lambda _: begun.set(), 0))
+        if output != "CUDA_SUCCESS":
+            return output
         begun.wait(30)
         look = cuda.cuStreamQuery if kind == "endless" else cuda.cuStreamSynchronize
-        return f"{said} begun={begun.is_set()} {result_of(look(stream))}"
+        return f"{output} begun={begun.is_set()} {result_of(look(stream))}"
 
     def do_callbacks(self) -> str:
         ran: list[str] = []

@@ -603,23 +603,26 @@ class DaemonMachine(RuleBasedStateMachine):
     def daemon_dies(self, data: st.DataObject) -> None:
         """Kill the daemon and start another; the clients that waited connect again, in any order."""
         defaults = self._defaults()
-        left = snapshot(self.daemon, self.initial)
-        assert [server.serial for server in left.servers] == sorted(self.running)
+        persistent_state = snapshot(self.daemon, self.initial)
+        assert [server.serial for server in persistent_state.servers] == sorted(self.running)
         alone = set(self.running) - set(self.on_server.values())
         # A server without clients leaves, sooner or later.
         gone = {server for server in sorted(alone) if data.draw(st.booleans(), label="it has ended already")}
         self._drop_daemon_state(gone)
-        left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
+        persistent_state = evolve(
+            persistent_state,
+            servers=tuple(server for server in persistent_state.servers if server.serial not in gone),
+        )
         self.daemon = self._new_daemon()
         self.pending = set(self.running)
         self.verified |= self.pending
         self.phases = dict.fromkeys(self.pending, Phase.RETURNING)
-        for uid in map(self.serving, left.wishes):
+        for uid in map(self.serving, persistent_state.wishes):
             self._joins(("request", uid))
         waited, traced = sorted(self.in_queue) + sorted(self.debugged), set(self.debugged)
         self.in_queue.clear()
         self.debugged.clear()
-        self.feed(events.PredecessorDied(left))
+        self.feed(events.PredecessorDied(persistent_state))
         assert self._defaults() == defaults
         self._connect_again(data, waited, traced)
 
@@ -751,9 +754,9 @@ class DaemonMachine(RuleBasedStateMachine):
         if held:
             self._has_served(server)
         self.feed(events.ServerReported(server, status, contexts))
-        known = self.daemon.servers[server].clients.values()
-        assert {client.pid for client in known if client.contexts} == held
-        listed = [client.pid for client in known if client.pid in contexts]
+        client_plans = self.daemon.servers[server].clients.values()
+        assert {client.pid for client in client_plans if client.contexts} == held
+        listed = [client.pid for client in client_plans if client.pid in contexts]
         assert listed == [pid for pid in reported if pid in listed]
 
     @rule()
@@ -1054,10 +1057,10 @@ def _one_of(servers: Collection[int], number: int) -> int:
 
 
 def _reachable(phase: Phase) -> set[Phase]:
-    found = set(MOVES[phase])
+    result = set(MOVES[phase])
     for target in MOVES[phase]:
-        found |= MOVES[target]
-    return found
+        result |= MOVES[target]
+    return result
 
 
 class OwnDaemonMachine(DaemonMachine):
@@ -1074,7 +1077,7 @@ class FewestTurnsMachine(DaemonMachine):
 
     def _timed_by(self, ticket: int) -> Waiter:
         """Return who waits with a ticket, which may have come long before."""
-        (entry,) = (one for one in self.daemon.queue if one.ticket == ticket)
+        (entry,) = (entry for entry in self.daemon.queue if entry.ticket == ticket)
         return ("client", entry.client) if entry.client else ("request", entry.uid)
 
     def _check_overtaking(self, client: int) -> None:

@@ -70,12 +70,12 @@ class Recording:
 
     def servers(self) -> list[Conversation]:
         """Return the conversations of servers."""
-        return [one for one in self.conversations.values() if one.role == "server"]
+        return [conversation for conversation in self.conversations.values() if conversation.role == "server"]
 
     def session_of(self, line: str) -> ToolSession:
         """Return the session that gave this line alone."""
-        (found,) = (tool for tool in self.tools if tool.lines == [line.encode()])
-        return found
+        (result,) = (tool for tool in self.tools if tool.lines == [line.encode()])
+        return result
 
 
 def registration(server: Conversation) -> tuple[bytes, list[bytes]]:
@@ -115,7 +115,11 @@ def read(name: str) -> Recording:
                 commands[number] = _commands(conversation, recording, tools)
             next(commands[number])
         elif conversation.role == "client" and packet.has_descriptor:
-            (server,) = [one for one in conversations.values() if one.role == "server" and not _has_ended(one)][-1:]
+            (server,) = [
+                conversation
+                for conversation in conversations.values()
+                if conversation.role == "server" and not _has_ended(conversation)
+            ][-1:]
             recording.admitted.setdefault(server.pid, []).append(conversation.pid)
     return recording
 

@@ -146,13 +146,13 @@ def _shut_servers_down(daemon: DaemonProcess) -> bool:
 
 def _lies(packets: Packets) -> list[bytes]:
     source = packets.source
-    said = []
+    output = []
     for _ in range(source.randint(0, 12)):
         text = bytes(4) + source.randbytes(source.choice((0, 1, 40, 4000, 60_000)))
-        said.append(packets.spoilt(text) if source.random() < 0.8 else packets.anything())
+        output.append(packets.spoilt(text) if source.random() < 0.8 else packets.anything())
     if source.random() < 0.7:
-        said.append(END)
-    return [packet or b"\0" for packet in said]
+        output.append(END)
+    return [packet or b"\0" for packet in output]
 
 
 def _all(daemon: socket.socket, lines: list[bytes]) -> tuple[list[bytes], bool]:

@@ -56,9 +56,9 @@ class Lines:
     def __init__(self, source: random.Random, pids: tuple[int, ...] = ()) -> None:
         self.source = source
         self.pids = pids
-        commands = [each for each in COMMANDS.values() if 2 in each.protocols and not each.verb]
+        commands = [entry for entry in COMMANDS.values() if 2 in entry.protocols and not entry.verb]
         # A drain of a client is answered when that has ended (tests/state_machine/test_drains_any_order.py).
-        self.names = [each.name.encode() for each in commands if each.name != "drain"]
+        self.names = [command.name.encode() for command in commands if command.name != "drain"]
 
     def line(self) -> bytes:
         """Return one line: well-formed, mutated, put together, or noise."""
@@ -115,14 +115,15 @@ def conversation(source: random.Random, lines: list[bytes]) -> bytes:
         return source.randbytes(source.randint(0, 400))
     if kind < 0.25:
         return _hello_of_a_client(source)
-    said = [frames.encode(frames.OPERATOR_HELLO, source.randbytes(source.choice((0, 0, 0, 5))))]
-    said += [frames.encode(frames.OPERATOR_LINE, line) for line in lines]
+    output = [frames.encode(frames.OPERATOR_HELLO, source.randbytes(source.choice((0, 0, 0, 5))))]
+    output += [frames.encode(frames.OPERATOR_LINE, line) for line in lines]
     if kind < 0.35:
         kinds, bodies = (0, 1, 3, 6, 16, 17, 40, 65535), (0, 1, 100, 66000)
-        said.insert(
-            source.randint(0, len(said)), frames.encode(source.choice(kinds), source.randbytes(source.choice(bodies)))
+        output.insert(
+            source.randint(0, len(output)),
+            frames.encode(source.choice(kinds), source.randbytes(source.choice(bodies))),
         )
-    data = bytearray(b"".join(said))
+    data = bytearray(b"".join(output))
     if kind < 0.6:
         for _ in range(source.randint(1, 3)):
             data[source.randrange(len(data))] = source.randint(0, 255)

@@ -157,11 +157,11 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     executors = children_of(server)
     (pid,) = (line for line in daemon.say(f"get_client_list {server}").split())
     assert pid == str(good.pid)
-    before, said, answered, checks = _descriptors(server), 0, 0, 0
+    before, output, answered, checks = _descriptors(server), 0, 0, 0
     for number in range(sessions):
         source = random.Random(f"{seed}/session/{number}")
         count, answers = _one(control, source)
-        said, answered = said + count, answered + answers
+        output, answered = output + count, answered + answers
         if number % CHECK_EVERY == 0:
             assert good.do("add") == RIGHT, f"session {number} of seed {seed} harmed another client"
             checks += 1
@@ -173,12 +173,12 @@ def fuzz_session(daemon: DaemonProcess, good: ClientProcess, seed: int, sessions
     log = (daemon.directory / "log" / "server.log").read_bytes()
     assert b"internal error" not in log
     assert b"Traceback" not in log
-    return FoundSessions(sessions, said, answered, checks + 1, before, _descriptors(server))
+    return FoundSessions(sessions, output, answered, checks + 1, before, _descriptors(server))
 
 
 def _one(control: str, source: random.Random) -> tuple[int, int]:
     session = RawSession.open(control)
-    said = 0
+    output = 0
     with contextlib.ExitStack() as open_ones:
         open_ones.callback(session.sock.close)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -187,14 +187,14 @@ def _one(control: str, source: random.Random) -> tuple[int, int]:
             data, fds = _said(source)
             if not session.say(data, (null,) * fds):
                 break
-            said += 1
+            output += 1
             session.read(to_its_end=False)
         if source.random() < 0.5:
             # To be read to its end, or left in the midst of whatever it was.
             with contextlib.suppress(OSError):
                 session.sock.shutdown(socket.SHUT_WR)
             session.read(to_its_end=True)
-    return said, session.answers
+    return output, session.answers
 
 
 def _descriptors(pid: int) -> int:

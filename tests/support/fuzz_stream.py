@@ -391,16 +391,16 @@ class StreamFuzz:
 
 def fuzz_stream(seed: int, wanted: int) -> Found:
     """Throw at least that many records at an executor; raise AssertionError when it, or a witness, took harm."""
-    with tempfile.TemporaryFile() as said:
-        executor = ExecutorOwner.start(stderr=said).ready()
+    with tempfile.TemporaryFile() as output:
+        executor = ExecutorOwner.start(stderr=output).ready()
         try:
-            found = _fuzz(executor, seed, wanted)
+            result = _fuzz(executor, seed, wanted)
         finally:
             executor.close()
-        said.seek(0)
-        words = said.read()
+        output.seek(0)
+        words = output.read()
         assert b"Traceback" not in words, words.decode()
-        return found
+        return result
 
 
 def _fuzz(executor: ExecutorOwner, seed: int, wanted: int) -> Found:

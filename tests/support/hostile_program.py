@@ -94,9 +94,9 @@ class Hostile:
             self._give_commands()
         elif len(self.opened) < self.count:
             self._open()
-        elif not (each := self.opened[self.number % self.count]).push():
-            each.sock.close()
-            self.opened.remove(each)
+        elif not (entry := self.opened[self.number % self.count]).push():
+            entry.sock.close()
+            self.opened.remove(entry)
         self.number += 1
 
     def _open(self) -> None:
@@ -110,9 +110,9 @@ class Hostile:
                 if error.errno == errno.EPROTOTYPE:
                     continue
                 return
-            each = Connection(sock, [memoryview(packet) for packet in kinds[self.kind]()])
-            each.push()
-            self.opened.append(each)
+            connection = Connection(sock, [memoryview(packet) for packet in kinds[self.kind]()])
+            connection.push()
+            self.opened.append(connection)
             return
 
     def _give_commands(self) -> None:
@@ -133,13 +133,13 @@ def main() -> None:
     control, count, *kinds = sys.argv[1:]
     users = [Hostile(control, kind, int(count)) for kind in kinds]
     for _ in range(int(count)):
-        for each in users:
-            if each.kind not in COMMANDS:
-                each.tick()
+        for user in users:
+            if user.kind not in COMMANDS:
+                user.tick()
     print("all tried", flush=True)
     while not select.select([sys.stdin], [], [], PACE_SECONDS)[0]:
-        for each in users:
-            each.tick()
+        for user in users:
+            user.tick()
 
 
 if __name__ == "__main__":

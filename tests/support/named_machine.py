@@ -120,8 +120,8 @@ class NamedMachine(RuleBasedStateMachine):
                 self.sockets.discard((server, namespace))
                 self.wanted.pop((server, namespace), None)
             case do.SpawnServer(id_, uid, _, name):
-                named = self.daemon.named_servers[name]
-                assert (named.uid, named.deleted) == (uid, False)
+                named_server = self.daemon.named_servers[name]
+                assert (named_server.uid, named_server.deleted) == (uid, False)
                 assert (name, DEFAULT) in self.sockets
                 assert name not in (*self.spawning.values(), *self.running.values())
                 self.spawning[id_] = name
@@ -132,7 +132,7 @@ class NamedMachine(RuleBasedStateMachine):
                 self._check_limits(server, namespace, priority, limits)
                 self.on_server[client] = id_
                 assert limits is not None
-                self.partitions[client] = {device: one.name for device, one in limits.partitions.items()}
+                self.partitions[client] = {device: partition.name for device, partition in limits.partitions.items()}
                 self._check_partitions(server, limits)
                 self.resolved[client] += 1
             case do.RefuseClient(client, code, reason):
@@ -157,18 +157,19 @@ class NamedMachine(RuleBasedStateMachine):
                 self.timers.remove(timer)
 
     def _check_limits(self, server: str, namespace: str, priority: int, limits: ClientLimits | None) -> None:
-        found = self.daemon.named_servers[server].namespaces[namespace]
+        result = self.daemon.named_servers[server].namespaces[namespace]
         assert limits is not None
-        assert limits.own == found.limits
-        assert priority == (found.limits.client_priority or ClientPriority()).level
+        assert limits.own == result.limits
+        assert priority == (result.limits.client_priority or ClientPriority()).level
         assert limits.namespace == namespace
 
     def _check_partitions(self, server: str, limits: ClientLimits) -> None:
-        known = self.daemon.named_servers[server].partitions
-        assert {one.device for one in known} <= limits.partitions.keys()
+        partitions = self.daemon.named_servers[server].partitions
+        assert {entry.device for entry in partitions} <= limits.partitions.keys()
         for device, chosen in limits.partitions.items():
             is_known = any(
-                (one.device, one.name, one.chunks) == (device, chosen.name, chosen.chunks) for one in known
+                (entry.device, entry.name, entry.chunks) == (device, chosen.name, chosen.chunks)
+                for entry in partitions
             )
             assert bool(chosen.problem) != is_known
 
@@ -228,8 +229,8 @@ class NamedMachine(RuleBasedStateMachine):
             servers.pop("uid_500", None)  # no other server than root's is possible
         text = self._written(servers)
         self._says("config apply F" + " --prune" * prune + " --force" * force, text)
-        known = self.daemon.named_servers
-        if self.unusable or any(named.deleted for named in known.values()):
+        named_servers = self.daemon.named_servers
+        if self.unusable or any(named.deleted for named in named_servers.values()):
             return
         self._says("config apply F --check", text)
         assert not [
@@ -238,8 +239,12 @@ class NamedMachine(RuleBasedStateMachine):
             if not ("keeps" in line or "stays" in line or line == NO_CHANGE)
         ]
         # Nothing is changed of a server that belongs to another user than the file says.
-        ours = {name: namespaces for name, namespaces in servers.items() if known[name].uid == _owner(name)}
-        assert all(each in known[name].namespaces for name, namespaces in ours.items() for each in namespaces)
+        ours = {name: namespaces for name, namespaces in servers.items() if named_servers[name].uid == _owner(name)}
+        assert all(
+            namespace in named_servers[name].namespaces
+            for name, namespaces in ours.items()
+            for namespace in namespaces
+        )
 
     def _written(self, servers: dict[str, dict[str, str]]) -> bytes:
         lines = ['schema_version = "1.0"']
@@ -347,17 +352,17 @@ class NamedMachine(RuleBasedStateMachine):
     def remove(self, number: int, whole: bool) -> None:
         """Remove a socket, or all of its server, from outside."""
         lost = sorted(self.sockets)[number % len(self.sockets)]
-        self.sockets = {one for one in self.sockets if one != lost and not (whole and one[0] == lost[0])}
+        self.sockets = {socket for socket in self.sockets if socket != lost and not (whole and socket[0] == lost[0])}
         self._says("namespace list")
 
     @rule()
     def daemon_dies(self) -> None:
         """Kill the daemon: the next one has what was saved, and the clients that wait connect to it again."""
-        left = snapshot(self.daemon, self.initial)
-        check(left, len(DEVICES))
+        persistent_state = snapshot(self.daemon, self.initial)
+        check(persistent_state, len(DEVICES))
         before = {name: named for name, named in self.daemon.named_servers.items() if not named.deleted}
-        known = self.daemon.configuration
-        in_force = known.generation, known.source, known.applied, known.failed
+        configuration = self.daemon.configuration
+        in_force = configuration.generation, configuration.source, configuration.applied, configuration.failed
         for id_ in list(self.spawning):
             del self.spawning[id_]  # it ends with its link
         self.daemon = self._new_daemon()
@@ -366,9 +371,14 @@ class NamedMachine(RuleBasedStateMachine):
         self.sockets, self.unusable, self.wanted = set(), set(), {}
         waiting, self.waiting = self.waiting, {}
         self.pending = set(self.running)
-        self.feed(events.PredecessorDied(left))
-        known = self.daemon.configuration
-        assert in_force == (known.generation, known.source, known.applied, known.failed)
+        self.feed(events.PredecessorDied(persistent_state))
+        configuration = self.daemon.configuration
+        assert in_force == (
+            configuration.generation,
+            configuration.source,
+            configuration.applied,
+            configuration.failed,
+        )
         after = self.daemon.named_servers
         assert _kept(before) == _kept({name: named for name, named in after.items() if not named.deleted})
         for client, (server, namespace) in waiting.items():
@@ -401,36 +411,38 @@ class NamedMachine(RuleBasedStateMachine):
         assert set(queued) == set(self.waiting)
         for client, (server, namespace) in self.waiting.items():
             assert queued[client].server == server
-            named = self.daemon.named_servers[server]
-            assert not named.deleted
-            assert namespace in named.namespaces
+            named_server = self.daemon.named_servers[server]
+            assert not named_server.deleted
+            assert namespace in named_server.namespaces
 
     @invariant()
     def no_chunk_has_two_partitions(self) -> None:
         # Those of a server that ends and has no clients are free.
         taken = [one for device in (0, 1) for _, one in partitions_on(self.daemon, device)]
-        every = [(one.device, chunk) for one in taken for chunk in one.chunks]
+        every = [(entry.device, chunk) for entry in taken for chunk in entry.chunks]
         assert len(set(every)) == len(every)
 
     @invariant()
     def nobody_is_outside_of_partitions(self) -> None:
         for server in self.daemon.servers.values():
             named = self.daemon.named_servers.get(server.name)
-            static = {one.device for one in named.partitions} if named else set()
+            static = {partition.device for partition in named.partitions} if named else set()
             assert all(static <= client.partitions.keys() for client in server.clients.values())
 
     @invariant()
     def sockets_are_those_of_servers_and_namespaces(self) -> None:
-        wanted = {
-            (named.name, namespace)
-            for named in self.daemon.named_servers.values()
-            if not named.deleted
-            for namespace in ("", *named.namespaces)
+        expected = {
+            (named_server.name, namespace)
+            for named_server in self.daemon.named_servers.values()
+            if not named_server.deleted
+            for namespace in ("", *named_server.namespaces)
         }
-        assert self.sockets <= wanted
+        assert self.sockets <= expected
         assert all(
-            named.unreachable or named.deleted or {(named.name, ""), (named.name, DEFAULT)} <= self.sockets
-            for named in self.daemon.named_servers.values()
+            named_server.unreachable
+            or named_server.deleted
+            or {(named_server.name, ""), (named_server.name, DEFAULT)} <= self.sockets
+            for named_server in self.daemon.named_servers.values()
         )
         if self.daemon.quitting is None:
             for named in self.daemon.named_servers.values():
@@ -454,7 +466,7 @@ class NamedMachine(RuleBasedStateMachine):
                 break
         assert not self.unanswered
         assert not self.waiting
-        assert not [named for named in self.daemon.named_servers.values() if named.deleted]
+        assert not [named_server for named_server in self.daemon.named_servers.values() if named_server.deleted]
 
     def _go_on(self) -> bool:
         """Let the next thing happen that must; return whether there is one."""

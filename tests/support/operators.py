@@ -43,15 +43,15 @@ class Operator:
 
     def answer(self) -> tuple[str, str, bool]:
         """Read one whole answer: stdout, stderr, whether it was refused."""
-        printed, said = b"", b""
+        printed, output = b"", b""
         while True:
             kind, body = self._frame()
             if kind == frames.OPERATOR_STDOUT:
                 printed += body
             elif kind == frames.OPERATOR_STDERR:
-                said += body
+                output += body
             elif kind == frames.OPERATOR_DONE:
-                return printed.decode(), said.decode(), body != b"\0"
+                return printed.decode(), output.decode(), body != b"\0"
 
     def ask(self, line: str) -> str:
         """Give a line; return what is printed."""

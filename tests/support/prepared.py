@@ -75,14 +75,14 @@ def prepared(program: str) -> Iterator[None]:
     if program in _prepared or os.environ.get(EXECUTE_ALL) == "1":
         yield
         return
-    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         # The kernel shows a process's environment where it was at first: there has to be room for any.
         environment = {REQUESTS: str(its.fileno()), "PADDING": " " * _MAX_BYTES, "OPENBLAS_NUM_THREADS": "1"}
         command = [sys.executable, "-I", program, _FOR_THE_TITLE] if program == DAEMON else [sys.executable, program]
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()])
-    with process, ours:
-        _prepared[program] = _Prepared(ours)
+    with process, own_end:
+        _prepared[program] = _Prepared(own_end)
         try:
             yield
         finally:

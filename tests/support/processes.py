@@ -198,25 +198,25 @@ class DaemonProcess:
 
     def keeper(self, before: int = 0) -> int:
         """Return the PID of the keeper, when there is one that is not the one ``before``."""
-        found: list[int] = []
+        result: list[int] = []
 
         def is_there() -> bool:
             # A child of the daemon that started it, and when that has ended, of this process.
             for parent in (self.pid, os.getpid()):
                 with contextlib.suppress(FileNotFoundError):
-                    found.extend(
+                    result.extend(
                         pid
                         for pid in children_of(parent)
                         if pid != before and alive(pid) and _command_of(pid) == "pympsd-keeper"
                     )
-            return bool(found)
+            return bool(result)
 
         wait_until(is_there, "a keeper")
-        return found[0]
+        return result[0]
 
     def kill_keeper(self) -> int:
         """Kill the keeper with -9, if there is one; return its PID, or 0."""
-        found: list[int] = []
+        result: list[int] = []
 
         def is_known() -> bool:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -228,15 +228,15 @@ class DaemonProcess:
             # Until it listens itself, the kernel names the daemon that made the socket.
             if _command_of(pid) != "pympsd-keeper":
                 return False
-            found.append(pid)
+            result.append(pid)
             return True
 
         wait_until(is_known, "the start of a keeper")
-        for pid in found:
+        for pid in result:
             with contextlib.suppress(ProcessLookupError):  # it ends by itself
                 os.kill(pid, signal.SIGKILL)
             wait_until(lambda pid=pid: not alive(pid), "the keeper's end")
-        return found[0] if found else 0
+        return result[0] if result else 0
 
     def servers(self) -> list[int]:
         """Return the PIDs of the servers."""
@@ -341,15 +341,15 @@ class ClientProcess:
 
     def first_error(self) -> str:
         """Synchronise until that fails; return the result: a fault reaches its neighbours a moment later."""
-        said = ""
+        text = ""
 
         def failed() -> bool:
-            nonlocal said
-            said = self.do("sync")
-            return said != "CUDA_SUCCESS"
+            nonlocal text
+            text = self.do("sync")
+            return text != "CUDA_SUCCESS"
 
         wait_until(failed, "the error")
-        return said
+        return text
 
     def has_result(self) -> bool:
         """Whether the step begun is done."""
@@ -398,17 +398,17 @@ def daemon_of_session(*, adopts: bool = False) -> Iterator[DaemonProcess]:
 @contextlib.contextmanager
 def clients_of(daemon: DaemonProcess) -> Iterator[Callable[..., ClientProcess]]:
     """Start clients of a daemon, as ``daemon.client`` does; those that are left at the end are killed."""
-    made: list[ClientProcess] = []
+    client_processes: list[ClientProcess] = []
 
     def make(uid: int | None = None, **more: str) -> ClientProcess:
         client = daemon.client(uid, **more)
-        made.append(client)
+        client_processes.append(client)
         return client
 
     try:
         yield make
     finally:
-        for client in made:
+        for client in client_processes:
             client.process.kill()
             for stream in (client.process.stdin, client.process.stdout, client.process.stderr):
                 if stream is not None and not stream.closed:

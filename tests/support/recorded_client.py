@@ -86,7 +86,7 @@ class RecordedProgram(Program):
         return ""
 
     def do_crowd(self, count: str) -> str:
-        said = []
+        output = []
         for _ in range(int(count)):
             reader, writer = os.pipe()
             child = os.fork()
@@ -97,9 +97,9 @@ class RecordedProgram(Program):
             self.crowd.append(child)
             os.close(writer)
             with os.fdopen(reader) as answer:
-                said.append(answer.readline().strip())
-        well = said.count(WELL)
-        return f"ok={well}; others: {sorted(set(said) - {WELL})}"
+                output.append(answer.readline().strip())
+        well = output.count(WELL)
+        return f"ok={well}; others: {sorted(set(output) - {WELL})}"
 
     def end_crowd(self) -> None:
         """End the clients of the crowd: in another order than they came, as at the recorder."""

@@ -81,8 +81,8 @@ def recorded() -> dict[str, np.ndarray[Any, Any]]:
 @cache
 def failures() -> dict[str, str]:
     """Return the kernels that ended with an error on the GPU, and the error: those that it refuses to execute."""
-    found: dict[str, str] = json.loads((CORPUS / "recorded.json").read_text())["failures"]
-    return found
+    document: dict[str, str] = json.loads((CORPUS / "recorded.json").read_text())["failures"]
+    return document
 
 
 def is_recorded(name: str) -> bool:

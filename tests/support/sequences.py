@@ -244,9 +244,9 @@ class Replay:
         if "cgroup" in step:
             self.cgroups.move(client.pid, step["cgroup"])
         if "fails" in step:
-            said = client.do("init")
-            said = client.do("ctx 0") if said == "CUDA_SUCCESS" else said
-            assert said == step["fails"], (step, client.do("error"))
+            output = client.do("init")
+            output = client.do("ctx 0") if output == "CUDA_SUCCESS" else output
+            assert output == step["fails"], (step, client.do("error"))
         else:
             client.connect()
 
@@ -312,10 +312,10 @@ class Replay:
 
 def check_steps(sequences: list[dict[str, Any]]) -> None:
     """Fail for a key that no step of its kind compares."""
-    for each in sequences:
-        assert each.keys() - {"on", "machine"} == {"id", "mark", "daemon", "steps"}
-        assert set(each.get("on", ())) <= {"emulated", VENDOR}
-        assert each["mark"] in MARKS
-        for step in each["steps"]:
+    for sequence in sequences:
+        assert sequence.keys() - {"on", "machine"} == {"id", "mark", "daemon", "steps"}
+        assert set(sequence.get("on", ())) <= {"emulated", VENDOR}
+        assert sequence["mark"] in MARKS
+        for step in sequence["steps"]:
             kind = next(kind for kind in KEYS if kind in step)
-            assert step.keys() - {kind} <= KEYS[kind], (each["id"], step)
+            assert step.keys() - {kind} <= KEYS[kind], (sequence["id"], step)

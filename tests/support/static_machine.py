@@ -49,7 +49,7 @@ class StaticMachine(DaemonMachine):
 
     def environment_of(self, client: int) -> dict[str, str]:
         if client not in self.named:
-            ids = [f"{DEVICES[one.device].uuid}/{one.name}" for one in self.made]
+            ids = [f"{DEVICES[entry.device].uuid}/{entry.name}" for entry in self.made]
             choices = ["", *ids[-1:], *ids[:1], ",".join(ids), "0/nothing"]
             self.named[client] = choices[client % len(choices)]
         return {"CUDA_MPS_SM_PARTITION": self.named[client]}
@@ -120,7 +120,7 @@ class StaticMachine(DaemonMachine):
         for partition in added:
             assert (partition.device, len(partition.chunks)) == (device, chunks)
             # The same chunks have the same name for ever.
-            assert all((one.name == partition.name) == (one == partition) for one in self.made)
+            assert all((entry.name == partition.name) == (entry == partition) for entry in self.made)
             self.made.append(partition)
 
     @precondition(lambda self: self.made)
@@ -181,13 +181,13 @@ class StaticMachine(DaemonMachine):
         rows = [line.split() for line in answer.printed.splitlines()[2:]]
         assert all(len(row) == 5 for row in rows)
         listed = {row[1]: row[4] for row in rows if not row[1].isdecimal()}
-        assert listed.keys() == {one.name for one in self.daemon.partitions}
-        in_use = {one.name for one in self.daemon.partitions if self._present(one)}
+        assert listed.keys() == {partition.name for partition in self.daemon.partitions}
+        in_use = {partition.name for partition in self.daemon.partitions if self._present(partition)}
         assert {name for name, has_clients in listed.items() if has_clients == "Yes"} <= in_use | self._reported()
 
     def _reported(self) -> set[str]:
         """Return the partitions of evicted clients, which a server reports again to the next daemon."""
-        return {one.name for client in self.evicted for one in self.runs_on.get(client, {}).values()}
+        return {entry.name for client in self.evicted for entry in self.runs_on.get(client, {}).values()}
 
 
 class CrowdedStaticMachine(StaticMachine):

@@ -43,11 +43,11 @@ class Supervisor:
 
     def unit(self) -> list[int]:
         """Return every process of the unit: the main one and its descendants."""
-        found = [self.pid]
-        for pid in found:
+        result = [self.pid]
+        for pid in result:
             with contextlib.suppress(FileNotFoundError):  # it has ended
-                found += children_of(pid)
-        return found
+                result += children_of(pid)
+        return result
 
     def restart_when_it_ends(self) -> int:
         """Wait for the main process's end, whatever it was, and start it again; return the old exit status."""

@@ -346,13 +346,13 @@ def test_a_client_whose_socket_does_not_tell_who_it_is_hears_nothing(
 def greeted(daemon: MinimalDaemon) -> Iterator[socket.socket]:
     """A client's end of a new connection on which the server has spoken."""
     with daemon.connect() as client:
-        heard = []
+        output = []
         for _ in range(5):
             message, fds, _ = receive(client)
-            heard.append((message, len(fds)))
+            output.append((message, len(fds)))
             for fd in fds:
                 os.close(fd)
-        assert heard == [(DESCRIPTOR, 1)] * 4 + [(b"\0", 0)]
+        assert output == [(DESCRIPTOR, 1)] * 4 + [(b"\0", 0)]
         yield client
 
 

@@ -44,12 +44,12 @@ def wedge(executor: int, owner: int) -> None:
 
 
 def _sockets(pid: int) -> list[int]:
-    found = []
+    result = []
     for entry in list(Path(f"/proc/{pid}/fd").iterdir()):
         with contextlib.suppress(FileNotFoundError):  # closed
             if os.readlink(entry).startswith("socket:"):
-                found.append(int(entry.name))
-    return found
+                result.append(int(entry.name))
+    return result
 
 
 def _taken(pid: int, fd: int) -> socket.socket:

@@ -141,8 +141,8 @@ class Daemons:
         """Fetch what the keeper holds, as the next daemon, and end the keeper when the block is left."""
         directory = PipeDirectory.claim(str(self.folder))
         log = Log()
-        found = await KeeperLink.fetch(directory, log, seconds)  # type: ignore[arg-type]
-        keeper, held = found or (None, {})
+        result = await KeeperLink.fetch(directory, log, seconds)  # type: ignore[arg-type]
+        keeper, held = result or (None, {})
         try:
             yield held, log.events
         finally:
@@ -159,9 +159,9 @@ class Daemons:
 def daemons(tmp_path: Path) -> Iterator[Daemons]:
     """Daemons in a directory of their own; at the end none runs, and no keeper."""
     adopt_orphans()
-    made = Daemons(tmp_path / "pipe")
-    yield made
-    for daemon in made.started:
+    daemons = Daemons(tmp_path / "pipe")
+    yield daemons
+    for daemon in daemons.started:
         with contextlib.suppress(FileNotFoundError):
             for pid in children_of(daemon.process.pid):
                 os.kill(pid, signal.SIGKILL)
@@ -174,9 +174,9 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
 
 
 def _pair(kind: socket.SocketKind = socket.SOCK_SEQPACKET) -> tuple[socket.socket, socket.socket]:
-    peer, ours = socket.socketpair(socket.AF_UNIX, kind)
+    peer, peer_end = socket.socketpair(socket.AF_UNIX, kind)
     peer.settimeout(SECONDS)
-    return peer, ours
+    return peer, peer_end
 
 
 def _connect(daemons: Daemons) -> socket.socket:

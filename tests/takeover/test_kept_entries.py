@@ -89,13 +89,13 @@ def earlier(tmp_path: Path) -> Iterator[EarlierDaemon]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(folder / files.KEEPER))
     listener.listen()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     main = str(Path(pympsd.__file__).parent / "takeover" / "keeper" / "program.py")
-    with listener, theirs:
-        fds = (listener.fileno(), theirs.fileno())
+    with listener, peer_end:
+        fds = (listener.fileno(), peer_end.fileno())
         process = subprocess.Popen([sys.executable, "-I", "-S", main, *map(str, fds), "60"], pass_fds=fds)
-    with process, ours:
-        yield EarlierDaemon(folder, ours)
+    with process, own_end:
+        yield EarlierDaemon(folder, own_end)
         process.kill()
 
 
@@ -104,9 +104,9 @@ async def next_daemon(daemon: RunningDaemon, earlier: EarlierDaemon) -> AsyncIte
     """Let the earlier daemon die, and the next one have what it left, and its keeper."""
     earlier.die()
     directory = PipeDirectory.claim(str(earlier.folder))
-    found = await KeeperLink.fetch(directory, daemon.dispatcher.log)
-    assert found is not None
-    keeper, held = found
+    result = await KeeperLink.fetch(directory, daemon.dispatcher.log)
+    assert result is not None
+    keeper, held = result
     daemon.dispatcher.keeper = keeper
     daemon.dispatcher.nursery.start_soon(keeper.run)
     left = KeptEntries.of(keeper, held)
@@ -152,9 +152,9 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def caller(daemon: RunningDaemon) -> tuple[Caller, socket.socket]:
     """Return a connection to an earlier daemon, and that daemon's end."""
-    theirs, ours = socket.socketpair()
-    daemon.callers.append(Caller(trio.socket.from_stdlib_socket(theirs)))
-    return daemon.callers[-1], ours
+    own_end, peer_end = socket.socketpair()
+    daemon.callers.append(Caller(trio.socket.from_stdlib_socket(own_end)))
+    return daemon.callers[-1], peer_end
 
 
 # --- connections
@@ -276,17 +276,17 @@ async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
     ],
 )
 def test_no_new_connection_has_the_name_of_an_earlier_one(names: list[str], first: int) -> None:
-    left = KeptEntries(connections=[KeptFd(name, -1, b"") for name in names])
-    assert left.next_connection() == first
+    kept_entries = KeptEntries(connections=[KeptFd(name, -1, b"") for name in names])
+    assert kept_entries.next_connection() == first
 
 
 def test_each_listening_socket_goes_on_with_its_own_connections() -> None:
     names = [connection_name(3, "control"), connection_name(4, "control_privileged"), connection_name(5, "control")]
-    left = KeptEntries(connections=[KeptFd(name, -1, b"") for name in names])
-    assert [one.name for one in left.take_connections("control")] == [names[0], names[2]]
-    assert [one.name for one in left.take_connections("pympsd.control")] == []
-    assert [one.name for one in left.take_connections("control_privileged")] == [names[1]]
-    assert left.connections == []
+    kept_entries = KeptEntries(connections=[KeptFd(name, -1, b"") for name in names])
+    assert [entry.name for entry in kept_entries.take_connections("control")] == [names[0], names[2]]
+    assert [entry.name for entry in kept_entries.take_connections("pympsd.control")] == []
+    assert [entry.name for entry in kept_entries.take_connections("control_privileged")] == [names[1]]
+    assert kept_entries.connections == []
 
 
 def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_side(tmp_path: Path) -> None:
@@ -398,10 +398,10 @@ async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_i
         earlier.hold(name, fd, note)
         os.close(fd)
     async with next_daemon(daemon, earlier) as left:
-        assert {file: one.note for file, one in left.listeners.items()} == {"control": b"1 2"}
+        assert {file: listener.note for file, listener in left.listeners.items()} == {"control": b"1 2"}
         assert list(left.links) == [1]
-        assert {id_: one.note for id_, one in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
-        assert [(one.name, one.note) for one in left.new_clients] == [("newcomer 6", 1)]
+        assert {id_: client.note for id_, client in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
+        assert [(new_client.name, new_client.note) for new_client in left.new_clients] == [("newcomer 6", 1)]
         (connection,) = left.connections
         assert (connection.name, connection.note) == (NAME, HELLO)
         taken = left.links.pop(1)
@@ -425,9 +425,9 @@ def bound(tmp_path: Path) -> Iterator[tuple[str, KeptEntries]]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         note = file_note(path)
-        left = KeptEntries(listeners={"control": KeptFd("listener control", os.dup(listener.fileno()), note)})
-    yield path, left
-    left.close()
+        kept_entries = KeptEntries(listeners={"control": KeptFd("listener control", os.dup(listener.fileno()), note)})
+    yield path, kept_entries
+    kept_entries.close()
 
 
 def test_a_listening_socket_is_taken_once(bound: tuple[str, KeptEntries]) -> None:
@@ -470,10 +470,10 @@ def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str
         os.unlink(path)
     if change == "replaced":
         os.mkfifo(path)
-    left = KeptEntries(fifo=fd)
-    assert left.take_fifo(path) == (-1 if change else fd)
+    kept_entries = KeptEntries(fifo=fd)
+    assert kept_entries.take_fifo(path) == (-1 if change else fd)
     assert is_open(fd) is not bool(change)
-    assert left.take_fifo(path) == -1
+    assert kept_entries.take_fifo(path) == -1
     if not change:
         assert not os.get_blocking(fd)
         os.close(fd)
@@ -512,8 +512,8 @@ async def test_after_an_internal_error_an_answered_operator_is_not_answered_agai
     assert daemon.dispatcher.state.queue
     daemon.dispatcher.servers[99] = Failing(99, 0, 847, lambda: None)
     operator = await daemon.operator()
-    for line, said in ((b"get_server_status 7", b"Server 7 not found\n"), (b"ps", b"Server not found\n")):
-        assert await operator.ask(line) == [(frames.OPERATOR_STDOUT, said), (frames.OPERATOR_DONE, b"\1")]
+    for line, output in ((b"get_server_status 7", b"Server 7 not found\n"), (b"ps", b"Server not found\n")):
+        assert await operator.ask(line) == [(frames.OPERATOR_STDOUT, output), (frames.OPERATOR_DONE, b"\1")]
         assert "not foreseen" in daemon.sentences()[-1]
     del daemon.dispatcher.servers[99]
 
@@ -532,7 +532,7 @@ def test_a_client_goes_on_with_the_connection_that_it_was_offered_if_both_ends_a
         True,
         False,
     )
-    assert [one.offered for one in left.take_connections("control")] == [
+    assert [entry.offered for entry in left.take_connections("control")] == [
         (fds["offer 1"], fds["newcomer 1"]),
         None,
         None,

@@ -35,10 +35,10 @@ def test_what_is_by_ordinal_follows_its_device() -> None:
         maximum=Limits(pinned_memory={1: PinnedMemory(GIB)}),
     )
     rule = Rule(1, limits=Limits(pinned_memory={0: PinnedMemory(GIB)}))
-    left = PersistentState(
+    persistent_state = PersistentState(
         memory_limits={1: GIB}, named_servers=(kept,), cgroup_limits={"/b": {0: GIB}}, rules=(rule,)
     )
-    state, lost = move(left, SWAPPED)
+    state, lost = move(persistent_state, SWAPPED)
     check(state, 3)
     (after,) = state.named_servers
     assert lost == []
@@ -69,8 +69,10 @@ def test_one_limit_for_all_devices_is_one_for_all_others(devices: OtherDevices) 
     limits = dict.fromkeys(range(len(devices.before)), GIB)
     memory = dict.fromkeys(limits, PinnedMemory(GIB))
     namespace = PersistentNamespace("default", Limits(percentages(50.0), memory, total_memory=memory))
-    left = PersistentState(named_servers=(PersistentNamedServer("a", 500, (namespace,)),), memory_limits=limits)
-    state, lost = move(left, devices)
+    persistent_state = PersistentState(
+        named_servers=(PersistentNamedServer("a", 500, (namespace,)),), memory_limits=limits
+    )
+    state, lost = move(persistent_state, devices)
     every = dict.fromkeys(range(len(devices.now)), GIB)
     (after,) = state.named_servers[0].namespaces
     memory = dict.fromkeys(every, PinnedMemory(GIB))
@@ -79,6 +81,8 @@ def test_one_limit_for_all_devices_is_one_for_all_others(devices: OtherDevices) 
 
 
 def test_no_limit_stays_no_limit() -> None:
-    kept = PersistentNamedServer("a", 500, (PersistentNamespace("default"),), maximum=Limits(pinned_memory={}))
-    state, lost = move(PersistentState(named_servers=(kept,), memory_limits={}), OTHERS)
-    assert (state.memory_limits, state.named_servers, lost) == ({}, (kept,), [])
+    persistent_named_server = PersistentNamedServer(
+        "a", 500, (PersistentNamespace("default"),), maximum=Limits(pinned_memory={})
+    )
+    state, lost = move(PersistentState(named_servers=(persistent_named_server,), memory_limits={}), OTHERS)
+    assert (state.memory_limits, state.named_servers, lost) == ({}, (persistent_named_server,), [])

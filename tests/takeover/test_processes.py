@@ -76,10 +76,10 @@ def test_no_process_is_killed_if_the_session_id_is_in_use_again() -> None:
 
 
 async def test_a_wait_for_an_end_is_not_ended_by_a_file_that_had_the_same_number() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs, subprocess.Popen(["sleep", "600"]) as process:
-        copy = os.dup(ours.fileno())  # as the keeper has one: epoll continues watching the file
-        number = ours.fileno()
+    own_end, peer_end = socket.socketpair()
+    with own_end, peer_end, subprocess.Popen(["sleep", "600"]) as process:
+        copy = os.dup(own_end.fileno())  # as the keeper has one: epoll continues watching the file
+        number = own_end.fileno()
         with trio.move_on_after(0):
             await trio.lowlevel.wait_readable(number)
         pidfd = os.pidfd_open(process.pid)
@@ -94,7 +94,7 @@ async def test_a_wait_for_an_end_is_not_ended_by_a_file_that_had_the_same_number
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(wait)
                 await trio.testing.wait_all_tasks_blocked()
-                theirs.close()
+                peer_end.close()
                 await trio.testing.wait_all_tasks_blocked(cushion=0.05)
                 assert not ended.is_set()
                 process.kill()

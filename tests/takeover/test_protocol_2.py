@@ -78,11 +78,11 @@ def test_what_protocol_2_has_none_of_is_named(left: PersistentState, named: list
 
 def test_defaults_that_are_the_same_are_kept() -> None:
     of_its_start = Limits(percentages(50.0), {0: PinnedMemory(GIB)}, ClientPriority(1))
-    left = of_server(namespaces=(PersistentNamespace("default", of_its_start),))
-    assert list(list_lost(left, of_its_start)) == []
-    by_commands = evolve(left, thread_percentage=50.0, memory_limits={0: GIB}, client_priority=1)
+    persistent_state = of_server(namespaces=(PersistentNamespace("default", of_its_start),))
+    assert list(list_lost(persistent_state, of_its_start)) == []
+    by_commands = evolve(persistent_state, thread_percentage=50.0, memory_limits={0: GIB}, client_priority=1)
     assert list(list_lost(by_commands, Limits())) == []
-    assert len(list(list_lost(left, Limits()))) == 3
+    assert len(list(list_lost(persistent_state, Limits()))) == 3
 
 
 def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:

@@ -189,8 +189,8 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
     }
     assert await server_end.message() == link.ServerDismissed(reasons[why])
     assert await server_end.message() is None, "it reports to no daemon after this"
-    said = f"Not taking over server {ME} ({reasons[why]}); it will exit with its last client"
-    assert daemon.sentences()[-1] == said
+    text = f"Not taking over server {ME} ({reasons[why]}); it will exit with its last client"
+    assert daemon.sentences()[-1] == text
     assert daemon.dispatcher.state.servers == {}
     assert await daemon.still_answers()
 
@@ -290,5 +290,5 @@ async def test_a_server_that_cannot_be_watched_is_logged_and_one_that_is_gone_is
     (server_end,) = daemon.take_over(SERVER_ID)
     assert await server_end.message() is None
     assert daemon.dispatcher.state.servers == {}
-    said = f"Not taking over server {ME} (Too many open files: raise the limit"
-    assert [line.startswith(said) for line in daemon.sentences()] == ([True] if number == errno.EMFILE else [])
+    text = f"Not taking over server {ME} (Too many open files: raise the limit"
+    assert [line.startswith(text) for line in daemon.sentences()] == ([True] if number == errno.EMFILE else [])

@@ -46,7 +46,7 @@ def by_device(**entries: float) -> dict[int, ThreadPercentage]:
 
 
 def test_every_limit_has_a_row_and_a_field() -> None:
-    assert {row.field for row in LIMITS} == {each.name for each in fields(Limits)}
+    assert {row.field for row in LIMITS} == {field.name for field in fields(Limits)}
     assert len({row.name for row in LIMITS}) == len(LIMITS)
 
 

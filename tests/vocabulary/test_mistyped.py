@@ -38,10 +38,10 @@ def test_a_mistyped_option_is_bad_usage_in_one_sentence(
 ) -> None:
     with pytest.raises(SystemExit) as exited:
         {"top": lambda: top(words, 1.0), "plot": lambda: plot(words), "server": lambda: server(words)}[program]()
-    shown = capfd.readouterr()
-    assert (exited.value.code, shown.out) == (BAD_USAGE, "")
-    assert shown.err.startswith(said)
-    assert shown.err.count("\n") == 1
+    captured = capfd.readouterr()
+    assert (exited.value.code, captured.out) == (BAD_USAGE, "")
+    assert captured.err.startswith(said)
+    assert captured.err.count("\n") == 1
 
 
 def test_what_is_no_option_is_read_as_before() -> None:

@@ -125,7 +125,7 @@ def test_a_percentage_with_a_percent_sign_is_read_and_reported() -> None:
 
 
 def test_an_empty_variable_counts_as_not_set() -> None:
-    empty = {each.name: "" for each in VARIABLES if each.name != "CUDA_VISIBLE_DEVICES"}
+    empty = {entry.name: "" for entry in VARIABLES if entry.name != "CUDA_VISIBLE_DEVICES"}
     assert Settings.from_environment(empty) == Settings.from_environment({})
     for backend in ("cuda", "emulated"):
         check_executor_settings(empty, backend)

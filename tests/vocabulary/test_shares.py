@@ -57,7 +57,7 @@ def test_a_configuration_files_share_is_a_number(value: object) -> None:
         read_share("servers", value)
 
 
-@pytest.mark.parametrize("resource", RESOURCES, ids=lambda each: each.name)
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda entry: entry.name)
 def test_a_default_is_a_value_that_can_be_set(resource: SharedResource) -> None:
     for descriptors in (64, 1024, 1 << 20):
         share = Shares(descriptors=descriptors).share(resource)

@@ -31,11 +31,11 @@ signs = st.sampled_from(RecordWriter).map(lambda origin: (MAGIC + origin).to_byt
 def _read(chunks: Iterable[bytes]) -> list[DriverLogRecord | bytes]:
     """Return the records, and the lines one by one."""
     reader = LogReader()
-    found: list[DriverLogRecord | bytes] = []
+    result: list[DriverLogRecord | bytes] = []
     for chunk in chunks:
-        for said in reader.feed(chunk):
-            found += said.lines if isinstance(said, ForeignLines) else [said]
-    return found
+        for instruction in reader.feed(chunk):
+            result += instruction.lines if isinstance(instruction, ForeignLines) else [instruction]
+    return result
 
 
 def _cut(data: bytes, places: Iterable[int]) -> list[bytes]:
@@ -45,9 +45,9 @@ def _cut(data: bytes, places: Iterable[int]) -> list[bytes]:
 
 def test_recorded_reads() -> None:
     reads = [bytes.fromhex(line) for line in RECORDED.read_text().splitlines()]
-    found = _read(reads)
-    assert all(isinstance(said, DriverLogRecord) and said.pid == 430 for said in found)
-    records = [said for said in found if isinstance(said, DriverLogRecord)]
+    result = _read(reads)
+    assert all(isinstance(output, DriverLogRecord) and output.pid == 430 for output in result)
+    records = [output for output in result if isinstance(output, DriverLogRecord)]
     assert [record.origin for record in records] == [RecordWriter.OTHER] * 3 + [RecordWriter.SERVER] * (
         len(records) - 3
     )
@@ -60,7 +60,10 @@ def test_recorded_reads() -> None:
 
 @given(st.lists(records | lines, max_size=8), st.lists(st.integers(0), max_size=12))
 def test_records_and_lines_in_any_order_and_chunks(said: list[DriverLogRecord | bytes], places: list[int]) -> None:
-    data = b"".join(each.encode() if isinstance(each, DriverLogRecord) else each + b"\n" for each in said)
+    data = b"".join(
+        driver_log_record.encode() if isinstance(driver_log_record, DriverLogRecord) else driver_log_record + b"\n"
+        for driver_log_record in said
+    )
     assert _read(_cut(data, places)) == said
 
 

@@ -125,12 +125,12 @@ def value_of(exchange: Exchange) -> Any:
 def test_a_recording_is_taken_apart_whole(name: str) -> None:
     """The reader of the recordings passes nothing over."""
     recording = RECORDINGS[name]
-    said = sum(len(one.said) + len(one.answer) for one in recording.exchanges)
+    output = sum(len(exchange.said) + len(exchange.answer) for exchange in recording.exchanges)
     servers = recording.servers()
-    begun = sum(2 + len(registration(one)[1]) for one in servers)
-    assert said + begun == sum(bool(packet.data) for one in servers for packet in one.packets)
+    begun = sum(2 + len(registration(server)[1]) for server in servers)
+    assert output + begun == sum(bool(packet.data) for server in servers for packet in server.packets)
     assert servers
-    assert {one.program for one in servers} == {"nvidia-cuda-mps"}
+    assert {server.program for server in servers} == {"nvidia-cuda-mps"}
 
 
 @each_recording
@@ -160,7 +160,9 @@ def test_registrations_and_the_defaults_that_answer_them(name: str) -> None:
 
 @each_recording
 def test_a_clients_conversation(name: str) -> None:
-    clients = [one for one in RECORDINGS[name].conversations.values() if one.role == "client"]
+    clients = [
+        conversation for conversation in RECORDINGS[name].conversations.values() if conversation.role == "client"
+    ]
     assert clients
     for client in clients:
         packets = [(packet.from_daemon, packet.data, packet.has_descriptor) for packet in client.packets[1:]]
@@ -224,50 +226,50 @@ def tool_sessions(command: int) -> list[tuple[str, ToolSession]]:
         (name, tool)
         for name, recording in RECORDINGS.items()
         for tool in recording.tools
-        if len(tool.lines) == 1 and command in [one.command for one in tool.exchanges]
+        if len(tool.lines) == 1 and command in [exchange.command for exchange in tool.exchanges]
     ]
 
 
 def last(tool: ToolSession, command: int) -> Any:
     """Return the last answer to a command during a session, read."""
-    return value_of([one for one in tool.exchanges if one.command == command][-1])
+    return value_of([exchange for exchange in tool.exchanges if exchange.command == command][-1])
 
 
 def test_printed_statuses() -> None:
     shown = {commands.STATUS_ACTIVE: b"ACTIVE", commands.STATUS_FAULT: b"FAULT"}
-    found = [tool for _, tool in tool_sessions(17) if tool.lines[0].startswith(b"get_server_status")]
-    for tool in found:
+    result = [tool for _, tool in tool_sessions(17) if tool.lines[0].startswith(b"get_server_status")]
+    for tool in result:
         assert tool.printed == [shown[last(tool, 17)]]
-    assert {tool.printed[0] for tool in found} == set(shown.values())
+    assert {tool.printed[0] for tool in result} == set(shown.values())
 
 
 def test_printed_client_lists() -> None:
-    found = tool_sessions(6)
-    assert len(found) == 4
-    for _, tool in found:
+    result = tool_sessions(6)
+    assert len(result) == 4
+    for _, tool in result:
         assert tool.printed == [str(pid).encode() for pid in last(tool, 6)]
 
 
 def test_printed_percentages() -> None:
-    found = tool_sessions(8)
-    assert [tool.lines[0].split()[0] for _, tool in found] == [
+    result = tool_sessions(8)
+    assert [tool.lines[0].split()[0] for _, tool in result] == [
         b"set_active_thread_percentage",
         b"get_active_thread_percentage",
     ]
-    for _, tool in found:
+    for _, tool in result:
         assert tool.printed == [str(last(tool, 8)).encode()] == [b"40.0"]
 
 
 def test_printed_memory_limits() -> None:
-    found = 0
+    result = 0
     for recording in RECORDINGS.values():
         for tool in recording.tools:
-            values = [value_of(one) for one in tool.exchanges if one.command == 19]
+            values = [value_of(exchange) for exchange in tool.exchanges if exchange.command == 19]
             shown = [line for line in tool.printed if line.endswith(b"G")]
             if values:
                 assert shown == [b"%dG" % (value >> 30) for value in values]
-                found += len(values)
-    assert found == 5
+                result += len(values)
+    assert result == 5
 
 
 def test_printed_terminations() -> None:
@@ -276,22 +278,30 @@ def test_printed_terminations() -> None:
 
 
 def test_printed_devices() -> None:
-    found = tool_sessions(24)
-    assert len(found) == 4
-    for _, tool in found:
+    result = tool_sessions(24)
+    assert len(result) == 4
+    for _, tool in result:
         devices = last(tool, 24)
         rows = [line.split() for line in tool.printed if line[:1].isdigit()]
         expected = [
-            [str(one.ordinal).encode(), one.pci.encode(), one.uuid.encode(), *one.name.encode().split(), b"N/A"]
-            for one in devices
+            [
+                str(device.ordinal).encode(),
+                device.pci.encode(),
+                device.uuid.encode(),
+                *device.name.encode().split(),
+                b"N/A",
+            ]
+            for device in devices
         ]
         assert rows == expected * 2, "those of the daemon, and those of the server"
 
 
 def test_the_recorded_device_record_has_its_uuid_at_24_and_its_name_at_40() -> None:
-    found = [one for recording in RECORDINGS.values() for one in recording.exchanges if one.command == 24]
-    assert found
-    for exchange in found:
+    result = [
+        exchange for recording in RECORDINGS.values() for exchange in recording.exchanges if exchange.command == 24
+    ]
+    assert result
+    for exchange in result:
         for record, device in zip(exchange.answer[1:], value_of(exchange), strict=True):
             assert len(record) == 172
             assert uuid_text(record[24:40]) == device.uuid
@@ -329,13 +339,15 @@ class Replay:
                 if line.startswith(b"set_default_"):
                     self._feed(events.OperatorLine(1, 0, parse(line, 2)))
         spawned = self._feed(events.OperatorLine(1, 0, parse(b"start_server -uid 0", 2)))
-        (spawn,) = [one for one in spawned if isinstance(one, SpawnServer)]
+        (spawn,) = [spawn_server for spawn_server in spawned if isinstance(spawn_server, SpawnServer)]
         self.server_id = spawn.server
         self._feed(events.ServerSpawned(self.server_id, server))
 
     def _devices(self) -> tuple[DeviceProperties, ...]:
-        (exchange, *_) = [one for one in self.recording.exchanges if one.command == 24]
-        return tuple(DeviceProperties(one.name, one.uuid, one.pci, (9, 0), 0, 0, {}) for one in value_of(exchange))
+        (exchange, *_) = [exchange for exchange in self.recording.exchanges if exchange.command == 24]
+        return tuple(
+            DeviceProperties(entry.name, entry.uuid, entry.pci, (9, 0), 0, 0, {}) for entry in value_of(exchange)
+        )
 
     def _feed(self, event: events.Event) -> list[Any]:
         return list(handle(self.daemon, event, answer_line))
@@ -345,31 +357,33 @@ class Replay:
         for client, pid in enumerate(self.recording.admitted[self.pid], 1):
             peer = Peer(pid, 0, 0, (0,))
             done = self._feed(events.ClientConnected(client, ClientProcess(peer, "python3", NAMESPACE), joins=True))
-            assert any(isinstance(one, AdmitClient) for one in done)
+            assert any(isinstance(admit_client, AdmitClient) for admit_client in done)
 
     def say(self, line: str) -> list[str]:
         """Give a command; return the printed lines."""
         (reply,) = [
-            one for one in self._feed(events.OperatorLine(2, 0, parse(line.encode(), 2))) if isinstance(one, Reply)
+            instruction
+            for instruction in self._feed(events.OperatorLine(2, 0, parse(line.encode(), 2)))
+            if isinstance(instruction, Reply)
         ]
         return [part.text for part in reply.answer.parts if part.printed]
 
     async def report(self, answers: dict[int, list[bytes]]) -> None:
         """Let the session ask a server that registers and answers as recorded, and feed what it makes of that."""
-        (conversation,) = [one for one in self.recording.servers() if one.pid == self.pid]
+        (conversation,) = [server for server in self.recording.servers() if server.pid == self.pid]
         ready, defaults = registration(conversation)
         dispatcher = cast(
             Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, client_memory=None)
         )
         session = DriverServerSession(dispatcher, self.server_id, 0, self.pid, kill=lambda: None)
-        ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel = PacketChannel(ours)
-        with theirs, closing(channel), trio.fail_after(SECONDS):
+        own_end, peer_end = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel = PacketChannel(own_end)
+        with peer_end, closing(channel), trio.fail_after(SECONDS):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_serve, session, channel)
-                await theirs.send(ready)
-                assert [await theirs.recv(4096) for _ in defaults] == defaults
-                nursery.start_soon(_answer, theirs, answers)
+                await peer_end.send(ready)
+                assert [await peer_end.recv(4096) for _ in defaults] == defaults
+                nursery.start_soon(_answer, peer_end, answers)
                 await session.registered.wait()
                 self._connect_clients()
                 assert await session.refresh()
@@ -393,7 +407,7 @@ async def _answer(server: trio.socket.SocketType, answers: dict[int, list[bytes]
 async def replayed(name: str, tool: ToolSession, command: int) -> Replay:
     """Return the state after the servers' answers around a tool's session, with the clients of that time."""
     recording = RECORDINGS[name]
-    (exchange,) = [one for one in tool.exchanges if one.command == command]
+    (exchange,) = [exchange for exchange in tool.exchanges if exchange.command == command]
     around = {one.command: one.answer for one in recording.exchanges if one.server == exchange.server}
     answers = {17: around[17], 14: around[14], 7: around[7], command: exchange.answer}
     replay = Replay(recording, exchange.server)
@@ -409,9 +423,9 @@ def recorded(tool: ToolSession) -> list[str]:
 @pytest.mark.parametrize("place", range(5))
 async def test_ps_shows_the_recorded_rows(place: int) -> None:
     """All columns are equal: COMMAND and NAMESPACE, which the server does not send, are the test's own."""
-    found = [one for one in tool_sessions(14) if one[1].lines == [b"ps"]]
-    assert len(found) == 5
-    name, tool = found[place]
+    result = [tool_session for tool_session in tool_sessions(14) if tool_session[1].lines == [b"ps"]]
+    assert len(result) == 5
+    name, tool = result[place]
     replay = await replayed(name, tool, 14)
     heading, *rows = recorded(tool)
     shown_heading, *shown = replay.say("ps")
@@ -422,9 +436,9 @@ async def test_ps_shows_the_recorded_rows(place: int) -> None:
 @pytest.mark.parametrize("place", range(4))
 async def test_get_device_client_list_shows_the_recorded_lines(place: int) -> None:
     """In another order: ours begins with device 0 (the recorded one began with the last), by client as in ps."""
-    found = tool_sessions(7)
-    assert len(found) == 4
-    name, tool = found[place]
+    result = tool_sessions(7)
+    assert len(result) == 4
+    name, tool = result[place]
     replay = await replayed(name, tool, 7)
     assert _by_device(replay.say(tool.lines[0].decode())) == _by_device(recorded(tool))
 
@@ -501,15 +515,15 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
                 packets.append(struct.pack("<6i", place, 1, 2, 3, 0, 0) + uuid + padded(name, 132))
                 devices.append(commands.ServerDevice(place, "0003:01.02.00", uuid_text(uuid), name))
             return packets, tuple(devices)
-    packets, found = [struct.pack("<i", listed := draw(count))], []
+    packets, result = [struct.pack("<i", listed := draw(count))], []
     for place in range(listed):
         uuid, name = draw(UUIDS), draw(NAMES_OF_DEVICES)
         contexts = draw(st.lists(st.tuples(PIDS, PIDS), max_size=3))
         packets += [uuid, struct.pack("<ii", 0, place) + padded(name, 68), struct.pack("<i", len(contexts))]
         packets += [struct.pack("<ii32x", *context) for context in contexts]
         named = tuple(commands.DriverContext(*context) for context in contexts)
-        found.append(commands.DeviceClients(uuid_text(uuid), name, named))
-    return packets, tuple(found)
+        result.append(commands.DeviceClients(uuid_text(uuid), name, named))
+    return packets, tuple(result)
 
 
 @given(st.data())
@@ -673,7 +687,7 @@ def test_resume_finds_its_place_after_all_requests_of_earlier_daemons(
     earlier: list[list[bytes]], data: st.DataObject
 ) -> None:
     """They died in a row, and what the server said to the last of them is cut anywhere."""
-    packets = [packet for one in earlier for packet in one]
+    packets = [packet for earlier_daemon in earlier for packet in earlier_daemon]
     cut = data.draw(st.integers(0, len(packets)))
     assert resumed(packets[cut:]) == (7, 8)
 

@@ -93,11 +93,11 @@ def test_a_frame_may_not_state_descriptors_that_did_not_come() -> None:
 def test_a_frame_reports_lost_descriptors_and_the_others_keep_theirs() -> None:
     reader = FrameReader(fds_allowed=2)
     first, second, third = (frames.encode(1, name, 2) for name in (b"a", b"b", b"c"))
-    got = list(reader.feed(first, (7, 8)))
-    got += reader.feed(second[:5], lost=True)
-    got += reader.feed(second[5:] + frames.encode(2, b"none"))
-    got += reader.feed(third, (9, 10))
-    assert got == [
+    instructions = list(reader.feed(first, (7, 8)))
+    instructions += reader.feed(second[:5], lost=True)
+    instructions += reader.feed(second[5:] + frames.encode(2, b"none"))
+    instructions += reader.feed(third, (9, 10))
+    assert instructions == [
         Frame(1, b"a", (7, 8)),
         Frame(1, b"b", fds_lost=True),
         Frame(2, b"none"),
@@ -122,11 +122,11 @@ def test_unclaimed_descriptors_are_returned_once() -> None:
 
 
 def test_frames_before_a_malformed_one_are_still_read() -> None:
-    got = []
+    actual = []
     with pytest.raises(RemoteError):
-        got.extend(FrameReader(body_limit=4).feed(frames.encode(1, b"ok") + frames.encode(2, b"too long")))
+        actual.extend(FrameReader(body_limit=4).feed(frames.encode(1, b"ok") + frames.encode(2, b"too long")))
     # list.extend keeps what a generator yielded before it raised.
-    assert got == [Frame(1, b"ok")]
+    assert actual == [Frame(1, b"ok")]
 
 
 @given(st.lists(st.binary(max_size=64), max_size=20))
@@ -150,5 +150,5 @@ def test_a_header_reads_back(kind: int, body: bytes, fds: int) -> None:
 def test_a_megabyte_in_small_chunks_is_read_quickly() -> None:
     data = frames.encode(1, os.urandom(frames.MAX_BODY))
     reader = FrameReader()
-    got = [frame for start in range(0, len(data), 997) for frame in reader.feed(data[start : start + 997])]
-    assert [len(frame.body) for frame in got] == [frames.MAX_BODY]
+    actual = [frame for start in range(0, len(data), 997) for frame in reader.feed(data[start : start + 997])]
+    assert [len(frame.body) for frame in actual] == [frames.MAX_BODY]

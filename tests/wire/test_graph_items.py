@@ -55,16 +55,16 @@ def test_changed_bytes_are_items_or_refused(items: list[GraphItem], place: int, 
     if data:
         data[place % len(data)] = value
     try:
-        found = graph_items.decode(bytes(data))
+        result = graph_items.decode(bytes(data))
     except RemoteError:
         return
-    check_order(found)
+    check_order(result)
 
 
 def check_order(items: tuple[GraphItem, ...]) -> None:
     """Every item depends on earlier ones only."""
     for index, item in enumerate(items):
-        assert all(each < index for each in item.dependencies)
+        assert all(dependency < index for dependency in item.dependencies)
         for body in item.conditional.bodies if item.conditional is not None else ():
             check_order(body)
 

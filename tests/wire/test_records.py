@@ -108,12 +108,12 @@ def test_an_answer_reads_back(operation: Operation, data: st.DataObject) -> None
 @given(st.lists(st.binary(max_size=100), max_size=10), st.lists(st.integers(1, 60), max_size=40))
 def test_records_cut_anywhere_come_out_whole(tails: list[bytes], steps: list[int]) -> None:
     stream = b"".join(records.pack("LAUNCH", 1, number, *range(11), tail=tail) for number, tail in enumerate(tails))
-    reader, got, start = RecordReader(), [], 0
+    reader, actual, start = RecordReader(), [], 0
     for step in [*steps, len(stream)]:
-        got += reader.feed(stream[start : start + step])
+        actual += reader.feed(stream[start : start + step])
         start += step
-    assert [record.sequence for record in got] == list(range(len(tails)))
-    assert [record.body[88 : 88 + len(tail)] for record, tail in zip(got, tails, strict=True)] == tails
+    assert [record.sequence for record in actual] == list(range(len(tails)))
+    assert [record.body[88 : 88 + len(tail)] for record, tail in zip(actual, tails, strict=True)] == tails
 
 
 @given(st.integers(0, (1 << 32) - 1).filter(lambda n: not HEADER_BYTES <= n <= records.MAX_RECORD))
@@ -126,11 +126,11 @@ def test_a_length_out_of_range_is_refused_at_once(length: int) -> None:
 def test_garbage_raises_nothing_but_remote_error(chunks: list[bytes]) -> None:
     reader = RecordReader()
     try:
-        got = [record for chunk in chunks for record in reader.feed(chunk)]
+        actual = [record for chunk in chunks for record in reader.feed(chunk)]
     except RemoteError as error:
         assert "bytes" in str(error)  # noqa: PT017 - raising and not raising are both right here
     else:
-        assert all(isinstance(record, Record) for record in got)
+        assert all(isinstance(record, Record) for record in actual)
 
 
 def test_the_longest_record_passes() -> None:

@@ -58,7 +58,7 @@ class Daemon:
     def log(self) -> list[tuple[float, str]]:
         """Return control.log: the seconds of the epoch (to the ms) and the text of each line."""
         text = Path(self.directory, "control.log").read_text(errors="replace")
-        return [(datetime.fromisoformat(stamp).timestamp(), said) for stamp, said in _LOGGED.findall(text)]
+        return [(datetime.fromisoformat(stamp).timestamp(), output) for stamp, output in _LOGGED.findall(text)]
 
     def await_line(self, pattern: str, seconds: float) -> None:
         """Wait until a line of control.log has a pattern; raise Failure."""

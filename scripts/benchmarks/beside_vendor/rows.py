@@ -45,13 +45,13 @@ def _with_others(figures: Figures, section: str, what: str) -> float | None:
 
 
 def _rates(figures: Figures, daemon: str, kernel: str, count: int) -> list[float]:
-    found = []
+    result = []
     number = 0
     while sections.round_of(daemon, number) in figures.values.get(sections.LAUNCHES, {}):
         rate = figures.get(sections.LAUNCHES, sections.round_of(daemon, number), kernel, str(count))
-        found += [] if rate is None else [rate]
+        result += [] if rate is None else [rate]
         number += 1
-    return found
+    return result
 
 
 def _launches(figures: Figures, counts: tuple[int, ...]) -> Iterator[Row]:

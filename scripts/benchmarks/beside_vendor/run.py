@@ -55,20 +55,20 @@ def main(arguments: list[str]) -> int:
     return _report(figures)
 
 
-def _measure(run: Run, section: str, daemons: tuple[Daemon, Daemon], made: Programs, rounds: int) -> None:
+def _measure(run: Run, section: str, daemons: tuple[Daemon, Daemon], programs: Programs, rounds: int) -> None:
     print(f"--- {section}", flush=True)
     try:
         run.check_time()
-        SECTIONS[section](run, daemons, made, rounds)
+        SECTIONS[section](run, daemons, programs, rounds)
     except Failure as error:
         run.figures.fail(section, str(error))
 
 
 def _report(figures: Figures) -> int:
     """Print the table and the notes on it; return the exit status."""
-    found = rows.rows(figures, tuple(figures.conditions["counts"]))
-    short = sum(row.is_short(count) for row in found for count in row.ratios)
-    print(f"\n{table(found, tuple(figures.conditions['counts']))}\n")
+    result = rows.rows(figures, tuple(figures.conditions["counts"]))
+    short = sum(row.is_short(count) for row in result for count in row.ratios)
+    print(f"\n{table(result, tuple(figures.conditions['counts']))}\n")
     for name, notes in (("not measured", figures.failures), ("left out", figures.left_out)):
         for note in notes:
             print(f"{name}: {note['cell']}: {note['reason']}")

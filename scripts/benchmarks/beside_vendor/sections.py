@@ -81,16 +81,16 @@ def joins(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
             clients.append(daemon.client(programs.joining))
             _joined(clients[-1])
         for _, daemon in in_turn(daemons, 2 if run.rehearsal else _JOINS):
-            one = [daemon.client(programs.joining)]
+            entry = [daemon.client(programs.joining)]
             try:
-                taken[daemon.name].append(_joined(one[0]))
+                taken[daemon.name].append(_joined(entry[0]))
             finally:
-                end_all(one)
+                end_all(entry)
     finally:
         end_all(clients)
     for name, times in taken.items():
         for what, last in (("cuInit, p50", 1), ("cuInit to a context, p50", 2), ("cuInit to first kernel, p50", 3)):
-            _put(run, statistics.median(each[last] - each[0] for each in times) / _MILLI, "ms", JOIN, name, what)
+            _put(run, statistics.median(time[last] - time[0] for time in times) / _MILLI, "ms", JOIN, name, what)
 
 
 def arrivals(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
@@ -106,7 +106,7 @@ def arrivals(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> Non
             for client in clients[1:]:
                 client.tell("join")
             times = [client.answer(_JOIN_SECONDS).split() for client in clients[1:]]
-            latest, first = max(float(each[2]) for each in times), min(float(each[0]) for each in times)
+            latest, first = max(float(time[2]) for time in times), min(float(time[0]) for time in times)
             taken[daemon.name].append((latest - first) / _MILLI)
         finally:
             end_all(clients)
@@ -146,7 +146,7 @@ def turns(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
         taken[daemon.name].append(_turn(daemon, programs))
     for name, times in taken.items():
         for what in times[0]:
-            _put(run, statistics.median(each[what] for each in times), "ms", TURN, name, what)
+            _put(run, statistics.median(time[what] for time in times), "ms", TURN, name, what)
 
 
 EXIT_TO_START: Final = "exit to the start of a server"
@@ -217,14 +217,14 @@ SECTIONS: Final[dict[str, Callable[[Run, Daemons, Programs, int], None]]] = {
 
 def _processes_of(daemon: Daemon, others: set[int]) -> list[int]:
     """Return the daemon and what else of its directory's runs, but for servers and clients: a keeper, say."""
-    named = f"CUDA_MPS_PIPE_DIRECTORY={daemon.directory}\0".encode()
-    found = {daemon.pid}
+    data = f"CUDA_MPS_PIPE_DIRECTORY={daemon.directory}\0".encode()
+    result = {daemon.pid}
     for place in Path("/proc").iterdir():
         if place.name.isdigit() and int(place.name) not in others:
             with suppress(OSError):
-                if named in (place / "environ").read_bytes():
-                    found.add(int(place.name))
-    return sorted(found)
+                if data in (place / "environ").read_bytes():
+                    result.add(int(place.name))
+    return sorted(result)
 
 
 def _switches(pids: Sequence[int]) -> int:

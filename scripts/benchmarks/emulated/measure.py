@@ -136,8 +136,8 @@ def _kernels(report: Report, library: ctypes.CDLL) -> None:
         launch()
         call()
         for index in results:
-            got = device.get(on_device[index], arguments[index])
-            if not np.allclose(got, on_host[index], rtol=1e-3, atol=1e-3):
+            actual = device.get(on_device[index], arguments[index])
+            if not np.allclose(actual, on_host[index], rtol=1e-3, atol=1e-3):
                 sys.exit(f"{name} does not compute what baseline.cpp computes")
         emulated, native = _processor_ms(launch), _processor_ms(call)
         what = f"{name}: {emulated:.1f} ms of processor time, in C++ {native:.1f} ms"

@@ -87,8 +87,8 @@ class Client:
             self.process.wait(END_SECONDS)
         self.errors.seek(0)
         words = self.errors.read().decode(errors="replace").split("\n")
-        said = [line.strip() for line in words if line.strip()]
-        return said[-1][:_LAST_WORDS] if said else f"status {self.process.returncode}, without a word"
+        output = [line.strip() for line in words if line.strip()]
+        return output[-1][:_LAST_WORDS] if output else f"status {self.process.returncode}, without a word"
 
     def end(self) -> None:
         """Ask it to end."""
@@ -131,9 +131,9 @@ class Crowd:
 
     def grow(self, count: int) -> None:
         """Grow to ``count`` clients; raise Failure."""
-        wanted = 1 if self.shared else count
+        expected = 1 if self.shared else count
         there = len(self.clients)
-        while len(self.clients) < wanted:
+        while len(self.clients) < expected:
             self.clients.append(self.start())
         give_up = time.monotonic() + START_SECONDS
         for client in self.clients[there:]:

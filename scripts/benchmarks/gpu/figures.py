@@ -50,17 +50,17 @@ class Figures:
 
     def save(self, path: Path) -> None:
         """Write all figures to a file."""
-        said = {"sections": self.sections, **self.conditions, "failures": self.failures}
-        said |= {"left_out": self.left_out, "figures": self.values}
-        path.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+        output = {"sections": self.sections, **self.conditions, "failures": self.failures}
+        output |= {"left_out": self.left_out, "figures": self.values}
+        path.write_text(json.dumps(output, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Figures:
         """Read figures that were saved."""
-        said = json.loads(path.read_text())
-        sections, values = said.pop("sections"), said.pop("figures")
-        failures, left_out = said.pop("failures"), said.pop("left_out")
-        return cls(sections, said, values, failures, left_out)
+        document = json.loads(path.read_text())
+        sections, values = document.pop("sections"), document.pop("figures")
+        failures, left_out = document.pop("failures"), document.pop("left_out")
+        return cls(sections, document, values, failures, left_out)
 
 
 @define

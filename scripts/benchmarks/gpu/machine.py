@@ -35,10 +35,10 @@ def conditions(commit: str | None) -> dict[str, Any]:
 def _gpu() -> tuple[str | None, str | None]:
     """Return the first GPU's name and the driver's version, from nvidia-smi."""
     program = driver_program("nvidia-smi") or "nvidia-smi"
-    said = _output(program, "--query-gpu=name,driver_version", "--format=csv,noheader")
-    if said is None:
+    output = _output(program, "--query-gpu=name,driver_version", "--format=csv,noheader")
+    if output is None:
         return None, None
-    name, _, driver = said.partition("\n")[0].rpartition(", ")
+    name, _, driver = output.partition("\n")[0].rpartition(", ")
     return name or None, driver
 
 

@@ -51,11 +51,11 @@ def _gone_within(seconds: float) -> bool:
 
 
 def _children() -> list[int]:
-    found = []
+    result = []
     for place in Path("/proc").iterdir():
         if place.name.isdigit():
             with suppress(OSError):
                 parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
                 if parent == os.getpid():
-                    found.append(int(place.name))
-    return found
+                    result.append(int(place.name))
+    return result

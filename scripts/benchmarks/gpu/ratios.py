@@ -62,16 +62,16 @@ class Row:
 
 def rows(figures: Figures, counts: tuple[int, ...] = COUNTS) -> list[Row]:
     """Return the table's rows for the requested sections."""
-    found: list[Row] = []
+    rows: list[Row] = []
     if throughput.SECTION in figures.sections:
-        found += _launches(figures, counts)
+        rows += _launches(figures, counts)
     if single.LATENCY in figures.sections:
-        found += _latencies(figures)
+        rows += _latencies(figures)
     if single.COPIES in figures.sections:
-        found += _copies(figures)
+        rows += _copies(figures)
     if quality.SECTION in figures.sections:
-        found += _quality(figures)
-    return [row for row in found if row.ratios]
+        rows += _quality(figures)
+    return [row for row in rows if row.ratios]
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
@@ -90,7 +90,7 @@ def _launches(figures: Figures, counts: tuple[int, ...]) -> Iterator[Row]:
             if count in where
         }
 
-    for kernel in (each.name for each in KERNELS):
+    for kernel in (entry.name for entry in KERNELS):
         every = tuple(counts)
         several = tuple(count for count in counts if count > 1)
         what = f"launches/s, {kernel}"

@@ -97,8 +97,8 @@ def _stated(item: pytest.Item) -> set[str]:
     chosen = _chosen(item)
     if not _needs(item) or chosen is None:
         return _needs(item)
-    stated = _capabilities(*chosen)
-    return {name for name in _needs(item) if getattr(stated, name)}
+    capabilities = _capabilities(*chosen)
+    return {name for name in _needs(item) if getattr(capabilities, name)}
 
 
 def _capabilities(backend: str, model: str) -> Capabilities:

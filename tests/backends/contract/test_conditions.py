@@ -20,8 +20,8 @@ def test_pieces_are_taken_when_the_stream_comes_to_them(user: PortUser) -> None:
     stream, taken = user.context.create_stream(True, 0), []
 
     def pieces() -> Iterator[None]:
-        for each in range(3):
-            taken.append(each)
+        for index in range(3):
+            taken.append(index)
             yield
 
     before = HostFunction.of(stream)

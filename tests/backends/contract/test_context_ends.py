@@ -94,15 +94,15 @@ def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_dev
 
 
 def test_memory_of_an_exited_client_is_kept_until_its_kernel_has_ended(any_device: Device) -> None:
-    other = PortUser.on(any_device, client=2)
-    assert other.module  # loaded before: loading may wait for running kernels
+    port_user = PortUser.on(any_device, client=2)
+    assert port_user.module  # loaded before: loading may wait for running kernels
     running = RunningKernel(any_device)
     running.user.context.destroy()
     running.same.context.destroy()
     assert (1 in any_device.memory_used) is not any_device.capabilities.stops_kernels
     assert any_device.unfinished == (not any_device.capabilities.stops_kernels)
-    other.launch("empty")
-    assert other.synchronize() == Result.SUCCESS
+    port_user.launch("empty")
+    assert port_user.synchronize() == Result.SUCCESS
 
 
 def test_a_device_closes_while_destroyed_contexts_are_unfinished(any_device: Device) -> None:

@@ -77,10 +77,10 @@ def test_host_functions_of_one_stream_run_one_after_the_other(stream: Stream) ->
 def test_a_host_function_blocks_no_other_stream_or_context(user: PortUser, stream: Stream, device: Device) -> None:
     placed = HostFunction.of(stream)
     free, other = user.context.create_stream(True, 0), PortUser.on(device, client=2)
-    for one, of_it in ((user, free), (user, user.default), (other, other.default)):
-        word = one.words()
-        one.launch("store", word, 3, stream=of_it)
-        assert one.word(word, of_it) == 3
+    for first, of_it in ((user, free), (user, user.default), (other, other.default)):
+        word = first.words()
+        first.launch("store", word, 3, stream=of_it)
+        assert first.word(word, of_it) == 3
         second = HostFunction.of(of_it)
         assert second.begun.wait() == Result.SUCCESS
         second.finish()

@@ -219,7 +219,7 @@ def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(
         user.launch("add", words, 1, grid=(1, 1, 1), block=(32, 1, 1))
         assert user.synchronize() == Result.SUCCESS
     traces = [set(trace.multiprocessors) for trace in device.context_traces]
-    assert [len(each) for each in traces] == [2 * size, size, 2 * size + rest]
+    assert [len(trace) for trace in traces] == [2 * size, size, 2 * size + rest]
     assert len(set().union(*traces)) == 5 * size + rest
     inner = PortUser.on(device, chunks=(2,), multiprocessors=size)
     assert set(device.context_traces[-1].multiprocessors) == traces[1]

@@ -229,17 +229,17 @@ def test_a_context_on_fewer_multiprocessors_costs_less(device: Device) -> None:
 def test_clients_of_a_group_have_its_memory_together(device: Device) -> None:
     limit = DEVICE_BYTES // 2
     group = MemoryGroup("cgroup /x", limit)
-    one, other = (PortUser.on(device, client, groups=(group,)) for client in (1, 2))
+    first, second = (PortUser.on(device, client, groups=(group,)) for client in (1, 2))
     alone = PortUser.on(device, 3)
-    assert [user.context.memory_info()[1] for user in (one, other, alone)] == [limit, limit, DEVICE_BYTES]
-    free, _ = other.context.memory_info()
-    address = one.context.allocate(free // 2)
+    assert [user.context.memory_info()[1] for user in (first, second, alone)] == [limit, limit, DEVICE_BYTES]
+    free, _ = second.context.memory_info()
+    address = first.context.allocate(free // 2)
     with refused(MEMORY):
-        other.context.allocate(free - free // 4)
-    assert free // 2 - (1 << 20) <= other.context.memory_info()[0] <= free // 2
+        second.context.allocate(free - free // 4)
+    assert free // 2 - (1 << 20) <= second.context.memory_info()[0] <= free // 2
     alone.context.allocate(free // 2)
-    assert one.free(address).wait() == Result.SUCCESS
-    other.context.allocate(free - free // 4)
+    assert first.free(address).wait() == Result.SUCCESS
+    second.context.allocate(free - free // 4)
 
 
 def test_a_client_within_its_soft_limit_says_what_it_lacks(device: Device) -> None:
@@ -259,16 +259,16 @@ def test_a_client_within_its_soft_limit_says_what_it_lacks(device: Device) -> No
 
 
 def test_what_a_terminated_context_held_is_free(device: Device) -> None:
-    one, other = PortUser.on(device, 1), PortUser.on(device, 2)
-    count = other.context.memory_info()[0] * 3 // 4
-    one.context.allocate(count)
+    first, second = PortUser.on(device, 1), PortUser.on(device, 2)
+    count = second.context.memory_info()[0] * 3 // 4
+    first.context.allocate(count)
     with refused(MEMORY):
-        other.context.allocate(count)
-    one.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
-    other.context.allocate(count)
+        second.context.allocate(count)
+    first.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
+    second.context.allocate(count)
     with refused(Result.ERROR_MPS_CLIENT_TERMINATED):
-        one.launch("empty")
+        first.launch("empty")
     used = device.memory_used[2]
-    one.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
-    one.context.destroy()
+    first.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
+    first.context.destroy()
     assert device.memory_used == {2: used}

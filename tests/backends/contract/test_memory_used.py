@@ -15,11 +15,11 @@ def test_memory_used_is_a_clients_allocations_and_contexts(any_device: Device) -
     assert alone > 0, "a context itself takes memory"
     address = first.context.allocate(1 << 20)
     assert any_device.memory_used[1] == alone + (1 << 20)
-    other = PortUser.on(any_device, client=2)
+    port_user = PortUser.on(any_device, client=2)
     assert dict(any_device.memory_used) == {1: alone + (1 << 20), 2: alone}
     first.free(address)
     assert dict(any_device.memory_used) == {1: alone, 2: alone}
-    other.context.destroy()
+    port_user.context.destroy()
     assert dict(any_device.memory_used) == {1: alone}
     first.context.destroy()
     assert dict(any_device.memory_used) == {}

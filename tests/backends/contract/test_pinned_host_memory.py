@@ -23,9 +23,9 @@ SIZE = (36 << 20) + 5 * mmap.PAGESIZE
 @pytest.fixture
 def host(device: Device) -> Iterator[PinnedMemory]:
     """Registered memory of SIZE bytes."""
-    made = PinnedMemory(device, SIZE)
-    yield made
-    made.unregister()
+    pinned_memory = PinnedMemory(device, SIZE)
+    yield pinned_memory
+    pinned_memory.unregister()
 
 
 def test_bytes_copied_in_and_out_are_equal(user: PortUser, host: PinnedMemory) -> None:
@@ -109,11 +109,11 @@ def test_kernels_access_it_by_its_address(user: PortUser, host: PinnedMemory) ->
 
 @pytest.mark.needs("maps_host_memory", "isolates_address_spaces")
 def test_no_kernel_of_another_client_reaches_it(device: Device, user: PortUser, host: PinnedMemory) -> None:
-    other = PortUser.on(device, client=2)
-    other.launch("store", host.address, 1)
-    assert other.synchronize() == Result.ERROR_ILLEGAL_ADDRESS
+    port_user = PortUser.on(device, client=2)
+    port_user.launch("store", host.address, 1)
+    assert port_user.synchronize() == Result.ERROR_ILLEGAL_ADDRESS
     assert not any(host.memory[:4096])
-    other.context.destroy()
+    port_user.context.destroy()
     assert user.synchronize() == Result.SUCCESS
 
 

@@ -37,8 +37,8 @@ def pinned(device: Device) -> Iterator[tuple[PinnedMemory, PinnedMemory]]:
     """Registered memory to copy from and to copy to."""
     made = PinnedMemory(device, SIZE), PinnedMemory(device, SIZE)
     yield made
-    for each in made:
-        each.unregister()
+    for entry in made:
+        entry.unregister()
 
 
 @define

@@ -16,9 +16,9 @@ VALUE = Result.ERROR_INVALID_VALUE
 
 
 def test_contexts_of_a_client_share_its_memory(any_device: Device) -> None:
-    one, same = PortUser.on(any_device), PortUser.on(any_device)
-    address = one.words()
-    one.put(address, 9)
+    entry, same = PortUser.on(any_device), PortUser.on(any_device)
+    address = entry.words()
+    entry.put(address, 9)
     assert same.word(address) == 9
 
 

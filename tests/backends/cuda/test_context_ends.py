@@ -193,10 +193,10 @@ def test_all_contexts_of_a_client_wait_for_their_kernels_together(
 def test_dropping_a_client_of_several_contexts_waits_once(
     driver: FakeDriver, device: CudaDevice, clock: Clock
 ) -> None:
-    said: list[object] = []
+    output: list[object] = []
 
     def send(message: object, fds: tuple[int, ...] = ()) -> None:
-        said.append(message)
+        output.append(message)
         close_all(fds)
 
     attachments = Attachments(device, 1, send)
@@ -208,7 +208,7 @@ def test_dropping_a_client_of_several_contexts_waits_once(
         context.default_stream.fill(fill(address, 1, 1, 16))
     begun = clock.now
     attachments.handle(DropClient(6, 1))
-    assert said[-1] == ExecutorDone(6, unfinished=6)
+    assert output[-1] == ExecutorDone(6, unfinished=6)
     assert clock.now - begun < END_SECONDS + 0.1
 
 
@@ -356,13 +356,13 @@ def test_a_destroyed_stream_is_waited_for_when_the_driver_makes_no_event(
 def test_contexts_of_a_faulted_device_end_without_driver_calls(
     driver: FakeDriver, device: CudaDevice, make_context: Make
 ) -> None:
-    one, other = make_context(1), make_context(2)
-    for context in (one, other):
+    first, second = make_context(1), make_context(2)
+    for context in (first, second):
         context.create_stream(True, 0)
         context.allocate(4 * MIB)
     device.fault(Status(Result.ERROR_ILLEGAL_ADDRESS, "a fake fault"))
     for call in ("cuStreamDestroy", "cuMemUnmap", "cuStreamQuery", "cuStreamSynchronize"):
         driver.codes[call] = int(Result.ERROR_ILLEGAL_ADDRESS)
-    for context in (one, other):
+    for context in (first, second):
         context.destroy()
     assert (device.unfinished, device.memory_used) == (0, {})

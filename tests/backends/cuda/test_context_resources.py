@@ -103,10 +103,10 @@ def test_a_context_that_is_never_idle_delays_no_sibling_for_ever(
 ) -> None:
     turn = busy_in_turns(driver, make_context(1, memory_bytes=1024 * MIB))
     for _ in range(6):
-        one = make_context(1)
-        one.allocate(200 * MIB)
+        entry = make_context(1)
+        entry.allocate(200 * MIB)
         held = device.memory_used[1]
-        one.destroy()
+        entry.destroy()
         make_context(1).allocate(4096)  # its worker starts a batch
         turn()
         driver.until(lambda held=held: device.memory_used[1] < held - 150 * MIB)
@@ -121,11 +121,11 @@ def test_however_much_is_freed_few_markers_are_watched(
     for stream in streams:
         driver.stall(stream.handle)
         stream.fill(fill(address, 1, 1, 16))
-    made = driver.calls["cuEventCreate"]
+    call = driver.calls["cuEventCreate"]
     for _ in range(100):
         owner.free(owner.allocate(4 * MIB), done)
     assert len(done.statuses) == 100
-    assert driver.calls["cuEventCreate"] - made <= 2 * len(streams)
+    assert driver.calls["cuEventCreate"] - call <= 2 * len(streams)
     driver.run()
     driver.until(lambda: device.memory_used[1] <= used + len(streams) * STREAM_BYTES)
 
@@ -154,17 +154,17 @@ def test_a_client_of_one_context_frees_at_once(driver: FakeDriver, make_context:
 def test_variables_at_one_address_are_owned_once(
     driver: FakeDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Cubin(variables=("one", "one", "other"), device_bytes=4096)
-    monkeypatch.setattr(context_resources, "loadable", lambda driver, image: (image, found))
+    cubin = Cubin(variables=("one", "one", "other"), device_bytes=4096)
+    monkeypatch.setattr(context_resources, "loadable", lambda driver, image: (image, cubin))
     context, done = make_context(1), Recorder()
     stream, used, module = context.default_stream, device.memory_used[1], context.load_module(b"")
-    one, _, other = module.globals
-    assert set(module.variable_ranges) == {one.address, other.address}
+    first, _, second = module.globals
+    assert set(module.variable_ranges) == {first.address, second.address}
     driver.stall(stream.handle)
-    stream.copy(copy_to_device(one.address, memoryview(bytes(8))), done)
+    stream.copy(copy_to_device(first.address, memoryview(bytes(8))), done)
     module.unload()
     with pytest.raises(BackendError, match="in no allocation"):
-        stream.fill(fill(one.address, 1, 1, 8))
+        stream.fill(fill(first.address, 1, 1, 8))
     driver.run(stream.handle)
     context.notify(done)
     assert done.wait(2) == [Status()] * 2, "the thread that calls completions continues"

@@ -18,9 +18,9 @@ def test_every_error_that_ends_the_process_is_poisoning() -> None:
     documents = {int(code): " ".join((code.__doc__ or "").split()) for code in real.CUresult}
     if len(set(documents.values())) == 1:
         pytest.skip("these bindings have no documentation of the codes: those before 13.2")
-    said = {code for code, document in documents.items() if "process must be terminated" in document}
-    assert said
-    assert said <= _STICKY_ERRORS
+    output = {code for code, document in documents.items() if "process must be terminated" in document}
+    assert output
+    assert output <= _STICKY_ERRORS
 
 
 @pytest.mark.parametrize("code", sorted(_STICKY_ERRORS))

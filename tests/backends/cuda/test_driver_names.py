@@ -27,10 +27,10 @@ ATTRIBUTES: Final = ("CUdevice_attribute.CU_DEVICE_ATTRIBUTE_", "CUfunction_attr
 def taken(name: str) -> int:
     """Return the number of arguments of a call, by the signature at the start of its documentation."""
     signature = getattr(real, name).__doc__.partition("\n")[0]
-    found = re.fullmatch(rf"{name}\((.*)\)", signature)
-    assert found is not None, f"{name} is documented as {signature!r}"
-    depth, count = 0, 1 if found[1].strip() else 0
-    for character in found[1]:
+    match = re.fullmatch(rf"{name}\((.*)\)", signature)
+    assert match is not None, f"{name} is documented as {signature!r}"
+    depth, count = 0, 1 if match[1].strip() else 0
+    for character in match[1]:
         depth += (character in "([") - (character in ")]")
         count += character == "," and depth == 0
     return count
@@ -50,9 +50,9 @@ class Names(ast.NodeVisitor):
     @classmethod
     def of(cls, text: str) -> Names:
         """Read a file."""
-        found = cls()
-        found.visit(ast.parse(text))
-        return found
+        result = cls()
+        result.visit(ast.parse(text))
+        return result
 
     def visit_Assign(self, node: ast.Assign) -> None:
         """Note ``kinds = cu.CUkind``, also one of several, and ``functions = {1: cu.cuCall}``."""
@@ -67,7 +67,7 @@ class Names(ast.NodeVisitor):
 
     def _meant(self, value: ast.expr) -> tuple[str, ...]:
         held = value.values if isinstance(value, ast.Dict) else [value]
-        return tuple(each.attr for each in held if isinstance(each, ast.Attribute))
+        return tuple(entry.attr for entry in held if isinstance(entry, ast.Attribute))
 
     def visit_Call(self, node: ast.Call) -> None:
         """Note a call of the driver, and one that is passed with its arguments after it."""
@@ -87,7 +87,7 @@ class Names(ast.NodeVisitor):
         yield from filter(CALL.fullmatch, names)
 
     def _note(self, name: str, arguments: list[ast.expr], line: int) -> None:
-        count = sum(DIMENSIONS if isinstance(each, ast.Starred) else 1 for each in arguments)
+        count = sum(DIMENSIONS if isinstance(argument, ast.Starred) else 1 for argument in arguments)
         self.calls.append((name, count, line))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -99,7 +99,7 @@ class Names(ast.NodeVisitor):
             elif isinstance(node.value, ast.Name):
                 kind = "".join(self._stands_for.get(node.value.id, ()))
             self.members.append((f"{kind}.{node.attr}".lstrip("."), node.lineno))
-        elif any(each.fullmatch(node.attr) for each in (CALL, KIND, STRUCTURE)):
+        elif any(entry.fullmatch(node.attr) for entry in (CALL, KIND, STRUCTURE)):
             self.members.append((node.attr, node.lineno))
         self.generic_visit(node)
 
@@ -122,14 +122,14 @@ def is_there(name: str) -> bool:
     if name.startswith("*"):
         return any(is_there(f"{each}{name[1:]}") for each in ATTRIBUTES)
     kind, _, member = name.partition(".")
-    found: Any = getattr(real, kind, None)
-    return member in getattr(found, "__members__", ()) if member else found is not None
+    result: Any = getattr(real, kind, None)
+    return member in getattr(result, "__members__", ()) if member else result is not None
 
 
 def wrong(names: Names) -> list[str]:
     """Return messages about names that do not exist and calls with the wrong number of arguments."""
-    said = [f"line {line}: {name} is not there" for name, line in names.members if not is_there(name)]
-    return said + [
+    output = [f"line {line}: {name} is not there" for name, line in names.members if not is_there(name)]
+    return output + [
         f"line {line}: {name} takes {taken(name)} arguments, not {count}"
         for name, count, line in names.calls
         if is_there(name) and taken(name) != count
@@ -172,5 +172,5 @@ def test_no_name_is_missed() -> None:
     ],
 )
 def test_wrong_names_and_calls_are_found(text: str, said: str) -> None:
-    (found,) = wrong(Names.of(text))
-    assert found.partition(": ")[2] == said
+    (result,) = wrong(Names.of(text))
+    assert result.partition(": ")[2] == said

@@ -191,8 +191,8 @@ def test_a_file_of_headers_only_is_refused() -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
 def test_a_linked_cubins_variables_are_those_of_all_its_objects(architecture: str) -> None:
-    found = read_cubin((IMAGES / f"linked-{architecture}.cubin").read_bytes())
-    assert [name.endswith("launches") or name for name in found.variables] == [True, "factor"]
+    cubin = read_cubin((IMAGES / f"linked-{architecture}.cubin").read_bytes())
+    assert [name.endswith("launches") or name for name in cubin.variables] == [True, "factor"]
 
 
 @pytest.mark.parametrize("name", ["linked", "several"])

@@ -45,8 +45,8 @@ def test_a_simplified_extent_is_the_same_bytes(extent: Extent, gaps: list[tuple[
     for row_gap, slice_gap in gaps:
         pitch = extent.width + row_gap
         regions.append(on_device(0, pitch, extent.height * pitch + slice_gap))
-    fewer, found = simplify(extent, *regions)
-    assert [offsets(fewer, each) for each in found] == [offsets(extent, each) for each in regions]
+    fewer, result = simplify(extent, *regions)
+    assert [offsets(fewer, region) for region in result] == [offsets(extent, region) for region in regions]
     assert fewer.depth == 1 or fewer.height > 1
 
 
@@ -71,10 +71,10 @@ def test_every_piece_of_a_copy_lies_in_one_registration(address: int, extent: Ex
         start = host.at(column, row, layer).address
         last = start + (piece.depth - 1) * host.slice_pitch + (piece.height - 1) * pitch + piece.width - 1
         assert start // REGISTERED_BYTES == last // REGISTERED_BYTES
-        for each in range(layer, layer + piece.depth):
+        for index in range(layer, layer + piece.depth):
             for other in range(row, row + piece.height):
-                assert seen.get((each, other), 0) == column, "the pieces of a row follow each other"
-                seen[each, other] = column + piece.width
+                assert seen.get((index, other), 0) == column, "the pieces of a row follow each other"
+                seen[index, other] = column + piece.width
     assert seen == {(layer, row): extent.width for layer in range(extent.depth) for row in range(extent.height)}
 
 

@@ -29,8 +29,8 @@ PROBE = Path(pympsd_server.__file__).parent / "backends" / "cuda" / "driver" / "
 
 def machine(probed: Probed, **environment: str) -> tuple[str, list[str]]:
     """Return the backend and the names of the devices."""
-    found = visible_machine(Settings.from_environment(environment), lambda: probed, find_server=str)
-    return found.backend, [device.name for device in found.devices]
+    machine = visible_machine(Settings.from_environment(environment), lambda: probed, find_server=str)
+    return machine.backend, [device.name for device in machine.devices]
 
 
 def never() -> Probed:
@@ -61,8 +61,8 @@ def test_a_driver_that_does_not_work_is_an_error_never_an_emulation(backend: str
 
 @pytest.mark.parametrize("environment", [{"PYMPSD_BACKEND": "emulated"}, {"PYMPSD_EMULATED_DEVICES": "H200"}])
 def test_the_driver_is_not_probed_for_an_emulated_machine(environment: dict[str, str]) -> None:
-    found = visible_machine(Settings.from_environment(environment), never, find_server=str)
-    assert found.backend == "emulated"
+    machine = visible_machine(Settings.from_environment(environment), never, find_server=str)
+    assert machine.backend == "emulated"
 
 
 # --- the child

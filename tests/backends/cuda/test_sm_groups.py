@@ -61,8 +61,8 @@ def test_a_part_of_a_partition_has_so_many_multiprocessors_rounded_up_to_chunks(
     total = sum(sizes[chunk] for chunk in chunks)
     number, among = part_of(chunks, wanted, size, count)
     for taken in (among[:number], among[-number:]):  # whichever of them are free
-        got = sum(sizes[chunk] for chunk in taken)
+        actual = sum(sizes[chunk] for chunk in taken)
         if not wanted or wanted > count * size:
-            assert got == total
+            assert actual == total
         else:
-            assert wanted <= got < wanted + size
+            assert wanted <= actual < wanted + size

@@ -33,12 +33,12 @@ def test_a_client_with_many_copies_leaves_slots_to_the_others(
     for _ in range(32 * MIB // PIECE):
         stream.copy(copy_to_device(address, source), done)
     again = make_context(1)  # of the same client
-    for each in (stream, again.default_stream):
+    for entry in (stream, again.default_stream):
         with refused("this client's copies"):
-            each.copy(copy_to_device(address, source), done)
-    others = Recorder()
-    other.default_stream.copy(copy_to_device(other.allocate(4), memoryview(b"1234")), others)
-    assert others.wait() == [Status()]
+            entry.copy(copy_to_device(address, source), done)
+    recorder = Recorder()
+    other.default_stream.copy(copy_to_device(other.allocate(4), memoryview(b"1234")), recorder)
+    assert recorder.wait() == [Status()]
     driver.run(stream.handle)
     done.wait(32 * MIB // PIECE)
     stream.copy(copy_to_device(address, source), done)

@@ -89,10 +89,10 @@ def test_steps_are_issued_in_the_order_of_their_stream(issued: Issued) -> None:
 
 
 def test_a_step_may_come_after_steps_of_other_streams(issued: Issued) -> None:
-    one, other = FakeStream(False), FakeStream(False)
-    call = issued.put("call", one, held=True)
-    mark = issued.put("mark", one)
-    issued.put("waits", other, mark)
+    first, second = FakeStream(False), FakeStream(False)
+    call = issued.put("call", first, held=True)
+    mark = issued.put("mark", first)
+    issued.put("waits", second, mark)
     issued.put("all", None)
     issued.put("only", None, mark, alone=True)
     issued.put("at once", None, alone=True)

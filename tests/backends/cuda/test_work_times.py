@@ -61,7 +61,7 @@ def test_work_is_reported_with_its_times(
     driver.run(stream.handle)
     driver.until(lambda: len(timeline.work) == 2)
     end = time.perf_counter_ns()
-    assert [(each.stream, each.name) for each in timeline.work] == [(1, "fill"), (1, "copy")]
+    assert [(entry.stream, entry.name) for entry in timeline.work] == [(1, "fill"), (1, "copy")]
     first, second = timeline.work
     assert start <= first.submitted <= second.submitted <= submitted
     slack = 1_000_000  # between the time of an event and that of the look at it

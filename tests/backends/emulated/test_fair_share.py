@@ -215,7 +215,7 @@ def test_below_normal_never_overtakes_and_never_starves(script: list[tuple[str, 
     ready, contexts = FairQueue(), [context(int(number >= 3)) for number in range(6)]
     since = due = 0  # the normal level's turns and time since one below could run
     for what, number, more in script:
-        normal, below = (any(each.ready for each in some) for some in (contexts[:3], contexts[3:]))
+        normal, below = (any(entry.ready for entry in some) for some in (contexts[:3], contexts[3:]))
         if what == "add":
             ready.add(stream(str(number), contexts[number], int(more)))
             since = 0 if number >= 3 and not below else since

@@ -137,8 +137,8 @@ def often_switching() -> Iterator[None]:
 
 
 def test_a_context_closes_while_its_memory_is_released(devices: list[EmulatedDevice], often_switching: None) -> None:
-    kept = devices[0].create_context(1, Quota(0, 0, 0), ignore)
-    before = kept.memory_info()
+    fake_context = devices[0].create_context(1, Quota(0, 0, 0), ignore)
+    before = fake_context.memory_info()
     for _ in range(3):
         context = devices[0].create_context(2, Quota(0, 0, 0), ignore)
         memories = [context.create_memory(MAPPING_GRANULE, False) for _ in range(1000)]
@@ -154,4 +154,4 @@ def test_a_context_closes_while_its_memory_is_released(devices: list[EmulatedDev
         begin.wait()
         context.destroy()
         releasing.join()
-        assert kept.memory_info() == before
+        assert fake_context.memory_info() == before

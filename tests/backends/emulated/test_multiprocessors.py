@@ -42,16 +42,16 @@ def test_a_context_of_a_partition_keeps_to_it() -> None:
 def test_a_context_never_shares_more_than_it_must(count: int, steps: list[tuple[int, int]]) -> None:
     """A step takes some, and releases those of a number of steps before if they are still taken."""
     device, held = Multiprocessors(count), []
-    for wanted, age in steps:
+    for expected, age in steps:
         limited = [ids for ids in held if len(ids) < count]
         users = {number: sum(number in ids for ids in limited) for number in range(count)}
-        ids = device.take(wanted)
+        ids = device.take(expected)
         assert ids == tuple(sorted(set(ids)))
         assert set(ids) <= set(range(count))
-        if not 0 < wanted < count:
+        if not 0 < expected < count:
             assert len(ids) == count
         else:
-            assert len(ids) == wanted
+            assert len(ids) == expected
             rest = set(range(count)) - set(ids)
             # No other choice has fewer users, and of those with as many users the lowest are chosen.
             assert max((users[number], number) for number in ids) < min((users[number], number) for number in rest)

@@ -36,8 +36,8 @@ def reach(one: AddressSpace, other: AddressSpace) -> None:
 def spaces() -> Iterator[list[AddressSpace]]:
     made = [space(number) for number in range(3)]
     yield made
-    for each in made:
-        each.close()
+    for closable in made:
+        closable.close()
 
 
 def reaches(one: AddressSpace, address: int, count: int = 4) -> bool:
@@ -65,20 +65,20 @@ def test_kernels_reach_exactly_what_is_allocated_and_mapped(steps: list[tuple[st
     held: list[list[int]] = [[], [], []]
     mapped: set[tuple[int, int]] = set()
     seen: set[tuple[int, int]] = set()
-    for number, (step, one, other) in enumerate(steps):
-        if step == "allocate" and len(held[one]) < 8:
-            address = spaces[one].allocate(512)
-            spaces[one].write(address, bytes([number % 256]) * 512)
-            held[one].append(address)
-            seen.add((one, address))
-        elif step == "free" and held[one]:
-            spaces[one].free(held[one].pop(other % len(held[one])))
-        elif step == "map" and one != other and (one, other) not in mapped:
-            reach(spaces[one], spaces[other])
-            mapped.add((one, other))
-        elif step == "unmap" and one != other:
-            spaces[one].unmap_peer(spaces[other].base - spaces[one].base)
-            mapped.discard((one, other))
+    for number, (step, first, second) in enumerate(steps):
+        if step == "allocate" and len(held[first]) < 8:
+            address = spaces[first].allocate(512)
+            spaces[first].write(address, bytes([number % 256]) * 512)
+            held[first].append(address)
+            seen.add((first, address))
+        elif step == "free" and held[first]:
+            spaces[first].free(held[first].pop(second % len(held[first])))
+        elif step == "map" and first != second and (first, second) not in mapped:
+            reach(spaces[first], spaces[second])
+            mapped.add((first, second))
+        elif step == "unmap" and first != second:
+            spaces[first].unmap_peer(spaces[second].base - spaces[first].base)
+            mapped.discard((first, second))
     for own in range(3):
         for owner, address in seen:
             expected = address in held[owner] and (own == owner or (own, owner) in mapped)
@@ -92,9 +92,9 @@ def test_kernels_reach_exactly_what_is_allocated_and_mapped(steps: list[tuple[st
 
 
 def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
-    addresses = [each.allocate(64) for each in spaces]
-    for number, (each, address) in enumerate(zip(spaces, addresses, strict=True)):
-        each.write(address, np.full(16, number, np.uint32).data)
+    addresses = [space.allocate(64) for space in spaces]
+    for number, (entry, address) in enumerate(zip(spaces, addresses, strict=True)):
+        entry.write(address, np.full(16, number, np.uint32).data)
     middle = spaces[1]
     for other in (spaces[0], spaces[2]):
         reach(middle, other)
@@ -104,51 +104,51 @@ def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
 
 
 def test_the_window_is_that_of_the_address_with_its_constant_offset(spaces: list[AddressSpace]) -> None:
-    one, other = spaces[:2]
-    reach(one, other)
-    first, address = one.allocate(512), other.allocate(512)
+    one, second = spaces[:2]
+    reach(one, second)
+    first, address = one.allocate(512), second.allocate(512)
     wild = np.array([16, 0x7123_0000_0000, (1 << 62) + 64], np.int64)
     for each in wild:
         with pytest.raises(IllegalAddress):
             one.locate(np.array([each - one.base]), ((8, 4),))
     below = np.array([first, address], np.int64) - one.base - 8
     one.write(first, np.full(2, 5, np.uint32).data)
-    other.write(address, np.full(2, 6, np.uint32).data)
+    second.write(address, np.full(2, 6, np.uint32).data)
     places = one.locate(below, ((8, 4),)) + 8
     assert one.views[np.dtype(np.uint32)][places >> 2].tolist() == [5, 6]
 
 
 def test_an_allocation_that_reaches_the_end_of_a_window_is_the_windows_alone(spaces: list[AddressSpace]) -> None:
-    one, other = spaces[:2]
-    reach(one, other)
-    address = other.allocate(512)
+    first, second = spaces[:2]
+    reach(first, second)
+    address = second.allocate(512)
     last = address + 512 - 4
-    assert reaches(one, last)
-    assert not reaches(one, last + 4 + 512), "beyond what kernels reach of an allocation"
-    assert not reaches(one, address - 4)
-    assert not reaches(one, one.base + one.size), "where the peer's memory is mapped"
+    assert reaches(first, last)
+    assert not reaches(first, last + 4 + 512), "beyond what kernels reach of an allocation"
+    assert not reaches(first, address - 4)
+    assert not reaches(first, first.base + first.size), "where the peer's memory is mapped"
 
 
 def test_a_closed_window_has_nothing(spaces: list[AddressSpace]) -> None:
-    one, other = spaces[:2]
-    reach(one, other)
-    address = other.allocate(512)
-    assert reaches(one, address)
-    other.close()
-    assert not reaches(one, address)
+    first, second = spaces[:2]
+    reach(first, second)
+    address = second.allocate(512)
+    assert reaches(first, address)
+    second.close()
+    assert not reaches(first, address)
 
 
 def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSpace]) -> None:
-    one, other = spaces[:2]
-    reach(one, other)
-    file = other.publish().descriptor
+    first, second = spaces[:2]
+    reach(first, second)
+    file = second.publish().descriptor
     before = os.fstat(file).st_blocks
-    address = other.allocate(8 * PAGE)
-    one.write(address, b"x" * (8 * PAGE))
+    address = second.allocate(8 * PAGE)
+    first.write(address, b"x" * (8 * PAGE))
     assert os.fstat(file).st_blocks >= before + 8 * PAGE // 512
-    other.free(address)
+    second.free(address)
     assert os.fstat(file).st_blocks <= before + 2 * PAGE // 512
-    assert other.read(other.allocate(8 * PAGE), 8 * PAGE) == bytes(8 * PAGE)
+    assert second.read(second.allocate(8 * PAGE), 8 * PAGE) == bytes(8 * PAGE)
 
 
 @pytest.mark.parametrize("sealed", [True, False])
@@ -182,8 +182,8 @@ def test_a_file_of_huge_pages_is_refused(spaces: list[AddressSpace]) -> None:
 
 
 def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[AddressSpace]) -> None:
-    one, another = spaces[:2]
-    reach(one, another)  # what the forged one must not let in
+    entry, another = spaces[:2]
+    reach(entry, another)  # what the forged one must not let in
     address, hidden = another.allocate(512), os.memfd_create("hidden")
     file = make_sealed(f"pympsd-memory-{7:032x}", PAGE + TABLE_BYTES)
     try:
@@ -191,15 +191,15 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
             Segment(at, size, File(hidden, 7)) for at, size in ((PAGE, PAGE), (-PAGE, PAGE), (0, 64 * PAGE), (0, -1))
         ]
         Table(file, PAGE).write(2 * PAGE, ([-PAGE, 0, 16, PAGE], [-16, 8, 1 << 40, 3 * PAGE]), far)
-        one.map_peer(os.getpid(), File(file, 7), -one.base + (1 << 40))
-        assert reaches(one, 1 << 40)
+        entry.map_peer(os.getpid(), File(file, 7), -entry.base + (1 << 40))
+        assert reaches(entry, 1 << 40)
         for offset in (-PAGE, 1024, PAGE, 2 * PAGE, 3 * PAGE):
-            assert not reaches(one, (1 << 40) + offset)
-        assert reaches(one, address)
+            assert not reaches(entry, (1 << 40) + offset)
+        assert reaches(entry, address)
         Table(file, PAGE).write(1 << 62, ([0], [1 << 61]), [])
-        assert not reaches(one, (1 << 40) + 2 * PAGE)
+        assert not reaches(entry, (1 << 40) + 2 * PAGE)
         with pytest.raises(ValueError, match="not a published window"):
-            one.map_peer(os.getpid(), File(file, 7), 1 << 41)
+            entry.map_peer(os.getpid(), File(file, 7), 1 << 41)
     finally:
         os.close(file)
         os.close(hidden)
@@ -207,24 +207,24 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
 
 def test_memory_that_is_mapped_behind_the_allocations(spaces: list[AddressSpace]) -> None:
     """A peer follows what is mapped, made accessible and unmapped, and a bigger mapping of its own keeps it all."""
-    one, other, third = spaces
-    place, file = other.base + ROOM, make_sealed(f"pympsd-memory-{9:032x}", PAGE)
+    first, second, third = spaces
+    place, file = second.base + ROOM, make_sealed(f"pympsd-memory-{9:032x}", PAGE)
     memory = mmap.mmap(file, PAGE)
-    reach(one, other)
-    other.place(place, np.frombuffer(memory, np.uint8).data, File(file, 9))
-    assert not reaches(one, place)
-    other.set_accessible(place, PAGE, True)
+    reach(first, second)
+    second.place(place, np.frombuffer(memory, np.uint8).data, File(file, 9))
+    assert not reaches(first, place)
+    second.set_accessible(place, PAGE, True)
     memory[:4] = b"seen"
-    assert reaches(one, place)
-    assert one.read(place, 4) == b"seen"
-    reach(one, third)
-    one.write(place, b"also")
+    assert reaches(first, place)
+    assert first.read(place, 4) == b"seen"
+    reach(first, third)
+    first.write(place, b"also")
     assert memory[:4] == b"also"
-    other.set_accessible(place, PAGE, False)
-    assert not reaches(one, place)
-    other.clear(place, PAGE)
-    other.set_accessible(place, PAGE, True)
-    assert one.read(place, 4) == bytes(4), "nothing is mapped there"
+    second.set_accessible(place, PAGE, False)
+    assert not reaches(first, place)
+    second.clear(place, PAGE)
+    second.set_accessible(place, PAGE, True)
+    assert first.read(place, 4) == bytes(4), "nothing is mapped there"
     os.close(file)
 
 

@@ -52,14 +52,14 @@ def test_no_multiprocessor_is_ever_overfull_and_all_room_comes_back(
         if leave:
             placement.release(all_placed.pop(0))
         threads: Counter[int] = Counter()
-        for each in all_placed:
-            for sm in each.sm_of_block.tolist():
-                threads[sm] += each.size.threads
+        for entry in all_placed:
+            for sm in entry.sm_of_block.tolist():
+                threads[sm] += entry.size.threads
         assert set(threads) <= set(SMS)
         assert max(threads.values(), default=0) <= 2048
         assert placement.resident == sum(len(each.rows) for each in all_placed)
-    for each in all_placed:
-        placement.release(each)
+    for entry in all_placed:
+        placement.release(entry)
     assert placement.free_blocks(BlockSize(64, 0)) == whole
     assert placement.resident == 0
 

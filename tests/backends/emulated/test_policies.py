@@ -179,16 +179,16 @@ def test_any_order_of_events(name: str, steps: list[tuple[str, int]], kinds: lis
     ]
     ready: set[FakeWork] = set()
     for step, number in steps:
-        each = work[number]
-        if step == "a" and each not in ready:
-            policy.add(each)
-            ready.add(each)
-        elif step == "r" and each in ready:
-            policy.remove(each)
-            ready.discard(each)
+        entry = work[number]
+        if step == "a" and entry not in ready:
+            policy.add(entry)
+            ready.add(entry)
+        elif step == "r" and entry in ready:
+            policy.remove(entry)
+            ready.discard(entry)
         elif step == "d":
-            policy.drop(each.queue)
-            ready -= {one for one in ready if one.queue is each.queue}
+            policy.drop(entry.queue)
+            ready -= {one for one in ready if one.queue is entry.queue}
         elif (chosen := policy.next()) is not None:
             assert chosen in ready
             policy.charge(chosen, MILLISECOND)
@@ -238,12 +238,12 @@ def test_a_plug_in_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert type(policy_of({"PYMPSD_SCHEDULING_POLICY": "newest"})).__name__ == "NewestFirst"
-    for name, said in (
+    for name, output in (
         ("broken", "KeyError: ''"),
         ("missing", "ModuleNotFoundError: No module named 'not_there'"),
         ("number", "it has to return a policy, and int has no add, remove, drop, next, charge$"),
     ):
-        with pytest.raises(BadSetting, match=f"PYMPSD_SCHEDULING_POLICY={name}: .* cannot be used: {said}"):
+        with pytest.raises(BadSetting, match=f"PYMPSD_SCHEDULING_POLICY={name}: .* cannot be used: {output}"):
             policy_of({"PYMPSD_SCHEDULING_POLICY": name})
     with pytest.raises(BadSetting, match=r"^PYMPSD_TURN_POLICY=number: .* int has no __call__$"):
         load_policy(TURN_POLICIES, "PYMPSD_TURN_POLICY", "number")

@@ -122,11 +122,11 @@ def test_a_fault_ends_a_kernel_that_still_runs(device: EmulatedDevice) -> None:
 def test_its_multiprocessors_are_used_until_its_end(device: EmulatedDevice) -> None:
     ends, stays = (PortUser.on(device, client=1, multiprocessors=100) for _ in range(2))
     gate = stays.words()
-    taken = device.context_traces[0].multiprocessors
+    multiprocessors = device.context_traces[0].multiprocessors
     ends.launch("until", gate, 1)
     begun(device, 1)
     ends.context.destroy()
-    assert device.context_traces[0].multiprocessors == taken
+    assert device.context_traces[0].multiprocessors == multiprocessors
     stays.put(gate, 1)
     quiet(device)
     assert len(device.context_traces) == 1

@@ -67,7 +67,7 @@ def _handle(daemon: Daemon, event: Event) -> list[do.Instruction]:
 
 
 def _answers(instructions: list[do.Instruction]) -> list[Answer]:
-    return [each.answer for each in instructions if isinstance(each, do.Reply)]
+    return [instruction.answer for instruction in instructions if isinstance(instruction, do.Reply)]
 
 
 def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None) -> Answer:
@@ -208,14 +208,14 @@ def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> No
     ]
     assert ended.pid == 500
     present[3] = Client(3, 7, ClientProcess(Peer(600, 7, 7), "three", 13, container_pid=9))
-    said = "Several clients have PID 9 in their containers; use one of 500, 600."
-    assert _ask(daemon, "client terminate 9").printed == f"{said}\n"
+    text = "Several clients have PID 9 in their containers; use one of 500, 600."
+    assert _ask(daemon, "client terminate 9").printed == f"{text}\n"
     present[4] = Client(4, 7, ClientProcess(Peer(9, 7, 7), "four", 11))
     assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
-    other = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
-    other.clients = {5: Client(5, 8, ClientProcess(Peer(700, 8, 8), "five", 14, container_pid=9))}
-    said = "No client with PID 9 on server 'b'."
-    assert _ask(daemon, "client terminate 9 --server=b").printed == f"{said}\n", "on another server too"
+    server = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
+    server.clients = {5: Client(5, 8, ClientProcess(Peer(700, 8, 8), "five", 14, container_pid=9))}
+    text = "No client with PID 9 on server 'b'."
+    assert _ask(daemon, "client terminate 9 --server=b").printed == f"{text}\n", "on another server too"
     assert _ask(daemon, "client get 0 pid").diagnostic == "No client with PID 0."
 
 
@@ -377,9 +377,9 @@ def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
 
 
 def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) -> None:
-    zero, one = DEVICES
+    zero, entry = DEVICES
     daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
-    for limit in ("0=4G", f"{one.uuid}=4G", "4G"):
+    for limit in ("0=4G", f"{entry.uuid}=4G", "4G"):
         assert _printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
         assert _printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
         for limits in (daemon.named_servers["c"].namespaces["default"].limits, daemon.named_servers["c"].maximum):
@@ -395,7 +395,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
     for option in ("pinned-memory-limit", "total-memory-limit", "max-pinned-memory-limit"):
         for word in ("1", zero.uuid):
             refused = _ask(daemon, f"server set c --{option}={word}=4G")
-            assert refused.printed == f"No device '{word}' of server 'c'. Devices: 0 ({one.uuid}).\n"
+            assert refused.printed == f"No device '{word}' of server 'c'. Devices: 0 ({entry.uuid}).\n"
     # Server a has both, the other way round.
     _ask(daemon, "namespace set hi --server=a --pinned-memory-limit=0=4G,1=2G")
     assert daemon.named_servers["a"].namespaces["hi"].limits.pinned_memory == {
@@ -409,7 +409,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
 
 
 def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Daemon) -> None:
-    zero, one = (device.uuid for device in DEVICES)
+    zero, entry = (device.uuid for device in DEVICES)
     daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     daemon.servers.clear()
     for server, device in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
@@ -422,12 +422,12 @@ def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Da
         return [row[:3] for row in csv.reader(io.StringIO(text))]
 
     assert listed("--device=0") == listed(f"--device={zero}") == [["a", zero, "p1"], ["b", zero, "p0"]]
-    assert listed(f"--device={one[:10]}") == [["a", one, "p0"], ["c", one, "p0"]]
+    assert listed(f"--device={entry[:10]}") == [["a", entry, "p0"], ["c", entry, "p0"]]
     _ask(daemon, "sm-partition create rest --server=b --device=1 --chunks=1 --include-remainder=true")
     assert _ask(
         daemon, "sm-partition create r --server=c --device=0 --chunks=1 --include-remainder=true"
     ).printed == ("The remaining 12 SMs of device 0 are in partition 'rest' of server 'b'.\n")
-    assert listed("--device=0 --server=c") == [["c", one, "p0"]]
+    assert listed("--device=0 --server=c") == [["c", entry, "p0"]]
     assert [row[0] for row in listed("--device=0 --all")] == ["a", "a", "b", "b"]
 
 
@@ -445,7 +445,7 @@ def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: D
 
 def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Daemon) -> None:
     done = _handle(daemon, OperatorLine(1, 0, parse(b"namespace set hi --server=a --pinned-memory-limit=1=4G", 3)))
-    (logged,) = [each for each in done if isinstance(each, do.Log) and each.event == "namespace_set"]
+    (logged,) = [entry for entry in done if isinstance(entry, do.Log) and entry.event == "namespace_set"]
     assert logged.fields == {
         "name": "a/hi",
         "before": "50.00 %, memory unlimited, priority 0",
@@ -472,18 +472,20 @@ def test_a_limit_without_words_of_its_own_is_logged_by_its_name(
 
 
 def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daemon) -> None:
-    def said(namespace: str) -> str:
+    def diagnostic_for(namespace: str) -> str:
         return (
             f"Server 'b' has no SM partition 'nope' yet; until it is created, clients of namespace '{namespace}' get "
             "no context."
         )
 
-    assert _ask(daemon, "namespace set default --server=b --sm-partition=nope") == Answer(diagnostic=said("default"))
-    assert _ask(daemon, "server set b --sm-partition=nope") == Answer(diagnostic=said("default"))
+    assert _ask(daemon, "namespace set default --server=b --sm-partition=nope") == Answer(
+        diagnostic=diagnostic_for("default")
+    )
+    assert _ask(daemon, "server set b --sm-partition=nope") == Answer(diagnostic=diagnostic_for("default"))
     _handle(daemon, OperatorLine(1, 0, parse(b"namespace create lo --server=b --sm-partition=nope", 3)))
-    assert _opened(daemon, "b", "lo") == [Answer(diagnostic=said("lo"))]
+    assert _opened(daemon, "b", "lo") == [Answer(diagnostic=diagnostic_for("lo"))]
     text = 'schema_version = "1.0"\n[servers.b.namespaces.lo.pympsd]\nsm_partition = "nope"\n'
-    assert _ask(daemon, "config apply F", file=text).diagnostic == f"F:3: {said('lo')}".rstrip(".")
+    assert _ask(daemon, "config apply F", file=text).diagnostic == f"F:3: {diagnostic_for('lo')}".rstrip(".")
     _ask(daemon, "sm-partition create nope --server=b --device=0 --chunks=1")
     assert _ask(daemon, "config apply F", file=text).diagnostic == ""
     assert _ask(daemon, "namespace set lo --server=b --sm-partition=nope") == Answer()
@@ -520,7 +522,7 @@ def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon)
     assert do.Working(1) in begun
     assert do.OpenNamespace("b", "default", 9) in begun
     spawned = [each for each in _handle(daemon, NamespaceOpened("b", "default")) if isinstance(each, do.SpawnServer)]
-    assert [each.uid for each in spawned] == [9]
+    assert [entry.uid for entry in spawned] == [9]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
     assert _printed(daemon, "namespace get default b client-priority") == "1\n"
@@ -612,9 +614,9 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
     (others,) = [each for each in _handle(daemon, came) if isinstance(each, do.SpawnServer)]
     assert others.name == f"m{count - 1}"
     for turn in range(count):
-        each = [others, *starting][turn]
-        _handle(daemon, ServerSpawned(each.server, 900 + turn))
-        done = _handle(daemon, StatusPushed(each.server, ServerStatus.ACTIVE))
+        entry = [others, *starting][turn]
+        _handle(daemon, ServerSpawned(entry.server, 900 + turn))
+        done = _handle(daemon, StatusPushed(entry.server, ServerStatus.ACTIVE))
         assert _answers(done) == []
         starting += [one for one in done if isinstance(one, do.SpawnServer)]
     assert _printed(daemon, "config status").endswith("pending=0 failed=0\n")
@@ -713,7 +715,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
 
 
 def test_partitions_of_a_file_are_on_devices_that_their_server_has(daemon: Daemon) -> None:
-    zero, one = (device.uuid for device in DEVICES)
+    zero, first = (device.uuid for device in DEVICES)
     daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     text = """schema_version = "1.0"
 [servers.c]
@@ -724,10 +726,10 @@ devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
     assert _ask(daemon, "config apply F", file=text.format("", zero)).diagnostic == (
         "F:5: servers.c.devices.0.uuid: the server's allowed_devices lack it"
     )
-    other = _ask(daemon, "config apply F", file=text.format('allowed_devices = "0"', zero))
-    assert other.printed == "server 'c' keeps its devices: delete it first to give it others\n"
+    second = _ask(daemon, "config apply F", file=text.format('allowed_devices = "0"', zero))
+    assert second.printed == "server 'c' keeps its devices: delete it first to give it others\n"
     # As for the server's clients, the device has ordinal 0.
-    made = _ask(daemon, "config apply F", file=text.format("", one))
+    made = _ask(daemon, "config apply F", file=text.format("", first))
     assert made.printed == "created SM partition 'c/p' on device 0\n"
 
 
@@ -898,7 +900,7 @@ def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> No
 
 
 def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
-    zero, one = (device.uuid for device in DEVICES)
+    zero, entry = (device.uuid for device in DEVICES)
     _ask(daemon, f"sm-partition create p --server=b --device={zero} --chunks=10")
     _ask(daemon, f"sm-partition create q --server=b --device={zero} --chunks=2")
     process = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
@@ -911,7 +913,7 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
         [zero[:12], "3", "12", "36", "96"],
         [zero[:12], ids[0], "10", "80", "No"],
         [zero[:12], ids[1], "2", "16", "Yes"],
-        [one[:12], "15", "0", "132", "0"],
+        [entry[:12], "15", "0", "132", "0"],
     ]
     (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, parse(b"lspart", 3), server="b", namespace="default")))
     assert (tenant.refused, tenant.printed) == (True, "")

@@ -47,7 +47,7 @@ def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None, **eve
     text = None if file is None else file.encode()
     request = OperatorLine(1, uid, parse(line.encode(), daemon.options.protocol), at=1.0, file=text, **event)
     instructions = handle(daemon, request, answer_line)
-    answers = [each.answer for each in instructions if isinstance(each, do.Reply)]
+    answers = [instruction.answer for instruction in instructions if isinstance(instruction, do.Reply)]
     return answers[0] if answers else Answer()
 
 
@@ -148,9 +148,9 @@ def test_a_tenant_of_a_namespace_does_not_learn_the_file(daemon: Daemon) -> None
 
 
 def test_the_file_of_an_earlier_version_is_not_known(daemon: Daemon) -> None:
-    kept = snapshot(daemon, InitialDefaults.of(daemon)).configuration
-    assert kept is not None
-    assert kept.text == FILE.encode()
+    configuration = snapshot(daemon, InitialDefaults.of(daemon)).configuration
+    assert configuration is not None
+    assert configuration.text == FILE.encode()
     # The state file of an earlier version has no text.
     daemon.configuration = type(daemon.configuration)(1, "/f.toml", "2026-01-01T00:00:00Z")
     status = _ask(daemon, "config status")
@@ -206,15 +206,15 @@ def test_in_protocol_2_the_hash_is_that_of_the_defaults() -> None:
     ):
         _ask(daemon, command)
         _ask(daemon, "set_default_active_thread_percentage 0")  # refused
-        shown = _ask(daemon, "config show").printed
-        digest = sha256(shown.encode()).hexdigest()
+        printed = _ask(daemon, "config show").printed
+        digest = sha256(printed.encode()).hexdigest()
         status = f"generation={generation} source=- applied=- hash={digest} pending=0 failed=0\n"
         assert _ask(daemon, "config status").printed == status
         assert not _ask(daemon, f"config status --expect={digest}").refused
         assert not _ask(daemon, f"config status --expect={generation}").refused
         hashes.add(digest)
     assert len(hashes) == 4, "each default counts, and the last command restored a state of before"
-    assert "# set_default_active_thread_percentage 50.0\n# set_default_client_priority 1\n" in shown
+    assert "# set_default_active_thread_percentage 50.0\n# set_default_client_priority 1\n" in printed
 
 
 def test_in_protocol_2_the_hash_of_a_file_of_rules_is_expected_too() -> None:

@@ -111,7 +111,7 @@ WORDS = st.lists(
 
 
 def _names(declared: tuple[Argument, ...] | tuple[Flag, ...]) -> list[str]:
-    return [each.name for each in declared]
+    return [entry.name for entry in declared]
 
 
 @settings(max_examples=60)

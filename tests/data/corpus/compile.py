@@ -23,7 +23,7 @@ def include_folders() -> list[str]:
     """Where the headers are: in the packages next to NVRTC's, or where CORPUS_INCLUDE says."""
     folders = [os.environ["CORPUS_INCLUDE"]] if "CORPUS_INCLUDE" in os.environ else []
     patterns = ("nvidia/*/include", "nvidia/*/include/cccl")
-    return folders + [str(path) for entry in sys.path for each in patterns for path in Path(entry).glob(each)]
+    return folders + [str(path) for entry in sys.path for pattern in patterns for path in Path(entry).glob(pattern)]
 
 
 def check(result: nvrtc.nvrtcResult) -> None:

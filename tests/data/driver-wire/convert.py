@@ -30,9 +30,9 @@ def converted(lines: Iterable[str]) -> Iterator[str]:
         elif words[4] == "end":
             yield f"{head} {_SIDES[words[3]]} end"
         elif words[4] != "credentials":
-            found = _PACKET.search(line)
-            assert found, line
-            packet = bytes.fromhex(found[1])
+            match = _PACKET.search(line)
+            assert match, line
+            packet = bytes.fromhex(match[1])
             assert len(packet) == int(words[4]), line
             yield f"{head} {_SIDES[words[3]]} {_compact(packet)}{' fd' if 'socket:' in line else ''}"
 

@@ -65,7 +65,7 @@ def run_cupy() -> bool:
     twice = cp.ElementwiseKernel("float64 x", "float64 y", "y = 2 * x", "twice")
     doubled = cp.asnumpy(twice(cp.asarray(left)))
     pairs = ((product, left @ right), (spectrum, np.fft.fft(left[0])), (doubled, 2 * left))
-    return all(np.allclose(found, expected) for found, expected in pairs)
+    return all(np.allclose(result, expected) for result, expected in pairs)
 
 
 def run_jax() -> bool:
@@ -91,7 +91,7 @@ def train() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).cuda()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
     given = torch.rand(512, 64).cuda()
-    wanted = given.sum(1, keepdim=True)
+    expected = given.sum(1, keepdim=True)
     say("connected")
     losses, requested = [], 0
     while True:
@@ -101,7 +101,7 @@ def train() -> None:
                 break
             requested = int(line.split()[1])
         optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(network(given), wanted)
+        loss = torch.nn.functional.mse_loss(network(given), expected)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

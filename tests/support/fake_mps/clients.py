@@ -112,11 +112,11 @@ class Clients:
 
     def device_records(self) -> list[bytes]:
         """Return the messages of command 7, without the first."""
-        said = []
+        output = []
         for device in range(self.count):
             here = [struct.pack("<ii32x", c.pid, c.number) for c in self.contexts() if c.device == device]
-            said += [devices.uuid(device), devices.client_list_record(device), struct.pack("<i", len(here)), *here]
-        return said
+            output += [devices.uuid(device), devices.client_list_record(device), struct.pack("<i", len(here)), *here]
+        return output
 
     def terminate(self, pid: int) -> int | None:
         """End a process's contexts; return 0, 201 when it has none, and None if one has been terminated before."""
@@ -243,7 +243,7 @@ class Clients:
             write(f"Client process {connection.pid} disconnected")
         if not process.connections:
             del self.processes[connection.pid]
-            if self.fault and not any(other.sticky for other in self.processes.values()):
+            if self.fault and not any(process.sticky for process in self.processes.values()):
                 self.fault = False
 
     def _context_gone(self, context: Connection) -> None:

@@ -102,15 +102,15 @@ class MinimalDaemon:
 
     def connect(self, passes_credentials: bool = True) -> socket.socket:
         """Give the server one end of a new connection; return the other."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
+        own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (own_end, peer_end):
             end.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, int(passes_credentials))
         assert self.server is not None
         self.say(2)
-        with theirs:
-            _send_descriptor(self.server, theirs)
-        ours.settimeout(SECONDS)
-        return ours
+        with peer_end:
+            _send_descriptor(self.server, peer_end)
+        own_end.settimeout(SECONDS)
+        return own_end
 
     def hand_over(self, client: socket.socket, passes_credentials: bool = True) -> None:
         """Hand a client to the server, and take its farewell."""
@@ -159,8 +159,8 @@ class MinimalDaemon:
     def await_end(self) -> tuple[int, str]:
         """Wait until the server has ended; return its status and what it reported on standard error."""
         assert self.process is not None
-        _, said = self.process.communicate(timeout=SECONDS)
-        return self.process.returncode, said.decode()
+        _, output = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, output.decode()
 
 
 def _send_descriptor(receiver: socket.socket, end: socket.socket) -> None:

@@ -82,8 +82,8 @@ class DriverClient:
 
     def connect(self) -> DriverClient:
         """Make it a client with a context."""
-        said = self.ask("init")
-        assert said == "init CUDA_SUCCESS", said
+        output = self.ask("init")
+        assert output == "init CUDA_SUCCESS", output
         assert self.ask("ctx 0") == "ctx CUDA_SUCCESS"
         return self
 
