@@ -11,7 +11,11 @@ BAD_USAGE = 2
 
 
 class PympsdError(Exception):
-    """Base of all errors of the daemon, the server and the client library."""
+    """Base of all errors of the daemon, the server and the client library.
+
+    Never raised itself. Catch it to report any failure of pympsd, for instance at the top of a tool; catch a family
+    to react to one kind of failure.
+    """
 
 
 class InputError(PympsdError):
@@ -78,12 +82,21 @@ class ProtocolError(PympsdError):
 
 
 class LocalError(ProtocolError):
-    """This side violated the protocol: an internal error."""
+    """This side violated the protocol: an internal error.
+
+    Raised before anything is sent, for instance for a frame above the maximum. A caller logs it; it is a bug.
+    """
 
 
 class RemoteError(ProtocolError):
-    """The other side violated the protocol: with malformed, too long or untimely messages."""
+    """The other side violated the protocol: with malformed, too long or untimely messages.
+
+    Raised while a message is read. A caller closes this connection and serves all others.
+    """
 
 
 class LimitExceeded(RemoteError):
-    """The other side took more memory or time than a connection may; the message names which, and what is allowed."""
+    """The other side took more memory or time than a connection may.
+
+    The message states which, and the maximum in bytes or seconds. A caller closes the connection.
+    """

@@ -262,7 +262,7 @@ class Dispatcher:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
-            # First: the next daemon must know what is answered or begun below.
+            # First: the next daemon needs a record of what is answered or begun below.
             self.save()
             omitted = CONNECT_LINES if quiet else self._lines_over_limit(event, instructions)
             for instruction in instructions:

@@ -1,4 +1,27 @@
-"""The feature memacct: limits of the memory that the clients of a cgroup hold together, and its log."""
+"""The feature memacct: limits of the memory that the clients of a cgroup hold together, and its log.
+
+Theory of operation
+===================
+
+A scheduler puts the processes of a job into one cgroup. The feature gives that job one limit of device memory, which
+all of its clients share, however many servers they have.
+
+- The daemon keeps the limits by path and device (`set_limits`, `replace_limits`). A limit is hard, soft or both; in
+  bytes, and the soft one is at most the hard one.
+- A client that connects gets the limits of its own cgroup and of all above it. They come to its server as memory
+  groups (`MemoryGroup`), whose names begin with ``OF_CGROUP``. A change affects only clients that come later, as with
+  every other limit.
+- An executor counts a group's memory over all clients of the group. If two clients came with different limits of the
+  same group, the limits of the later client hold; `note_context` does the same here, so that lists and metrics show
+  what the executor enforces.
+- The hard limit refuses an allocation. A client above its soft limit is evicted only when the device is short of
+  memory (pympsd_server/service/eviction.py).
+
+A limit set by a command ends with its cgroup, because paths of jobs are used once: `drop_gone` removes it when the
+cgroup has been seen and exists no longer. A limit from a configuration file stays until the file changes.
+
+The driver's own server counts single clients only, so every function that sets a limit refuses it there.
+"""
 
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -25,7 +25,7 @@ All four states hold new clients; only `undrain` of the same target ends a drain
 because there is nothing to hold any more.
 
 `advance` is called after every event and derives what is to be done from the state alone, as `admission.serve_queue`
-does: no handler has to know of drains.
+does: no handler contains code for drains.
 
 - *Several drains.* A second drain of a target replaces the options of the first, and both operators get the same
   answer. Drains of other targets may overlap: a client is held while one of them covers it, and a client that one has

@@ -217,7 +217,7 @@ class PinnedMemory:
 
     @classmethod
     def parse(cls, text: str) -> PinnedMemory | None:
-        """Return the limit that a text means; None for ``0``, which is no limit.
+        """Return the limit that a text means; None for ``0``, which means unlimited.
 
         Args:
             text: A whole number and G, GB, M or MB, in either case, such as ``10G`` or ``900M``.

@@ -144,7 +144,7 @@ class ContextOpened:
     context: int
     """The server's id: names the context in records."""
     generation: int
-    """The executor's generation: handles minted for another generation are refused."""
+    """The executor's generation: handles allocated for another generation are refused."""
     multiprocessors: int
     memory_bytes: int
     """The total that cuMemGetInfo returns: the limit if there is one."""

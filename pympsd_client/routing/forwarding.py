@@ -8,8 +8,8 @@ one of three addresses::
     nvrtcCreateProgram     the installed library's own: later calls go there directly
     nvrtcGetTileIR         an entry point that refuses, if the installed library is too old to have it
 
-The installed library is the one that the program would have loaded, as far as `find` can tell. It is loaded by its
-path, because by its name the dynamic loader returns pympsd's, which is loaded already.
+The installed library is the one that the program would have loaded, as far as `find` can determine. It is loaded by
+its path, because by its name the dynamic loader returns pympsd's, which is loaded already.
 
 nvJitLink's header makes a program call `__nvJitLinkCreate_13_5`, with the header's own version. An installed library
 of another version may lack that name, but not nvJitLinkCreate.

@@ -382,7 +382,7 @@ class Event(Protocol):
     def done(self) -> bool:
         """Whether the work before its last recording is done; true if it was never recorded (cuEventQuery).
 
-        It does not tell whether that work succeeded: ``notify`` does.
+        The result does not state whether that work succeeded; ``notify`` reports that.
         """
 
     def notify(self, done: Completion) -> None:

@@ -59,7 +59,7 @@ def measure(report: Report) -> None:
         queued = statistics.median(statistics.median(_hellos_at_once(env, CLIENTS)) for _ in range(5))
         part = statistics.median(taken for _ in range(CLIENTS) for taken in _hellos_at_once(env, 1))
     report.add("the daemon's part of one client, hello to session (median)", part * 1000, 5, "ms")
-    print(f"    ({CLIENTS} hellos sent at once: {queued * 1000:.2f} ms at the median, for they queue)")
+    print(f"    ({CLIENTS} hellos sent together: {queued * 1000:.2f} ms at the median, because they queue)")
     report.add(f"ps with {CLIENTS} clients, against ps with one", many / one, 1.2, "x")
     print(f"    ({many * 1000:.2f} ms against {one * 1000:.2f} ms)")
 

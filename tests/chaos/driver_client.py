@@ -1,6 +1,6 @@
 """A client of a soak with the fake libcuda of tests/support/fake_mps, run by path with its plan (client_loop).
 
-Besides: a client that connects and then says nothing to its server, for as long as its plan says.
+Also: a client that connects and then sends nothing to its server, for as long as its plan states.
 """
 
 from __future__ import annotations

@@ -256,14 +256,14 @@ def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
 
 def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of_a_process() -> None:
     culprit = a_life(1, ended=6.0)
-    facts = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),)}
+    details = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),)}
     for devices, containment, right in (
         ((0, 1), Containment.SERVER, True),
         ((1, 2), Containment.SERVER, False),
         ((0, 1), Containment.DEVICE, False),
     ):
         life = a_life(2, devices=devices)
-        result = judged(life, a_step(700, 5.2, 1, context=2), containment=containment, **facts)
+        result = judged(life, a_step(700, 5.2, 1, context=2), containment=containment, **details)
         assert (result == []) is right
 
 

@@ -72,8 +72,8 @@ class Comparison:
         for voice, output in sorted(logs.VOICES[name](recorded).items()):
             known = str(self.known.ours.get(int(voice), "")) if voice.isdecimal() else voice
             # A client that only this log names may be any that is not known yet.
-            strangers = [entry for entry in given if entry.isdecimal() and int(entry) not in self.known.theirs]
-            missing = [self._missing(output, given[each]) for each in ([known] if known else strangers)]
+            unknown_pids = [entry for entry in given if entry.isdecimal() and int(entry) not in self.known.theirs]
+            missing = [self._missing(output, given[each]) for each in ([known] if known else unknown_pids)]
             wrong += min(missing, key=len, default=[f"no client of ours is left for {voice}"])
         return wrong
 

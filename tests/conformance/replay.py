@@ -227,7 +227,7 @@ class Replay:
             recorded, ours = recorded[:-1], ours[: len(recorded) - 1]
         wrong = [] if done.returncode == step["status"] else [f"status {done.returncode}, not {step['status']}"]
         wrong += self._compared.differences("stdout", recorded, ours)
-        # Ours tells root, too, whose daemon it is.
+        # Ours reports to root, too, whose daemon it is.
         complaints = [line for line in done.stderr.splitlines() if not line.endswith(", neither root nor you")]
         if complaints[:1] == [NOT_FOUND]:
             # Ours reports in one line more which socket it was, and what is wrong with it.

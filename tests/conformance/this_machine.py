@@ -52,7 +52,7 @@ def why_not(plan: str) -> str:
 
 
 def clients_settings() -> dict[str, str]:
-    """Return what clients have in their environment besides the daemon's."""
+    """Return what clients have in their environment in addition to the daemon's."""
     return {tested_driver.VARIABLE: "bindings", **with_machine({})} if LEADS else {}
 
 

@@ -1,7 +1,7 @@
 """The tests of this folder run their kernels in both tiers: in the NumPy tier, and among the long tests compiled.
 
-A module whose tests choose the tier themselves, or run no kernel, has `TIERS = ()`. Besides the tiers it may name
-ESCAPING: the compiled tier, with as many instructions as possible executed by the functions of the NumPy tier.
+A module whose tests choose the tier themselves, or run no kernel, has `TIERS = ()`. In addition to the tiers it may
+name ESCAPING: the compiled tier, with as many instructions as possible executed by the functions of the NumPy tier.
 """
 
 from __future__ import annotations

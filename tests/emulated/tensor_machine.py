@@ -56,7 +56,7 @@ COORDINATES = ["", *("{" + ", ".join(f"%r{20 + i}" for i in range(rank)) + "}" f
 
 
 def load_instruction(rank: int, form: str = "tile", more: str = "") -> str:
-    """A load of a box to `s`, which tells `bar`."""
+    """A load of a box to `s`, which signals `bar`."""
     operands = f"[%r2], [%d0, {COORDINATES[rank]}], [%r1]{more}"
     return f"{TENSOR}.{rank}d.shared::cta.global.{form}.{COMPLETE} {operands};"
 

@@ -196,7 +196,7 @@ def test_c5_answers_while_a_server_is_stopped(daemon: DaemonProcess, make_client
 
 
 def parse_pid_list(printed: str) -> list[int]:
-    """The strict parser of sglang-omni: any word that is no PID fails the whole workload."""
+    """The strict parser of sglang-omni: any word that is not a PID fails the whole workload."""
     tokens = printed.split()
     if not all(token.isdigit() and int(token) > 0 for token in tokens):
         raise ValueError(f"not PIDs only: {printed!r}")

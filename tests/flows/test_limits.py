@@ -351,7 +351,7 @@ def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start:
     for entry in IMPOSSIBLE:
         client = begun(start(three_devices, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: f"0=1G,{entry},1=2G"}))
         limits = [limit_of(client, device) for device in range(3)]
-        assert limits == [1 << 10, 2 << 10, 143155], f"the others hold beside {entry}"
+        assert limits == [1 << 10, 2 << 10, 143155], f"the others hold next to {entry}"
         client.end()
         one_line(three_devices, f"{MEMORY}: {entry} is ignored: ")
 

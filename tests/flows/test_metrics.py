@@ -41,10 +41,10 @@ MIB = 1 << 20
 USER = 10001
 SILENT_SCRAPERS = """
 import socket, sys
-mute = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
+silent = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
 print("ready", flush=True)
 sys.stdin.readline()
-for each in mute:
+for each in silent:
     each.connect(sys.argv[1])
 print("connected", flush=True)
 sys.stdin.read()

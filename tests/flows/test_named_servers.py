@@ -139,7 +139,7 @@ def test_a_configuration_may_have_a_thousand_namespaces(daemon: DaemonProcess) -
     assert last.is_socket()
     last.unlink()
     ctl(daemon, "server get s3 status")  # no time to look at a thousand again
-    wait_until(last.is_socket, "the socket that is made anew")
+    wait_until(last.is_socket, "the recreated socket")
     assert not [line for line in daemon.log() if "internal error" in line]
 
 

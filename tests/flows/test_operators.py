@@ -279,7 +279,7 @@ BAD_WORDS = {
     "garbage": b"GET / HTTP/1.1\r\n\r\n" * 10,
     "half a header": b"\x01\x00",
     "half a frame": frames.encode(frames.OPERATOR_HELLO, b"x" * 100)[:50],
-    "over the ceiling": (frames.MAX_BODY + 1).to_bytes(4, "little") + b"\x01\x00\x00\x00",
+    "over the maximum": (frames.MAX_BODY + 1).to_bytes(4, "little") + b"\x01\x00\x00\x00",
     "an unknown kind": frames.encode(9999, b"hello"),
     "a malformed hello": frames.encode(frames.FIRST_MESSAGE_KIND, b"\xc1"),
     "descriptors announced": frames.encode(frames.OPERATOR_HELLO, b"", 3),

@@ -132,7 +132,7 @@ def test_a_user_can_neither_read_nor_signal_nor_trace_processes_of_another_user(
         assert len(lines) == TRIED
         assert [line for line in lines if not line.endswith(": refused")] == [], name
     assert owner.do("add") == RIGHT
-    # Were the tries worth anything? On a process of its own the stranger succeeds.
+    # The tries are valid: on a process of its own the untrusted user succeeds.
     own = subprocess.Popen(["sleep", "60"], user=OTHER_USER, group=OTHER_USER, extra_groups=[])
     try:
         lines = as_user(OTHER_USER, TRIES, own.pid).splitlines()

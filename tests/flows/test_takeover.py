@@ -140,7 +140,7 @@ def test_a_kernel_in_flight_and_all_that_is_listed_outlive_the_daemon(
     daemon.hear_out()
     new = {line.split()[1] for line in daemon.say("ps").splitlines()[1:]} - shown
     assert [int(id_) > max(map(int, shown)) for id_ in new] == [True]
-    # Newcomers get the limits that were set: 30 % of 132 SMs, in whole groups of 2.
+    # New clients get the limits that were set: 30 % of 132 SMs, in whole groups of 2.
     assert late.do("sm") == "38"
     assert late.do("mem").split()[1] == "2048"
     assert not spinner.has_result()

@@ -138,7 +138,7 @@ def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) 
     assert "LAUNCH/S" not in done.stdout
     daemon.kill()
     assert daemon.start().returncode == 0
-    assert memory() >= 64 * MIB, "the next daemon is told too"
+    assert memory() >= 64 * MIB, "the next daemon gets it too"
     assert daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()[:6] == client.split()[:6]
 
 

@@ -1,4 +1,4 @@
-"""libnvidia-ml.so.1: what a daemon's file says, what is no such file, and programs without a daemon."""
+"""libnvidia-ml.so.1: what a daemon's file contains, what is not such a file, and programs without a daemon."""
 
 from __future__ import annotations
 

@@ -1090,7 +1090,7 @@ class FewestTurnsMachine(DaemonMachine):
 
 
 class NoOvertakingMachine(DaemonMachine):
-    """Newcomers never overtake."""
+    """New clients never overtake."""
 
     overtaking_seconds = 0.0
 

@@ -1,7 +1,7 @@
 """Wedges an executor: the thread of its link hangs in the kernel and does not come back; all else in it continues.
 
 Its link's socket is set to deliver nothing before a MiB is there, which is never: a receive of that thread, once
-begun, does not return. That is no SIGSTOP, and no debugger: the process sleeps as it does while no one wants
+begun, does not return. That is not a SIGSTOP, nor a debugger: the process sleeps as it does while no one wants
 anything of it.
 """
 

@@ -123,7 +123,7 @@ def _measure_way(run: Run, name: str, running: Running) -> None:
                 run.figures.conditions["worker"] = way.check()
     except ways.WrongWorker as error:
         run.figures.conditions["worker"] = error.kind
-        raise SystemExit(f"{error}: nothing else is measured; --any-worker goes on") from None
+        raise SystemExit(f"{error}: nothing else is measured; --any-worker continues") from None
     except ways.NotInstalled as error:
         run.figures.leave_out(name, str(error))
     except Failure as error:
@@ -194,7 +194,7 @@ def counts_of(text: str) -> tuple[int, ...]:
     try:
         counts = tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from None
     if list(counts) != sorted(set(counts)) or counts[0] < 1:
         raise argparse.ArgumentTypeError("numbers of clients ascend from at least 1")
     return counts

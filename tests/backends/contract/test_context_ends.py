@@ -76,7 +76,7 @@ def test_terminating_stops_the_kernel_or_says_that_it_runs(any_device: Device) -
 
 def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_device: Device) -> None:
     running, other = RunningKernel(any_device), PortUser.on(any_device, client=2)
-    other.words()  # its first allocation takes memory besides
+    other.words()  # its first allocation takes additional memory
     (free, _), used = other.context.memory_info(), any_device.memory_used[1]
     running.user.context.destroy()
     if not any_device.capabilities.stops_kernels:

@@ -1,4 +1,4 @@
-"""What a timeline is told of a GPU's work: when each piece began and ended, and nothing of what was not timed."""
+"""What a timeline receives of a GPU's work: when each piece began and ended, and nothing of what was not timed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Report:
 
 @define
 class Timeline:
-    """Keeps what it is told."""
+    """Keeps what it receives."""
 
     work: list[Report] = field(factory=list)
 

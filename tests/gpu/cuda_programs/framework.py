@@ -37,7 +37,10 @@ def torch_module() -> Any:
 
 
 def run_torch() -> bool:
-    """Multiply matrices, and differentiate, beside the processor's results; EXPECTED_SMS is what it is to see."""
+    """Multiply matrices, and differentiate; compare with the processor's results.
+
+    EXPECTED_SMS is the number of SMs that the program is to see.
+    """
     torch = torch_module()
     torch.zeros(1, device="cuda")
     connected()

@@ -1,7 +1,7 @@
 """The fake server's clients: their connections, contexts, limits and faults.
 
 One client is one process. Its first connection comes from cuInit and is called context 0 in the log; each further one
-is a context on a device. The first words of server and client are as recorded; what follows is made up (JSON).
+is a context on a device. The first words of server and client are as recorded; what follows is invented (JSON).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Made-up clients for tests: start one, give it a line, await its answer with an absolute limit, end it."""
+"""Fake clients for tests: start one, give it a line, await its answer with an absolute limit, end it."""
 
 from __future__ import annotations
 

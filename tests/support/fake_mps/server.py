@@ -56,7 +56,7 @@ class MpsServer:
         self._taken: list[bytes] = []
         self._command = 0
         self._awaits_confirmation = False
-        self._newcomer: Connection | None = None
+        self._new_client: Connection | None = None
         """Whom it talks with: it hears nothing from the daemon."""
         self._awaits_end_of = 0
         """The process that it was asked to terminate a second time: until it ends no command is heard."""
@@ -128,8 +128,8 @@ class MpsServer:
                 self.daemon.send(struct.pack("<i", 0))
                 self._selector.register(self.daemon, selectors.EVENT_READ, None)
         # As measured: after one that leaves without a word it waits for ever.
-        if connection is self._newcomer and connection.words and (connection.number >= 0 or not goes_on):
-            self._newcomer = None
+        if connection is self._new_client and connection.words and (connection.number >= 0 or not goes_on):
+            self._new_client = None
             self._selector.register(self.daemon, selectors.EVENT_READ, None)
 
     def _hear(self) -> None:
@@ -175,7 +175,7 @@ class MpsServer:
         """Serve a client from now on, and nobody else's commands until it has reported who it is."""
         self._selector.unregister(self.daemon)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        self._newcomer = connection
+        self._new_client = connection
 
     def set_memory_limit(self, words: list[bytes]) -> list[bytes]:
         """Take a device's limit in bytes; the device need not be there."""

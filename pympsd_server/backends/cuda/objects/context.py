@@ -173,7 +173,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self.queue.notify(done)
 
     def set_limit(self, limit: ContextLimit, count: int) -> None:
-        """Refuse: BackendError NOT_SUPPORTED, for the driver's limits are those of all clients."""
+        """Refuse: BackendError NOT_SUPPORTED, because the driver's limits are those of all clients."""
         reason = "all clients of a GPU work in one context of the driver, so none sets its limits"
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
 

@@ -66,7 +66,7 @@ class WorkTimes:
         self.timeline = timeline
 
     def stop(self) -> None:
-        """Tell it no more."""
+        """Report nothing more to it."""
         self.timeline = self._reference = None
 
     def enclose(self, stream: TimedStream, what: str, submitted: int, work: Callable[[], None]) -> None:

@@ -1,4 +1,17 @@
-"""Streams and events of the emulated device."""
+"""Streams and events of the emulated device.
+
+A stream turns each request into one work item and submits it to the scheduler, which keeps the stream's order: a copy
+or a fill is a `Transfer`, a launch a `KernelRun`, a host function a `HostFunction`, and all else a `Marker`, an item
+without work of its own. The stream itself keeps no queue.
+
+- An event stands for the marker that was submitted when it was recorded (`Point`). To wait for an event is to submit
+  a marker that also comes after the event's. An event that was never recorded counts as passed, as in CUDA.
+- Whatever a request can be refused for is checked before the item is submitted: the address range of a copy, the
+  shape of a launch. So an item fails only by what a kernel does, and that error is the context's.
+- The checks of a launch depend only on the module and the shape, so each module remembers the shapes that passed.
+- If nothing is pending in the stream, a small transfer runs in its caller's thread, and so never queues behind a
+  kernel of another client. A large one is left to the scheduler, because its caller has other requests to read.
+"""
 
 from __future__ import annotations
 

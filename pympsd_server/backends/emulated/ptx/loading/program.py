@@ -10,8 +10,8 @@ CUDA compiles a whole image when it is loaded, so that errors of every kernel ar
   parsed and translated when it is first needed; its errors are those that a small image has, with the same text and
   line.
 
-`Program.kernels` is a mapping that translates, so that nobody else has to know. Several threads may use it; one
-translates at a time.
+`Program.kernels` is a mapping that translates, so that its users need no code for that. Several threads may use it;
+one translates at a time.
 """
 
 import re

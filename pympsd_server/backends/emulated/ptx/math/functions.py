@@ -12,8 +12,8 @@ A result is off by less than 2**-31 of itself before it is rounded to single pre
 2**-31). That is closer to the exact value than a GPU, and inside of the bounds that the PTX ISA gives: 2**-22 for ex2
 and lg2, 2**-20.5 for sin and cos within 2 pi, 2**-11 for tanh.
 
-Each function is written over `Doubles`, the operations that it needs besides + - * /, so that one text serves two
-tiers: with NumPy's arrays it computes, with a compiler's values it emits instructions.
+Each function is written over `Doubles`, the operations that it needs in addition to + - * /, so that one text serves
+two tiers: with NumPy's arrays it computes, with a compiler's values it emits instructions.
 
 - *Rounding to an integer.* Adding _MAGIC (1.5 * 2**52) to a double rounds it to an integer, which is then in the low
   bits of the sum. Subtracting _MAGIC gives the integer as a double. The default rounding is assumed.
@@ -63,7 +63,7 @@ _NAN: Final = np.uint32(0x7FFFFFFF).view(np.float32)
 
 
 class Doubles(Protocol):
-    """The operations of a tier on its doubles, besides arithmetic and comparisons, which its values have themselves.
+    """The operations of a tier on its doubles, except arithmetic and comparisons, which its values have themselves.
 
     Integers are signed, of 64 bits, and wrap around; they have + - & ^ << >>.
     """
