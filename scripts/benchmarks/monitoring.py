@@ -54,7 +54,10 @@ def measure(report: Report) -> None:
             _rate(busy, 1.0)
             report.add(f"pympsd top with {CLIENTS} clients, of a core", 100 * _top(env), 1, "%")
             report.add(
-                "round trips without scraping, against those with a scrape each second", _scraped(busy), 1.1, "x"
+                "round trips without scraping, against those with a scrape each second",
+                _compare_scraped(busy),
+                1.1,
+                "x",
             )
         finally:
             for client in (*clients, busy):
@@ -96,7 +99,7 @@ def _processor_seconds(pid: int) -> float:
         return int(file.read().split()[0]) / 1e9
 
 
-def _scraped(busy: subprocess.Popen[str]) -> float:
+def _compare_scraped(busy: subprocess.Popen[str]) -> float:
     """Return the median of the ratios of rates without and with scraping, each next to the next one in time."""
     ratios = []
     before = _rate(busy, WINDOW_SECONDS)

@@ -67,7 +67,7 @@ ERRORS_BEGINNING = """\
 MAX_ERROR = 1000
 
 
-def declared(includes: list[str], *options: str) -> dict[str, str]:
+def list_declared(includes: list[str], *options: str) -> dict[str, str]:
     """Return the types of the parameters of each function that the headers declare."""
     text = preprocess(HEADERS, includes[0], *(f"-idirafter{folder}" for folder in includes[1:]), *options)
     return {name: types(parameters) for _, name, parameters in DECLARATION.findall(text)}
@@ -75,7 +75,7 @@ def declared(includes: list[str], *options: str) -> dict[str, str]:
 
 def rows(major: str, includes: list[str]) -> list[str]:
     """Return the rows of one version of the runtime."""
-    functions = declared(includes) | declared(includes, EVERY_VERSION)
+    functions = list_declared(includes) | list_declared(includes, EVERY_VERSION)
     for header in GRAPHICS:
         path = next(file for file in (Path(folder, header) for folder in includes) if file.exists())
         functions |= dict.fromkeys(IN_TEXT.findall(path.read_text()), "")

@@ -16,7 +16,7 @@ NOT_FOUND = (
 SLOW = "trio attrs attr structlog argparse re msgspec enum typing socket dataclasses pathlib subprocess numpy"
 
 
-def _imported(*arguments: str) -> tuple[int, str, set[str]]:
+def _list_imported(*arguments: str) -> tuple[int, str, set[str]]:
     ran = subprocess.run(
         [sys.executable, "-I", "-S", "-X", "importtime", str(MAIN), *arguments],
         stdin=subprocess.DEVNULL,
@@ -33,20 +33,20 @@ def _imported(*arguments: str) -> tuple[int, str, set[str]]:
 
 
 def test_without_a_daemon_it_says_so_and_has_imported_almost_nothing() -> None:
-    status, output, imported = _imported()
+    status, output, imported = _list_imported()
     assert (status, output) == (1, NOT_FOUND)
     assert "pympsd.cli.control_client" in imported
     assert imported & set(SLOW.split()) == set()
 
 
 def test_a_command_in_the_arguments_takes_the_same_path() -> None:
-    status, output, imported = _imported("get_server_list")
+    status, output, imported = _list_imported("get_server_list")
     assert (status, output) == (1, NOT_FOUND)
     assert imported & set(SLOW.split()) == set()
 
 
 def test_the_packages_modules_on_the_path_are_few() -> None:
-    _, _, imported = _imported()
+    _, _, imported = _list_imported()
     assert {name for name in imported if name.startswith("pympsd")} <= {
         "pympsd",
         "pympsd.cli",
@@ -62,6 +62,6 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
 
 
 def test_printing_the_version_imports_almost_nothing() -> None:
-    status, _, imported = _imported("-v")
+    status, _, imported = _list_imported("-v")
     assert status == 0
     assert imported & set(SLOW.split()) == set()

@@ -142,12 +142,12 @@ def test_pure_packages_open_and_print_nothing(modules: tuple[Module, ...]) -> No
         for module in _of(modules, *PURE)
         if module.name not in WITH_EFFECTS
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Call) and (name := _called(node)) in ("open", "print", "input", "read_text")
+        if isinstance(node, ast.Call) and (name := _find_called(node)) in ("open", "print", "input", "read_text")
     ]
     assert [(module, name) for module, name in called if name not in reads_files.get(module, ())] == []
 
 
-def _called(call: ast.Call) -> str:
+def _find_called(call: ast.Call) -> str:
     match call.func:
         case ast.Name(name) | ast.Attribute(_, name):
             return name
@@ -244,13 +244,13 @@ def test_the_keeper_imports_only_what_is_built_in(modules: tuple[Module, ...]) -
 
 def _rings(arrows: dict[str, set[str]]) -> list[list[str]]:
     """Return the strongly connected components of more than one node, sorted."""
-    reached = {node: _reached(node, arrows) for node in arrows}
+    reached = {node: _find_reached(node, arrows) for node in arrows}
     in_rings = [node for node in arrows if node in reached[node]]
     rings = {frozenset(other for other in reached[node] if node in reached[other]) for node in in_rings}
     return sorted(map(sorted, rings))
 
 
-def _reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
+def _find_reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
     """Return the nodes that one or more arrows lead to."""
     result: set[str] = set()
     left = [start]

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import define, field
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.channel.allowance import FRAME_SECONDS, UNREAD_SECONDS, BufferBudget
 from pympsd.channel.message_channel import RECEIVE_BYTES, MessageChannel
@@ -69,7 +69,7 @@ async def peers() -> AsyncIterator[Peers]:
     peers.close()
 
 
-@bounded
+@with_limit
 async def test_the_connection_that_takes_too_much_fails_and_no_other(peers: Peers) -> None:
     _, honest = first = peers.connect(USER)
     async with trio.open_nursery() as nursery:
@@ -103,7 +103,7 @@ async def test_the_connection_that_takes_too_much_fails_and_no_other(peers: Peer
     assert (peers.budget.held[USER], peers.budget.held[OTHER]) == (0, 0)
 
 
-@bounded
+@with_limit
 async def test_a_frame_counts_until_the_next_receive(peers: Peers) -> None:
     raw, channel = peers.connect(USER)
     await peers.send(raw, frames.encode(20, b"x" * 1000) + frames.encode(20, b"y" * 100))
@@ -116,7 +116,7 @@ async def test_a_frame_counts_until_the_next_receive(peers: Peers) -> None:
     assert peers.budget.held[USER] == 0
 
 
-@bounded
+@with_limit
 async def test_a_frame_that_drips_is_ended_at_its_deadline(peers: Peers, autojump_clock: object) -> None:
     raw, channel = peers.connect(USER)
     # No time passes for a peer that has begun nothing.
@@ -137,7 +137,7 @@ async def test_a_frame_that_drips_is_ended_at_its_deadline(peers: Peers, autojum
     assert trio.current_time() - began == pytest.approx(FRAME_SECONDS)
 
 
-@bounded
+@with_limit
 async def test_the_rest_of_a_request_has_a_deadline_too(peers: Peers, autojump_clock: object) -> None:
     raw, channel = peers.connect(USER)
     raw.send(frames.encode(20, b"first of two"))
@@ -146,7 +146,7 @@ async def test_the_rest_of_a_request_has_a_deadline_too(peers: Peers, autojump_c
         await channel.receive(continues=True)
 
 
-@bounded
+@with_limit
 async def test_the_second_packet_of_a_request_has_a_deadline(autojump_clock: object) -> None:
     raw, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     checked = budget()
@@ -161,7 +161,7 @@ async def test_the_second_packet_of_a_request_has_a_deadline(autojump_clock: obj
     assert checked.held[USER] == 0
 
 
-@bounded
+@with_limit
 async def test_answers_that_are_not_read_come_out_of_the_same_budget(peers: Peers) -> None:
     answer = bytes(MIB)
     channels = [peers.connect(USER)[1] for _ in range(8)]
@@ -177,7 +177,7 @@ async def test_answers_that_are_not_read_come_out_of_the_same_budget(peers: Peer
     assert not other.overflowed
 
 
-@bounded
+@with_limit
 async def test_an_answer_that_is_read_too_slowly_ends_the_connection(peers: Peers, autojump_clock: object) -> None:
     raw, channel = peers.connect(USER)
     began = trio.current_time()
@@ -196,7 +196,7 @@ async def test_an_answer_that_is_read_too_slowly_ends_the_connection(peers: Peer
     assert trio.current_time() - began == pytest.approx(UNREAD_SECONDS)
 
 
-@bounded
+@with_limit
 async def test_a_link_to_a_server_is_counted_but_not_limited(peers: Peers, autojump_clock: object) -> None:
     raw, peer_end = socket.socketpair()
     link = MessageChannel(trio.socket.from_stdlib_socket(peer_end), allowance=peers.budget.link(USER))
@@ -214,7 +214,7 @@ async def test_a_link_to_a_server_is_counted_but_not_limited(peers: Peers, autoj
     assert not link.overflowed
 
 
-@bounded
+@with_limit
 async def test_an_allowance_that_is_closed_holds_nothing(peers: Peers) -> None:
     raw, channel = peers.connect(USER)
     with channel.allowance.keeping(5 * RECEIVE_BYTES):
@@ -227,7 +227,7 @@ async def test_an_allowance_that_is_closed_holds_nothing(peers: Peers) -> None:
     raw.close()
 
 
-@bounded
+@with_limit
 async def test_what_is_sent_after_too_much_was_received_is_not_refused(peers: Peers) -> None:
     raw, channel = peers.connect(USER)
     while not channel.queued_bytes:

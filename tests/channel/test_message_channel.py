@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 import trio.testing
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.send_queue import QUEUE_BYTES
@@ -47,7 +47,7 @@ def _file(text: bytes) -> int:
     return fd
 
 
-@bounded
+@with_limit
 async def test_messages_arrive_in_order_with_their_descriptors(pair: tuple[MessageChannel, MessageChannel]) -> None:
     first, second = pair
     first.send(ADMIT, (_file(b"first"), _file(b"second")))
@@ -64,7 +64,7 @@ async def test_messages_arrive_in_order_with_their_descriptors(pair: tuple[Messa
         os.close(fd)
 
 
-@bounded
+@with_limit
 async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChannel, MessageChannel]) -> None:
     first, second = pair
     reader, writer = os.pipe()
@@ -79,7 +79,7 @@ async def test_sent_descriptors_are_closed_by_the_sender(pair: tuple[MessageChan
     os.close(reader)
 
 
-@bounded
+@with_limit
 async def test_large_messages_pass_while_both_ends_run(pair: tuple[MessageChannel, MessageChannel]) -> None:
     first, second = pair
     refused = messages.Refused(1, "x" * 1_000_000)
@@ -93,7 +93,7 @@ async def test_large_messages_pass_while_both_ends_run(pair: tuple[MessageChanne
     assert first.queued_bytes == 0
 
 
-@bounded
+@with_limit
 async def test_an_end_of_file_ends_the_channel(pair: tuple[MessageChannel, MessageChannel]) -> None:
     first, second = pair
     first.send(ShutDown(True))
@@ -105,7 +105,7 @@ async def test_an_end_of_file_ends_the_channel(pair: tuple[MessageChannel, Messa
     assert await second.receive() is None
 
 
-@bounded
+@with_limit
 async def test_an_end_of_file_within_a_frame_is_a_remote_error(
     untrusted: tuple[socket.socket, MessageChannel],
 ) -> None:
@@ -119,7 +119,7 @@ async def test_an_end_of_file_within_a_frame_is_a_remote_error(
         await channel.receive()
 
 
-@bounded
+@with_limit
 async def test_a_frame_over_the_maximum_is_a_remote_error(
     untrusted: tuple[socket.socket, MessageChannel],
 ) -> None:
@@ -129,7 +129,7 @@ async def test_a_frame_over_the_maximum_is_a_remote_error(
         await channel.receive()
 
 
-@bounded
+@with_limit
 async def test_descriptors_from_an_untrusted_peer_are_closed(untrusted: tuple[socket.socket, MessageChannel]) -> None:
     raw, channel = untrusted
     reader, writer = os.pipe()
@@ -143,7 +143,7 @@ async def test_descriptors_from_an_untrusted_peer_are_closed(untrusted: tuple[so
 
 
 @pytest.mark.parametrize("stated", [0, 1, 3])
-@bounded
+@with_limit
 async def test_unclaimed_descriptors_are_closed(stated: int) -> None:
     raw, peer_end = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(peer_end), fds_allowed=2)
@@ -165,7 +165,7 @@ async def test_unclaimed_descriptors_are_closed(stated: int) -> None:
     os.close(reader)
 
 
-@bounded
+@with_limit
 async def test_the_descriptors_of_an_unread_frame_are_closed_with_the_channel() -> None:
     raw, peer_end = socket.socketpair()
     channel = MessageChannel(trio.socket.from_stdlib_socket(peer_end), fds_allowed=2)
@@ -184,7 +184,7 @@ async def test_the_descriptors_of_an_unread_frame_are_closed_with_the_channel() 
     os.close(reader)
 
 
-@bounded
+@with_limit
 async def test_unsent_descriptors_are_closed_with_the_channel() -> None:
     own_end, peer_end = trio.socket.socketpair()
     channel = MessageChannel(own_end, fds_allowed=2)
@@ -196,7 +196,7 @@ async def test_unsent_descriptors_are_closed_with_the_channel() -> None:
     os.close(reader)
 
 
-@bounded
+@with_limit
 async def test_a_peer_that_does_not_read_is_cut_off_without_blocking(
     untrusted: tuple[socket.socket, MessageChannel],
 ) -> None:
@@ -221,7 +221,7 @@ async def test_a_peer_that_does_not_read_is_cut_off_without_blocking(
         assert data.strip(b"\0\x14\x10") == b""
 
 
-@bounded
+@with_limit
 async def test_queued_descriptors_are_counted(pair: tuple[MessageChannel, MessageChannel]) -> None:
     first, second = pair
     first.send(ADMIT, (_file(b"at once"),))
@@ -242,7 +242,7 @@ async def test_queued_descriptors_are_counted(pair: tuple[MessageChannel, Messag
     assert first.queued_descriptors == 0
 
 
-@bounded
+@with_limit
 async def test_a_peer_that_is_gone_ends_the_sender(untrusted: tuple[socket.socket, MessageChannel]) -> None:
     raw, channel = untrusted
     raw.close()

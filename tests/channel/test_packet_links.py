@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.channel.message_channel import CONTINUED, PACKET_BYTES, MessageChannel
 from pympsd.wire import messages
@@ -38,7 +38,7 @@ def pieces(message: object, fds: int = 0) -> list[bytes]:
     return [frame[:PACKET_BYTES], *(CONTINUED + piece for piece in rest)]
 
 
-@bounded
+@with_limit
 async def test_a_long_message_comes_in_pieces(link: tuple[socket.socket, socket.socket]) -> None:
     first, second = map(channel, link)
     reader, writer = os.pipe()
@@ -55,7 +55,7 @@ async def test_a_long_message_comes_in_pieces(link: tuple[socket.socket, socket.
     second.close()
 
 
-@bounded
+@with_limit
 async def test_a_message_that_was_not_sent_to_its_end_is_dropped(link: tuple[socket.socket, socket.socket]) -> None:
     reader, writer = os.pipe()
     with open(writer, "wb") as descriptor:
@@ -69,7 +69,7 @@ async def test_a_message_that_was_not_sent_to_its_end_is_dropped(link: tuple[soc
     message_channel.close()
 
 
-@bounded
+@with_limit
 async def test_the_rest_of_what_another_process_began_to_read_is_passed_over(
     link: tuple[socket.socket, socket.socket],
 ) -> None:
@@ -82,7 +82,7 @@ async def test_the_rest_of_what_another_process_began_to_read_is_passed_over(
     message_channel.close()
 
 
-@bounded
+@with_limit
 async def test_what_a_peer_sent_last_is_read_though_it_left_something_unread(
     link: tuple[socket.socket, socket.socket],
 ) -> None:

@@ -67,7 +67,7 @@ def _strikable(testbed: Testbed) -> list[Life]:
 
 async def _client_fault(testbed: Testbed, action: Action) -> None:
     # The incident begins when the client reports that it does it. A client with another one under way is left alone.
-    life = pick(_attached(testbed), action.pick)
+    life = pick(_list_attached(testbed), action.pick)
     faults = FAULTS if testbed.setup.backend is Backend.EMULATED else FAULTS[:1]
     if life is not None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError):
@@ -141,7 +141,7 @@ async def _daemon_kill(testbed: Testbed, action: Action) -> None:
         strike(testbed.daemon, signal.SIGKILL)
         await testbed.until_gone(testbed.daemon, END_SECONDS)
         await testbed.start_daemon()
-    await _adopted(testbed)
+    await _check_adopted(testbed)
 
 
 async def _daemon_replace(testbed: Testbed, action: Action) -> None:
@@ -150,7 +150,7 @@ async def _daemon_replace(testbed: Testbed, action: Action) -> None:
         await testbed.start_daemon("--replace")
         if not await testbed.until_gone(old, END_SECONDS):
             testbed.blame(f"daemon {old.pid} was replaced and is still there")
-    await _adopted(testbed)
+    await _check_adopted(testbed)
 
 
 async def _keeper_kill(testbed: Testbed, action: Action) -> None:
@@ -159,7 +159,7 @@ async def _keeper_kill(testbed: Testbed, action: Action) -> None:
         return
     with testbed.incident(action.kind, action.number, pid=keeper.pid):
         strike(keeper, signal.SIGKILL)
-        await _kept(testbed, keeper)
+        await _wait_for_kept(testbed, keeper)
 
 
 async def _keeper_stop(testbed: Testbed, action: Action) -> None:
@@ -171,14 +171,14 @@ async def _keeper_stop(testbed: Testbed, action: Action) -> None:
     with testbed.incident(action.kind, action.number, pid=keeper.pid):
         await _stop(keeper, action)
         # A daemon that has much to tell it kills it after a while.
-        await _kept(testbed, None)
+        await _wait_for_kept(testbed, None)
         if testbed.setup.backend is Backend.VENDOR:
             # They do not see the end of a client that was being handed over, and may be killed for that.
             affected += testbed.logs.servers[known:]
             testbed.killed |= {server.process for server in affected}
 
 
-async def _kept(testbed: Testbed, before: ProcessKey | None) -> None:
+async def _wait_for_kept(testbed: Testbed, before: ProcessKey | None) -> None:
     """Wait until there is a keeper, another one than before, that has everything: until then the daemon is mortal."""
     if await testbed.until_so(
         lambda: (new := testbed.keeper()) is not None and new != before and _has_entries(new), NOTICE_SECONDS
@@ -209,7 +209,7 @@ async def _both_kill(testbed: Testbed, action: Action) -> None:
         await testbed.start_daemon()
 
 
-async def _adopted(testbed: Testbed) -> None:
+async def _check_adopted(testbed: Testbed) -> None:
     """The server that was there is the new daemon's, unless it has ended."""
     server = testbed.server()
     with trio.move_on_after(NOTICE_SECONDS):
@@ -332,7 +332,7 @@ async def _stop(process: ProcessKey, action: Action) -> None:
             strike(process, signal.SIGCONT)
 
 
-def _attached(testbed: Testbed) -> list[Life]:
+def _list_attached(testbed: Testbed) -> list[Life]:
     return [life for life in testbed.living() if life.attached != FOR_EVER and life.plan.work != "endless"]
 
 

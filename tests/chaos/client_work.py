@@ -195,12 +195,12 @@ class Bench:
 
     def idle(self) -> int:
         """With no other client: what is taken of the device is what one context costs, and comes back."""
-        alone = _taken()
+        alone = _count_taken()
         other = check(cuda.cuCtxCreate, 0, self.device)
-        both = _taken()
+        both = _count_taken()
         check(cuda.cuCtxDestroy, other)
         self.enter()
-        return int(both != 2 * alone) + int(_taken() != alone)
+        return int(both != 2 * alone) + int(_count_taken() != alone)
 
     def endless(self) -> int:
         """A kernel that never ends, waited for: coming back from this with a success is wrong."""
@@ -222,7 +222,7 @@ class Bench:
         return 0
 
 
-def _taken() -> int:
+def _count_taken() -> int:
     free, total = check(cuda.cuMemGetInfo)
     return int(total) - int(free)
 

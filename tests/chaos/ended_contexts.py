@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tests.chaos.history import History, Incident, Life, Span, Step
-from tests.chaos.recoveries import end_of_interval, met_by_culprit
+from tests.chaos.recoveries import end_of_interval, find_culprit_error
 from tests.chaos.schedule import Backend, Containment, Kind
 
 ILLEGAL_ADDRESS, MISALIGNED_ADDRESS, LAUNCH_FAILED = 700, 716, 719
@@ -21,7 +21,7 @@ STICKY: Final = FATAL | {RPC_FAILURE, CLIENT_TERMINATED}
 """
 
 
-def ended_before(history: History, life: Life, step: Step) -> str | None:
+def find_earlier_end(history: History, life: Life, step: Step) -> str | None:
     """Return why a step's context must have been at its end when the step began, None when it need not have been."""
     span = life.contexts.get(step.context)
     if span is None or step.name in ("open", "close"):
@@ -50,12 +50,12 @@ def _ends_by(history: History, life: Life, step: Step, span: Span, incident: Inc
         if done and step.began > incident.ended:
             yield f"a context terminated at {incident.ended:.3f}"
         return
-    met = _met(history, life, span, incident)
+    met = _find_met(history, life, span, incident)
     if met is not None and _is_past(history, met, step):
         yield f"a context that a fatal fault ({incident.kind}) at {incident.began:.3f} must have reached"
 
 
-def _met(history: History, life: Life, span: Span, incident: Incident) -> float | None:
+def _find_met(history: History, life: Life, span: Span, incident: Incident) -> float | None:
     """Return when a fault was met that surely reaches a context; None: it need not."""
     if incident.uid != life.uid:
         return None
@@ -70,7 +70,7 @@ def _met(history: History, life: Life, span: Span, incident: Incident) -> float 
 
 def _culprits_error(history: History, incident: Incident) -> float | None:
     """Return when the culprit got its own error, or None if another end came first."""
-    met = met_by_culprit(history.lives, incident)
+    met = find_culprit_error(history.lives, incident)
     codes = {
         step.code for life in history.lives for step in life.steps
         if life.plan.number == incident.client and step.ended == met and step.context == incident.context

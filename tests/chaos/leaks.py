@@ -54,27 +54,27 @@ def leaks(
     """Return what is left that was not there before and does not go, each in words."""
     gc.collect()
     give_up = time.monotonic() + seconds
-    while (result := _left(before, directory, uids, stays)) and time.monotonic() < give_up:
+    while (result := _list_left(before, directory, uids, stays)) and time.monotonic() < give_up:
         time.sleep(POLL_SECONDS)
     return result
 
 
-def _left(before: Before, directory: Path, uids: Collection[int], stays: frozenset[str]) -> list[str]:
+def _list_left(before: Before, directory: Path, uids: Collection[int], stays: frozenset[str]) -> list[str]:
     left = set(map(key_of, _processes(uids))) - before.processes
     result = [f"process {process.pid}: {_command(process.pid)}" for process in sorted(left)]
     result += [f"descriptor {one}" for one in sorted(set(_descriptors()) - before.descriptors)]
     result += [f"file {path}" for path in sorted(set(_files()) - before.files) if _is_ours(path, directory, uids)]
     result += [f"temporary file {path}" for path in sorted((directory / "tmp").iterdir())]
-    result += [f"{name} in the pipe directory" for name in sorted(_listed(directory / "pipe") ^ stays)]
+    result += [f"{name} in the pipe directory" for name in sorted(_list_names(directory / "pipe") ^ stays)]
     result += [
         f"{name} in the log directory"
-        for name in sorted(_listed(directory / "log") - {"control.log", "server.log"})
+        for name in sorted(_list_names(directory / "log") - {"control.log", "server.log"})
         if not (directory / "log" / name / "server.log").exists()  # that of a named server stays
     ]
     return result
 
 
-def crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[str]:
+def find_crowded(daemon: int, server: int, executors: Collection[int]) -> Iterator[str]:
     """Yield which processes of ours have more descriptors than they need when no client is there."""
     needs = {daemon: DAEMON_NEEDS, server: SERVER_NEEDS + SERVER_NEEDS_EACH * len(executors)}
     needs |= dict.fromkeys(executors, EXECUTOR_NEEDS)
@@ -140,7 +140,7 @@ def _is_ours(path: str, directory: Path, uids: Collection[int]) -> bool:
         return False
 
 
-def _listed(folder: Path) -> set[str]:
+def _list_names(folder: Path) -> set[str]:
     return set(os.listdir(folder))
 
 

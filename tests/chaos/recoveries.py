@@ -69,7 +69,7 @@ def end_of_interval(incidents: Iterable[Incident], since: float, seconds: float)
     return until
 
 
-def met_by_culprit(lives: list[Life], incident: Incident) -> float | None:
+def find_culprit_error(lives: list[Life], incident: Incident) -> float | None:
     """Return when the culprit of a fault got an error, None when it has not been."""
     for life in lives:
         if life.plan.number == incident.client:
@@ -78,8 +78,8 @@ def met_by_culprit(lives: list[Life], incident: Incident) -> float | None:
 
 
 def _recovery(history: History, lives: list[Life], incident: Incident) -> Recovery:
-    until = _noticed(history, lives, incident)
-    devices, clients = _reached(history, lives, incident, until)
+    until = _find_noticed(history, lives, incident)
+    devices, clients = _find_reached(history, lives, incident, until)
     ended = max((life.ended for life in clients), default=until)
     # Then the executors are started again, or the server.
     over = FOR_EVER
@@ -88,7 +88,9 @@ def _recovery(history: History, lives: list[Life], incident: Incident) -> Recove
     return Recovery(incident.began, over, devices, {life.plan.number for life in clients}, [incident])
 
 
-def _reached(history: History, lives: list[Life], incident: Incident, until: float) -> tuple[set[int], list[Life]]:
+def _find_reached(
+    history: History, lives: list[Life], incident: Incident, until: float
+) -> tuple[set[int], list[Life]]:
     if history.containment is Containment.SERVER:
         return set(range(DEVICES)), [
             life for life in lives if life.init_began <= until and life.ended >= incident.began - SLACK
@@ -98,10 +100,10 @@ def _reached(history: History, lives: list[Life], incident: Incident, until: flo
     return reach(lives, incident.device, incident.began, until)
 
 
-def _noticed(history: History, lives: list[Life], incident: Incident) -> float:
+def _find_noticed(history: History, lives: list[Life], incident: Incident) -> float:
     """Return until when the fault has surely been met: the culprit got its error, or its executor had some time."""
     if incident.kind is Kind.EXECUTOR_KILL:
         return end_of_interval(history.incidents, incident.began, NOTICED)
-    met = met_by_culprit(lives, incident)
+    met = find_culprit_error(lives, incident)
     ended = next((life.ended for life in lives if life.plan.number == incident.client), FOR_EVER)
     return end_of_interval(history.incidents, min(FOR_EVER if met is None else met, ended), SLACK)

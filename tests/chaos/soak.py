@@ -16,7 +16,7 @@ from tests.chaos.actions import ACTIONS, terminate
 from tests.chaos.history import FOR_EVER, Incident, Life
 from tests.chaos.hostile import attack
 from tests.chaos.identity import ProcessKey, strike, there
-from tests.chaos.leaks import crowded
+from tests.chaos.leaks import find_crowded
 from tests.chaos.recoveries import SLACK
 from tests.chaos.schedule import DEVICES, KINDS_OF, Action, Backend, ClientPlan, Kind, actions, clients
 from tests.chaos.testbed import NEEDS_ITS_DAEMON, ON_THE_DAEMON, Testbed, now
@@ -213,7 +213,7 @@ class Soak:
         executors: list[int] = []
         with suppress(OSError):  # it has ended
             executors = children_of(server.pid) if server else []
-        return list(crowded(_pid(self.testbed.daemon), _pid(server.process if server else None), executors))
+        return list(find_crowded(_pid(self.testbed.daemon), _pid(server.process if server else None), executors))
 
     async def _end(self) -> None:
         testbed = self.testbed

@@ -16,7 +16,7 @@ from tests.chaos.actions import ACTIONS
 from tests.chaos.history import FOR_EVER
 from tests.chaos.hostile import excess
 from tests.chaos.identity import strike
-from tests.chaos.leaks import DAEMON_NEEDS, Before, crowded, leaks
+from tests.chaos.leaks import DAEMON_NEEDS, Before, find_crowded, leaks
 from tests.chaos.rounds import soak
 from tests.chaos.schedule import DEFAULT_KINDS, Action, Backend, Kind
 from tests.chaos.testbed import Tail
@@ -92,12 +92,12 @@ def test_what_is_left_is_seen(tmp_path: Path) -> None:
 def test_a_process_with_too_many_descriptors_is_seen() -> None:
     opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(DAEMON_NEEDS)]
     try:
-        (result,) = crowded(os.getpid(), 0, ())
+        (result,) = find_crowded(os.getpid(), 0, ())
         assert result.startswith(f"process {os.getpid()} ")
     finally:
         for fd in opened:
             os.close(fd)
-    assert list(crowded(0, 0, ())) == []
+    assert list(find_crowded(0, 0, ())) == []
 
 
 def test_a_daemon_that_hostile_users_cost_too_much_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

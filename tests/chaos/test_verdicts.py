@@ -29,7 +29,7 @@ def a_step(code: int, at: float, device: int = 0, name: str = "copies", context:
     return Step(name, at - 0.1, at, device, context, code, "cuMemAlloc", "because")
 
 
-def judged(
+def judge(
     life: Life,
     *steps: Step,
     others: tuple[Life, ...] = (),
@@ -66,41 +66,41 @@ def test_what_must_not_be_noticed_allows_no_client_an_error() -> None:
 @given(kind=st.sampled_from([kind for kind in Kind if not TABLE[kind]]), code=st.sampled_from(list(Result)[1:]))
 def test_no_error_comes_of_those(kind: Kind, code: Result) -> None:
     incident = Incident(kind, 1, 5.0, 6.0, uid=ALICE)
-    assert len(judged(a_life(1), a_step(code, 5.5), incidents=(incident,))) == 1
+    assert len(judge(a_life(1), a_step(code, 5.5), incidents=(incident,))) == 1
 
 
 def test_a_quiet_life_is_right() -> None:
-    assert judged(a_life(1), a_step(0, 5.0)) == []
+    assert judge(a_life(1), a_step(0, 5.0)) == []
 
 
 def test_a_wrong_result_is_wrong() -> None:
-    assert "3 wrong in 'add'" in judged(a_life(1), Step("add", 1.0, 2.0, 0, 1, 0, wrong=3))[0]
+    assert "3 wrong in 'add'" in judge(a_life(1), Step("add", 1.0, 2.0, 0, 1, 0, wrong=3))[0]
 
 
 def test_a_hang_a_crash_and_a_kill() -> None:
     hung, crashed, killed = a_life(1), a_life(2), a_life(3)
     hung.hung, crashed.status = True, 1
     killed.killed, killed.status = True, -9
-    assert [len(judged(life)) for life in (hung, crashed, killed)] == [1, 1, 0]
+    assert [len(judge(life)) for life in (hung, crashed, killed)] == [1, 1, 0]
 
 
 def test_an_error_before_its_cause_has_none() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
-    assert judged(a_life(1), a_step(806, 5.3), incidents=(incident,)) == []
-    assert len(judged(a_life(1), a_step(806, 4.9), incidents=(incident,))) == 1
-    assert len(judged(a_life(1), a_step(719, 5.3), incidents=(incident,))) == 1
+    assert judge(a_life(1), a_step(806, 5.3), incidents=(incident,)) == []
+    assert len(judge(a_life(1), a_step(806, 4.9), incidents=(incident,))) == 1
+    assert len(judge(a_life(1), a_step(719, 5.3), incidents=(incident,))) == 1
 
 
 def test_a_server_that_is_killed_is_its_own_users_matter() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
-    assert len(judged(a_life(1, BOB), a_step(806, 5.3), incidents=(incident,))) == 1
+    assert len(judge(a_life(1, BOB), a_step(806, 5.3), incidents=(incident,))) == 1
 
 
 def test_a_later_client_has_no_excuse() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
     late = a_life(1)
     late.init_began = late.attached = 5.1 + SLACK + 1
-    assert len(judged(late, a_step(806, 20.0), incidents=(incident,))) == 1
+    assert len(judge(late, a_step(806, 20.0), incidents=(incident,))) == 1
 
 
 @pytest.mark.parametrize(
@@ -112,13 +112,13 @@ def test_a_fault_reaches_connected_devices_with_their_codes(device: int, code: i
     incident = fault(culprit, 0, 10.0)
     life = {0: a_life(3), 1: a_life(3, devices=(1,)), 2: far}[device]
     step = a_step(code, 11.0, device)
-    assert (judged(life, step, others=(culprit, between), incidents=(incident,)) == []) is right
+    assert (judge(life, step, others=(culprit, between), incidents=(incident,)) == []) is right
 
 
 def test_the_culprit_has_its_own_code() -> None:
     culprit = a_life(1)
     incident = fault(culprit, 0, 10.0)
-    assert judged(culprit, a_step(700, 11.0), incidents=(incident,)) == []
+    assert judge(culprit, a_step(700, 11.0), incidents=(incident,)) == []
 
 
 def test_new_clients_are_refused_until_the_affected_ones_have_gone() -> None:
@@ -129,35 +129,35 @@ def test_new_clients_are_refused_until_the_affected_ones_have_gone() -> None:
         life.contexts.clear()
     over = 20.0 + SLACK + NOTICED
     init_step = {"device": -1, "name": "init", "context": -1}
-    assert judged(early, a_step(807, 15.0, **init_step), others=(culprit,), incidents=(incident,)) == []
-    assert len(judged(late, a_step(807, over + 1, **init_step), others=(culprit,), incidents=(incident,))) == 1
-    assert len(judged(other, a_step(807, 15.0, **init_step), others=(culprit,), incidents=(incident,))) == 1
+    assert judge(early, a_step(807, 15.0, **init_step), others=(culprit,), incidents=(incident,)) == []
+    assert len(judge(late, a_step(807, over + 1, **init_step), others=(culprit,), incidents=(incident,))) == 1
+    assert len(judge(other, a_step(807, 15.0, **init_step), others=(culprit,), incidents=(incident,))) == 1
 
 
 def test_a_context_on_an_affected_device_is_refused_to_others() -> None:
     culprit, far = a_life(1), a_life(2, devices=(2,))
     incident = fault(culprit, 0, 10.0)
-    assert judged(far, a_step(807, 11.0, 0, "open", 2), others=(culprit,), incidents=(incident,)) == []
+    assert judge(far, a_step(807, 11.0, 0, "open", 2), others=(culprit,), incidents=(incident,)) == []
     life = a_life(3, devices=(2,))
-    assert len(judged(life, a_step(807, 11.0, 2, "open", 2), others=(culprit,), incidents=(incident,))) == 1
+    assert len(judge(life, a_step(807, 11.0, 2, "open", 2), others=(culprit,), incidents=(incident,))) == 1
 
 
 def test_a_terminated_client_gets_that_code_and_never_a_success() -> None:
     life = a_life(1)
     details = {"pid": life.pid, "client": 1, "uid": ALICE, "note": "0"}
     incident = Incident(Kind.CLIENT_TERMINATE, 1, 5.0, 5.2, **details)
-    assert judged(life, a_step(810, 5.3), incidents=(incident,)) == []
-    assert len(judged(a_life(1), a_step(0, 6.0), incidents=(incident,))) == 1
-    assert len(judged(a_life(2), a_step(810, 5.3), incidents=(incident,))) == 1
+    assert judge(life, a_step(810, 5.3), incidents=(incident,)) == []
+    assert len(judge(a_life(1), a_step(0, 6.0), incidents=(incident,))) == 1
+    assert len(judge(a_life(2), a_step(810, 5.3), incidents=(incident,))) == 1
     incident.note = "201"
-    assert judged(a_life(1), a_step(0, 6.0), incidents=(incident,)) == []
+    assert judge(a_life(1), a_step(0, 6.0), incidents=(incident,)) == []
 
 
 def test_a_client_that_was_granted_a_server_before_its_end_may_say_so_later() -> None:
     incident = Incident(Kind.SERVER_KILL, 1, 5.0, 5.1, uid=ALICE)
     slow = a_life(1)
     slow.init_began, slow.attached = 4.9, 9.0  # it was stopped in between
-    assert judged(slow, a_step(806, 9.1, 0, "open", 1), incidents=(incident,)) == []
+    assert judge(slow, a_step(806, 9.1, 0, "open", 1), incidents=(incident,)) == []
 
 
 @pytest.mark.parametrize("code", [700, 719, 806, 810])
@@ -169,7 +169,7 @@ def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
     culprit = a_life(2)
     culprit.ended = 4.95
     incidents = {806: (killed,), 810: (terminated,)}.get(code, (cause,))
-    result = judged(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
+    result = judge(life, a_step(code, 5.0), a_step(0, 5.2), others=(culprit,), incidents=incidents)
     assert len(result) == 1
     assert f"continues in a context that answered with {code}" in result[0]
 
@@ -178,12 +178,12 @@ def test_a_context_that_has_ended_never_succeeds_again(code: int) -> None:
 def test_a_server_that_has_gone_once_is_gone_for_all_of_a_process(name: str) -> None:
     killed = Incident(Kind.SERVER_KILL, 1, 4.9, 5.0, uid=ALICE)
     lost, later = a_step(806, 5.0, 0, name), a_step(0, 5.2, 1, context=2)
-    result = judged(a_life(1, devices=(0, 1)), lost, later, incidents=(killed,))
+    result = judge(a_life(1, devices=(0, 1)), lost, later, incidents=(killed,))
     assert ["learnt of its server's end" in each for each in result] == [True]
 
 
 def test_a_memory_that_was_full_is_not_the_end() -> None:
-    result = judged(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
+    result = judge(a_life(1), a_step(2, 5.0), a_step(0, 5.2))
     assert len(result) == 1
     assert "2 of cuMemAlloc" in result[0], "the error itself, and nothing about the success"
 
@@ -193,7 +193,7 @@ def test_a_process_that_a_fault_has_reached_has_no_other_context(containment: Co
     life = a_life(1, devices=(0, 1))
     incident = fault(life, 0, 5.0)
     soon, late = a_step(0, 5.5, 1, context=2), a_step(0, 5.3 + CONTAINED_SECONDS, 1, context=2)
-    result = judged(life, soon, late, incidents=(incident,), containment=containment)
+    result = judge(life, soon, late, incidents=(incident,), containment=containment)
     assert [("a process that a fatal fault" in each) for each in result] == [True] * ends
 
 
@@ -212,46 +212,46 @@ def test_a_neighbour_that_a_fault_must_reach_does_not_go_on(
     culprit, neighbour = a_life(1), a_life(2, devices=(device,))
     incident = fault(culprit, 0, 5.0)
     late = a_step(0, 5.3 + CONTAINED_SECONDS, device)
-    result = judged(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
+    result = judge(neighbour, late, others=(culprit,), incidents=(incident,), containment=containment)
     assert [("must have reached" in each) for each in result] == [True] * ends
     # One that came later has nothing to do with it.
     new_client = a_life(3, devices=(device,))
     new_client.contexts[1].opened = 5.1
-    assert judged(new_client, late, others=(culprit,), incidents=(incident,), containment=containment) == []
+    assert judge(new_client, late, others=(culprit,), incidents=(incident,), containment=containment) == []
     # No notification arrives while a process is stopped.
     stop = Incident(Kind.SERVER_STOP, 2, 5.0, 15.0, uid=ALICE)
     third = a_life(4, devices=(device,))
-    assert judged(third, late, others=(culprit,), incidents=(incident, stop), containment=containment) == []
+    assert judge(third, late, others=(culprit,), incidents=(incident, stop), containment=containment) == []
 
 
 def test_a_killed_executor_is_the_end_of_its_contexts() -> None:
     incident = Incident(Kind.EXECUTOR_KILL, 1, 5.0, 5.1, uid=ALICE, device=0)
     late = 5.3 + CONTAINED_SECONDS
-    assert len(judged(a_life(1), a_step(0, late), incidents=(incident,))) == 1
-    assert judged(a_life(2, devices=(1,)), a_step(0, late, 1), incidents=(incident,)) == []
-    assert judged(a_life(3, BOB), a_step(0, late), incidents=(incident,)) == []
+    assert len(judge(a_life(1), a_step(0, late), incidents=(incident,))) == 1
+    assert judge(a_life(2, devices=(1,)), a_step(0, late, 1), incidents=(incident,)) == []
+    assert judge(a_life(3, BOB), a_step(0, late), incidents=(incident,)) == []
 
 
 def test_a_machine_that_contains_faults_keeps_them_in_their_context() -> None:
     culprit, neighbour = a_life(1, devices=(0, 0)), a_life(2)
     incident = fault(culprit, 0, 5.0)
     details = {"incidents": (incident,), "containment": Containment.CLIENT}
-    assert judged(culprit, a_step(700, 5.2), **details) == []
-    assert len(judged(a_life(1, devices=(0, 0)), a_step(700, 5.2, context=2), others=(culprit,), **details)) == 1
-    assert len(judged(neighbour, a_step(700, 5.2), others=(culprit,), **details)) == 1
+    assert judge(culprit, a_step(700, 5.2), **details) == []
+    assert len(judge(a_life(1, devices=(0, 0)), a_step(700, 5.2, context=2), others=(culprit,), **details)) == 1
+    assert len(judge(neighbour, a_step(700, 5.2), others=(culprit,), **details)) == 1
     init_step = a_step(807, 5.2, -1, "init", -1)
-    assert len(judged(a_life(3), init_step, others=(culprit,), **details)) == 1
+    assert len(judge(a_life(3), init_step, others=(culprit,), **details)) == 1
 
 
 def test_before_volta_a_fault_is_the_end_of_the_server() -> None:
     culprit = a_life(1, ended=6.0)
     details = {"others": (culprit,), "incidents": (fault(culprit, 0, 5.0),), "containment": Containment.SERVER}
     for step in (a_step(700, 5.2), a_step(719, 5.2, 1), a_step(806, 5.2, 2), a_step(806, 5.2, 2, "open", 2)):
-        assert judged(a_life(2, devices=(0, 1, 2)), step, **details) == []
-    assert len(judged(a_life(3), a_step(810, 5.2), **details)) == 1
-    assert len(judged(a_life(4, BOB), a_step(806, 5.2), **details)) == 1
+        assert judge(a_life(2, devices=(0, 1, 2)), step, **details) == []
+    assert len(judge(a_life(3), a_step(810, 5.2), **details)) == 1
+    assert len(judge(a_life(4, BOB), a_step(806, 5.2), **details)) == 1
     for code, count in ((807, 0), (805, 0), (806, 1)):
-        assert len(judged(a_life(5), a_step(code, 5.2, -1, "init", -1), **details)) == count
+        assert len(judge(a_life(5), a_step(code, 5.2, -1, "init", -1), **details)) == count
 
 
 def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of_a_process() -> None:
@@ -263,7 +263,7 @@ def test_before_volta_the_servers_last_message_has_one_error_for_all_contexts_of
         ((0, 1), Containment.DEVICE, False),
     ):
         life = a_life(2, devices=devices)
-        result = judged(life, a_step(700, 5.2, 1, context=2), containment=containment, **details)
+        result = judge(life, a_step(700, 5.2, 1, context=2), containment=containment, **details)
         assert (result == []) is right
 
 
@@ -276,7 +276,7 @@ def test_only_a_server_that_is_stopped_for_too_long_may_be_killed_by_a_new_daemo
     ):
         stop = Incident(Kind.SERVER_STOP, 1, 15.0, 15.0 + seconds, uid=ALICE)
         new = (Incident(Kind.DAEMON_REPLACE, 2, 16.0, 17.0),) * daemons
-        assert (judged(a_life(1), step, incidents=(stop, *new)) == []) is right
+        assert (judge(a_life(1), step, incidents=(stop, *new)) == []) is right
 
 
 def test_contexts_on_an_executor_that_is_stopped_in_a_fault_may_lose_it() -> None:
@@ -284,7 +284,7 @@ def test_contexts_on_an_executor_that_is_stopped_in_a_fault_may_lose_it() -> Non
         culprit, neighbour = a_life(1), a_life(2)
         stop = Incident(Kind.EXECUTOR_STOP, 1, 4.0, 4.0 + seconds, uid=ALICE, device=0)
         incidents = (stop, fault(culprit, 0, 5.0))
-        assert (judged(neighbour, a_step(719, 11.0), others=(culprit,), incidents=incidents) == []) is right
+        assert (judge(neighbour, a_step(719, 11.0), others=(culprit,), incidents=incidents) == []) is right
 
 
 @pytest.mark.parametrize(("kind", "right"), [(Kind.DAEMON_KILL, False), (Kind.BOTH_KILL, True)])
@@ -292,14 +292,14 @@ def test_contexts_on_an_executor_that_is_stopped_in_a_fault_may_lose_it() -> Non
 def test_a_client_is_excused_only_if_the_keeper_was_killed_too(kind: Kind, right: bool, seconds: float) -> None:
     incident = Incident(kind, 1, 5.0, 5.0 + seconds)
     for step in (a_step(805, 5.3, -1, "init", -1), a_step(806, 5.3)):
-        assert (judged(a_life(1), step, incidents=(incident,)) == []) is right
+        assert (judge(a_life(1), step, incidents=(incident,)) == []) is right
 
 
 # --- with the driver's server
 
 
 def by_driver(life: Life, step: Step, *incidents: Incident, others: tuple[Life, ...] = ()) -> list[str]:
-    return judged(life, step, others=others, incidents=incidents, backend=Backend.VENDOR)
+    return judge(life, step, others=others, incidents=incidents, backend=Backend.VENDOR)
 
 
 def test_what_must_not_be_noticed_with_the_drivers_server() -> None:

@@ -16,7 +16,7 @@ from tests.chaos.ended_contexts import (
     LAUNCH_FAILED,
     MISALIGNED_ADDRESS,
     RPC_FAILURE,
-    ended_before,
+    find_earlier_end,
 )
 from tests.chaos.history import CONNECTING_STEPS, FOR_EVER, History, Incident, Life, Step
 from tests.chaos.recoveries import SLACK, Recovery, recoveries
@@ -169,7 +169,7 @@ def problems(history: History, life: Life) -> Iterator[str]:
             yield f"{name}: {step.wrong} wrong in {step.name!r} at {step.ended:.3f}"
         if step.code and not explanation(history, found, life, step):
             yield f"{name}: {step.code} of {step.call} in {step.name!r} at {step.ended:.3f} has no cause ({step.why})"
-        elif not step.code and (why := ended_before(history, life, step)) is not None:
+        elif not step.code and (why := find_earlier_end(history, life, step)) is not None:
             yield f"{name}: {step.name!r} at {step.began:.3f} continues in {why}"
 
 

@@ -64,7 +64,7 @@ def _compile(source: str, output: Path, *options: str) -> None:
     subprocess.run(command, input=source, text=True, check=True, timeout=SECONDS)
 
 
-def linked(folder: Path, *options: str) -> tuple[str, ...]:
+def link(folder: Path, *options: str) -> tuple[str, ...]:
     """Return the options that link a program with a library called libcuda.so.1."""
     return (*options, str(folder / "others" / "libcuda.so.1"))
 
@@ -72,7 +72,7 @@ def linked(folder: Path, *options: str) -> tuple[str, ...]:
 def test_a_program_is_known_to_use_cuda_by_its_libraries(folder: Path, build: Callable[..., Path]) -> None:
     plain = examine(str(build(PLAIN)), str(folder / "ours"))
     assert (plain.obstacle, plain.uses_cuda) == ("", False)
-    program = examine(str(build(USES_CUDA, *linked(folder))), str(folder / "ours"))
+    program = examine(str(build(USES_CUDA, *link(folder))), str(folder / "ours"))
     assert (program.obstacle, program.uses_cuda, program.libraries) == ("", True, ["libcuda.so.1"])
     script = folder / "script"
     script.write_text("#!/bin/sh\nexit 4\n")
@@ -94,12 +94,12 @@ def test_an_rpath_that_hides_the_libraries_is_an_obstacle_and_a_runpath_is_not(
 ) -> None:
     ours, others = str(folder / "ours"), folder / "others"
     rpath, runpath = "-Wl,--disable-new-dtags", "-Wl,--enable-new-dtags"
-    hidden = build(USES_CUDA, *linked(folder, rpath, f"-Wl,-rpath,{others}"))
+    hidden = build(USES_CUDA, *link(folder, rpath, f"-Wl,-rpath,{others}"))
     assert f"its DT_RPATH finds {others}/libcuda.so.1" in examine(str(hidden), ours).obstacle
-    relative = build(USES_CUDA, *linked(folder, rpath, "-Wl,-rpath,/nonexistent:$ORIGIN/others"))
+    relative = build(USES_CUDA, *link(folder, rpath, "-Wl,-rpath,/nonexistent:$ORIGIN/others"))
     assert f"{folder}/others/libcuda.so.1" in examine(str(relative), ours).obstacle
     for options in ((runpath, str(others)), (rpath, f"{ours}:{others}"), (rpath, "/")):
-        program = build(USES_CUDA, *linked(folder, options[0], f"-Wl,-rpath,{options[1]}"))
+        program = build(USES_CUDA, *link(folder, options[0], f"-Wl,-rpath,{options[1]}"))
         assert examine(str(program), ours).obstacle == ""
 
 
@@ -114,7 +114,7 @@ def test_privileged_programs_are_recognised(
     folder: Path, build: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = folder / "privileged"
-    shutil.copy(build(USES_CUDA, *linked(folder)), program)
+    shutil.copy(build(USES_CUDA, *link(folder)), program)
     program.chmod(0o755 | stat.S_ISUID)
     assert examine(str(program), str(folder / "ours")).obstacle == ""  # of the user itself
     monkeypatch.setattr(os, "geteuid", lambda: program.stat().st_uid + 1)
@@ -141,7 +141,7 @@ def test_a_program_of_another_machine_is_recognised(folder: Path, build: Callabl
 
 
 def test_libraries_that_were_not_built_are_an_obstacle(folder: Path, build: Callable[..., Path]) -> None:
-    program = examine(str(build(USES_CUDA, *linked(folder))), "/nonexistent")
+    program = examine(str(build(USES_CUDA, *link(folder))), "/nonexistent")
     assert "/nonexistent has no libcuda.so.1" in program.obstacle
 
 
@@ -149,7 +149,7 @@ def test_libraries_that_were_not_built_are_an_obstacle(folder: Path, build: Call
 def test_files_that_contradict_themselves_are_refused(
     data: st.DataObject, folder: Path, build: Callable[..., Path]
 ) -> None:
-    content = bytearray(build(USES_CUDA, *linked(folder, "-Wl,--disable-new-dtags,-rpath,/opt")).read_bytes())
+    content = bytearray(build(USES_CUDA, *link(folder, "-Wl,--disable-new-dtags,-rpath,/opt")).read_bytes())
     header = len(content) if data.draw(st.booleans()) else 0x400
     for offset in data.draw(st.lists(st.integers(4, header - 1), max_size=8)):
         content[offset] = data.draw(st.integers(0, 255))
@@ -201,7 +201,7 @@ def test_the_library_path_reaches_children_and_is_explained(
         "PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "LD_LIBRARY_PATH": f"{folder}/others:/x",
         "PYMPSD_EXPLAIN": "1",
     }  # fmt: skip
-    program = build(USES_CUDA.replace("cuInit(0);", "0;") + "int uses(void) { return cuInit(0); }", *linked(folder))
+    program = build(USES_CUDA.replace("cuInit(0);", "0;") + "int uses(void) { return cuInit(0); }", *link(folder))
     script = tmp_path / "script"
     script.write_text(f"echo $LD_LIBRARY_PATH\nexec {program}\n")
 

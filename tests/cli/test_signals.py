@@ -65,7 +65,7 @@ HANDED_OVER = [signal.SIGUSR2]
 """Another daemon takes over."""
 
 
-def _ended(tmp_path: Path, when: str, signals: list[signal.Signals]) -> set[str]:
+def _end(tmp_path: Path, when: str, signals: list[signal.Signals]) -> set[str]:
     """Send the signals at a moment; return the names of the remaining files."""
     environment = {
         "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "pipe"),
@@ -104,11 +104,11 @@ def _end_keeper(path: Path) -> None:
 )
 def test_a_starting_daemon_handles_signals(tmp_path: Path, when: str, signals: list[signal.Signals]) -> None:
     left = {files.STATE, files.KEEPER, files.NVML} if signals == HANDED_OVER else set()
-    assert _ended(tmp_path, when, signals) == left
+    assert _end(tmp_path, when, signals) == left
     if left:
         _end_keeper(tmp_path / "pipe" / files.KEEPER)
 
 
 @pytest.mark.parametrize("when", ["has worked", "leaves", "is gone"])
 def test_signals_do_not_interrupt_the_cleanup(tmp_path: Path, when: str) -> None:
-    assert _ended(tmp_path, when, ALL) == set()
+    assert _end(tmp_path, when, ALL) == set()

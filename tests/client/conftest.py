@@ -150,12 +150,12 @@ def private(request: pytest.FixtureRequest) -> Iterator[PrivateExecutors]:
     workers = getattr(request, "param", "auto")
     if workers == "native" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler, so there are no native workers")
-    connection = started("2xH200", workers)
+    connection = start_one("2xH200", workers)
     yield connection
     connection.close()
 
 
-def started(devices: str, workers: str) -> PrivateExecutors:
+def start_one(devices: str, workers: str) -> PrivateExecutors:
     """Return a connection whose executors all run, so that no test has to start them."""
     chosen = {"PYMPSD_EMULATED_DEVICES": devices, "PYMPSD_BACKEND": "emulated", "PYMPSD_WORKER": workers}
     connection = PrivateExecutors(chosen)

@@ -16,7 +16,7 @@ from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.code import launch as launch_module
 from pympsd_client._objects.context import contexts, this_thread
-from tests.client.conftest import ok, started
+from tests.client.conftest import ok, start_one
 from tests.client.launcher_rig import extension
 from tests.client.test_client_streams import PTX
 
@@ -71,7 +71,7 @@ def require_cache() -> None:
 def executors() -> Iterator[PrivateExecutors]:
     """Two devices with native workers, which have a ring."""
     require_cache()
-    connection = started("2xH200", "native")
+    connection = start_one("2xH200", "native")
     yield connection
     connection.close()
 

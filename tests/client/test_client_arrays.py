@@ -25,7 +25,7 @@ LAYERED, SURFACE, CUBEMAP, GATHER, SPARSE, DEFERRED = 1, 2, 4, 8, 0x40, 0x80
 FLOAT = Format.CU_AD_FORMAT_FLOAT
 
 
-def described(width: int, height: int, depth: int, format: Any = FLOAT, channels: int = 1, flags: int = 0) -> Any:
+def describe(width: int, height: int, depth: int, format: Any = FLOAT, channels: int = 1, flags: int = 0) -> Any:
     """Return a CUDA_ARRAY3D_DESCRIPTOR."""
     description = cuda.CUDA_ARRAY3D_DESCRIPTOR()
     description.Width, description.Height, description.Depth = width, height, depth
@@ -52,7 +52,7 @@ def copy(extent: tuple[int, int, int], **sides: tuple[Any, Any, tuple[int, int, 
 )
 def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[int, int, int, int]) -> None:
     width, height, depth, flags = shape
-    array = ok(cuda.cuArray3DCreate(described(width, height, depth, format, 2, flags)))
+    array = ok(cuda.cuArray3DCreate(describe(width, height, depth, format, 2, flags)))
     result, plain = ok(cuda.cuArray3DGetDescriptor(array)), ok(cuda.cuArrayGetDescriptor(array))
     assert (result.Width, result.Height, result.Depth, result.Flags) == shape
     assert (result.Format, result.NumChannels) == (plain.Format, plain.NumChannels) == (format, 2)
@@ -64,7 +64,7 @@ def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[
 
 
 def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) -> None:
-    array = ok(cuda.cuArray3DCreate(described(5, 0, 0, Format.CU_AD_FORMAT_UNORM_INT_101010_2, 4)))
+    array = ok(cuda.cuArray3DCreate(describe(5, 0, 0, Format.CU_AD_FORMAT_UNORM_INT_101010_2, 4)))
     assert ok(cuda.cuArray3DGetDescriptor(array)).Format == Format.CU_AD_FORMAT_UNORM_INT_101010_2
     data, result = np.arange(5, dtype=np.uint32), np.zeros(5, np.uint32)
     ok(cuda.cuMemcpyHtoA(array, 0, data, 20))
@@ -99,7 +99,7 @@ def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) ->
     ],
 )
 def test_an_array_that_cannot_be_is_refused(context: Any, given: Any, result: Any, words: str) -> None:
-    for answer in (cuda.cuArray3DCreate(described(*given)), cuda.cuMipmappedArrayCreate(described(*given), 1)):
+    for answer in (cuda.cuArray3DCreate(describe(*given)), cuda.cuMipmappedArrayCreate(describe(*given), 1)):
         assert answer == (result, None)
         assert words in last_error()
 
@@ -113,13 +113,13 @@ def test_arrays_need_a_context_and_a_device_that_has_them(devices: None) -> None
     object.__setattr__(
         context, "device", evolve(context.device, properties=evolve(context.device.properties, attributes=without))
     )
-    assert cuda.cuArray3DCreate(described(4, 4, 0)) == (Result.CUDA_ERROR_NOT_SUPPORTED, None)
+    assert cuda.cuArray3DCreate(describe(4, 4, 0)) == (Result.CUDA_ERROR_NOT_SUPPORTED, None)
     assert "linear memory" in last_error()
 
 
 def test_an_array_is_no_linear_memory(context: Any) -> None:
     before = ok(cuda.cuMemGetInfo())[0]
-    array = ok(cuda.cuArray3DCreate(described(1024, 1024, 0)))
+    array = ok(cuda.cuArray3DCreate(describe(1024, 1024, 0)))
     assert before - ok(cuda.cuMemGetInfo())[0] >= 4 << 20
     assert cuda.cuMemFree(int(array)) == INVALID
     assert cuda.cuArrayDestroy(array) == DONE
@@ -127,7 +127,7 @@ def test_an_array_is_no_linear_memory(context: Any) -> None:
 
 
 def test_levels_halve(context: Any) -> None:
-    result = ok(cuda.cuMipmappedArrayCreate(described(20, 5, 6, flags=LAYERED), 99))
+    result = ok(cuda.cuMipmappedArrayCreate(describe(20, 5, 6, flags=LAYERED), 99))
     levels = [ok(cuda.cuMipmappedArrayGetLevel(result, number)) for number in range(5)]
     sizes = [
         (item.Width, item.Height, item.Depth) for item in (ok(cuda.cuArray3DGetDescriptor(level)) for level in levels)
@@ -152,7 +152,7 @@ def test_levels_halve(context: Any) -> None:
 
 def test_bytes_of_arrays(context: Any) -> None:
     stream = ok(cuda.cuStreamCreate(1))
-    first, second = (ok(cuda.cuArray3DCreate(described(4, 2, 0))) for _ in range(2))
+    first, second = (ok(cuda.cuArray3DCreate(describe(4, 2, 0))) for _ in range(2))
     memory, data = ok(cuda.cuMemAlloc(32)), bytes(range(32))
     assert cuda.cuMemcpyHtoAAsync(first, 4, data, 28, stream) == DONE
     assert cuda.cuStreamSynchronize(stream) == DONE
@@ -184,7 +184,7 @@ def test_slices_of_rows_to_and_from_arrays(context: Any, part: Any, channels: in
     size = 4 * channels
     rng = np.random.default_rng(1)
     whole = rng.integers(0, 256, (4, 5, 6 * size), np.uint8)
-    first, second = (ok(cuda.cuArray3DCreate(described(6, 5, 4, FLOAT, channels))) for _ in range(2))
+    first, second = (ok(cuda.cuArray3DCreate(describe(6, 5, 4, FLOAT, channels))) for _ in range(2))
     between = ok(cuda.cuMemAlloc(whole.nbytes))
     box, corner, start = (width * size, height, depth), (x * size, y, z), (0, 0, 0)
     assert cuda.cuMemcpyHtoA(first, 0, whole, whole.nbytes) == DONE
@@ -216,7 +216,7 @@ def test_slices_of_rows_to_and_from_arrays(context: Any, part: Any, channels: in
     ],
 )
 def test_a_copy_beyond_an_array_is_refused(context: Any, extent: Any, corner: Any, words: str) -> None:
-    array, memory = ok(cuda.cuArray3DCreate(described(6, 5, 4))), ok(cuda.cuMemAlloc(4096))
+    array, memory = ok(cuda.cuArray3DCreate(describe(6, 5, 4))), ok(cuda.cuMemAlloc(4096))
     linear = (DEVICE, memory, (0, 0, 0))
     for sides in ({"src": (ARRAY, array, corner), "dst": linear}, {"src": linear, "dst": (ARRAY, array, corner)}):
         assert cuda.cuMemcpy3D(copy(extent, **sides)) == INVALID
@@ -226,9 +226,9 @@ def test_a_copy_beyond_an_array_is_refused(context: Any, extent: Any, corner: An
 
 def test_arrays_of_a_context_end_with_it(devices: None) -> None:
     kept = ok(cuda.cuCtxCreate(None, 0, 0))
-    mine = ok(cuda.cuArray3DCreate(described(4, 4, 0)))
+    mine = ok(cuda.cuArray3DCreate(describe(4, 4, 0)))
     other = ok(cuda.cuCtxCreate(None, 0, 0))
-    ended = ok(cuda.cuArray3DCreate(described(4, 4, 0)))
+    ended = ok(cuda.cuArray3DCreate(describe(4, 4, 0)))
     assert cuda.cuCtxDestroy(other) == DONE
     assert cuda.cuCtxSetCurrent(kept) == DONE
     assert cuda.cuArrayGetDescriptor(ended)[0] == NO_HANDLE[0]
@@ -236,7 +236,7 @@ def test_arrays_of_a_context_end_with_it(devices: None) -> None:
 
 
 def test_a_graph_copies_arrays(context: Any) -> None:
-    array, memory, data = ok(cuda.cuArray3DCreate(described(4, 2, 0))), ok(cuda.cuMemAlloc(32)), bytes(range(32))
+    array, memory, data = ok(cuda.cuArray3DCreate(describe(4, 2, 0))), ok(cuda.cuMemAlloc(32)), bytes(range(32))
     assert cuda.cuMemcpyHtoD(memory, data, 32) == DONE
     graph = ok(cuda.cuGraphCreate(0))
     described_copy = copy((16, 2, 1), src=(DEVICE, memory, (0, 0, 0)), dst=(ARRAY, array, (0, 0, 0)))
@@ -263,7 +263,7 @@ def peer_copy(extent: tuple[int, int, int], source: Any, destination: Any) -> An
 def test_copies_between_contexts(devices: None) -> None:
     """From memory of one device to an array of another, and back; a side is on the device of its context."""
     first, second = (ok(cuda.cuCtxCreate(None, 0, number)) for number in (0, 1))
-    array, data = ok(cuda.cuArray3DCreate(described(4, 2, 0))), bytes(range(32))
+    array, data = ok(cuda.cuArray3DCreate(describe(4, 2, 0))), bytes(range(32))
     assert cuda.cuCtxSetCurrent(first) == DONE
     memory = ok(cuda.cuMemAlloc(32))
     assert cuda.cuMemcpyHtoD(memory, data, 32) == DONE

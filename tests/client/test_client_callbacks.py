@@ -469,7 +469,7 @@ def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeE
 
     executor.reply = reply
     ok(cuda.cuLaunchHostFunc(0, len, ""))
-    (function,) = _seen(executor, context, "HOST_FUNCTION")
+    (function,) = _list_seen(executor, context, "HOST_FUNCTION")
     executor.seen.clear()
 
     def post_many() -> None:
@@ -487,11 +487,11 @@ def test_backpressure_applies_only_while_functions_are_pending(fake: tuple[FakeE
         room.set()
         executor.send(executor.answer(records[0]))
         posting.result(SECONDS)
-    assert len(_seen(executor, context, "FILL")) == far
+    assert len(_list_seen(executor, context, "FILL")) == far
     wait_until(lambda: executor.transport.backpressure is None, "the end of backpressure, after the function's")
 
 
-def _seen(executor: FakeExecutor, context: Context, name: str) -> list[Record]:
+def _list_seen(executor: FakeExecutor, context: Context, name: str) -> list[Record]:
     context.synchronize()
     return records_of(executor, name)
 

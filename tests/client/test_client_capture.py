@@ -56,7 +56,7 @@ def types_of(graph: Any) -> list[Any]:
     return [ok(cuda.cuGraphNodeGetType(node)) for node in nodes]
 
 
-def launched(graph: Any, stream: Any, times: int = 1) -> None:
+def launch(graph: Any, stream: Any, times: int = 1) -> None:
     """Launch a graph and wait."""
     executable = ok(cuda.cuGraphInstantiate(graph, 0))
     for _ in range(times):
@@ -114,7 +114,7 @@ def test_rows_and_page_locked_memory(kernels: Kernels, streams: list[Any]) -> No
     pageable = np.zeros(2, dtype=np.uint32)
     description.dstHost = pageable.ctypes.data
     ok(cuda.cuMemcpy2DAsync(description, stream))
-    launched(ok(cuda.cuStreamEndCapture(stream)), stream)
+    launch(ok(cuda.cuStreamEndCapture(stream)), stream)
     assert (host[0], host[4], list(pageable)) == (7, 7, [7, 0])
     ok(cuda.cuMemFreeHost(pinned))
 
@@ -137,7 +137,7 @@ def test_a_stream_joins_by_an_event_and_is_joined_by_one(kernels: Kernels, strea
     graph = ok(cuda.cuStreamEndCapture(stream))
     assert ok(cuda.cuStreamIsCapturing(other)) == NONE
     assert ok(cuda.cuGraphGetEdges(graph))[-1] == 4
-    launched(graph, stream)
+    launch(graph, stream)
     assert kernels.read(stream) == 2
 
 
@@ -173,7 +173,7 @@ def test_begin_and_end_in_the_wrong_state(kernels: Kernels, streams: list[Any]) 
     assert cuda.cuStreamBeginCapture(stream, GLOBAL) == (ILLEGAL,)
     graph = ok(cuda.cuStreamEndCapture(stream))
     assert cuda.cuStreamEndCapture(stream) == (ILLEGAL, None), "capture ended twice"
-    launched(graph, stream)
+    launch(graph, stream)
     assert cuda.cuStreamUpdateCaptureDependencies(stream, None, None, 0, 0) == (ILLEGAL,)
 
 
@@ -289,7 +289,7 @@ def test_a_capture_into_a_graph_and_its_dependencies(kernels: Kernels, streams: 
     kernels.store(2, stream)
     assert int(ok(cuda.cuStreamEndCapture(stream))) == int(graph)
     assert ok(cuda.cuGraphGetNodes(graph))[1] == 4
-    launched(graph, stream)
+    launch(graph, stream)
     assert kernels.read(stream) in (1, 2)
 
 
@@ -303,7 +303,7 @@ def test_a_graph_launched_in_a_capture_is_a_child_graph(kernels: Kernels, stream
     graph = ok(cuda.cuStreamEndCapture(other))
     ok(cuda.cuGraphExecDestroy(executable))
     assert types_of(graph) == [TYPES.CU_GRAPH_NODE_TYPE_GRAPH]
-    launched(graph, other)
+    launch(graph, other)
     assert kernels.read(other) == 6
 
 
@@ -319,7 +319,7 @@ def test_a_repeated_launch_is_captured_too(kernels: Kernels, streams: list[Any])
     for value in range(5):
         kernels.store(value, stream)
     assert kernels.read(stream) == 4
-    launched(graph, stream)
+    launch(graph, stream)
     assert kernels.read(stream) == 8
 
 
@@ -348,7 +348,7 @@ def test_stream_ordered_memory_in_a_capture_is_the_graphs(kernels: Kernels, stre
     graph = ok(cuda.cuStreamEndCapture(stream))
     result = types_of(graph)
     assert (result[0], result[-1]) == (TYPES.CU_GRAPH_NODE_TYPE_MEM_ALLOC, TYPES.CU_GRAPH_NODE_TYPE_MEM_FREE)
-    launched(graph, stream, times=2)
+    launch(graph, stream, times=2)
     assert kernels.read(stream) == 3
 
 
@@ -362,7 +362,7 @@ def test_a_joined_stream_may_be_destroyed_before_the_end(kernels: Kernels, strea
     ok(cuda.cuEventRecord(joined, other))
     ok(cuda.cuStreamWaitEvent(stream, joined, 0))
     ok(cuda.cuStreamDestroy(other))
-    launched(ok(cuda.cuStreamEndCapture(stream)), stream)
+    launch(ok(cuda.cuStreamEndCapture(stream)), stream)
     assert kernels.read(stream) == 5
 
 

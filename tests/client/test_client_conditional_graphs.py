@@ -223,16 +223,16 @@ def test_clones_and_child_graphs(bench: Bench) -> None:
 
 
 def test_an_update_takes_the_other_graphs_conditions(bench: Bench) -> None:
-    def made(value: int) -> Any:
+    def make(value: int) -> Any:
         bench.graph = ok(cuda.cuGraphCreate(0))
         handle = bench.condition()
         (body,) = bench.conditional(handle, WHILE, 1, (bench.choose(bench.graph, handle, 1),))
         bench.add(body, 1, value, bench.count_down(body, handle, 0))
         return bench.graph
 
-    made(1)
+    make(1)
     executable = bench.instantiated()
-    ok(cuda.cuGraphExecUpdate(executable, made(10)))
+    ok(cuda.cuGraphExecUpdate(executable, make(10)))
     bench.put(3)
     bench.run(executable)
     assert bench.read(2) == [0, 30]

@@ -97,7 +97,7 @@ def at_every_line(context: Any, classes: tuple[type, ...], prepare: Callable[[],
 
 @pytest.mark.parametrize("is_clone", [True, False])
 def test_graph_memory(context: Any, is_clone: bool) -> None:
-    def used() -> int:
+    def count_used() -> int:
         attribute = cuda.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT
         return int(ok(cuda.cuDeviceGetGraphMemAttribute(0, attribute)))
 
@@ -111,11 +111,11 @@ def test_graph_memory(context: Any, is_clone: bool) -> None:
         return result
 
     def prepare() -> tuple[Any, Any, Any]:
-        before, first = used(), graph()
+        before, first = count_used(), graph()
         second = ok(cuda.cuGraphClone(first)) if is_clone else graph()
 
         def check() -> None:
-            assert used() == before
+            assert count_used() == before
 
         return lambda: ok(cuda.cuGraphDestroy(first)), lambda: ok(cuda.cuGraphDestroy(second)), check
 

@@ -507,16 +507,16 @@ def allocation(size: int = 64) -> Any:
     return description
 
 
-def used() -> int:
+def count_used() -> int:
     """Return the bytes of graph memory of device 0."""
     return int(ok(cuda.cuDeviceGetGraphMemAttribute(0, cuda.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)))
 
 
 def test_memory_of_a_graph_has_one_address_for_all_launches(bench: Bench) -> None:
-    before, arguments = used(), allocation()
+    before, arguments = count_used(), allocation()
     node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), arguments))
     address = int(arguments.dptr)
-    assert used() > before
+    assert count_used() > before
     filled = bench.fill(6)
     filled.dst = address
     fill = ok(cuda.cuGraphAddMemsetNode(*bench.after(node), filled, bench.context))
@@ -533,9 +533,9 @@ def test_memory_of_a_graph_has_one_address_for_all_launches(bench: Bench) -> Non
         assert bench.read() == [6] * 16
     assert cuda.cuMemFree(address) == INVALID, "the graph frees it"
     ok(cuda.cuGraphDestroy(bench.graph))
-    assert used() > before
+    assert count_used() > before
     ok(cuda.cuGraphExecDestroy(executable))
-    assert used() == before
+    assert count_used() == before
 
 
 def test_memory_that_a_graph_leaves_is_freed_by_the_program(bench: Bench) -> None:
@@ -563,7 +563,7 @@ def test_memory_that_a_graph_leaves_is_freed_by_the_program(bench: Bench) -> Non
 
 @pytest.mark.parametrize(("kind", "place"), [("MANAGED", "DEVICE"), ("PINNED", "HOST")])
 def test_memory_of_a_graph_that_the_program_reaches(bench: Bench, kind: str, place: str) -> None:
-    before, arguments = used(), allocation()
+    before, arguments = count_used(), allocation()
     arguments.poolProps.allocType = getattr(cuda.CUmemAllocationType, f"CU_MEM_ALLOCATION_TYPE_{kind}")
     arguments.poolProps.location.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{place}")
     node = ok(cuda.cuGraphAddMemAllocNode(*bench.after(), arguments))
@@ -586,7 +586,7 @@ def test_memory_of_a_graph_that_the_program_reaches(bench: Bench, kind: str, pla
     ok(cuda.cuMemFreeAsync(address, bench.stream))
     ok(cuda.cuGraphExecDestroy(executable))
     ok(cuda.cuGraphDestroy(bench.graph))
-    assert used() == before
+    assert count_used() == before
     with open("/proc/self/maps") as maps:
         assert f"{address:x}-" not in maps.read()
 

@@ -18,10 +18,10 @@ from pympsd_client import last_error
 from pympsd_client._objects.context import contexts
 from pympsd_client._objects.process import process
 from tests.client.conftest import ok
-from tests.client.test_client_managed import located
+from tests.client.test_client_managed import make_location
 from tests.client.test_client_mapped import kernel, launch
 from tests.client.test_client_pinned import at
-from tests.client.test_client_pool_sharing import allocated, imported, passed, shareable
+from tests.client.test_client_pool_sharing import allocate, import_again, pass_on, shareable
 from tests.client.test_client_pools import Held, get
 from tests.client.test_client_virtual_memory import (
     BOTH,
@@ -33,7 +33,7 @@ from tests.client.test_client_virtual_memory import (
     NOT_SUPPORTED,
     bytes_at,
     properties,
-    reserved,
+    reserve,
 )
 from tests.client.test_client_virtual_memory import access as of_device
 from tests.support.client_kernels import BASIC
@@ -46,19 +46,19 @@ PLACES = ("HOST", "DEVICE")
 
 def of_host(kind: str = "HOST_NUMA", number: int = 0, is_exported: bool = False) -> Any:
     result = properties(shareable=is_exported)
-    result.location = located(kind, number)
+    result.location = make_location(kind, number)
     return result
 
 
 def access(kind: str = "HOST", flags: Any = BOTH) -> Any:
     description = cuda.CUmemAccessDesc()
-    description.location, description.flags = located(kind), flags
+    description.location, description.flags = make_location(kind), flags
     return description
 
 
-def mapped(handle: Any) -> int:
+def map_memory(handle: Any) -> int:
     """Return where memory of the host is mapped, for the program and the device."""
-    address = reserved()
+    address = reserve()
     assert cuda.cuMemMap(address, GRANULE, 0, handle, 0) == DONE, last_error()
     assert cuda.cuMemSetAccess(address, GRANULE, [access(), of_device()], 2) == DONE, last_error()
     return address
@@ -86,7 +86,7 @@ def test_program_and_kernels_reach_what_is_mapped(context: Any, kind: str) -> No
     free = ok(cuda.cuMemGetInfo())[0]
     handle = ok(cuda.cuMemCreate(GRANULE, of_host(kind), 0))
     assert ok(cuda.cuMemGetInfo())[0] == free, "it is not the device's"
-    address = mapped(handle)
+    address = map_memory(handle)
     memory = at(address, 4000).view(np.float32)
     assert not memory.any()
     memory[:] = np.arange(1000)
@@ -96,11 +96,11 @@ def test_program_and_kernels_reach_what_is_mapped(context: Any, kind: str) -> No
     assert cuda.cuMemsetD8(address, 7, 100) == DONE
     assert bytes(memory.view(np.uint8)[:101]) == b"\7" * 100 + bytes([memory.view(np.uint8)[100]])
     assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)) == 1, "the host's"
-    assert int(ok(cuda.cuMemGetAccess(located(kind), address))) == int(BOTH)
-    assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.type == located(kind).type
+    assert int(ok(cuda.cuMemGetAccess(make_location(kind), address))) == int(BOTH)
+    assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(handle)).location.type == make_location(kind).type
     assert cuda.cuMemSetAccess(address, GRANULE, [access(kind, NONE)], 1) == DONE
     assert not is_mapped(address)
-    assert int(ok(cuda.cuMemGetAccess(located(kind), address))) == 0
+    assert int(ok(cuda.cuMemGetAccess(make_location(kind), address))) == 0
     assert (bytes_at(address, 100) == 7).all(), "the device reaches it still"
     assert cuda.cuMemSetAccess(address, GRANULE, [access(kind)], 1) == DONE
     assert at(address, 1)[0] == 7
@@ -112,21 +112,21 @@ def test_program_and_kernels_reach_what_is_mapped(context: Any, kind: str) -> No
 
 def test_a_descriptor_of_a_nodes_memory_is_imported(context: Any) -> None:
     handle = ok(cuda.cuMemCreate(GRANULE, of_host(is_exported=True), 0))
-    mine = mapped(handle)
+    mine = map_memory(handle)
     fd = ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
     theirs = ok(cuda.cuMemImportFromShareableHandle(fd, DESCRIPTOR))
     os.close(fd)
-    again = mapped(theirs)
+    again = map_memory(theirs)
     at(again, 5)[:] = 9
     assert (at(mine, 5) == 9).all()
-    assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(theirs)).location.type == located("HOST_NUMA").type
+    assert ok(cuda.cuMemGetAllocationPropertiesFromHandle(theirs)).location.type == make_location("HOST_NUMA").type
 
 
 def test_a_context_takes_its_host_memory_along(context: Any) -> None:
     other = ok(cuda.cuCtxCreate(None, 0, 0))
-    address = mapped(ok(cuda.cuMemCreate(GRANULE, of_host(), 0)))
+    address = map_memory(ok(cuda.cuMemCreate(GRANULE, of_host(), 0)))
     pool = ok(cuda.cuMemPoolCreate(pool_at()))
-    block = allocated(pool)
+    block = allocate(pool)
     assert is_mapped(address)
     assert is_mapped(block)
     assert cuda.cuCtxDestroy(other) == DONE
@@ -145,26 +145,26 @@ def test_memory_of_the_host_that_cannot_be(context: Any) -> None:
     assert cuda.cuMemCreate(GRANULE, of_host("HOST", is_exported=True), 0) == (INVALID, None)
     handle = ok(cuda.cuMemCreate(GRANULE, of_host(), 0))
     assert cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0) == (INVALID, None), "it was not created so"
-    address = mapped(handle)
+    address = map_memory(handle)
     reading = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
     assert cuda.cuMemSetAccess(address, GRANULE, [access(flags=reading)], 1) == (NOT_SUPPORTED,)
     assert cuda.cuMemSetAccess(address, GRANULE, [access("HOST_NUMA_CURRENT")], 1) == (INVALID,)
-    device = reserved()
+    device = reserve()
     assert cuda.cuMemMap(device, GRANULE, 0, ok(cuda.cuMemCreate(GRANULE, properties(), 0)), 0) == DONE
     for kind in ("HOST", "HOST_NUMA"):
         assert cuda.cuMemSetAccess(device, GRANULE, [access(kind)], 1) == (INVALID,)
 
 
-def occupied(address: int) -> Callable[[], None]:
+def occupy(address: int) -> Callable[[], None]:
     """Have the program use a page at an address; return what frees it."""
     assert map_nothing(mmap.PAGESIZE, address) == address
     return lambda: unmap(address, mmap.PAGESIZE)
 
 
 def test_addresses_that_the_program_uses_are_not_taken_over(context: Any) -> None:
-    handle, address = ok(cuda.cuMemCreate(GRANULE, of_host(), 0)), reserved()
+    handle, address = ok(cuda.cuMemCreate(GRANULE, of_host(), 0)), reserve()
     assert cuda.cuMemMap(address, GRANULE, 0, handle, 0) == DONE
-    free = occupied(address)
+    free = occupy(address)
     assert cuda.cuMemSetAccess(address, GRANULE, [access()], 1) == (R.CUDA_ERROR_OUT_OF_MEMORY,)
     assert f"{address:#x}" in last_error()
     assert cuda.cuMemUnmap(address, GRANULE) == DONE
@@ -189,28 +189,28 @@ def test_a_device_without_it_refuses_it(context: Any, monkeypatch: pytest.Monkey
 
 def test_a_chunk_that_cannot_be_mapped_leaves_nothing(context: Any) -> None:
     pool = ok(cuda.cuMemPoolCreate(pool_at()))
-    first = reserved()
+    first = reserve()
     assert cuda.cuMemAddressFree(first, GRANULE) == DONE
-    taken = occupied(first)
+    taken = occupy(first)
     assert cuda.cuMemAllocFromPoolAsync(100, pool, 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
     taken()
-    assert allocated(pool) == first, "addresses and memory are free again"
+    assert allocate(pool) == first, "addresses and memory are free again"
 
 
 def pool_at(kind: str = "HOST_NUMA", number: int = 0) -> Any:
     result = shareable()
-    result.location = located(kind, number)
+    result.location = make_location(kind, number)
     return result
 
 
 def test_a_pool_of_a_node_is_imported(context: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
     pool = ok(cuda.cuMemPoolCreate(pool_at()))
-    block = allocated(pool)
+    block = allocate(pool)
     at(block, 4000)[:] = 3
     assert ok(cuda.cuMemGetInfo())[0] == free, "it is not the device's"
-    theirs = imported(pool)
-    place = passed(theirs, block)
+    theirs = import_again(pool)
+    place = pass_on(theirs, block)
     assert place != block
     assert (at(place, 4000) == 3).all()
     at(place, 4000).view(np.float32)[:] = 1
@@ -220,8 +220,8 @@ def test_a_pool_of_a_node_is_imported(context: Any) -> None:
     for address in (block, place):
         assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)) == 1
         assert ok(cuda.cuPointerGetAttribute(P.CU_POINTER_ATTRIBUTE_HOST_POINTER, address)) == address
-    assert get(pool, "LOCATION_TYPE") == get(theirs, "LOCATION_TYPE") == int(located("HOST_NUMA").type)
-    assert int(ok(cuda.cuMemPoolGetAccess(pool, located("HOST_NUMA")))) == 3
+    assert get(pool, "LOCATION_TYPE") == get(theirs, "LOCATION_TYPE") == int(make_location("HOST_NUMA").type)
+    assert int(ok(cuda.cuMemPoolGetAccess(pool, make_location("HOST_NUMA")))) == 3
     assert cuda.cuMemFree(block) == DONE
     assert cuda.cuMemPoolTrimTo(pool, 0) == DONE
     assert not is_mapped(block)
@@ -238,8 +238,8 @@ def test_pools_of_the_host_that_cannot_be(context: Any) -> None:
     pool = ok(cuda.cuMemPoolCreate(pool_at()))
     assert cuda.cuMemAllocFromPoolAsync(1 << 63, pool, 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
     of_a_device = ok(cuda.cuMemPoolCreate(shareable()))
-    data = ok(cuda.cuMemPoolExportPointer(allocated(of_a_device)))
-    assert cuda.cuMemPoolImportPointer(imported(pool), data) == (INVALID, None), "another pool's"
+    data = ok(cuda.cuMemPoolExportPointer(allocate(of_a_device)))
+    assert cuda.cuMemPoolImportPointer(import_again(pool), data) == (INVALID, None), "another pool's"
 
 
 def memory_of(kind: str) -> tuple[int, int]:
@@ -249,11 +249,11 @@ def memory_of(kind: str) -> tuple[int, int]:
         assert cuda.cuMemHostRegister(own, 4096, 2) == DONE
         return own, int(ok(cuda.cuMemHostGetDevicePointer(own, 0)))
     if kind == "mapped":
-        address = mapped(ok(cuda.cuMemCreate(GRANULE, of_host(), 0)))
+        address = map_memory(ok(cuda.cuMemCreate(GRANULE, of_host(), 0)))
     elif kind == "managed":
         address = int(ok(cuda.cuMemAllocManaged(4096, 1)))
     else:
-        address = allocated(ok(cuda.cuMemPoolCreate(pool_at())), 4096)
+        address = allocate(ok(cuda.cuMemPoolCreate(pool_at())), 4096)
     return address, address
 
 

@@ -16,7 +16,7 @@ from pympsd_client._api.memory import ipc
 from pympsd_client._objects.context import contexts
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
-from tests.client.test_client_virtual_memory import bytes_at, mapped
+from tests.client.test_client_virtual_memory import bytes_at, map_memory
 from tests.support.client_kernels import BASIC
 
 R = cuda.CUresult
@@ -41,18 +41,18 @@ def as_another() -> Iterator[Any]:
     ipc._given.clear()
 
 
-def given(name: str) -> tuple[Any, ...]:
+def make_arguments(name: str) -> tuple[Any, ...]:
     """Return arguments of the right types."""
     if name == "cuIpcOpenMemHandle":
         return cuda.CUipcMemHandle(), 0
     return (cuda.CUipcEventHandle(),) if name == "cuIpcOpenEventHandle" else (0,)
 
 
-def allocated(size: int = 4096) -> int:
+def allocate(size: int = 4096) -> int:
     return int(ok(cuda.cuMemAlloc(size)))
 
 
-def changed(handle: Any, at: int) -> Any:
+def change(handle: Any, at: int) -> Any:
     """Return a handle with another byte."""
     result = type(handle)()
     data = bytearray(ctypes.string_at(handle.getPtr(), 64))
@@ -62,7 +62,7 @@ def changed(handle: Any, at: int) -> Any:
 
 
 def test_opened_memory_is_the_same(context: Any, as_another: Any) -> None:
-    mine = allocated(4000)
+    mine = allocate(4000)
     data = np.arange(1000, dtype=np.float32)
     assert cuda.cuMemcpyHtoD(mine, data, 4000) == DONE
     handle = ok(cuda.cuIpcGetMemHandle(mine))
@@ -87,7 +87,7 @@ def test_opened_memory_is_the_same(context: Any, as_another: Any) -> None:
 
 def test_addresses_and_memory_are_given_back(context: Any, as_another: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
-    mine = allocated(3 << 20)
+    mine = allocate(3 << 20)
     handle = ok(cuda.cuIpcGetMemHandle(mine))
     as_another()
     places = set()
@@ -110,7 +110,7 @@ def test_addresses_and_memory_are_given_back(context: Any, as_another: Any) -> N
 
 
 def test_mistakes_with_memory(context: Any, as_another: Any) -> None:
-    mine = allocated()
+    mine = allocate()
     pooled = int(ok(cuda.cuMemAllocAsync(4096, 0)))
     managed = int(ok(cuda.cuMemAllocManaged(4096, 1)))
     for address in (0, 1, mine + 1, 1 << 63, pooled, managed):
@@ -122,9 +122,9 @@ def test_mistakes_with_memory(context: Any, as_another: Any) -> None:
     for flags in (2, 3, 1 << 31):
         assert cuda.cuIpcOpenMemHandle(handle, flags) == (INVALID, None)
     assert cuda.cuIpcOpenMemHandle(cuda.CUipcMemHandle(), 0) == (INVALID_HANDLE, None)
-    assert cuda.cuIpcOpenMemHandle(changed(handle, 0), 0) == (INVALID_HANDLE, None)
-    assert cuda.cuIpcOpenMemHandle(changed(handle, 8), 0) == (MAP_FAILED, None), "the secret"
-    assert cuda.cuIpcOpenMemHandle(changed(handle, 55), 0) == (INVALID_HANDLE, None), "the offset"
+    assert cuda.cuIpcOpenMemHandle(change(handle, 0), 0) == (INVALID_HANDLE, None)
+    assert cuda.cuIpcOpenMemHandle(change(handle, 8), 0) == (MAP_FAILED, None), "the secret"
+    assert cuda.cuIpcOpenMemHandle(change(handle, 55), 0) == (INVALID_HANDLE, None), "the offset"
     for wrong in (None, 0, bytearray(64), cuda.CUipcEventHandle()):
         with pytest.raises(TypeError):
             cuda.cuIpcOpenMemHandle(wrong, 0)
@@ -139,7 +139,7 @@ def test_mistakes_with_memory(context: Any, as_another: Any) -> None:
 
 
 def test_mapped_memory_is_shared_by_descriptors_only(context: Any) -> None:
-    assert cuda.cuIpcGetMemHandle(mapped()) == (INVALID, None)
+    assert cuda.cuIpcGetMemHandle(map_memory()) == (INVALID, None)
 
 
 def test_an_opened_event_is_the_same(context: Any) -> None:
@@ -167,8 +167,8 @@ def test_mistakes_with_events(context: Any) -> None:
     mine = ok(cuda.cuEventCreate(SHARED_EVENT))
     handle = ok(cuda.cuIpcGetEventHandle(mine))
     assert cuda.cuIpcOpenEventHandle(cuda.CUipcEventHandle()) == (INVALID_HANDLE, None)
-    assert cuda.cuIpcOpenEventHandle(changed(handle, 3)) == (INVALID_HANDLE, None)
-    assert cuda.cuIpcOpenEventHandle(changed(handle, 9)) == (MAP_FAILED, None)
+    assert cuda.cuIpcOpenEventHandle(change(handle, 3)) == (INVALID_HANDLE, None)
+    assert cuda.cuIpcOpenEventHandle(change(handle, 9)) == (MAP_FAILED, None)
     opened = ok(cuda.cuIpcOpenEventHandle(handle))
     assert cuda.cuIpcGetEventHandle(opened) == (INVALID_HANDLE, None)
     for wrong in (None, 0, cuda.CUipcMemHandle()):
@@ -188,7 +188,7 @@ def test_a_device_without_them_refuses_them_by_name(context: Any, monkeypatch: p
         entry, "device", evolve(entry.device, properties=evolve(entry.device.properties, attributes=without))
     )
     for name in NAMES:
-        answer = getattr(cuda, name)(*given(name))
+        answer = getattr(cuda, name)(*make_arguments(name))
         assert answer[0] == R.CUDA_ERROR_NOT_SUPPORTED
         assert last_error().startswith(f"{name}: ")
         assert "multiprocessing.shared_memory" in last_error()
@@ -197,4 +197,4 @@ def test_a_device_without_them_refuses_them_by_name(context: Any, monkeypatch: p
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_context(devices: None, name: str) -> None:
-    assert getattr(cuda, name)(*given(name))[0] == R.CUDA_ERROR_INVALID_CONTEXT
+    assert getattr(cuda, name)(*make_arguments(name))[0] == R.CUDA_ERROR_INVALID_CONTEXT

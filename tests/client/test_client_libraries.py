@@ -34,7 +34,7 @@ def _kernel(library: Any, name: bytes = b"store") -> Any:
     return ok(cuda.cuLibraryGetKernel(library, name))
 
 
-def _failed(answer: tuple[Any, ...], name: str) -> None:
+def _check_failed(answer: tuple[Any, ...], name: str) -> None:
     assert answer[0].name == f"CUDA_ERROR_{name}", answer
 
 
@@ -84,12 +84,12 @@ def test_without_a_context_a_library_names_its_kernels(devices: None) -> None:
     library = _load()
     assert ok(cuda.cuLibraryGetKernelCount(library)) >= 4
     kernel = _kernel(library)
-    _failed(cuda.cuKernelGetParamCount(kernel), "INVALID_CONTEXT")
-    _failed(cuda.cuKernelGetParamInfo(kernel, 0), "INVALID_CONTEXT")
+    _check_failed(cuda.cuKernelGetParamCount(kernel), "INVALID_CONTEXT")
+    _check_failed(cuda.cuKernelGetParamInfo(kernel, 0), "INVALID_CONTEXT")
     assert ok(cuda.cuKernelGetAttribute(Attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, kernel, 1)) == 1024
-    _failed(cuda.cuKernelGetFunction(kernel), "INVALID_CONTEXT")
-    _failed(cuda.cuLibraryGetModule(library), "INVALID_CONTEXT")
-    _failed(cuda.cuLibraryGetGlobal(library, b"counter"), "INVALID_CONTEXT")
+    _check_failed(cuda.cuKernelGetFunction(kernel), "INVALID_CONTEXT")
+    _check_failed(cuda.cuLibraryGetModule(library), "INVALID_CONTEXT")
+    _check_failed(cuda.cuLibraryGetGlobal(library, b"counter"), "INVALID_CONTEXT")
     assert int(ok(cuda.cuCtxGetCurrent())) == 0
     ok(cuda.cuCtxCreate(None, 0, 0))
     assert _store(ok(cuda.cuKernelGetFunction(kernel))) == 7
@@ -102,7 +102,7 @@ def test_a_primary_context_that_is_reset_loads_it_again(devices: None) -> None:
     function = ok(cuda.cuKernelGetFunction(_kernel(library)))
     ok(cuda.cuDevicePrimaryCtxReset(0))
     ok(cuda.cuDevicePrimaryCtxRetain(0))
-    _failed(cuda.cuFuncGetName(function), "INVALID_HANDLE")
+    _check_failed(cuda.cuFuncGetName(function), "INVALID_HANDLE")
     assert _store(ok(cuda.cuKernelGetFunction(_kernel(library)))) == 7
     for _ in range(2):
         ok(cuda.cuDevicePrimaryCtxRelease(0))
@@ -119,15 +119,15 @@ def test_kernels_and_functions_are_listed_in_order(library: Any) -> None:
     assert names == [ok(cuda.cuFuncGetName(item)) for item in functions]
     assert len(ok(cuda.cuLibraryEnumerateKernels(2, library))) == 2
     assert len(ok(cuda.cuModuleEnumerateFunctions(1 << 31, module))) == count
-    _failed(cuda.cuLibraryEnumerateKernels(0, library), "INVALID_VALUE")
-    _failed(cuda.cuModuleEnumerateFunctions(0, module), "INVALID_VALUE")
+    _check_failed(cuda.cuLibraryEnumerateKernels(0, library), "INVALID_VALUE")
+    _check_failed(cuda.cuModuleEnumerateFunctions(0, module), "INVALID_VALUE")
 
 
 def test_null_has_no_name(library: Any) -> None:
-    _failed(cuda.cuKernelGetName(0), "INVALID_VALUE")
-    _failed(cuda.cuFuncGetName(0), "INVALID_VALUE")
-    _failed(cuda.cuKernelGetName(5), "INVALID_HANDLE")
-    _failed(cuda.cuFuncGetName(5), "INVALID_HANDLE")
+    _check_failed(cuda.cuKernelGetName(0), "INVALID_VALUE")
+    _check_failed(cuda.cuFuncGetName(0), "INVALID_VALUE")
+    _check_failed(cuda.cuKernelGetName(5), "INVALID_HANDLE")
+    _check_failed(cuda.cuFuncGetName(5), "INVALID_HANDLE")
 
 
 def test_the_parameters_of_a_kernel(library: Any) -> None:
@@ -138,8 +138,8 @@ def test_the_parameters_of_a_kernel(library: Any) -> None:
     assert [tuple(ok(cuda.cuKernelGetParamInfo(kernel, index))) for index in range(6)] == expected
     assert [tuple(ok(cuda.cuFuncGetParamInfo(function, index))) for index in range(6)] == expected
     for index in (6, (1 << 64) - 1):
-        _failed(cuda.cuKernelGetParamInfo(kernel, index), "INVALID_VALUE")
-        _failed(cuda.cuFuncGetParamInfo(function, index), "INVALID_VALUE")
+        _check_failed(cuda.cuKernelGetParamInfo(kernel, index), "INVALID_VALUE")
+        _check_failed(cuda.cuFuncGetParamInfo(function, index), "INVALID_VALUE")
 
 
 def test_an_attribute_of_a_kernel_holds_in_all_contexts_of_its_device(library: Any) -> None:
@@ -152,11 +152,11 @@ def test_an_attribute_of_a_kernel_holds_in_all_contexts_of_its_device(library: A
     for device, expected in ((0, 100_000), (1, 49152)):
         ok(cuda.cuCtxCreate(None, 0, device))
         assert ok(cuda.cuFuncGetAttribute(DYNAMIC, cuda.CUfunction(int(kernel)))) == expected
-    _failed(cuda.cuKernelSetAttribute(DYNAMIC, 1 << 30, kernel, 0), "INVALID_VALUE")
-    _failed(cuda.cuKernelSetAttribute(DYNAMIC, -1, kernel, 0), "INVALID_VALUE")
-    _failed(cuda.cuKernelSetAttribute(DYNAMIC, 0, kernel, 2), "INVALID_DEVICE")
-    _failed(cuda.cuKernelGetAttribute(DYNAMIC, kernel, -1), "INVALID_DEVICE")
-    _failed(cuda.cuKernelSetAttribute(Attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, 1, kernel, 0), "INVALID_VALUE")
+    _check_failed(cuda.cuKernelSetAttribute(DYNAMIC, 1 << 30, kernel, 0), "INVALID_VALUE")
+    _check_failed(cuda.cuKernelSetAttribute(DYNAMIC, -1, kernel, 0), "INVALID_VALUE")
+    _check_failed(cuda.cuKernelSetAttribute(DYNAMIC, 0, kernel, 2), "INVALID_DEVICE")
+    _check_failed(cuda.cuKernelGetAttribute(DYNAMIC, kernel, -1), "INVALID_DEVICE")
+    _check_failed(cuda.cuKernelSetAttribute(Attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, 1, kernel, 0), "INVALID_VALUE")
 
 
 def test_occupancy_and_hints_take_kernels_too(library: Any) -> None:
@@ -170,17 +170,17 @@ def test_occupancy_and_hints_take_kernels_too(library: Any) -> None:
 
 
 def test_what_is_not_in_the_library(library: Any) -> None:
-    _failed(cuda.cuLibraryGetKernel(library, b"absent"), "NOT_FOUND")
+    _check_failed(cuda.cuLibraryGetKernel(library, b"absent"), "NOT_FOUND")
     assert "it has add" in last_error()
-    _failed(cuda.cuLibraryGetGlobal(library, b"absent"), "NOT_FOUND")
-    _failed(cuda.cuLibraryGetManaged(library, b"counter"), "NOT_FOUND")
-    _failed(cuda.cuLibraryGetUnifiedFunction(library, b"add"), "NOT_FOUND")
+    _check_failed(cuda.cuLibraryGetGlobal(library, b"absent"), "NOT_FOUND")
+    _check_failed(cuda.cuLibraryGetManaged(library, b"counter"), "NOT_FOUND")
+    _check_failed(cuda.cuLibraryGetUnifiedFunction(library, b"add"), "NOT_FOUND")
 
 
 def test_handles_of_an_unloaded_library(library: Any) -> None:
     kernel = _kernel(library)
     function, module = ok(cuda.cuKernelGetFunction(kernel)), ok(cuda.cuLibraryGetModule(library))
-    _failed(cuda.cuModuleUnload(module), "NOT_PERMITTED")
+    _check_failed(cuda.cuModuleUnload(module), "NOT_PERMITTED")
     assert _store(function) == 7
     ok(cuda.cuLibraryUnload(library))
     for answer in (
@@ -211,34 +211,34 @@ def test_handles_of_an_unloaded_library(library: Any) -> None:
         cuda.cuModuleEnumerateFunctions(1, module),
         cuda.cuLaunchKernel(cuda.CUfunction(int(kernel)), 1, 1, 1, 1, 1, 1, 0, 0, None, 0),
     ):
-        _failed(answer, "INVALID_HANDLE")
+        _check_failed(answer, "INVALID_HANDLE")
 
 
 @pytest.mark.parametrize(("code", "result"), [(None, "INVALID_VALUE"), (b"", "INVALID_IMAGE")])
 def test_what_is_no_image_is_refused_at_once(context: Any, code: Any, result: str) -> None:
-    _failed(cuda.cuLibraryLoadData(code, [], [], 0, [], [], 0), result)
+    _check_failed(cuda.cuLibraryLoadData(code, [], [], 0, [], [], 0), result)
 
 
 def test_kernels_of_a_large_library(devices: None) -> None:
     library = _load(PTX + b".visible .entry broken() { bra nowhere; }\n" + b"// what makes it large\n" * 4000)
     kernel, broken = _kernel(library), _kernel(library, b"broken")  # without a context
     assert ok(cuda.cuKernelGetAttribute(DYNAMIC, kernel, 1)) == 49152
-    _failed(cuda.cuKernelGetAttribute(DYNAMIC, broken, 1), "INVALID_PTX")
+    _check_failed(cuda.cuKernelGetAttribute(DYNAMIC, broken, 1), "INVALID_PTX")
     ok(cuda.cuCtxCreate(None, 0, 0))
     assert ok(cuda.cuKernelGetParamCount(kernel)) == 2
-    _failed(cuda.cuKernelGetParamCount(broken), "INVALID_PTX")
+    _check_failed(cuda.cuKernelGetParamCount(broken), "INVALID_PTX")
     ok(cuda.cuKernelSetAttribute(DYNAMIC, 100_000, kernel, 0))
     function = ok(cuda.cuKernelGetFunction(kernel))
     assert ok(cuda.cuFuncGetAttribute(DYNAMIC, function)) == 100_000
-    _failed(cuda.cuKernelGetFunction(broken), "INVALID_PTX")
+    _check_failed(cuda.cuKernelGetFunction(broken), "INVALID_PTX")
     assert _store(function) == 7
 
 
 def test_bad_ptx_is_refused_when_it_is_used_first(devices: None) -> None:
     library = _load(b".version 7.0\n.target sm_70\n.bad")  # as the driver does, with a context and without one
-    _failed(cuda.cuLibraryGetKernel(library, b"add"), "INVALID_PTX")
+    _check_failed(cuda.cuLibraryGetKernel(library, b"add"), "INVALID_PTX")
     ok(cuda.cuCtxCreate(None, 0, 0))
-    _failed(cuda.cuLibraryGetModule(library), "INVALID_PTX")
+    _check_failed(cuda.cuLibraryGetModule(library), "INVALID_PTX")
     ok(cuda.cuLibraryUnload(library))
 
 
@@ -246,7 +246,7 @@ def test_logs_and_options(context: Any) -> None:
     log = bytearray(200)
     options = [Option.CU_JIT_ERROR_LOG_BUFFER, Option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
     answer = cuda.cuLibraryLoadData(b".version 7.0\n.target sm_70\n.bad", options, [log, 200], 2, [], [], 0)
-    _failed(answer, "INVALID_PTX")
+    _check_failed(answer, "INVALID_PTX")
     assert log.startswith(b"ptxas application ptx input, line 3; error   : ")
     limited = _load(PTX, [Option.CU_JIT_MAX_REGISTERS], [8])
     registers = Attribute.CU_FUNC_ATTRIBUTE_NUM_REGS
@@ -255,9 +255,9 @@ def test_logs_and_options(context: Any) -> None:
     preserved = cuda.CUlibraryOption.CU_LIBRARY_BINARY_IS_PRESERVED
     ok(cuda.cuLibraryLoadData(PTX, [], [], 0, [preserved], [1], 1))
     table = cuda.CUlibraryOption.CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE
-    _failed(cuda.cuLibraryLoadData(PTX, [], [], 0, [table], [0], 1), "NOT_SUPPORTED")
-    _failed(cuda.cuLibraryLoadData(PTX, [], [], 0, [], [], 1), "INVALID_VALUE")
-    _failed(cuda.cuLibraryLoadData(PTX, [], [], 1, [], [], 0), "INVALID_VALUE")
+    _check_failed(cuda.cuLibraryLoadData(PTX, [], [], 0, [table], [0], 1), "NOT_SUPPORTED")
+    _check_failed(cuda.cuLibraryLoadData(PTX, [], [], 0, [], [], 1), "INVALID_VALUE")
+    _check_failed(cuda.cuLibraryLoadData(PTX, [], [], 1, [], [], 0), "INVALID_VALUE")
 
 
 def test_options_as_arrays_of_c(context: Any) -> None:
@@ -271,10 +271,10 @@ def test_options_as_arrays_of_c(context: Any) -> None:
     options = (ctypes.c_int * 4)(*map(int, names))
     values = (ctypes.c_uint64 * 4)(ctypes.addressof(error), 20, ctypes.addressof(info), 100)
     places = ctypes.addressof(options), ctypes.addressof(values), 4
-    _failed(cuda.cuLibraryLoadData(b".version 7.0\n.target sm_70\n.bad", *places, 0, 0, 0), "INVALID_PTX")
+    _check_failed(cuda.cuLibraryLoadData(b".version 7.0\n.target sm_70\n.bad", *places, 0, 0, 0), "INVALID_PTX")
     assert error.value == b"ptxas application p"
     assert list(values)[1::2] == [19, 0]
-    _failed(cuda.cuLibraryLoadData(PTX, 0, 0, 1, 0, 0, 0), "INVALID_VALUE")
+    _check_failed(cuda.cuLibraryLoadData(PTX, 0, 0, 1, 0, 0, 0), "INVALID_VALUE")
     ok(cuda.cuLibraryLoadData(PTX, 0, 0, 0, 0, 0, 0))
 
 
@@ -282,7 +282,7 @@ def test_from_a_file(context: Any, tmp_path: Path) -> None:
     library = ok(cuda.cuLibraryLoadFromFile(str(PTX_FILE).encode(), [], [], 0, [], [], 0))
     assert _store(cuda.CUfunction(int(_kernel(library)))) == 7
     absent = str(tmp_path / "absent.ptx").encode()
-    _failed(cuda.cuLibraryLoadFromFile(absent, [], [], 0, [], [], 0), "FILE_NOT_FOUND")
+    _check_failed(cuda.cuLibraryLoadFromFile(absent, [], [], 0, [], [], 0), "FILE_NOT_FOUND")
 
 
 def test_a_fault_in_one_context_leaves_the_library_in_the_other(library: Any) -> None:
@@ -290,8 +290,8 @@ def test_a_fault_in_one_context_leaves_the_library_in_the_other(library: Any) ->
     other = ok(cuda.cuCtxCreate(None, 0, 1))
     types = (ctypes.c_void_p, ctypes.c_uint)
     ok(cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((16, 1), types), 0))
-    _failed(cuda.cuCtxSynchronize(), "ILLEGAL_ADDRESS")
-    _failed(cuda.cuLibraryGetModule(library), "ILLEGAL_ADDRESS")
+    _check_failed(cuda.cuCtxSynchronize(), "ILLEGAL_ADDRESS")
+    _check_failed(cuda.cuLibraryGetModule(library), "ILLEGAL_ADDRESS")
     ok(cuda.cuCtxPopCurrent())
     assert _store(kernel) == 7
     ok(cuda.cuCtxDestroy(other))

@@ -29,7 +29,7 @@ GLOBAL = 1
 SIZE = 5 * PAGE_BYTES
 
 
-def located(kind: str, number: int = 0) -> Any:
+def make_location(kind: str, number: int = 0) -> Any:
     description = cuda.CUmemLocation()
     description.type = getattr(cuda.CUmemLocationType, f"CU_MEM_LOCATION_TYPE_{kind}")
     description.id = number
@@ -95,7 +95,7 @@ def test_it_ends_with_its_context_and_with_cuMemFree(devices: None) -> None:
 
 def test_advice_and_prefetching_are_returned(managed: int) -> None:
     middle, end = managed + PAGE_BYTES, managed + SIZE
-    everywhere, device, host = located("INVALID"), located("DEVICE"), located("HOST")
+    everywhere, device, host = make_location("INVALID"), make_location("DEVICE"), make_location("HOST")
     assert get("READ_MOSTLY", managed) == 0
     assert cuda.cuMemAdvise(middle, PAGE_BYTES, ADVISE.CU_MEM_ADVISE_SET_READ_MOSTLY, everywhere) == DONE
     assert (get("READ_MOSTLY", managed), get("READ_MOSTLY", middle, 1)) == (0, 1)
@@ -104,17 +104,20 @@ def test_advice_and_prefetching_are_returned(managed: int) -> None:
     assert cuda.cuMemAdvise(end - 1, 1, ADVISE.CU_MEM_ADVISE_UNSET_READ_MOSTLY, everywhere) == DONE
     assert get("READ_MOSTLY", managed) == 0
     assert get("PREFERRED_LOCATION", managed) == -2
-    assert cuda.cuMemAdvise(managed, SIZE, ADVISE.CU_MEM_ADVISE_SET_PREFERRED_LOCATION, located("DEVICE", 1)) == DONE
+    assert (
+        cuda.cuMemAdvise(managed, SIZE, ADVISE.CU_MEM_ADVISE_SET_PREFERRED_LOCATION, make_location("DEVICE", 1))
+        == DONE
+    )
     assert get("PREFERRED_LOCATION", managed) == 1
     assert get("PREFERRED_LOCATION_TYPE", managed) == int(device.type)
     assert get("PREFERRED_LOCATION_ID", managed) == 1
     assert cuda.cuMemAdvise(middle, 1, ADVISE.CU_MEM_ADVISE_SET_PREFERRED_LOCATION, host) == DONE
     assert (get("PREFERRED_LOCATION", managed), get("PREFERRED_LOCATION", middle, 1)) == (-2, -1)
-    assert cuda.cuMemAdvise(managed, SIZE, ADVISE.CU_MEM_ADVISE_SET_ACCESSED_BY, located("DEVICE", 1)) == DONE
+    assert cuda.cuMemAdvise(managed, SIZE, ADVISE.CU_MEM_ADVISE_SET_ACCESSED_BY, make_location("DEVICE", 1)) == DONE
     assert cuda.cuMemAdvise(middle, 1, ADVISE.CU_MEM_ADVISE_SET_ACCESSED_BY, host) == DONE
     assert get("ACCESSED_BY", managed, size=8) == [1, -2]
     assert get("ACCESSED_BY", middle, 1, size=12) == [1, -1, -2]
-    assert cuda.cuMemAdvise(managed, SIZE, ADVISE.CU_MEM_ADVISE_UNSET_ACCESSED_BY, located("DEVICE", 1)) == DONE
+    assert cuda.cuMemAdvise(managed, SIZE, ADVISE.CU_MEM_ADVISE_UNSET_ACCESSED_BY, make_location("DEVICE", 1)) == DONE
     assert get("ACCESSED_BY", managed, size=4) == [-2]
     assert cuda.cuMemPrefetchAsync(managed, SIZE, device, 0, 0) == DONE
     assert get("LAST_PREFETCH_LOCATION", managed) == 0
@@ -134,7 +137,7 @@ needs_batches = pytest.mark.skipif(
 def test_a_batch_has_a_place_for_each_range(managed: int, name: str) -> None:
     stream, batch = ok(cuda.cuStreamCreate(0)), getattr(cuda, name)
     starts = [managed + index * PAGE_BYTES for index in range(4)]
-    sizes, places = [PAGE_BYTES] * 4, [located("DEVICE", 1), located("HOST"), located("DEVICE")]
+    sizes, places = [PAGE_BYTES] * 4, [make_location("DEVICE", 1), make_location("HOST"), make_location("DEVICE")]
     assert batch(starts, sizes, 4, places, [0, 1, 3], 3, 0, stream) == DONE, last_error()
     assert [get("LAST_PREFETCH_LOCATION", start, PAGE_BYTES) for start in starts] == [1, -1, -1, 0]
     assert get("LAST_PREFETCH_LOCATION", managed + 4 * PAGE_BYTES, PAGE_BYTES) == -2
@@ -154,9 +157,9 @@ def test_a_batch_has_a_place_for_each_range(managed: int, name: str) -> None:
     assert batch(*good, 1, stream) == (INVALID,)
     assert batch(*good, 0, 0) == (INVALID,), "not in the legacy stream"
     assert batch(*good, 0, 12345) == (R.CUDA_ERROR_INVALID_HANDLE,)
-    nowhere = ([managed], [8], 1, [located("DEVICE", 9)], [0], 1)
+    nowhere = ([managed], [8], 1, [make_location("DEVICE", 9)], [0], 1)
     assert batch(*nowhere, 0, stream) == (R.CUDA_ERROR_INVALID_DEVICE,)
-    assert batch([managed], [8], 1, [located("INVALID")], [0], 1, 0, stream) == (INVALID,)
+    assert batch([managed], [8], 1, [make_location("INVALID")], [0], 1, 0, stream) == (INVALID,)
     with pytest.raises(TypeError):
         batch([managed], [8], 1, [5], [0], 1, 0, stream)
 
@@ -180,7 +183,7 @@ def test_a_batch_of_discards(managed: int, context: Any) -> None:
 
 
 def test_bad_sizes_flags_and_addresses(managed: int) -> None:
-    place, advice = located("DEVICE"), ADVISE.CU_MEM_ADVISE_SET_ACCESSED_BY
+    place, advice = make_location("DEVICE"), ADVISE.CU_MEM_ADVISE_SET_ACCESSED_BY
     plain = int(ok(cuda.cuMemAlloc(SIZE)))
     for size, flags in ((0, 1), (8, 0), (8, 3), (8, 4), (8, 8)):
         assert cuda.cuMemAllocManaged(size, flags) == (INVALID, None)
@@ -199,8 +202,8 @@ def test_bad_sizes_flags_and_addresses(managed: int) -> None:
         attribute = A.CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY
         assert cuda.cuMemRangeGetAttribute(4, attribute, address, count) == (INVALID, None)
     assert cuda.cuMemAdvise(managed, 8, 99, place) == (INVALID,)
-    assert cuda.cuMemAdvise(managed, 8, advice, located("INVALID")) == (INVALID,)
-    assert cuda.cuMemAdvise(managed, 8, advice, located("DEVICE", 7)) == (R.CUDA_ERROR_INVALID_DEVICE,)
+    assert cuda.cuMemAdvise(managed, 8, advice, make_location("INVALID")) == (INVALID,)
+    assert cuda.cuMemAdvise(managed, 8, advice, make_location("DEVICE", 7)) == (R.CUDA_ERROR_INVALID_DEVICE,)
     assert cuda.cuMemPrefetchAsync(managed, 8, place, 1, 0) == (INVALID,)
     assert cuda.cuMemPrefetchAsync(managed, 8, place, 0, 12345) == (R.CUDA_ERROR_INVALID_HANDLE,)
     for size in (0, 3, 5, 8):
@@ -231,7 +234,7 @@ def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytes
     monkeypatch.setattr(entry, "device", evolve(entry.device, properties=properties))
     assert cuda.cuMemAllocManaged(8, GLOBAL) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
     assert last_error().startswith("cuMemAllocManaged: managed memory is not supported")
-    answer = cuda.cuMemAdvise(8, 8, ADVISE.CU_MEM_ADVISE_SET_READ_MOSTLY, located("DEVICE"))
+    answer = cuda.cuMemAdvise(8, 8, ADVISE.CU_MEM_ADVISE_SET_READ_MOSTLY, make_location("DEVICE"))
     assert answer == (R.CUDA_ERROR_NOT_SUPPORTED,)
 
 

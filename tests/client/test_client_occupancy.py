@@ -125,7 +125,7 @@ def test_no_block_that_fits(count: Any) -> None:
 # --- cooperative launches, launches by configuration
 
 
-def _counted(count: Any, launch: Any) -> int:
+def _count(count: Any, launch: Any) -> int:
     counter = ok(cuda.cuMemAlloc(4))
     ok(cuda.cuMemsetD32(counter, 0, 1))
     ok(launch(((int(counter),), (ctypes.c_void_p,))))
@@ -142,7 +142,7 @@ def _cooperative(count: Any, grid: tuple[int, int, int], threads: int, parameter
 
 def test_a_cooperative_grid_may_fill_the_device(count: Any) -> None:
     full = (MULTIPROCESSORS, 4, 4)
-    threads = _counted(count, lambda parameters: _cooperative(count, full, 128, parameters))
+    threads = _count(count, lambda parameters: _cooperative(count, full, 128, parameters))
     assert threads == 16 * MULTIPROCESSORS * 128
 
 
@@ -177,14 +177,14 @@ def _attribute(name: str, **values: int) -> Any:
 
 def test_a_launch_by_configuration(count: Any) -> None:
     plain = _configuration(gridDimX=3, blockDimX=32)
-    assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(plain, count, parameters, 0)) == 96
+    assert _count(count, lambda parameters: cuda.cuLaunchKernelEx(plain, count, parameters, 0)) == 96
     attributes = [_attribute("IGNORE"), _attribute("COOPERATIVE", cooperative=1)]
     fitting = _configuration(gridDimX=264, blockDimX=1024, attrs=attributes, numAttrs=2)
-    assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(fitting, count, parameters, 0)) == 264 * 1024
+    assert _count(count, lambda parameters: cuda.cuLaunchKernelEx(fitting, count, parameters, 0)) == 264 * 1024
     too_large = _configuration(gridDimX=265, blockDimX=1024, attrs=attributes, numAttrs=2)
     assert cuda.cuLaunchKernelEx(too_large, count, ((0,), (ctypes.c_void_p,)), 0) == TOO_LARGE
     not_so = _configuration(gridDimX=265, attrs=[_attribute("COOPERATIVE", cooperative=0)], numAttrs=1)
-    assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(not_so, count, parameters, 0)) == 265
+    assert _count(count, lambda parameters: cuda.cuLaunchKernelEx(not_so, count, parameters, 0)) == 265
 
 
 def test_a_launch_in_programmatic_stream_serialization(count: Any) -> None:
@@ -201,7 +201,7 @@ def test_a_launch_in_programmatic_stream_serialization(count: Any) -> None:
         attributes.append(_attribute(name))
         getattr(attributes[-1].value, field).event = event
     configuration = _configuration(gridDimX=3, blockDimX=32, attrs=attributes, numAttrs=4)
-    assert _counted(count, lambda parameters: cuda.cuLaunchKernelEx(configuration, count, parameters, 0)) == 96
+    assert _count(count, lambda parameters: cuda.cuLaunchKernelEx(configuration, count, parameters, 0)) == 96
     for event in marks:
         assert cuda.cuEventQuery(event) == (cuda.CUresult.CUDA_SUCCESS,)
 
@@ -230,7 +230,7 @@ def test_captured_programmatic_launches_have_programmatic_edges(count: Any) -> N
         assert cuda.cuGraphAddDependencies(graph, [first], [start], [data], 1) == (INVALID,)
         return cuda.cuGraphLaunch(ok(cuda.cuGraphInstantiate(graph, 0)), stream)
 
-    assert _counted(count, run) == 192
+    assert _count(count, run) == 192
 
 
 def _with_event(name: str, field: str, event: Any, flags: int = 0) -> Any:

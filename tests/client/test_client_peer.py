@@ -40,7 +40,7 @@ def test_bytes_go_from_a_contexts_device_to_anothers(places: Any, asynchronous: 
     assert (actual == sent).all()
 
 
-def described(places: Any, **values: Any) -> Any:
+def describe(places: Any, **values: Any) -> Any:
     """Return a copy of 2 slices of 3 rows of 100 bytes from the first device to the second."""
     (here, source), (there, destination) = places
     description = cuda.CUDA_MEMCPY3D_PEER()
@@ -62,7 +62,7 @@ def described(places: Any, **values: Any) -> Any:
 def test_slices_go_from_a_contexts_device_to_anothers(places: Any, asynchronous: bool) -> None:
     sent = np.random.default_rng(6).integers(0, 256, (2, 10, 512), np.uint8)
     assert cuda.cuMemcpyHtoD(places[0][1], sent, sent.nbytes) == DONE
-    copy = described(places, srcXInBytes=5, srcY=2, dstZ=1)
+    copy = describe(places, srcXInBytes=5, srcY=2, dstZ=1)
     answer = cuda.cuMemcpy3DPeerAsync(copy, 0) if asynchronous else cuda.cuMemcpy3DPeer(copy)
     assert answer == DONE, last_error()
     actual = np.zeros((3, 4, 200), np.uint8)
@@ -76,12 +76,12 @@ def test_mistakes_with_slices(places: Any) -> None:
     assert cuda.cuMemcpy3DPeer(None) == INVALID
     with pytest.raises(TypeError):
         cuda.cuMemcpy3DPeer(cuda.CUDA_MEMCPY3D())
-    assert cuda.cuMemcpy3DPeer(described(places, dstContext=here)) == INVALID
+    assert cuda.cuMemcpy3DPeer(describe(places, dstContext=here)) == INVALID
     assert "is not on the device of dstContext" in last_error()
     for wrong in ({"srcDevice": 0}, {"srcPitch": 50}, {"srcDevice": destination}):
-        assert cuda.cuMemcpy3DPeer(described(places, **wrong)) == INVALID
-    assert cuda.cuMemcpy3DPeer(described(places, Depth=0)) == DONE
-    wrong_context = described(places, srcContext=cuda.CUcontext(12345))
+        assert cuda.cuMemcpy3DPeer(describe(places, **wrong)) == INVALID
+    assert cuda.cuMemcpy3DPeer(describe(places, Depth=0)) == DONE
+    wrong_context = describe(places, srcContext=cuda.CUcontext(12345))
     assert cuda.cuMemcpy3DPeer(wrong_context)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
 
 

@@ -13,9 +13,9 @@ from pympsd_client import last_error
 from pympsd_client._objects.context import contexts
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
-from tests.client.test_client_pool_sharing import imported, passed
+from tests.client.test_client_pool_sharing import import_again, pass_on
 from tests.client.test_client_pools import properties as pool_properties
-from tests.client.test_client_virtual_memory import BOTH, GRANULE, access, mapped, properties, reserved
+from tests.client.test_client_virtual_memory import BOTH, GRANULE, access, map_memory, properties, reserve
 from tests.support.client_kernels import BASIC, HEADER, MORE
 
 R = cuda.CUresult
@@ -209,12 +209,12 @@ def test_one_of_two_contexts_gives_its_access_up(peers: list[Any]) -> None:
 def test_memory_that_was_mapped_before_stays_accessible(peers: list[Any]) -> None:
     use(peers[0])
     host = ok(cuda.cuMemHostAlloc(4 * WORDS, 2))
-    own = mapped()
+    own = map_memory()
     ok(cuda.cuMemsetD8(own, 0, 4 * WORDS))
     ok(cuda.cuCtxSynchronize())
     ctypes.memset(int(host), 0, 4 * WORDS)
     ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
-    more = mapped()
+    more = map_memory()
     for address in (int(host), own, more, numbers(peers[1])):
         assert add_one(address) == DONE, last_error()
     assert (np.frombuffer(ctypes.string_at(int(host), 4 * WORDS), np.float32) == 1).all()
@@ -247,7 +247,7 @@ def test_what_is_refused(peers: list[Any]) -> None:
 # --- mapped memory
 
 
-def made(address: int, device: int, size: int = GRANULE) -> Any:
+def make(address: int, device: int, size: int = GRANULE) -> Any:
     """Map new memory of a device at an address."""
     handle = ok(cuda.cuMemCreate(size, properties(device), 0))
     assert cuda.cuMemMap(address, size, 0, handle, 0) == DONE, last_error()
@@ -262,9 +262,9 @@ def give(address: int, size: int, *devices: int, flags: Any = BOTH) -> None:
 @pytest.mark.parametrize("own", [0, 1])
 def test_mapped_memory_is_accessible_as_it_is_set(own: int, peers: list[Any]) -> None:
     use(peers[1 - own])
-    address = reserved(2 * GRANULE)
+    address = reserve(2 * GRANULE)
     for at in (address, address + GRANULE):
-        made(at, 1 - own)
+        make(at, 1 - own)
     give(address, 2 * GRANULE, 0, 1)
     ok(cuda.cuMemsetD8(address, 0, 2 * GRANULE))
     ok(cuda.cuCtxSynchronize())
@@ -285,8 +285,8 @@ def test_mapped_memory_is_accessible_as_it_is_set(own: int, peers: list[Any]) ->
 @pytest.mark.parametrize("shared", [True, False], ids=["both have access", "the memory's device alone has access"])
 def test_memory_of_several_devices_in_one_range_of_addresses(shared: bool, peers: list[Any]) -> None:
     """As vectorAddMMAP of NVIDIA's samples does: the range is of the current context's device, the memory of both."""
-    address = reserved(2 * GRANULE)
-    handles = [made(address + number * GRANULE, number) for number in (0, 1)]
+    address = reserve(2 * GRANULE)
+    handles = [make(address + number * GRANULE, number) for number in (0, 1)]
     if shared:
         give(address, 2 * GRANULE, 0, 1)
     else:
@@ -308,8 +308,8 @@ def test_memory_of_several_devices_in_one_range_of_addresses(shared: bool, peers
 
 
 def test_memory_needs_no_context_of_its_device(context: Any) -> None:
-    address = reserved(2 * GRANULE)
-    handles = [made(address + number * GRANULE, number) for number in (0, 1)]
+    address = reserve(2 * GRANULE)
+    handles = [make(address + number * GRANULE, number) for number in (0, 1)]
     give(address, 2 * GRANULE, 0, 1)
     ok(cuda.cuMemsetD8(address, 0, 2 * GRANULE))
     ok(cuda.cuCtxSynchronize())
@@ -322,9 +322,9 @@ def test_memory_needs_no_context_of_its_device(context: Any) -> None:
 
 
 def test_the_memory_of_a_closed_context_is_unmapped_everywhere(peers: list[Any]) -> None:
-    address = reserved(2 * GRANULE)
+    address = reserve(2 * GRANULE)
     for number in (0, 1):
-        made(address + number * GRANULE, number)
+        make(address + number * GRANULE, number)
     give(address, 2 * GRANULE, 0, 1)
     ok(cuda.cuCtxDestroy(peers[1]))
     use(peers[0])
@@ -337,8 +337,8 @@ def test_the_memory_of_another_device_is_freed_when_the_addresses_context_has_cl
     use(peers[1])
     before = ok(cuda.cuMemGetInfo())[0]
     use(peers[0])
-    address = reserved(GRANULE)
-    handle = made(address, 1)
+    address = reserve(GRANULE)
+    handle = make(address, 1)
     ok(cuda.cuCtxDestroy(peers[0]))
     use(peers[1])
     assert cuda.cuMemUnmap(address, GRANULE) == DONE
@@ -349,8 +349,8 @@ def test_the_memory_of_another_device_is_freed_when_the_addresses_context_has_cl
 @pytest.mark.parametrize("first", [0, 1])
 def test_contexts_that_have_failed_are_closed_with_what_is_mapped(first: int, peers: list[Any]) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
-    address = reserved(GRANULE)
-    handle = made(address, 1)
+    address = reserve(GRANULE)
+    handle = make(address, 1)
     assert cuda.cuMemRelease(handle) == DONE
     for peer in peers:
         entry = contexts[int(peer)]
@@ -364,9 +364,9 @@ def test_contexts_that_have_failed_are_closed_with_what_is_mapped(first: int, pe
 
 
 def test_all_of_a_range_is_unmapped_though_the_memory_s_context_has_failed(peers: list[Any]) -> None:
-    address = reserved(2 * GRANULE)
+    address = reserve(2 * GRANULE)
     for at in (address, address + GRANULE):
-        assert cuda.cuMemRelease(made(at, 1)) == DONE
+        assert cuda.cuMemRelease(make(at, 1)) == DONE
     entry = contexts[int(peers[1])]
     entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     assert cuda.cuMemUnmap(address, 2 * GRANULE) == DONE, last_error()
@@ -376,8 +376,8 @@ def test_all_of_a_range_is_unmapped_though_the_memory_s_context_has_failed(peers
 
 def test_memory_stays_mapped_where_that_of_the_addresses_device_is_freed(devices: None) -> None:
     """No context is the program's; what opens one to map memory keeps it as long as it is needed."""
-    address = reserved(2 * GRANULE)
-    handles = [made(address + number * GRANULE, number) for number in (0, 1)]
+    address = reserve(2 * GRANULE)
+    handles = [make(address + number * GRANULE, number) for number in (0, 1)]
     for number in (0, 1):
         assert cuda.cuMemUnmap(address + number * GRANULE, GRANULE) == DONE, last_error()
         assert cuda.cuMemRelease(handles[number]) == DONE
@@ -491,8 +491,8 @@ def test_an_imported_pool_begins_without_access(peers: list[Any]) -> None:
     use(peers[1])
     pool = ok(cuda.cuMemPoolCreate(expected))
     ok(cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1))
-    theirs = imported(pool)
-    place = passed(theirs, int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0))))
+    theirs = import_again(pool)
+    place = pass_on(theirs, int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0))))
     ok(cuda.cuMemsetD8(place, 0, 4 * WORDS))
     use(peers[0])
     mine = ok(cuda.cuMemAlloc(64))

@@ -161,7 +161,7 @@ class PagesOfOurOwn:
         self.close = self._pages.close
 
 
-def allocated(table: Pinned, size: int, *, bounded: bool) -> int:
+def allocate(table: Pinned, size: int, *, bounded: bool) -> int:
     """Allocate without an executor."""
     return table.allocate(size, 0, bounded, PagesOfOurOwn)  # type: ignore[arg-type]
 
@@ -176,12 +176,12 @@ def test_the_bound_is_the_size_of_the_file_system(tmp_path: Path) -> None:
     table = Pinned(str(tmp_path))
     size = size_of(tmp_path)
     with pytest.raises(CudaError) as caught:
-        allocated(table, size + 1, bounded=True)
+        allocate(table, size + 1, bounded=True)
     assert caught.value.code == 2
     assert f"{tmp_path} has: {size} bytes" in caught.value.reason
-    small = allocated(table, 1, bounded=True)
+    small = allocate(table, 1, bounded=True)
     with pytest.raises(CudaError, match=f"with {PAGE} in use"):
-        allocated(table, size, bounded=True)
+        allocate(table, size, bounded=True)
     table.free(small)
 
 
@@ -191,7 +191,7 @@ def test_registered_memory_counts_too(tmp_path: Path) -> None:
     with pytest.raises(CudaError, match="has: 0 bytes"):
         table.register(array.ctypes.data, COUNT, 0, bounded=True)
     with pytest.raises(CudaError, match="has: 0 bytes"):
-        allocated(table, 1, bounded=True)
+        allocate(table, 1, bounded=True)
     table.register(array.ctypes.data, COUNT, 0, bounded=False)
 
 
@@ -216,7 +216,7 @@ def test_the_sum_never_exceeds_the_bound_and_what_is_freed_counts_again(steps: l
         refused = False
         try:
             if kind == "allocate":
-                address = allocated(table, size, bounded=True)
+                address = allocate(table, size, bounded=True)
             else:
                 table.register(address, size, 0, bounded=True)
             kept_open[address] = (kind, pages)

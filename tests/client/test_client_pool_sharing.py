@@ -40,7 +40,7 @@ def pool(context: Any) -> Any:
     return ok(cuda.cuMemPoolCreate(shareable()))
 
 
-def imported(pool: Any) -> Any:
+def import_again(pool: Any) -> Any:
     """Return the pool as another process imports it; this one can, too."""
     fd = ok(cuda.cuMemPoolExportToShareableHandle(pool, DESCRIPTOR, 0))
     try:
@@ -49,27 +49,27 @@ def imported(pool: Any) -> Any:
         os.close(fd)
 
 
-def allocated(pool: Any, size: int = 4000) -> int:
+def allocate(pool: Any, size: int = 4000) -> int:
     return int(ok(cuda.cuMemAllocFromPoolAsync(size, pool, 0)))
 
 
-def passed(pool: Any, address: int) -> int:
+def pass_on(pool: Any, address: int) -> int:
     """Return where an allocation is in an imported pool."""
     return int(ok(cuda.cuMemPoolImportPointer(pool, ok(cuda.cuMemPoolExportPointer(address)))))
 
 
 def test_an_imported_allocation_is_the_same(pool: Any) -> None:
-    theirs = imported(pool)
+    theirs = import_again(pool)
     data = np.arange(1000, dtype=np.float32)
-    first, second = allocated(pool), allocated(pool)
+    first, second = allocate(pool), allocate(pool)
     assert cuda.cuMemcpyHtoD(second, data, 4000) == DONE
-    place, neighbour = passed(theirs, second), passed(theirs, first)
+    place, neighbour = pass_on(theirs, second), pass_on(theirs, first)
     assert place not in (first, second)
     assert place - neighbour == second - first, "a chunk is mapped once"
     launch(kernel(BASIC, b"add_one"), (place, ctypes.c_uint64), (1000, ctypes.c_uint32), blocks=4, threads=256)
     assert (bytes_at(second, 4000).view(np.float32) == data + 1).all()
     assert [int(item) for item in ok(cuda.cuMemGetAddressRange(place + 9))] == [place, 4000]
-    assert passed(theirs, second) == place, "it is counted"
+    assert pass_on(theirs, second) == place, "it is counted"
     assert cuda.cuMemFree(place) == DONE
     assert (bytes_at(place, 4000).view(np.float32) == data + 1).all()
     assert cuda.cuMemFree(place) == DONE
@@ -80,11 +80,11 @@ def test_an_imported_allocation_is_the_same(pool: Any) -> None:
 
 def test_what_is_freed_stays_while_it_is_imported(pool: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
-    theirs = imported(pool)
-    mine = allocated(pool, 2 * MIB)
+    theirs = import_again(pool)
+    mine = allocate(pool, 2 * MIB)
     assert ok(cuda.cuMemGetInfo())[0] == free - 2 * MIB
     assert cuda.cuMemsetD8(mine, 7, 2 * MIB) == DONE
-    place = passed(theirs, mine)
+    place = pass_on(theirs, mine)
     assert ok(cuda.cuMemGetInfo())[0] == free - 2 * MIB, "it is charged once"
     assert cuda.cuMemFree(mine) == DONE
     assert cuda.cuMemPoolTrimTo(pool, 0) == DONE
@@ -96,9 +96,9 @@ def test_what_is_freed_stays_while_it_is_imported(pool: Any) -> None:
 
 
 def test_freed_in_order_it_stays_until_the_stream_comes_there(pool: Any) -> None:
-    theirs = imported(pool)
-    mine = allocated(pool)
-    place = passed(theirs, mine)
+    theirs = import_again(pool)
+    mine = allocate(pool)
+    place = pass_on(theirs, mine)
     kept_open = Held()
     assert cuda.cuMemsetD8Async(place, 5, 4000, kept_open.stream) == DONE
     assert cuda.cuMemFreeAsync(place, kept_open.stream) == DONE
@@ -108,7 +108,7 @@ def test_freed_in_order_it_stays_until_the_stream_comes_there(pool: Any) -> None
     assert cuda.cuStreamSynchronize(kept_open.stream) == DONE
     assert (bytes_at(mine, 4000) == 5).all()
     assert cuda.cuMemcpyDtoH(np.zeros(8, np.uint8), place, 8) == (INVALID,), "it is unmapped"
-    again = passed(theirs, mine)
+    again = pass_on(theirs, mine)
     other = ok(cuda.cuStreamCreate(1))
     assert cuda.cuMemFreeAsync(again, other) == DONE
     assert cuda.cuStreamDestroy(other) == DONE
@@ -119,14 +119,14 @@ def test_freed_in_order_it_stays_until_the_stream_comes_there(pool: Any) -> None
 def test_pools_grow_and_shrink_as_others_do(pool: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
     keep(pool)
-    blocks = [allocated(pool, 3 * MIB) for _ in range(4)]
+    blocks = [allocate(pool, 3 * MIB) for _ in range(4)]
     for number, address in enumerate(blocks):
         assert cuda.cuMemsetD8(address, number, 3 * MIB) == DONE
     assert [int(bytes_at(address, 1)[0]) for address in blocks] == [0, 1, 2, 3]
     for address in blocks:
         assert cuda.cuMemFreeAsync(address, 0) == DONE
     assert cuda.cuCtxSynchronize() == DONE
-    assert allocated(pool, 3 * MIB) == blocks[0]
+    assert allocate(pool, 3 * MIB) == blocks[0]
     assert cuda.cuMemPoolTrimTo(pool, 0) == DONE
     assert cuda.cuMemFree(blocks[0]) == DONE
     assert cuda.cuMemPoolDestroy(pool) == DONE
@@ -137,12 +137,12 @@ def test_pools_grow_and_shrink_as_others_do(pool: Any) -> None:
 
 
 def test_contexts_end_with_what_they_imported(pool: Any) -> None:
-    mine = allocated(pool)
-    theirs = imported(pool)
+    mine = allocate(pool)
+    theirs = import_again(pool)
     data = ok(cuda.cuMemPoolExportPointer(mine))
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     place = int(ok(cuda.cuMemPoolImportPointer(theirs, data)))
-    owned = allocated(pool)
+    owned = allocate(pool)
     assert cuda.cuCtxDestroy(other) == DONE
     assert cuda.cuMemFree(place) == (INVALID,)
     assert cuda.cuMemFree(owned) == (INVALID,)
@@ -154,8 +154,8 @@ def test_contexts_end_with_what_they_imported(pool: Any) -> None:
 
 
 def test_attributes_of_memory_need_no_context(pool: Any) -> None:
-    mine = allocated(pool)
-    place = passed(imported(pool), mine)
+    mine = allocate(pool)
+    place = pass_on(import_again(pool), mine)
     plain = int(ok(cuda.cuMemAlloc(100)))
     assert cuda.cuCtxPopCurrent()[0] == R.CUDA_SUCCESS
     for address in (mine, place):
@@ -174,7 +174,7 @@ def test_attributes(pool: Any) -> None:
     assert ok(cuda.cuDeviceGetAttribute(attribute, 0)) == int(DESCRIPTOR)
     if hasattr(A, "CU_MEMPOOL_ATTR_EXPORT_HANDLE_TYPES"):
         assert get(pool, "EXPORT_HANDLE_TYPES") == int(DESCRIPTOR)
-    theirs = imported(pool)
+    theirs = import_again(pool)
     assert get(theirs, "RESERVED_MEM_CURRENT") == 0
     assert cuda.cuMemPoolTrimTo(theirs, 0) == DONE
 
@@ -196,14 +196,14 @@ def test_mistakes(pool: Any) -> None:
     assert "another process's" in last_error()
     assert cuda.cuDeviceSetMemPool(0, theirs) == (INVALID,)
     assert cuda.cuMemPoolExportToShareableHandle(theirs, DESCRIPTOR, 0) == (INVALID, None)
-    mine = allocated(pool)
+    mine = allocate(pool)
     ordinary = int(ok(cuda.cuMemAllocAsync(100, 0)))
     for address in (0, 1, mine + 1, ordinary, 1 << 63):
         assert cuda.cuMemPoolExportPointer(address) == (INVALID, None)
     data = ok(cuda.cuMemPoolExportPointer(mine))
     for into in (pool, plain, 0):
         assert cuda.cuMemPoolImportPointer(into, data) == (INVALID, None)
-    other = imported(ok(cuda.cuMemPoolCreate(shareable())))
+    other = import_again(ok(cuda.cuMemPoolCreate(shareable())))
     assert cuda.cuMemPoolImportPointer(other, data) == (INVALID, None)
     assert "a pool other than" in last_error()
     assert cuda.cuMemPoolImportPointer(theirs, cuda.CUmemPoolPtrExportData()) == (INVALID, None)
@@ -215,7 +215,7 @@ def test_mistakes(pool: Any) -> None:
     for wrong in (None, 0, cuda.CUipcMemHandle()):
         with pytest.raises(TypeError):
             cuda.cuMemPoolImportPointer(theirs, wrong)
-    assert cuda.cuMemFree(passed(theirs, mine)) == DONE
+    assert cuda.cuMemFree(pass_on(theirs, mine)) == DONE
     assert cuda.cuMemFree(mine) == DONE
     assert cuda.cuMemPoolTrimTo(pool, 0) == DONE
     assert cuda.cuMemPoolImportPointer(theirs, data) == (INVALID, None), "it is freed, and its chunk released"

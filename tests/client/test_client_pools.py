@@ -26,7 +26,7 @@ NOT_SUPPORTED = R.CUDA_ERROR_NOT_SUPPORTED
 MIB = 1 << 20
 
 
-def done(answer: tuple[Any, ...]) -> None:
+def check_done(answer: tuple[Any, ...]) -> None:
     """Fail unless a call without outputs was successful."""
     assert answer == (R.CUDA_SUCCESS,), f"{answer[0]}: {last_error()}"
 
@@ -51,7 +51,7 @@ def get(pool: Any, name: str) -> int:
 
 
 def put(pool: Any, name: str, value: Any) -> None:
-    done(cuda.cuMemPoolSetAttribute(pool, getattr(A, f"CU_MEMPOOL_ATTR_{name}"), value))
+    check_done(cuda.cuMemPoolSetAttribute(pool, getattr(A, f"CU_MEMPOOL_ATTR_{name}"), value))
 
 
 def keep(pool: Any) -> None:
@@ -66,7 +66,7 @@ class Held:
         self.stream = ok(cuda.cuStreamCreate(1))
         self._go = threading.Event()
         self._began = threading.Event()
-        done(cuda.cuLaunchHostFunc(self.stream, self._wait, None))
+        check_done(cuda.cuLaunchHostFunc(self.stream, self._wait, None))
         assert self._began.wait(10)
 
     def _wait(self, _: Any) -> None:
@@ -93,18 +93,18 @@ def test_memory_is_memory(pool: Any) -> None:
     first, second = take(pool, 1000, stream), take(pool, 5 * MIB + 3, stream)
     data = np.random.default_rng(1).integers(0, 256, 5 * MIB + 3, np.uint8)
     back = np.zeros_like(data)
-    done(cuda.cuMemsetD8Async(first, 7, 1000, stream))
-    done(cuda.cuMemcpyHtoDAsync(second, data, data.size, stream))
-    done(cuda.cuMemcpyDtoHAsync(back, second, data.size, stream))
-    done(cuda.cuStreamSynchronize(stream))
+    check_done(cuda.cuMemsetD8Async(first, 7, 1000, stream))
+    check_done(cuda.cuMemcpyHtoDAsync(second, data, data.size, stream))
+    check_done(cuda.cuMemcpyDtoHAsync(back, second, data.size, stream))
+    check_done(cuda.cuStreamSynchronize(stream))
     assert (back == data).all()
-    done(cuda.cuMemcpyDtoH(back, first, 1000))
+    check_done(cuda.cuMemcpyDtoH(back, first, 1000))
     assert (back[:1000] == 7).all()
 
 
 def test_memory_freed_in_a_stream_is_reused_in_it_at_once(pool: Any, held: Held) -> None:
     first = take(pool, 3000, held.stream)
-    done(cuda.cuMemFreeAsync(first, held.stream))
+    check_done(cuda.cuMemFreeAsync(first, held.stream))
     assert take(pool, 3000, held.stream) == first
 
 
@@ -112,12 +112,12 @@ def test_another_stream_gets_it_only_when_the_stream_has_reached_the_free(pool: 
     keep(pool)
     other = ok(cuda.cuStreamCreate(1))
     first = take(pool, 2 * MIB, held.stream)
-    done(cuda.cuMemFreeAsync(first, held.stream))
+    check_done(cuda.cuMemFreeAsync(first, held.stream))
     second = take(pool, 2 * MIB, other)
     assert second != first
     assert get(pool, "USED_MEM_CURRENT") == 4 * MIB, "the free has not taken effect"
     held.let_go()
-    done(cuda.cuStreamSynchronize(held.stream))
+    check_done(cuda.cuStreamSynchronize(held.stream))
     assert get(pool, "USED_MEM_CURRENT") == 2 * MIB
     assert take(pool, 2 * MIB, other) == first
 
@@ -125,7 +125,7 @@ def test_another_stream_gets_it_only_when_the_stream_has_reached_the_free(pool: 
 def test_a_stream_that_is_done_is_noticed_without_a_wait(pool: Any) -> None:
     item, other = (ok(cuda.cuStreamCreate(1)) for _ in range(2))
     first = take(pool, 2 * MIB, item)
-    done(cuda.cuMemFreeAsync(first, item))
+    check_done(cuda.cuMemFreeAsync(first, item))
     while cuda.cuStreamQuery(item)[0] != R.CUDA_SUCCESS:
         pass
     assert take(pool, 2 * MIB, other) == first
@@ -135,7 +135,7 @@ def test_without_opportunistic_reuse_it_is_not(pool: Any) -> None:
     put(pool, "REUSE_ALLOW_OPPORTUNISTIC", 0)
     item, other = (ok(cuda.cuStreamCreate(1)) for _ in range(2))
     first = take(pool, 2 * MIB, item)
-    done(cuda.cuMemFreeAsync(first, item))
+    check_done(cuda.cuMemFreeAsync(first, item))
     while cuda.cuStreamQuery(item)[0] != R.CUDA_SUCCESS:
         pass
     assert take(pool, 2 * MIB, other) != first
@@ -147,18 +147,18 @@ def test_at_the_limit_a_stream_is_made_to_wait_for_what_another_freed(context: A
     other = ok(cuda.cuStreamCreate(1))
     first = take(pool, 4 * MIB, held.stream)
     assert cuda.cuMemAllocFromPoolAsync(1, pool, other) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
-    done(cuda.cuMemsetD8Async(first, 1, 4 * MIB, held.stream))
-    done(cuda.cuMemFreeAsync(first, held.stream))
+    check_done(cuda.cuMemsetD8Async(first, 1, 4 * MIB, held.stream))
+    check_done(cuda.cuMemFreeAsync(first, held.stream))
     put(pool, "REUSE_ALLOW_INTERNAL_DEPENDENCIES", 0)
     assert cuda.cuMemAllocFromPoolAsync(4 * MIB, pool, other) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
     put(pool, "REUSE_ALLOW_INTERNAL_DEPENDENCIES", 1)
     assert take(pool, 4 * MIB, other) == first
-    done(cuda.cuMemsetD8Async(first, 2, 4 * MIB, other))
+    check_done(cuda.cuMemsetD8Async(first, 2, 4 * MIB, other))
     assert cuda.cuStreamQuery(other)[0] == R.CUDA_ERROR_NOT_READY, "it waits for the stream that freed it"
     held.let_go()
-    done(cuda.cuStreamSynchronize(other))
+    check_done(cuda.cuStreamSynchronize(other))
     back = np.zeros(4 * MIB, np.uint8)
-    done(cuda.cuMemcpyDtoH(back, first, back.size))
+    check_done(cuda.cuMemcpyDtoH(back, first, back.size))
     assert (back == 2).all()
 
 
@@ -166,11 +166,11 @@ def test_what_a_destroyed_stream_freed_is_free_when_its_work_is_done(pool: Any, 
     keep(pool)
     other = ok(cuda.cuStreamCreate(1))
     first = take(pool, 2 * MIB, held.stream)
-    done(cuda.cuMemFreeAsync(first, held.stream))
-    done(cuda.cuStreamDestroy(held.stream))
+    check_done(cuda.cuMemFreeAsync(first, held.stream))
+    check_done(cuda.cuStreamDestroy(held.stream))
     assert take(pool, 2 * MIB, other) != first
     held.let_go()
-    done(cuda.cuCtxSynchronize())
+    check_done(cuda.cuCtxSynchronize())
     assert take(pool, 2 * MIB, other) == first
 
 
@@ -178,7 +178,7 @@ def test_neighbours_are_joined(pool: Any) -> None:
     keep(pool)
     blocks = [take(pool, MIB // 2) for _ in range(4)]
     for item in (1, 3, 0, 2):
-        done(cuda.cuMemFreeAsync(blocks[item], 0))
+        check_done(cuda.cuMemFreeAsync(blocks[item], 0))
     assert take(pool, 2 * MIB) == blocks[0]
     assert get(pool, "RESERVED_MEM_CURRENT") == 2 * MIB
 
@@ -192,49 +192,49 @@ def test_reserved_and_used_memory(pool: Any) -> None:
     assert get(pool, "RESERVED_MEM_CURRENT") == free - ok(cuda.cuMemGetInfo())[0] == 2 * MIB
     second = take(pool, 8 * MIB)
     assert get(pool, "USED_MEM_HIGH") == 1024 + 8 * MIB
-    done(cuda.cuMemFreeAsync(second, 0))
-    done(cuda.cuStreamSynchronize(0))
+    check_done(cuda.cuMemFreeAsync(second, 0))
+    check_done(cuda.cuStreamSynchronize(0))
     assert get(pool, "USED_MEM_CURRENT") == 1024
     assert get(pool, "USED_MEM_HIGH") == 1024 + 8 * MIB
     put(pool, "USED_MEM_HIGH", cuda.cuuint64_t(0))
     assert get(pool, "USED_MEM_HIGH") == 1024
-    done(cuda.cuMemFreeAsync(first, 0))
-    done(cuda.cuStreamSynchronize(0))
+    check_done(cuda.cuMemFreeAsync(first, 0))
+    check_done(cuda.cuStreamSynchronize(0))
     assert get(pool, "RESERVED_MEM_CURRENT") == 10 * MIB, "it is held on to"
-    done(cuda.cuMemPoolTrimTo(pool, 3 * MIB))
+    check_done(cuda.cuMemPoolTrimTo(pool, 3 * MIB))
     assert get(pool, "RESERVED_MEM_CURRENT") == 8 * MIB, "at least that many bytes stay"
-    done(cuda.cuMemPoolTrimTo(pool, 0))
+    check_done(cuda.cuMemPoolTrimTo(pool, 0))
     assert get(pool, "RESERVED_MEM_CURRENT") == 0
     assert get(pool, "RESERVED_MEM_HIGH") == 10 * MIB
     put(pool, "RESERVED_MEM_HIGH", cuda.cuuint64_t(0))
     assert get(pool, "RESERVED_MEM_HIGH") == 0
-    done(cuda.cuCtxSynchronize())
+    check_done(cuda.cuCtxSynchronize())
     assert ok(cuda.cuMemGetInfo())[0] == free
 
 
 @pytest.mark.parametrize("wait", ["stream", "context", "event"])
 def test_a_wait_releases_what_is_above_the_threshold(pool: Any, wait: str) -> None:
     stream = ok(cuda.cuStreamCreate(0))
-    done(cuda.cuMemFreeAsync(take(pool, 5 * MIB, stream), stream))
+    check_done(cuda.cuMemFreeAsync(take(pool, 5 * MIB, stream), stream))
     assert get(pool, "RESERVED_MEM_CURRENT") == 6 * MIB
     if wait == "stream":
-        done(cuda.cuStreamSynchronize(stream))
+        check_done(cuda.cuStreamSynchronize(stream))
     elif wait == "context":
-        done(cuda.cuCtxSynchronize())
+        check_done(cuda.cuCtxSynchronize())
     else:
         event = ok(cuda.cuEventCreate(0))
-        done(cuda.cuEventRecord(event, stream))
-        done(cuda.cuEventSynchronize(event))
+        check_done(cuda.cuEventRecord(event, stream))
+        check_done(cuda.cuEventSynchronize(event))
     assert get(pool, "RESERVED_MEM_CURRENT") == 0
 
 
 def test_memory_in_use_is_never_released(pool: Any) -> None:
     address = take(pool, 100)
-    done(cuda.cuMemsetD8(address, 5, 100))
-    done(cuda.cuMemPoolTrimTo(pool, 0))
-    done(cuda.cuCtxSynchronize())
+    check_done(cuda.cuMemsetD8(address, 5, 100))
+    check_done(cuda.cuMemPoolTrimTo(pool, 0))
+    check_done(cuda.cuCtxSynchronize())
     back = np.zeros(100, np.uint8)
-    done(cuda.cuMemcpyDtoH(back, address, 100))
+    check_done(cuda.cuMemcpyDtoH(back, address, 100))
     assert (back == 5).all()
 
 
@@ -243,16 +243,16 @@ def test_the_pools_of_a_device(context: Any) -> None:
     assert int(default) != int(ok(cuda.cuDeviceGetDefaultMemPool(1)))
     assert int(ok(cuda.cuDeviceGetMemPool(0))) == int(default)
     mine = ok(cuda.cuMemPoolCreate(properties()))
-    done(cuda.cuDeviceSetMemPool(0, mine))
+    check_done(cuda.cuDeviceSetMemPool(0, mine))
     assert int(ok(cuda.cuDeviceGetMemPool(0))) == int(mine)
     address = int(ok(cuda.cuMemAllocAsync(100, 0)))
     attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
     assert int(ok(cuda.cuPointerGetAttribute(attribute, address + 50))) == int(mine)
-    done(cuda.cuMemPoolDestroy(mine))
+    check_done(cuda.cuMemPoolDestroy(mine))
     assert int(ok(cuda.cuDeviceGetMemPool(0))) == int(default), "the default one is current again"
     assert cuda.cuMemAllocFromPoolAsync(8, mine, 0) == (INVALID, None)
-    done(cuda.cuMemsetD8(address, 1, 100))
-    done(cuda.cuMemFreeAsync(address, 0))
+    check_done(cuda.cuMemsetD8(address, 1, 100))
+    check_done(cuda.cuMemFreeAsync(address, 0))
     assert cuda.cuMemPoolDestroy(default) == (INVALID,)
     assert cuda.cuMemPoolDestroy(mine) == (INVALID,)
 
@@ -260,10 +260,10 @@ def test_the_pools_of_a_device(context: Any) -> None:
 def test_a_destroyed_pool_gives_its_memory_back(pool: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
     address = take(pool, MIB)
-    done(cuda.cuMemPoolDestroy(pool))
+    check_done(cuda.cuMemPoolDestroy(pool))
     assert ok(cuda.cuMemGetInfo())[0] == free - 2 * MIB
-    done(cuda.cuMemFreeAsync(address, 0))
-    done(cuda.cuCtxSynchronize())
+    check_done(cuda.cuMemFreeAsync(address, 0))
+    check_done(cuda.cuCtxSynchronize())
     assert ok(cuda.cuMemGetInfo())[0] == free
 
 
@@ -272,7 +272,7 @@ def test_pools_by_location(context: Any) -> None:
     kind = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     assert int(ok(cuda.cuMemGetDefaultMemPool(location, kind))) == int(ok(cuda.cuDeviceGetDefaultMemPool(0)))
     mine = ok(cuda.cuMemPoolCreate(properties()))
-    done(cuda.cuMemSetMemPool(location, kind, mine))
+    check_done(cuda.cuMemSetMemPool(location, kind, mine))
     assert int(ok(cuda.cuMemGetMemPool(location, kind))) == int(mine)
     location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_INVALID
     assert cuda.cuMemGetMemPool(location, kind) == (INVALID, None)
@@ -282,11 +282,11 @@ def test_pools_by_location(context: Any) -> None:
 def test_any_allocation_can_be_freed_in_either_way(pool: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
     plain, block = int(ok(cuda.cuMemAlloc(3 * MIB))), take(pool, 3 * MIB)
-    done(cuda.cuMemFreeAsync(plain, 0))
-    done(cuda.cuMemFree(block))
+    check_done(cuda.cuMemFreeAsync(plain, 0))
+    check_done(cuda.cuMemFree(block))
     assert cuda.cuMemFree(block) == (INVALID,)
     assert cuda.cuMemFreeAsync(plain, 0) == (INVALID,)
-    done(cuda.cuCtxSynchronize())
+    check_done(cuda.cuCtxSynchronize())
     assert ok(cuda.cuMemGetInfo())[0] == free
 
 
@@ -294,13 +294,13 @@ def test_it_ends_with_the_context(devices: None) -> None:
     pool = ok(cuda.cuMemPoolCreate(properties()))
     first = ok(cuda.cuCtxCreate(None, 0, 0))
     address = take(pool, MIB)
-    done(cuda.cuMemFreeAsync(take(pool, MIB), 0))
-    done(cuda.cuCtxDestroy(first))
+    check_done(cuda.cuMemFreeAsync(take(pool, MIB), 0))
+    check_done(cuda.cuCtxDestroy(first))
     assert [get(pool, name) for name in ("RESERVED_MEM_CURRENT", "USED_MEM_CURRENT")] == [0, 0]
     second = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuMemFreeAsync(address, 0) == (INVALID,)
-    done(cuda.cuMemsetD8(take(pool, MIB), 1, MIB))
-    done(cuda.cuCtxDestroy(second))
+    check_done(cuda.cuMemsetD8(take(pool, MIB), 1, MIB))
+    check_done(cuda.cuCtxDestroy(second))
 
 
 def test_a_block_is_freed_in_a_stream_of_another_context(context: Any) -> None:
@@ -309,15 +309,15 @@ def test_a_block_is_freed_in_a_stream_of_another_context(context: Any) -> None:
     address = take(pool, 2 * MIB)
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     slow = Held()
-    done(cuda.cuMemFreeAsync(address, slow.stream))
-    done(cuda.cuCtxSetCurrent(context))
+    check_done(cuda.cuMemFreeAsync(address, slow.stream))
+    check_done(cuda.cuCtxSetCurrent(context))
     assert take(pool, 2 * MIB) != address
     slow.let_go()
-    done(cuda.cuCtxSetCurrent(other))
-    done(cuda.cuStreamSynchronize(slow.stream))
-    done(cuda.cuCtxSetCurrent(context))
+    check_done(cuda.cuCtxSetCurrent(other))
+    check_done(cuda.cuStreamSynchronize(slow.stream))
+    check_done(cuda.cuCtxSetCurrent(context))
     assert take(pool, 2 * MIB) == address
-    done(cuda.cuCtxDestroy(other))
+    check_done(cuda.cuCtxDestroy(other))
 
 
 def test_bad_sizes_pools_and_streams(pool: Any) -> None:
@@ -333,7 +333,7 @@ def test_bad_sizes_pools_and_streams(pool: Any) -> None:
     for wrong in (address + 1, address + 512, 1 << 63):
         assert cuda.cuMemFreeAsync(wrong, stream) == (INVALID,)
     assert cuda.cuMemFreeAsync(address, 12345) == (R.CUDA_ERROR_INVALID_HANDLE,)
-    done(cuda.cuMemFreeAsync(address, stream))
+    check_done(cuda.cuMemFreeAsync(address, stream))
     assert cuda.cuMemFreeAsync(address, stream) == (INVALID,)
     assert cuda.cuDeviceSetMemPool(0, ok(cuda.cuMemPoolCreate(properties(1)))) == (INVALID,)
     assert cuda.cuDeviceGetMemPool(2) == (R.CUDA_ERROR_INVALID_DEVICE, None)
@@ -371,7 +371,7 @@ def test_access(pool: Any) -> None:
     for item, device in ((mine, 0), (other, 1)):
         item.location = properties(device).location
         item.flags = both
-    done(cuda.cuMemPoolSetAccess(pool, [mine], 1))
+    check_done(cuda.cuMemPoolSetAccess(pool, [mine], 1))
     wrong = cuda.CUmemAccessDesc()
     wrong.location, wrong.flags = properties(2).location, both
     assert cuda.cuMemPoolSetAccess(pool, [other, wrong], 2) == (R.CUDA_ERROR_INVALID_DEVICE,)
@@ -386,7 +386,7 @@ def test_access(pool: Any) -> None:
 def test_nothing_is_nowhere(pool: Any) -> None:
     assert take(pool, 0) == 0, "as the driver answers"
     assert int(ok(cuda.cuMemAllocAsync(0, 0))) == 0
-    done(cuda.cuMemFreeAsync(0, 0))
+    check_done(cuda.cuMemFreeAsync(0, 0))
 
 
 @pytest.mark.parametrize("kind", ["MANAGED", "HOST"])
@@ -401,9 +401,9 @@ def test_pools_of_memory_that_the_program_reaches_too(context: Any, kind: str) -
     memory = np.ctypeslib.as_array((ctypes.c_uint8 * 1000).from_address(address))
     memory[:] = 3
     back = np.zeros(1000, np.uint8)
-    done(cuda.cuMemcpyDtoH(back, address, 1000))
+    check_done(cuda.cuMemcpyDtoH(back, address, 1000))
     assert (back == 3).all()
-    done(cuda.cuMemsetD8(address, 4, 1000))
+    check_done(cuda.cuMemsetD8(address, 4, 1000))
     assert (memory == 4).all()
     managed = ok(cuda.cuPointerGetAttribute(cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED, address))
     assert managed is (kind == "MANAGED")
@@ -415,12 +415,12 @@ def test_pools_of_memory_that_the_program_reaches_too(context: Any, kind: str) -
     advice = cuda.CUmem_advise.CU_MEM_ADVISE_SET_READ_MOSTLY
     answer = cuda.cuMemAdvise(address, 100, advice, properties().location)
     assert answer == ((R.CUDA_SUCCESS,) if kind == "MANAGED" else (INVALID,))
-    done(cuda.cuMemFreeAsync(address, 0))
-    done(cuda.cuMemPoolTrimTo(pool, 0))
-    done(cuda.cuCtxSynchronize())
+    check_done(cuda.cuMemFreeAsync(address, 0))
+    check_done(cuda.cuMemPoolTrimTo(pool, 0))
+    check_done(cuda.cuCtxSynchronize())
     assert get(pool, "RESERVED_MEM_CURRENT") == 0
     take(pool, 5000)
-    done(cuda.cuCtxDestroy(context))
+    check_done(cuda.cuCtxDestroy(context))
 
 
 def test_threads(pool: Any, context: Any) -> None:
@@ -428,21 +428,21 @@ def test_threads(pool: Any, context: Any) -> None:
     wrong: list[str] = []
 
     def work(number: int) -> None:
-        done(cuda.cuCtxSetCurrent(context))
+        check_done(cuda.cuCtxSetCurrent(context))
         stream = ok(cuda.cuStreamCreate(1))
         mine = [take(pool, 4000 + number, stream) for _ in range(20)]
         for turn in range(20):
             for item in mine:
-                done(cuda.cuMemsetD32Async(item, number * 1000 + turn, 1000, stream))
+                check_done(cuda.cuMemsetD32Async(item, number * 1000 + turn, 1000, stream))
             back = np.zeros(1000, np.uint32)
-            done(cuda.cuMemcpyDtoHAsync(back, mine[turn], 4000, stream))
+            check_done(cuda.cuMemcpyDtoHAsync(back, mine[turn], 4000, stream))
             if (back != number * 1000 + turn).any():
                 wrong.append(f"{number}, {turn}")
-            done(cuda.cuMemFreeAsync(mine[turn], stream))
+            check_done(cuda.cuMemFreeAsync(mine[turn], stream))
             mine[turn] = take(pool, 4000 + number, stream)
         for item in mine:
-            done(cuda.cuMemFreeAsync(item, stream))
-        done(cuda.cuStreamSynchronize(stream))
+            check_done(cuda.cuMemFreeAsync(item, stream))
+        check_done(cuda.cuStreamSynchronize(stream))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -459,7 +459,7 @@ def test_a_pool_in_a_context_in_error_gives_its_error(pool: Any, context: Any) -
     entry = contexts[int(context)]
     entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     assert cuda.cuMemAllocFromPoolAsync(8, pool, 0) == (R.CUDA_ERROR_ILLEGAL_ADDRESS, None)
-    done(cuda.cuCtxDestroy(context))
+    check_done(cuda.cuCtxDestroy(context))
     gc.collect()
 
 
@@ -470,16 +470,16 @@ def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
     keep(pool)
     addresses = [take(pool, 2 * MIB) for _ in range(2)]
     other = ok(cuda.cuCtxCreate(None, 0, 0))
-    done(cuda.cuMemFreeAsync(addresses[0], ok(cuda.cuStreamCreate(0))))
+    check_done(cuda.cuMemFreeAsync(addresses[0], ok(cuda.cuStreamCreate(0))))
     slow = Held()
-    done(cuda.cuMemFreeAsync(addresses[1], slow.stream))
+    check_done(cuda.cuMemFreeAsync(addresses[1], slow.stream))
     entry = contexts[int(other)]
     entry.fault(entry.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     slow.let_go()
-    done(cuda.cuCtxSetCurrent(context))
+    check_done(cuda.cuCtxSetCurrent(context))
     assert {take(pool, 2 * MIB), take(pool, 2 * MIB)} == set(addresses)
     assert get(pool, "USED_MEM_CURRENT") == 4 * MIB
-    done(cuda.cuCtxDestroy(other))
+    check_done(cuda.cuCtxDestroy(other))
 
 
 CHUNKS = [(0, 64), (64, 128), (256, 320)]

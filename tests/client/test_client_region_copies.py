@@ -93,7 +93,7 @@ def indexes(shape: dict[str, int], side: str) -> list[int]:
     ]
 
 
-def described(shape: dict[str, int], source: tuple[Any, int], destination: tuple[Any, int], made: Any = None) -> Any:
+def describe(shape: dict[str, int], source: tuple[Any, int], destination: tuple[Any, int], made: Any = None) -> Any:
     """The structure of a copy; each side is a memory type and an address."""
     made = cuda.CUDA_MEMCPY3D() if made is None else made
     for name, value in shape.items():
@@ -143,7 +143,7 @@ def test_copies_of_every_direction_move_the_bytes_of_the_model(
     taken, put = indexes(shape, "src"), indexes(shape, "dst")
     for at, to in zip(taken, put, strict=True):
         expected[to + offset] = before[source][at]
-    copied = described(
+    copied = describe(
         shape,
         (type_of(source, unified), memory.addresses[source]),
         (type_of(destination, unified), memory.addresses[destination] + offset),
@@ -181,12 +181,12 @@ def test_many_large_rows_go_through_the_staging_memory(context: Any, asynchronou
     address = ok(cuda.cuMemAlloc(pitch * height))
     shape = {"WidthInBytes": width, "Height": height}
     device = (DEVICE, int(address))
-    there = described(shape | {"dstPitch": pitch}, (HOST, sent.ctypes.data), device, cuda.CUDA_MEMCPY2D())
+    there = describe(shape | {"dstPitch": pitch}, (HOST, sent.ctypes.data), device, cuda.CUDA_MEMCPY2D())
     if asynchronous:
         assert cuda.cuMemcpy2DAsync(there, 0) == DONE
     else:
         assert cuda.cuMemcpy2D(there) == DONE
-    here = described(shape | {"srcPitch": pitch}, device, (HOST, back.ctypes.data), cuda.CUDA_MEMCPY2D())
+    here = describe(shape | {"srcPitch": pitch}, device, (HOST, back.ctypes.data), cuda.CUDA_MEMCPY2D())
     assert cuda.cuMemcpy2D(here) == DONE
     assert (back == sent).all()
 
@@ -266,21 +266,21 @@ def test_a_copy_that_cannot_be_is_refused(context: Any, shape: dict[str, int], w
     device, host = (DEVICE, int(ok(cuda.cuMemAlloc(4096)))), (HOST, np.zeros(4096, np.uint8).ctypes.data)
     full = {"WidthInBytes": 10, "Height": 3, "Depth": 2} | shape
     for source, destination in ((host, device), (device, host), (device, device)):
-        assert cuda.cuMemcpy3D(described(full, source, destination)) == INVALID
+        assert cuda.cuMemcpy3D(describe(full, source, destination)) == INVALID
         assert words in last_error()
 
 
 def test_sides_are_of_the_types_of_memory_that_there_are(context: Any) -> None:
     device, shape = (DEVICE, int(ok(cuda.cuMemAlloc(4096)))), {"WidthInBytes": 10, "Height": 3, "Depth": 1}
-    assert cuda.cuMemcpy3D(described(shape, (9, 1), device)) == INVALID
+    assert cuda.cuMemcpy3D(describe(shape, (9, 1), device)) == INVALID
     assert "srcMemoryType is HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not 9" in last_error()
     unset = cuda.CUDA_MEMCPY2D()
     unset.WidthInBytes = unset.Height = 1
     assert cuda.cuMemcpy2D(unset) == INVALID
     assert "dstMemoryType is HOST, DEVICE, ARRAY or UNIFIED (1 to 4), not 0" in last_error()
-    assert cuda.cuMemcpy2D(described(shape, (HOST, 0), device, cuda.CUDA_MEMCPY2D())) == INVALID
+    assert cuda.cuMemcpy2D(describe(shape, (HOST, 0), device, cuda.CUDA_MEMCPY2D())) == INVALID
     assert "NULL" in last_error()
-    assert cuda.cuMemcpy2D(described(shape, device, (DEVICE, 0x1000), cuda.CUDA_MEMCPY2D())) == INVALID
+    assert cuda.cuMemcpy2D(describe(shape, device, (DEVICE, 0x1000), cuda.CUDA_MEMCPY2D())) == INVALID
     assert "not an address of a visible device" in last_error()
     assert cuda.cuMemcpy3D(None) == INVALID
     with pytest.raises(TypeError, match="CUDA_MEMCPY3D is required"):
@@ -290,7 +290,7 @@ def test_sides_are_of_the_types_of_memory_that_there_are(context: Any) -> None:
 @pytest.mark.parametrize("name", ["WidthInBytes", "Height", "Depth"])
 def test_a_copy_of_nothing_succeeds_whatever_its_sides_are(context: Any, name: str) -> None:
     shape = {"WidthInBytes": 10, "Height": 3, "Depth": 2, "srcPitch": 9} | {name: 0}
-    assert cuda.cuMemcpy3D(described(shape, (DEVICE, 0), (DEVICE, 0))) == DONE
+    assert cuda.cuMemcpy3D(describe(shape, (DEVICE, 0), (DEVICE, 0))) == DONE
 
 
 def test_a_copy_beyond_an_allocation_is_an_error(context: Any) -> None:
@@ -299,8 +299,8 @@ def test_a_copy_beyond_an_allocation_is_an_error(context: Any) -> None:
     for height in (1 << 9, 1 << 40):
         shape["Height"] = height
         for source, destination in ((host, device), (device, host), (device, device)):
-            assert cuda.cuMemcpy3D(described(shape, source, destination)) == INVALID
-            assert cuda.cuMemcpy3DAsync(described(shape, source, destination), 0) == INVALID
+            assert cuda.cuMemcpy3D(describe(shape, source, destination)) == INVALID
+            assert cuda.cuMemcpy3DAsync(describe(shape, source, destination), 0) == INVALID
     assert cuda.cuCtxSynchronize() == DONE
 
 
@@ -308,7 +308,7 @@ def test_host_memory_that_is_found_by_its_address_has_to_be_there(context: Any) 
     device, nowhere = (DEVICE, int(ok(cuda.cuMemAlloc(4096)))), (UNIFIED, 0x1000)
     shape = {"WidthInBytes": 64, "Height": 2, "Depth": 1}
     for source, destination in ((nowhere, device), (device, nowhere)):
-        assert cuda.cuMemcpy3D(described(shape, source, destination)) == INVALID
+        assert cuda.cuMemcpy3D(describe(shape, source, destination)) == INVALID
 
 
 # --- the records
@@ -321,7 +321,7 @@ def test_a_copy_on_one_device_is_one_record_and_a_wait_when_it_is_synchronous(
     ok(cuda.cuCtxCreate(None, 0, 0))
     first = int(ok(cuda.cuMemAlloc(4096)))
     shape = {"WidthInBytes": 8, "Height": 3, "Depth": 2, "srcPitch": 16, "dstXInBytes": 4}
-    copied = described(shape, (DEVICE, first), (DEVICE, first + 2048))
+    copied = describe(shape, (DEVICE, first), (DEVICE, first + 2048))
     assert cuda.cuMemcpy3D(copied) == DONE
     assert cuda.cuMemcpy3DAsync(copied, 0) == DONE
     assert cuda.cuCtxSynchronize() == DONE

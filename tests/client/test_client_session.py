@@ -121,7 +121,7 @@ class FakeDaemon:
     def open_and_close(self, server: Peer, request: object) -> None:
         """Serve as a server does; the first context of each device comes with a command stream."""
         if isinstance(request, OpenContext):
-            server.send(opened(request), *self.stream())
+            server.send(make_opened(request), *self.stream())
         elif isinstance(request, CloseContext):
             server.send(ContextClosed(request.request))
 
@@ -146,12 +146,12 @@ class FakeDaemon:
             connection.close()
 
 
-def opened(request: OpenContext, context: int = 11) -> ContextOpened:
+def make_opened(request: OpenContext, context: int = 11) -> ContextOpened:
     """Return the answer that opens a context."""
     return ContextOpened(request.request, context, 3, 66, 1 << 30, (0, -5), SHARED_BYTES)
 
 
-def connected(daemon: FakeDaemon) -> socket.socket:
+def connect(daemon: FakeDaemon) -> socket.socket:
     """Return a client's connection to a daemon."""
     connection = connect_to_daemon(daemon.environment)
     assert not isinstance(connection, NoDaemon), connection
@@ -160,7 +160,7 @@ def connected(daemon: FakeDaemon) -> socket.socket:
 
 def session_of(daemon: FakeDaemon, **environment: str) -> Session:
     """Return a client's session."""
-    session = request_session(connected(daemon), {**daemon.environment, **environment})
+    session = request_session(connect(daemon), {**daemon.environment, **environment})
     assert not isinstance(session, NoDaemon), session
     return session
 
@@ -215,7 +215,7 @@ def opens_in_order(daemon: FakeDaemon) -> None:
         assert isinstance(request, OpenContext)
         first = request.device not in arguments
         arguments.append(request.device)
-        server.send(opened(request, 10 + len(arguments)), *(daemon.stream() if first else ()))
+        server.send(make_opened(request, 10 + len(arguments)), *(daemon.stream() if first else ()))
 
     daemon.in_session = serve
 
@@ -271,8 +271,8 @@ def test_a_context_whose_request_was_interrupted_is_closed(
             interrupted.append(request)
             press_ctrl_c()
         elif isinstance(request, OpenContext):
-            server.send(opened(interrupted[0], 99), *daemon.stream())
-            server.send(opened(request, 100))
+            server.send(make_opened(interrupted[0], 99), *daemon.stream())
+            server.send(make_opened(request, 100))
         elif isinstance(request, CloseContext):
             closed.append(request.context)
             server.send(ContextClosed(request.request))
@@ -357,7 +357,7 @@ def test_a_daemon_that_breaks_the_rules_is_no_connection(
     daemon.handshake = handshake
     daemon.start()
     with pytest.raises(CudaError, match=reason):
-        request_session(connected(daemon), daemon.environment)
+        request_session(connect(daemon), daemon.environment)
 
 
 def test_a_daemon_that_ends_without_an_answer_gets_no_second_request(
@@ -423,7 +423,7 @@ def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> 
     daemon.handshake = grant_and_leave
     daemon.start()
     with pytest.raises(CudaError, match="the MPS server: it closed") as caught:
-        request_session(connected(daemon), daemon.environment)
+        request_session(connect(daemon), daemon.environment)
     assert caught.value.code == CONNECTION_FAILED
 
 
@@ -431,7 +431,7 @@ def test_a_server_that_does_not_welcome_is_no_connection(daemon: FakeDaemon) -> 
 def test_another_users_daemon_is_not_trusted(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     daemon.handshake = lambda daemon, peer: None
     daemon.start()
-    connection = connected(daemon)
+    connection = connect(daemon)
     monkeypatch.setattr(daemon_owner, "uid_of", lambda connection: uid)
     with pytest.raises(CudaError, match=f"runs as uid {uid}; only root's and your own") as caught:
         request_session(connection, daemon.environment)
@@ -475,7 +475,7 @@ def _record_requests(daemon: FakeDaemon, requests: list[OpenContext]) -> Callabl
     def serve(server: Peer, request: object) -> None:
         if isinstance(request, OpenContext):
             requests.append(request)
-            server.send(opened(request), *(daemon.stream() if len(requests) == 1 else ()))
+            server.send(make_opened(request), *(daemon.stream() if len(requests) == 1 else ()))
 
     return serve
 

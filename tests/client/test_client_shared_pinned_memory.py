@@ -164,7 +164,7 @@ def test_a_process_out_of_descriptors_gets_an_error_that_says_so(executor: FakeE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     kept: list[int] = []
 
-    def exhausted(answer: bytes, fd: int) -> None:
+    def fail_exhausted(answer: bytes, fd: int) -> None:
         highest = max(map(int, os.listdir("/proc/self/fd"))) + 1
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
         with contextlib.suppress(OSError):
@@ -173,7 +173,7 @@ def test_a_process_out_of_descriptors_gets_an_error_that_says_so(executor: FakeE
         giver.send(answer, fd)
 
     # The other end is in this process too: closing its descriptor would make room for one.
-    giver.sends, giver.done_with = exhausted, kept.append
+    giver.sends, giver.done_with = fail_exhausted, kept.append
     try:
         with pytest.raises(CudaError, match="out of file descriptors") as caught:
             share(context, PAGE)

@@ -45,7 +45,7 @@ IM2COL: dict[str, Any] = {
 }
 
 
-def tiled(**more: Any) -> Any:
+def encode_tiled(**more: Any) -> Any:
     return cuda.cuTensorMapEncodeTiled(**{**TILED, **more})
 
 
@@ -110,7 +110,7 @@ OF_COLUMNS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(
     ("encode", "given", "words"),
-    [*((tiled, *one) for one in BOTH + OF_TILES), *((im2col, *one) for one in BOTH + OF_COLUMNS)],
+    [*((encode_tiled, *one) for one in BOTH + OF_TILES), *((im2col, *one) for one in BOTH + OF_COLUMNS)],
 )
 def test_what_is_not_allowed(context: Any, encode: Any, given: dict[str, Any], words: str) -> None:
     assert encode(**given) == INVALID
@@ -142,11 +142,11 @@ def test_the_corners_of_more_dimensions_are_smaller(context: Any, rank: int, mos
 )
 def test_what_is_allowed(context: Any, given: dict[str, Any]) -> None:
     """The first element stride is ignored; strides need not be as long as what they lead past."""
-    assert len(bytes_of(ok(tiled(**given)))) == 128
+    assert len(bytes_of(ok(encode_tiled(**given)))) == 128
 
 
 def test_what_is_allowed_and_not_emulated(context: Any) -> None:
-    assert tiled(interleave=BYTES_16) == NOT_SUPPORTED
+    assert encode_tiled(interleave=BYTES_16) == NOT_SUPPORTED
     assert "interleaved layouts" in last_error()
     if hasattr(cuda, "cuTensorMapEncodeIm2colWide"):
         wide = {**IM2COL, "pixelBoxLowerCornerWidth": 0, "pixelBoxUpperCornerWidth": 0, "mode": 0}
@@ -156,9 +156,9 @@ def test_what_is_allowed_and_not_emulated(context: Any) -> None:
 
 
 def test_another_address(context: Any) -> None:
-    map = ok(tiled())
+    map = ok(encode_tiled())
     assert cuda.cuTensorMapReplaceAddress(map, 4096) == DONE
-    assert bytes_of(map) == bytes_of(ok(tiled(globalAddress=4096)))
+    assert bytes_of(map) == bytes_of(ok(encode_tiled(globalAddress=4096)))
     before = bytes_of(map)
     assert cuda.cuTensorMapReplaceAddress(map, 8) == INVALID[:1]
     assert bytes_of(map) == before
@@ -168,13 +168,13 @@ def test_another_address(context: Any) -> None:
 
 
 def test_a_context_and_a_device_that_has_them_are_needed(devices: None) -> None:
-    assert tiled()[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
+    assert encode_tiled()[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
     context = contexts[int(ok(cuda.cuCtxCreate(None, 0, 0)))]
     assert ok(cuda.cuDeviceGetAttribute(127, 0)) == 1
     without = {**context.device.properties.attributes, "TENSOR_MAP_ACCESS_SUPPORTED": 0}
     properties = evolve(context.device.properties, attributes=without)
     object.__setattr__(context, "device", evolve(context.device, properties=properties))
-    assert tiled() == im2col() == NOT_SUPPORTED
+    assert encode_tiled() == im2col() == NOT_SUPPORTED
     assert "TENSOR_MAP_ACCESS_SUPPORTED" in last_error()
 
 
@@ -201,8 +201,8 @@ def test_a_kernel_copies_by_maps(context: Any) -> None:
     assert cuda.cuMemcpyHtoD(source, data, data.nbytes) == DONE
     assert cuda.cuMemsetD8(target, 0, 4 * 8000) == DONE
     plain = {"tensorRank": 2, "boxDim": [32, 32], "elementStrides": [1, 1], "swizzle": 0, "oobFill": 0}
-    first = ok(tiled(**plain, globalAddress=source, globalDim=[100, 70], globalStrides=[400]))
-    second = ok(tiled(**plain, globalAddress=target, globalDim=[70, 100], globalStrides=[320]))
+    first = ok(encode_tiled(**plain, globalAddress=source, globalDim=[100, 70], globalStrides=[400]))
+    second = ok(encode_tiled(**plain, globalAddress=target, globalDim=[70, 100], globalStrides=[320]))
     module = ok(cuda.cuModuleLoadData(KERNEL.encode()))
     kernel = ok(cuda.cuModuleGetFunction(module, b"turn"))
     assert cuda.cuLaunchKernel(kernel, 4, 3, 1, 1, 1, 1, 0, 0, ((first, second), (None, None)), 0) == DONE
@@ -218,7 +218,7 @@ def test_a_kernel_copies_by_maps(context: Any) -> None:
 
 def test_a_map_of_memory_that_is_not_there(context: Any) -> None:
     """The address is the program's word: the kernel that uses it meets the fault of any other access."""
-    map = ok(tiled(tensorRank=2, boxDim=[32, 32], globalDim=[100, 70], globalStrides=[400], swizzle=0))
+    map = ok(encode_tiled(tensorRank=2, boxDim=[32, 32], globalDim=[100, 70], globalStrides=[400], swizzle=0))
     kernel = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(KERNEL.encode())), b"turn"))
     assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((map, map), (None, None)), 0) == DONE
     assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
@@ -227,7 +227,7 @@ def test_a_map_of_memory_that_is_not_there(context: Any) -> None:
 
 def test_a_map_that_does_not_fit_the_instruction(context: Any) -> None:
     kernel = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(KERNEL.encode())), b"turn"))
-    map = ok(tiled())
+    map = ok(encode_tiled())
     assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((map, map), (None, None)), 0) == DONE
     assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,)
     assert "2 coordinates for a tensor map of 3 dimensions" in last_error()

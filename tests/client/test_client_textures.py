@@ -10,7 +10,7 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from tests.client.conftest import ok
-from tests.client.test_client_arrays import CUBEMAP, FLOAT, LAYERED, NO_HANDLE, SURFACE, Format, Result, described
+from tests.client.test_client_arrays import CUBEMAP, FLOAT, LAYERED, NO_HANDLE, SURFACE, Format, Result, describe
 
 DONE = (Result.CUDA_SUCCESS,)
 INVALID = Result.CUDA_ERROR_INVALID_VALUE
@@ -74,7 +74,7 @@ def of_rows(address: Any, width: int, height: int, pitch: int) -> Any:
     return description
 
 
-def sampled(flags: int = 0, linear: bool = False, mode: Any = Mode.CU_TR_ADDRESS_MODE_CLAMP) -> Any:
+def make_sampling(flags: int = 0, linear: bool = False, mode: Any = Mode.CU_TR_ADDRESS_MODE_CLAMP) -> Any:
     """Return a CUDA_TEXTURE_DESC."""
     description = cuda.CUDA_TEXTURE_DESC()
     description.addressMode, description.flags = [mode] * 3, flags
@@ -83,7 +83,7 @@ def sampled(flags: int = 0, linear: bool = False, mode: Any = Mode.CU_TR_ADDRESS
     return description
 
 
-def viewed(format: int, size: tuple[int, int, int], levels: tuple[int, int], layers: tuple[int, int]) -> Any:
+def make_view(format: int, size: tuple[int, int, int], levels: tuple[int, int], layers: tuple[int, int]) -> Any:
     """Return a CUDA_RESOURCE_VIEW_DESC."""
     description = cuda.CUDA_RESOURCE_VIEW_DESC()
     description.format = cuda.CUresourceViewFormat(format)
@@ -116,9 +116,9 @@ def sample(context: Any) -> Sampler:
     return Sampler()
 
 
-def filled(*shape: Any, **more: Any) -> tuple[Any, Any]:
+def make_filled(*shape: Any, **more: Any) -> tuple[Any, Any]:
     """Return an array and its contents, all different."""
-    description = described(*shape, **more)
+    description = describe(*shape, **more)
     array = ok(cuda.cuArray3DCreate(description))
     data = np.arange(description.Width * max(description.Height, 1) * max(description.Depth, 1), dtype="f4")
     assert cuda.cuMemcpyHtoA(array, 0, data, data.nbytes) == DONE
@@ -126,11 +126,13 @@ def filled(*shape: Any, **more: Any) -> tuple[Any, Any]:
 
 
 def test_a_kernel_reads_an_array_by_a_texture(sample: Sampler) -> None:
-    array, data = filled(8, 4, 0)
-    near, smooth = (ok(cuda.cuTexObjectCreate(of_array(array), sampled(0, item), None)) for item in (False, True))
+    array, data = make_filled(8, 4, 0)
+    near, smooth = (
+        ok(cuda.cuTexObjectCreate(of_array(array), make_sampling(0, item), None)) for item in (False, True)
+    )
     assert sample(near, 3.75, 2.25) == [data[0, 2, 3], 0, 0, 1]
     assert sample(smooth, 3.0, 2.25)[0] == (data[0, 1, 2] + data[0, 1, 3]) / 2 + 0.75 * 8
-    edge = sampled(mode=Mode.CU_TR_ADDRESS_MODE_BORDER)
+    edge = make_sampling(mode=Mode.CU_TR_ADDRESS_MODE_BORDER)
     assert sample(ok(cuda.cuTexObjectCreate(of_array(array), edge, None)), -1, 0) == [1, 2, 3, 4]
     # The texture sees what is copied to the array later.
     assert cuda.cuMemcpyHtoA(array, 0, np.full(1, 77, "f4"), 4) == DONE
@@ -144,38 +146,40 @@ def test_linear_memory_and_levels(sample: Sampler) -> None:
     data = np.arange(15, dtype="f4").reshape(5, 3)
     for row in range(5):
         assert cuda.cuMemcpyHtoD(int(memory) + row * pitch, data[row], 12) == DONE
-    rows = ok(cuda.cuTexObjectCreate(of_rows(memory, 3, 5, pitch), sampled(), None))
+    rows = ok(cuda.cuTexObjectCreate(of_rows(memory, 3, 5, pitch), make_sampling(), None))
     assert sample(rows, 2, 4)[0] == 14
     assert sample(rows, 99, -1)[0] == 2
-    line = ok(cuda.cuTexObjectCreate(of_memory(memory, 8, Format.CU_AD_FORMAT_UNSIGNED_INT8, 4), sampled(), None))
+    line = ok(
+        cuda.cuTexObjectCreate(of_memory(memory, 8, Format.CU_AD_FORMAT_UNSIGNED_INT8, 4), make_sampling(), None)
+    )
     assert sample(line, 1, 0) == [0, 0, np.float32(128 / 255), np.float32(63 / 255)]
     assert sample(line, 2, 0) == [0, 0, 0, 0]
-    pyramid = ok(cuda.cuMipmappedArrayCreate(described(4, 4, 0), 3))
+    pyramid = ok(cuda.cuMipmappedArrayCreate(describe(4, 4, 0), 3))
     for number in range(3):
         level = ok(cuda.cuMipmappedArrayGetLevel(pyramid, number))
         size = 64 >> 2 * number
         assert cuda.cuMemcpyHtoA(level, 0, np.full(size // 4, number + 1, "f4"), size) == DONE
-    levels = ok(cuda.cuTexObjectCreate(of_levels(pyramid), sampled(NORMALIZED), None))
+    levels = ok(cuda.cuTexObjectCreate(of_levels(pyramid), make_sampling(NORMALIZED), None))
     assert sample(levels, 0.5, 0.5)[0] == 1
-    last = viewed(0, (4, 4, 0), (2, 2), (0, 0))
-    assert sample(ok(cuda.cuTexObjectCreate(of_levels(pyramid), sampled(NORMALIZED), last)), 0.5, 0.5)[0] == 3
+    last = make_view(0, (4, 4, 0), (2, 2), (0, 0))
+    assert sample(ok(cuda.cuTexObjectCreate(of_levels(pyramid), make_sampling(NORMALIZED), last)), 0.5, 0.5)[0] == 3
 
 
 def test_views_of_arrays(sample: Sampler) -> None:
     """A view has some of the layers, or other elements of the same size."""
-    array, data = filled(4, 2, 3, flags=LAYERED)
-    view = viewed(0, (4, 2, 3), (0, 0), (1, 2))
-    texture = ok(cuda.cuTexObjectCreate(of_array(array), sampled(), view))
+    array, data = make_filled(4, 2, 3, flags=LAYERED)
+    view = make_view(0, (4, 2, 3), (0, 0), (1, 2))
+    texture = ok(cuda.cuTexObjectCreate(of_array(array), make_sampling(), view))
     assert sample(texture, 2, 1)[0] == data[1, 1, 2]
     assert ok(cuda.cuTexObjectGetResourceViewDesc(texture)).lastLayer == 2
-    bytes_of = viewed(0x03, (4, 2, 3), (0, 0), (0, 0))  # UINT_4X8
-    texture = ok(cuda.cuTexObjectCreate(of_array(array), sampled(), bytes_of))
+    bytes_of = make_view(0x03, (4, 2, 3), (0, 0), (0, 0))  # UINT_4X8
+    texture = ok(cuda.cuTexObjectCreate(of_array(array), make_sampling(), bytes_of))
     assert sample(texture, 1, 0) == [0, 0, np.float32(128 / 255), np.float32(63 / 255)]
 
 
 def test_a_kernel_writes_an_array_by_a_surface(sample: Sampler) -> None:
-    source, data = filled(4, 4, 0, flags=SURFACE)
-    target = ok(cuda.cuArray3DCreate(described(4, 4, 0, flags=SURFACE)))
+    source, data = make_filled(4, 4, 0, flags=SURFACE)
+    target = ok(cuda.cuArray3DCreate(describe(4, 4, 0, flags=SURFACE)))
     both = [ok(cuda.cuSurfObjectCreate(of_array(item))) for item in (source, target)]
     kept_open = [np.array([int(item)], np.uint64) for item in both]
     places = np.array([item.ctypes.data for item in kept_open], np.uint64)
@@ -190,7 +194,9 @@ def test_a_kernel_writes_an_array_by_a_surface(sample: Sampler) -> None:
 
 def test_objects_know_what_they_were_made_of(context: Any) -> None:
     memory = ok(cuda.cuMemAlloc(4096))
-    texture = ok(cuda.cuTexObjectCreate(of_memory(memory, 4096, FLOAT, 2), sampled(NORMALIZED, mode=Mode(2)), None))
+    texture = ok(
+        cuda.cuTexObjectCreate(of_memory(memory, 4096, FLOAT, 2), make_sampling(NORMALIZED, mode=Mode(2)), None)
+    )
     assert isinstance(texture, cuda.CUtexObject)
     result, how = ok(cuda.cuTexObjectGetResourceDesc(texture)), ok(cuda.cuTexObjectGetTextureDesc(texture))
     assert result.resType == Type.CU_RESOURCE_TYPE_LINEAR
@@ -208,47 +214,53 @@ def test_objects_know_what_they_were_made_of(context: Any) -> None:
 
 def cube() -> Any:
     """Return a cubemap."""
-    return ok(cuda.cuArray3DCreate(described(4, 4, 6, flags=CUBEMAP)))
+    return ok(cuda.cuArray3DCreate(describe(4, 4, 6, flags=CUBEMAP)))
 
 
 REFUSED = {
-    "no resource": (lambda m, a, p: (None, sampled(), None), INVALID, "NULL"),
+    "no resource": (lambda m, a, p: (None, make_sampling(), None), INVALID, "NULL"),
     "no description": (lambda m, a, p: (of_array(a), None, None), INVALID, "NULL"),
-    "a freed array": (lambda m, a, p: (of_array(77), sampled(), None), NO_HANDLE[0], "not a CUDA array"),
-    "a host address": (lambda m, a, p: (of_memory(4096, 64), sampled(), None), INVALID, "not an address"),
-    "not aligned": (lambda m, a, p: (of_memory(m + 4, 64), sampled(), None), INVALID, "TEXTURE_ALIGNMENT"),
-    "empty": (lambda m, a, p: (of_memory(m, 3), sampled(), None), INVALID, "elements, not 0"),
-    "too long": (lambda m, a, p: (of_memory(m, 1 << 40), sampled(), None), INVALID, "elements"),
-    "channels": (lambda m, a, p: (of_memory(m, 64, FLOAT, 3), sampled(), None), INVALID, "1, 2 or 4 channels"),
-    "pitch": (lambda m, a, p: (of_rows(m, 8, 2, 40), sampled(), None), INVALID, "TEXTURE_PITCH_ALIGNMENT"),
-    "short pitch": (lambda m, a, p: (of_rows(m, 16, 2, 32), sampled(), None), INVALID, "holds a row of 64"),
-    "no rows": (lambda m, a, p: (of_rows(m, 8, 0, 64), sampled(), None), INVALID, "the height is 1 to"),
-    "levels": (lambda m, a, p: (of_levels(p), sampled(), None), INVALID, "NORMALIZED_COORDINATES"),
-    "flags": (lambda m, a, p: (of_array(a), sampled(1 << 9), None), INVALID, "no CU_TRSF"),
+    "a freed array": (lambda m, a, p: (of_array(77), make_sampling(), None), NO_HANDLE[0], "not a CUDA array"),
+    "a host address": (lambda m, a, p: (of_memory(4096, 64), make_sampling(), None), INVALID, "not an address"),
+    "not aligned": (lambda m, a, p: (of_memory(m + 4, 64), make_sampling(), None), INVALID, "TEXTURE_ALIGNMENT"),
+    "empty": (lambda m, a, p: (of_memory(m, 3), make_sampling(), None), INVALID, "elements, not 0"),
+    "too long": (lambda m, a, p: (of_memory(m, 1 << 40), make_sampling(), None), INVALID, "elements"),
+    "channels": (lambda m, a, p: (of_memory(m, 64, FLOAT, 3), make_sampling(), None), INVALID, "1, 2 or 4 channels"),
+    "pitch": (lambda m, a, p: (of_rows(m, 8, 2, 40), make_sampling(), None), INVALID, "TEXTURE_PITCH_ALIGNMENT"),
+    "short pitch": (lambda m, a, p: (of_rows(m, 16, 2, 32), make_sampling(), None), INVALID, "holds a row of 64"),
+    "no rows": (lambda m, a, p: (of_rows(m, 8, 0, 64), make_sampling(), None), INVALID, "the height is 1 to"),
+    "levels": (lambda m, a, p: (of_levels(p), make_sampling(), None), INVALID, "NORMALIZED_COORDINATES"),
+    "flags": (lambda m, a, p: (of_array(a), make_sampling(1 << 9), None), INVALID, "no CU_TRSF"),
     "a view of memory": (
-        lambda m, a, p: (of_memory(m, 64), sampled(), viewed(0, (16, 0, 0), (0, 0), (0, 0))), INVALID, "linear",
+        lambda m, a, p: (of_memory(m, 64), make_sampling(), make_view(0, (16, 0, 0), (0, 0), (0, 0))),
+        INVALID, "linear",
     ),
     "a view's size": (
-        lambda m, a, p: (of_array(a), sampled(), viewed(0, (8, 5, 0), (0, 0), (0, 0))), INVALID, "size of its",
+        lambda m, a, p: (of_array(a), make_sampling(), make_view(0, (8, 5, 0), (0, 0), (0, 0))),
+        INVALID, "size of its",
     ),
     "a view's level": (
-        lambda m, a, p: (of_array(a), sampled(), viewed(0, (8, 4, 0), (0, 1), (0, 0))), INVALID, "levels 0 to 1 of 1",
+        lambda m, a, p: (of_array(a), make_sampling(), make_view(0, (8, 4, 0), (0, 1), (0, 0))),
+        INVALID, "levels 0 to 1 of 1",
     ),
     "a view's layer": (
-        lambda m, a, p: (of_array(a), sampled(), viewed(0, (8, 4, 0), (0, 0), (0, 1))), INVALID, "layers 0 to 1 of 1",
+        lambda m, a, p: (of_array(a), make_sampling(), make_view(0, (8, 4, 0), (0, 0), (0, 1))),
+        INVALID, "layers 0 to 1 of 1",
     ),
     "a view's format": (
-        lambda m, a, p: (of_array(a), sampled(), viewed(1, (8, 4, 0), (0, 0), (0, 0))), INVALID, "as many bytes",
+        lambda m, a, p: (of_array(a), make_sampling(), make_view(1, (8, 4, 0), (0, 0), (0, 0))),
+        INVALID, "as many bytes",
     ),
     "blocks": (
-        lambda m, a, p: (of_array(a), sampled(), viewed(0x19, (8, 4, 0), (0, 0), (0, 0))),
+        lambda m, a, p: (of_array(a), make_sampling(), make_view(0x19, (8, 4, 0), (0, 0), (0, 0))),
         Result.CUDA_ERROR_NOT_SUPPORTED, "block compression",
     ),
     "seamless": (
-        lambda m, a, p: (of_array(cube()), sampled(0x40, True), None), Result.CUDA_ERROR_NOT_SUPPORTED, "SEAMLESS",
+        lambda m, a, p: (of_array(cube()), make_sampling(0x40, True), None), Result.CUDA_ERROR_NOT_SUPPORTED,
+        "SEAMLESS",
     ),
     "filtered integers": (
-        lambda m, a, p: (of_memory(m, 64, Format.CU_AD_FORMAT_SIGNED_INT32), sampled(0, True), None),
+        lambda m, a, p: (of_memory(m, 64, Format.CU_AD_FORMAT_SIGNED_INT32), make_sampling(0, True), None),
         INVALID, "LINEAR filtering",
     ),
 }  # fmt: skip
@@ -256,8 +268,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_texture_that_cannot_be_is_refused(context: Any, case: str) -> None:
-    memory, array = ok(cuda.cuMemAlloc(4096)), ok(cuda.cuArray3DCreate(described(8, 4, 0)))
-    pyramid = ok(cuda.cuMipmappedArrayCreate(described(8, 4, 0), 2))
+    memory, array = ok(cuda.cuMemAlloc(4096)), ok(cuda.cuArray3DCreate(describe(8, 4, 0)))
+    pyramid = ok(cuda.cuMipmappedArrayCreate(describe(8, 4, 0), 2))
     make, result, words = REFUSED[case]
     arguments = make(int(memory), array, pyramid)
     free = ok(cuda.cuMemGetInfo())[0]
@@ -267,7 +279,7 @@ def test_a_texture_that_cannot_be_is_refused(context: Any, case: str) -> None:
 
 
 def test_a_surface_is_of_an_array_that_is_made_for_it(context: Any) -> None:
-    array, memory = ok(cuda.cuArray3DCreate(described(8, 8, 6, flags=CUBEMAP))), ok(cuda.cuMemAlloc(64))
+    array, memory = ok(cuda.cuArray3DCreate(describe(8, 8, 6, flags=CUBEMAP))), ok(cuda.cuMemAlloc(64))
     for arguments, words in ((of_array(array), "SURFACE_LDST"), (of_memory(memory, 64), "type 0"), (None, "NULL")):
         assert cuda.cuSurfObjectCreate(arguments) == (INVALID, None)
         assert words in last_error()

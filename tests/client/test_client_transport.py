@@ -57,7 +57,7 @@ def test_threads_get_their_own_answers_in_whatever_order_they_come(make_executor
     records: list[Record] = []
     executor = make_executor()
 
-    def reversed_in_pairs(record: Record) -> bytes | None:
+    def reverse_in_pairs(record: Record) -> bytes | None:
         records.append(record)
         if len(records) % 2:
             return None
@@ -67,7 +67,7 @@ def test_threads_get_their_own_answers_in_whatever_order_they_come(make_executor
             for item in (early, late)
         )
 
-    executor.reply = reversed_in_pairs
+    executor.reply = reverse_in_pairs
     context = executor.context()
 
     def ask(size: int) -> bool:

@@ -17,7 +17,7 @@ from pympsd_client import last_error
 from pympsd_client._objects.memory.virtual import Reservations
 from pympsd_server.backends.emulated.memory.mapped_memory import MAX_MEMORIES
 from tests.client.conftest import ok
-from tests.client.test_client_managed import located
+from tests.client.test_client_managed import make_location
 from tests.client.test_client_mapped import kernel, launch
 from tests.support.client_kernels import BASIC
 
@@ -34,7 +34,7 @@ NONE = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
 def properties(device: int = 0, shareable: bool = False) -> Any:
     description = cuda.CUmemAllocationProp()
     description.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    description.location = located("DEVICE", device)
+    description.location = make_location("DEVICE", device)
     if shareable:
         description.requestedHandleTypes = DESCRIPTOR
     return description
@@ -42,22 +42,22 @@ def properties(device: int = 0, shareable: bool = False) -> Any:
 
 def access(flags: Any = BOTH, device: int = 0) -> Any:
     description = cuda.CUmemAccessDesc()
-    description.location, description.flags = located("DEVICE", device), flags
+    description.location, description.flags = make_location("DEVICE", device), flags
     return description
 
 
-def reserved(size: int = GRANULE) -> int:
+def reserve(size: int = GRANULE) -> int:
     return int(ok(cuda.cuMemAddressReserve(size, 0, 0, 0)))
 
 
-def created(size: int = GRANULE, shareable: bool = False) -> Any:
+def create(size: int = GRANULE, shareable: bool = False) -> Any:
     return ok(cuda.cuMemCreate(size, properties(shareable=shareable), 0))
 
 
-def mapped(size: int = GRANULE, handle: Any = None) -> int:
+def map_memory(size: int = GRANULE, handle: Any = None) -> int:
     """Return where new memory is mapped and accessible."""
-    address = reserved(size)
-    assert cuda.cuMemMap(address, size, 0, handle or created(size), 0) == DONE, last_error()
+    address = reserve(size)
+    assert cuda.cuMemMap(address, size, 0, handle or create(size), 0) == DONE, last_error()
     assert cuda.cuMemSetAccess(address, size, [access()], 1) == DONE, last_error()
     return address
 
@@ -69,7 +69,7 @@ def bytes_at(address: int, count: int) -> np.ndarray[Any, Any]:
 
 
 def test_kernels_fills_and_copies_reach_mapped_memory(context: Any) -> None:
-    address = mapped()
+    address = map_memory()
     assert not bytes_at(address, 1000).any()
     assert cuda.cuMemsetD8(address, 7, GRANULE) == DONE
     assert (bytes_at(address, GRANULE) == 7).all()
@@ -80,8 +80,8 @@ def test_kernels_fills_and_copies_reach_mapped_memory(context: Any) -> None:
 
 
 def test_memory_is_the_same_wherever_it_is_mapped(context: Any) -> None:
-    handle = created()
-    item, other = mapped(handle=handle), mapped(handle=handle)
+    handle = create()
+    item, other = map_memory(handle=handle), map_memory(handle=handle)
     assert cuda.cuMemsetD8(item, 5, 100) == DONE
     assert (bytes_at(other, 100) == 5).all()
     assert cuda.cuMemUnmap(item, GRANULE) == DONE
@@ -90,8 +90,8 @@ def test_memory_is_the_same_wherever_it_is_mapped(context: Any) -> None:
 
 
 def test_neighbouring_mappings_are_one_range(context: Any) -> None:
-    address = reserved(3 * GRANULE)
-    handles = [created() for _ in range(3)]
+    address = reserve(3 * GRANULE)
+    handles = [create() for _ in range(3)]
     for number in (1, 0, 2):
         assert cuda.cuMemMap(address + number * GRANULE, GRANULE, 0, handles[number], 0) == DONE
     assert cuda.cuMemSetAccess(address + GRANULE, GRANULE, [access()], 1) == DONE
@@ -109,16 +109,16 @@ def test_neighbouring_mappings_are_one_range(context: Any) -> None:
 
 
 def test_without_access_a_kernel_faults(context: Any) -> None:
-    address = reserved()
-    assert cuda.cuMemMap(address, GRANULE, 0, created(), 0) == DONE
-    assert int(ok(cuda.cuMemGetAccess(located("DEVICE"), address))) == 0
+    address = reserve()
+    assert cuda.cuMemMap(address, GRANULE, 0, create(), 0) == DONE
+    assert int(ok(cuda.cuMemGetAccess(make_location("DEVICE"), address))) == 0
     launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (1, ctypes.c_uint32))
     assert cuda.cuCtxSynchronize() == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
 
 
 def test_without_access_a_copy_or_fill_is_refused_at_the_call(context: Any) -> None:
-    address, other = reserved(2 * GRANULE), int(ok(cuda.cuMemAlloc(64)))
-    assert cuda.cuMemMap(address, GRANULE, 0, created(), 0) == DONE
+    address, other = reserve(2 * GRANULE), int(ok(cuda.cuMemAlloc(64)))
+    assert cuda.cuMemMap(address, GRANULE, 0, create(), 0) == DONE
     for start in (address, address + GRANULE):  # no access, and nothing mapped
         assert cuda.cuMemsetD8(start, 1, 16) == (INVALID,)
         assert cuda.cuMemcpyDtoDAsync(start, other, 16, 0) == (INVALID,)
@@ -132,35 +132,35 @@ def test_without_access_a_copy_or_fill_is_refused_at_the_call(context: Any) -> N
 
 def test_it_is_accounted_and_freed(context: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
-    handle = created(10 * GRANULE)
+    handle = create(10 * GRANULE)
     assert ok(cuda.cuMemGetInfo())[0] == free - 10 * GRANULE
-    address = mapped(10 * GRANULE, handle)
+    address = map_memory(10 * GRANULE, handle)
     assert cuda.cuMemRelease(handle) == DONE
     assert ok(cuda.cuMemGetInfo())[0] == free - 10 * GRANULE, "it is still mapped"
     assert cuda.cuMemUnmap(address, 10 * GRANULE) == DONE
     assert ok(cuda.cuMemGetInfo())[0] == free
     other = ok(cuda.cuCtxCreate(None, 0, 0))
-    mapped(10 * GRANULE)
-    created(GRANULE)
+    map_memory(10 * GRANULE)
+    create(GRANULE)
     assert cuda.cuCtxDestroy(other) == DONE
     assert ok(cuda.cuMemGetInfo())[0] == free, "what a context created ends with it"
     assert cuda.cuMemCreate(1 << 40, properties(), 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
 
 
 def test_the_pieces_of_a_client_are_limited_whatever_its_contexts(context: Any) -> None:
-    handles = [created() for _ in range(MAX_MEMORIES - 1)]
+    handles = [create() for _ in range(MAX_MEMORIES - 1)]
     other = ok(cuda.cuCtxCreate(None, 0, 0))
-    created()
+    create()
     assert cuda.cuMemCreate(GRANULE, properties(), 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
     assert str(MAX_MEMORIES) in last_error()
     assert cuda.cuCtxDestroy(other) == DONE
-    for handle in (*handles, created()):
+    for handle in (*handles, create()):
         assert cuda.cuMemRelease(handle) == DONE
 
 
 def test_handles_are_counted(context: Any) -> None:
-    handle = created()
-    address = mapped(handle=handle)
+    handle = create()
+    address = map_memory(handle=handle)
     assert cuda.cuMemRelease(handle) == DONE
     assert cuda.cuMemRelease(handle) == (INVALID,)
     again = ok(cuda.cuMemRetainAllocationHandle(address + 5))
@@ -174,7 +174,7 @@ def test_handles_are_counted(context: Any) -> None:
 def test_granularity_and_attributes(context: Any) -> None:
     for option in cuda.CUmemAllocationGranularity_flags:
         assert ok(cuda.cuMemGetAllocationGranularity(properties(), option)) == GRANULE
-    address = mapped(handle=created(shareable=True))
+    address = map_memory(handle=create(shareable=True))
 
     def of(name: str) -> Any:
         return ok(
@@ -183,16 +183,16 @@ def test_granularity_and_attributes(context: Any) -> None:
 
     assert (int(of("CONTEXT")), of("RANGE_SIZE"), of("ALLOWED_HANDLE_TYPES")) == (0, GRANULE, int(DESCRIPTOR))
     assert of("ACCESS_FLAGS") == int(BOTH)
-    assert int(ok(cuda.cuMemGetAccess(located("DEVICE"), address))) == int(BOTH)
-    assert int(ok(cuda.cuMemGetAccess(located("DEVICE", 1), address))) == 0
+    assert int(ok(cuda.cuMemGetAccess(make_location("DEVICE"), address))) == int(BOTH)
+    assert int(ok(cuda.cuMemGetAccess(make_location("DEVICE", 1), address))) == 0
     assert cuda.cuMemFree(address) == (INVALID,)
     assert cuda.cuMemFreeAsync(address, 0) == (INVALID,)
     assert (bytes_at(address, 8) == 0).all(), "it is as it was"
 
 
 def test_a_descriptor_is_imported(context: Any) -> None:
-    handle = created(shareable=True)
-    address = mapped(handle=handle)
+    handle = create(shareable=True)
+    address = map_memory(handle=handle)
     assert cuda.cuMemsetD8(address, 9, GRANULE) == DONE
     fd = ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
     again = os.dup(fd)
@@ -200,12 +200,12 @@ def test_a_descriptor_is_imported(context: Any) -> None:
     imported = ok(cuda.cuMemImportFromShareableHandle(again, DESCRIPTOR))
     os.close(again)
     assert int(imported) != int(handle)
-    other = mapped(handle=imported)
+    other = map_memory(handle=imported)
     assert (bytes_at(other, 100) == 9).all()
     assert cuda.cuMemRelease(handle) == DONE
     assert cuda.cuMemUnmap(address, GRANULE) == DONE
     assert (bytes_at(other, 100) == 9).all()
-    assert cuda.cuMemExportToShareableHandle(created(), DESCRIPTOR, 0) == (INVALID, None)
+    assert cuda.cuMemExportToShareableHandle(create(), DESCRIPTOR, 0) == (INVALID, None)
 
 
 def test_descriptors_of_anything_else_are_refused(context: Any) -> None:
@@ -214,7 +214,7 @@ def test_descriptors_of_anything_else_are_refused(context: Any) -> None:
     forged = os.memfd_create("pympsd-memory-" + "0" * 32)
     assert cuda.cuMemImportFromShareableHandle(forged, DESCRIPTOR) == (INVALID, None)
     os.close(forged)
-    handle = created(shareable=True)
+    handle = create(shareable=True)
     fd = ok(cuda.cuMemExportToShareableHandle(handle, DESCRIPTOR, 0))
     assert cuda.cuMemImportFromShareableHandle(fd, 0) == (INVALID, None)
     assert cuda.cuMemRelease(handle) == DONE
@@ -227,7 +227,7 @@ def test_bad_reservations(context: Any) -> None:
         assert cuda.cuMemAddressReserve(size, alignment, 0, flags) == (INVALID, None)
     for size, alignment in ((1 << 40, 0), (1 << 63, 0), (GRANULE, 1 << 62)):
         assert cuda.cuMemAddressReserve(size, alignment, 0, 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
-    first = reserved(4 * GRANULE)
+    first = reserve(4 * GRANULE)
     aligned = int(ok(cuda.cuMemAddressReserve(GRANULE, 1 << 30, 0, 0)))
     assert aligned % (1 << 30) == 0
     assert cuda.cuMemAddressFree(aligned, GRANULE) == DONE
@@ -258,7 +258,7 @@ def test_bad_memory(context: Any) -> None:
 
 
 def test_bad_mappings(context: Any) -> None:
-    address, handle = reserved(2 * GRANULE), created()
+    address, handle = reserve(2 * GRANULE), create()
     for start, size, offset in (
         (0, GRANULE, 0), (address + 1, GRANULE, 0), (address, 2 * GRANULE, 0), (address, GRANULE // 2, 0),
         (address, GRANULE, 1), (address + 2 * GRANULE, GRANULE, 0), (address, 0, 0), (1 << 63, GRANULE, 0),
@@ -267,7 +267,7 @@ def test_bad_mappings(context: Any) -> None:
     assert cuda.cuMemMap(address, GRANULE, 0, handle, 1) == (INVALID,)
     assert cuda.cuMemMap(address, GRANULE, 0, 12345, 0) == (INVALID,)
     assert cuda.cuMemMap(address, GRANULE, 0, handle, 0) == DONE
-    assert cuda.cuMemMap(address, GRANULE, 0, created(), 0) == (INVALID,)
+    assert cuda.cuMemMap(address, GRANULE, 0, create(), 0) == (INVALID,)
     assert cuda.cuMemAddressFree(address, 2 * GRANULE) == (INVALID,), "something is mapped there"
     for start, size in ((address, 2 * GRANULE), (address + GRANULE, GRANULE), (address, 0), (0, GRANULE)):
         assert cuda.cuMemSetAccess(start, size, [access()], 1) == (INVALID,)
@@ -280,7 +280,7 @@ def test_bad_mappings(context: Any) -> None:
     assert cuda.cuMemSetAccess(address, GRANULE, [access(reading)], 1) == (NOT_SUPPORTED,)
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
     where = properties(1)
-    where.location = located("HOST_NUMA", 0)
+    where.location = make_location("HOST_NUMA", 0)
     foreign = ok(cuda.cuMemCreate(GRANULE, where, 0))
     assert cuda.cuMemMap(address + GRANULE, GRANULE, 0, foreign, 0) == (NOT_SUPPORTED,)
     assert "a device other than" in last_error()
@@ -289,10 +289,10 @@ def test_bad_mappings(context: Any) -> None:
 
 def test_a_range_may_have_addresses_to_which_nothing_is_mapped(context: Any) -> None:
     """As recorded with an H100."""
-    address = reserved(8 * GRANULE)
+    address = reserve(8 * GRANULE)
     for place, count in ((0, 1), (2, 1), (4, 2)):
         at, size = address + place * GRANULE, count * GRANULE
-        assert cuda.cuMemMap(at, size, 0, created(size), 0) == DONE
+        assert cuda.cuMemMap(at, size, 0, create(size), 0) == DONE
     for place, count in ((4, 1), (5, 1), (0, 5)):
         assert cuda.cuMemUnmap(address + place * GRANULE, count * GRANULE) == (INVALID,)
     for place, count in ((0, 3), (0, 3), (0, 8), (6, 1)):
@@ -303,15 +303,15 @@ def test_a_range_may_have_addresses_to_which_nothing_is_mapped(context: Any) -> 
 def test_mappings_of_a_context_that_was_destroyed_are_unmapped_as_usual(context: Any) -> None:
     """As cuda-samples' memMapIPCDrv does."""
     own = ok(cuda.cuCtxCreate(None, 0, 0))
-    address = reserved(4 * GRANULE)
+    address = reserve(4 * GRANULE)
     for index in range(3):
-        assert cuda.cuMemMap(address + index * GRANULE, GRANULE, 0, created(), 0) == DONE
+        assert cuda.cuMemMap(address + index * GRANULE, GRANULE, 0, create(), 0) == DONE
     assert cuda.cuCtxDestroy(own) == DONE
     assert cuda.cuMemSetAccess(address, GRANULE, [access()], 1) == (INVALID,)
     assert cuda.cuMemUnmap(address, 4 * GRANULE) == DONE
     assert cuda.cuMemUnmap(address, GRANULE) == DONE
     assert cuda.cuCtxSetCurrent(context) == DONE
-    assert cuda.cuMemMap(address + GRANULE, GRANULE, 0, created(), 0) == DONE
+    assert cuda.cuMemMap(address + GRANULE, GRANULE, 0, create(), 0) == DONE
     assert cuda.cuMemUnmap(address + GRANULE, 2 * GRANULE) == DONE
     assert cuda.cuMemAddressFree(address, 4 * GRANULE) == DONE
 

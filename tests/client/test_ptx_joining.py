@@ -49,13 +49,13 @@ CALLED = (
 )
 
 
-def linked(*texts: bytes) -> bytes:
+def link(*texts: bytes) -> bytes:
     return join([(str(number), text) for number, text in enumerate(texts)])
 
 
 @pytest.mark.parametrize("texts", [(CALLER, CALLED), (CALLED, CALLER)])
 def test_what_one_text_defines_the_other_calls(texts: tuple[bytes, bytes]) -> None:
-    joined = linked(*texts)
+    joined = link(*texts)
     assert list(load_program(joined).kernels) == ["kernel"]
     assert joined.count(b".version") == 1
     assert joined.startswith(b".version 7.8\n.target sm_90a\n")
@@ -63,26 +63,26 @@ def test_what_one_text_defines_the_other_calls(texts: tuple[bytes, bytes]) -> No
 
 
 def test_symbols_of_one_text_alone_stay_apart() -> None:
-    text = linked(CALLER, CALLED).decode()
+    text = link(CALLER, CALLED).decode()
     first, second = re.findall(r"\.global \.align 4 \.b32 ([\w$]+)", text)
     assert first != second
     assert text.count(f"[{first}]") == text.count(f"[{second}]") == 1
 
 
 def test_one_text_is_returned_as_it_is() -> None:
-    assert linked(CALLER) == CALLER
+    assert link(CALLER) == CALLER
 
 
 def test_what_no_text_defines_stays_declared() -> None:
     printing = HEADER + b".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 a);\n"
-    assert linked(printing, printing).count(b"vprintf") == 1
+    assert link(printing, printing).count(b"vprintf") == 1
 
 
 def test_two_definitions_are_refused_and_weak_ones_are_not() -> None:
     with pytest.raises(LinkError, match="Multiple definition of 'twice'"):
-        linked(CALLED, CALLED)
+        link(CALLED, CALLED)
     weak = CALLED.replace(b".visible .func", b".weak .func")
-    assert linked(weak, weak).count(b".weak .func") == 1
+    assert link(weak, weak).count(b".weak .func") == 1
 
 
 @pytest.mark.parametrize(("image", "found"), [(CALLER, True), (CALLER + b"\0", True), (b"\x7fELF", False)])

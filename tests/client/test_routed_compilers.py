@@ -87,7 +87,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
         return 0
 
     @fake.put("nvJitLinkGetLinkedCubinSize", pointer, pointer)
-    def linked_size(handle: int, place: int) -> int:
+    def get_linked_size(handle: int, place: int) -> int:
         return 7
 
     return fake
@@ -134,7 +134,7 @@ def test_without_a_real_architecture_there_is_no_machine_code(library: Library) 
     assert call("nvrtcGetCUBINSize", PROGRAM, ctypes.c_size_t()) == 7
 
 
-def linked(library: Library, *inputs: tuple[int, bytes], options: tuple[bytes, ...] = ()) -> bytes | int:
+def link(library: Library, *inputs: tuple[int, bytes], options: tuple[bytes, ...] = ()) -> bytes | int:
     """Return the code of a link, or the result of asking for its size."""
     handle, size = ctypes.c_void_p(), ctypes.c_size_t()
     assert call("nvJitLinkCreate", handle, len(options), strings(*options)) == 0
@@ -152,7 +152,7 @@ def linked(library: Library, *inputs: tuple[int, bytes], options: tuple[bytes, .
 
 
 def test_a_link_of_ptx_is_ptx(library: Library) -> None:
-    code = linked(library, (2, PTX), (2, OTHER), options=(b"-arch=sm_90",))
+    code = link(library, (2, PTX), (2, OTHER), options=(b"-arch=sm_90",))
     assert isinstance(code, bytes)
     assert code.count(b".entry") == 2
     assert code.count(b".version") == 1
@@ -160,7 +160,7 @@ def test_a_link_of_ptx_is_ptx(library: Library) -> None:
 
 @pytest.mark.parametrize("kind", [1, 4, 5, 6, 10], ids=["CUBIN", "FATBIN", "OBJECT", "LIBRARY", "ANY"])
 def test_ptx_in_the_place_of_machine_code_is_added_as_ptx(library: Library, kind: int, tmp_path: Path) -> None:
-    assert linked(library, (kind, PTX)) == PTX
+    assert link(library, (kind, PTX)) == PTX
     assert library.added == [(2, PTX)]
     (tmp_path / "k.bin").write_bytes(PTX)
     assert call("nvJitLinkCreate", ctypes.c_void_p(), 0, strings()) == 0
@@ -170,13 +170,13 @@ def test_ptx_in_the_place_of_machine_code_is_added_as_ptx(library: Library, kind
 
 
 def test_the_limit_of_registers_is_kept(library: Library) -> None:
-    code = linked(library, (2, PTX), options=(b"-maxrregcount=32",))
+    code = link(library, (2, PTX), options=(b"-maxrregcount=32",))
     assert isinstance(code, bytes)
     assert b".maxnreg 32" in code
 
 
 def test_machine_code_stays_what_the_library_made(library: Library) -> None:
-    assert linked(library, (2, PTX), (5, b"\x7fELF")) == 7
+    assert link(library, (2, PTX), (5, b"\x7fELF")) == 7
 
 
 @pytest.mark.parametrize(("architecture", "is_added"), [(b"60", True), (b"sm_90a", True), (b"52", False)])

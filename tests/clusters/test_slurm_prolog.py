@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, ClientProcess, killed_after
+from processes import SECONDS, ClientProcess, kill_after
 
 from pympsd.cli import extras
 from pympsd.devices.machine import describe
@@ -121,7 +121,7 @@ def test_the_epilog_drains_what_the_job_has_left(installed: Path, tmp_path: Path
         settings.write("MPS_DRAIN_SECONDS=0.1\n")
     environment = {"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/pipe", "PYMPSD_REQUIRE_MPS": "1"}
     of_job, other = (ClientProcess.start(environment, 0).connect() for _ in range(2))
-    with killed_after(of_job.process), killed_after(other.process):
+    with kill_after(of_job.process), kill_after(other.process):
         (job_cgroup / "cgroup.procs").write_text(str(of_job.pid))
         done = run(installed / "epilog")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -34,12 +34,12 @@ def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
     return decide_line(daemon, caller, parse(line, daemon.options.protocol))
 
 
-def _recorded() -> list[dict[str, Any]]:
+def _load_recorded() -> list[dict[str, Any]]:
     lines = (CONFORMANCE / "grammar.jsonl").read_text().splitlines()
     return [row for line in lines if "stdin" in (row := json.loads(line))]
 
 
-ROWS: Final = _recorded()
+ROWS: Final = _load_recorded()
 DIFFERENT: Final = {
     entry["index"]: entry for entry in tomllib.loads((CONFORMANCE / "differences.toml").read_text())["difference"]
 }
@@ -72,7 +72,7 @@ def _id(index: int) -> str:
     return f"{index}-{ROWS[index]['stdin'][:40]!r}"
 
 
-def _said(answer: Answer) -> tuple[str, list[str]]:
+def _get_texts(answer: Answer) -> tuple[str, list[str]]:
     return answer.printed, [part.text for part in answer.parts if part.logged]
 
 
@@ -83,7 +83,7 @@ COMPARED: Final = range(len(ROWS))
 def test_a_line_is_answered_and_logged_as_recorded(index: int) -> None:
     answer, row = _answers()[index], ROWS[index]
     assert answer is not None
-    printed, logged = _said(answer)
+    printed, logged = _get_texts(answer)
     assert printed == row["stdout"]
     # For a few cases the recording lacks the log.
     assert logged == row.get("log", logged)
@@ -94,7 +94,7 @@ def test_a_deliberate_difference_is_as_listed(index: int) -> None:
     answer, name = _answers()[index], _name(ROWS[index])
     assert answer is not None
     expected = DIFFERENT[index]
-    assert _said(answer) == (
+    assert _get_texts(answer) == (
         expected["stdout"].replace("{name}", name),
         [text.replace("{name}", name) for text in expected["log"]],
     )

@@ -48,36 +48,36 @@ def daemon() -> Daemon:
     return daemon
 
 
-def _printed(daemon: Daemon, line: bytes, uid: int = 0) -> str:
+def _get_printed(daemon: Daemon, line: bytes, uid: int = 0) -> str:
     answer = _decide(daemon, Caller(1, uid), line).answer
     assert answer is not None
     return answer.printed
 
 
 def test_ps_shows_one_row_a_process_that_has_a_context(daemon: Daemon) -> None:
-    assert _printed(daemon, b"ps").splitlines() == [
+    assert _get_printed(daemon, b"ps").splitlines() == [
         "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        ",
         "907       1         847            GPU-7685caad-23a2-2403    4026531836     python a.py",
         "920       2         847            GPU-c194f552-d094-dc8e    4026531836     python b.py",
     ]
-    assert _printed(daemon, b"ps -p 847") == _printed(daemon, b"ps")
+    assert _get_printed(daemon, b"ps -p 847") == _get_printed(daemon, b"ps")
 
 
 def test_ps_of_a_server_without_clients_prints_nothing(daemon: Daemon) -> None:
     daemon.servers[1].clients.clear()
-    assert _printed(daemon, b"ps") == _printed(daemon, b"ps -p 847") == ""
+    assert _get_printed(daemon, b"ps") == _get_printed(daemon, b"ps -p 847") == ""
 
 
 def test_the_lists_of_servers_and_clients(daemon: Daemon) -> None:
-    assert _printed(daemon, b"get_server_list") == "847\n"
-    assert _printed(daemon, b"get_client_list 847") == "907\n920\n930\n"
-    assert _printed(daemon, b"get_client_list 848") == "Server 848 not found\n"
+    assert _get_printed(daemon, b"get_server_list") == "847\n"
+    assert _get_printed(daemon, b"get_client_list 847") == "907\n920\n930\n"
+    assert _get_printed(daemon, b"get_client_list 848") == "Server 848 not found\n"
 
 
 def test_contexts_are_listed_under_their_devices(daemon: Daemon) -> None:
     expected = "[0] 00:00.0, NVIDIA H200\n907.1\n907.2\n[1] 00:01.0, NVIDIA H200\n920.1\n"
-    assert _printed(daemon, b"get_device_client_list") == expected
-    assert _printed(daemon, b"get_device_client_list 847") == expected
+    assert _get_printed(daemon, b"get_device_client_list") == expected
+    assert _get_printed(daemon, b"get_device_client_list 847") == expected
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_contexts_are_listed_under_their_devices(daemon: Daemon) -> None:
 )
 def test_a_servers_status(daemon: Daemon, phase: Phase, status: str) -> None:
     daemon.servers[1].phase = phase
-    assert _printed(daemon, b"get_server_status 847") == f"{status}\n"
+    assert _get_printed(daemon, b"get_server_status 847") == f"{status}\n"
 
 
 def test_a_server_without_a_process_is_not_shown(daemon: Daemon) -> None:
     daemon.servers[1].pid = 0
     daemon.servers[1].phase = Phase.SPAWNING
-    assert _printed(daemon, b"get_server_list") == ""
-    assert _printed(daemon, b"get_server_status 0") == "Server 0 not found\n"
+    assert _get_printed(daemon, b"get_server_list") == ""
+    assert _get_printed(daemon, b"get_server_status 0") == "Server 0 not found\n"
 
 
 def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon) -> None:
@@ -108,8 +108,8 @@ def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon)
         f"1               0000:00.07.00  {UUIDS[1]}  NVIDIA H200                       N/A",
     ]
     for line in (b"device_query", b"device_query 847"):
-        assert _printed(daemon, line).splitlines() == ["Default", *rows, "", "Server 847", *rows]
-    assert _printed(daemon, b"device_query --csv 847").splitlines()[:2] == [
+        assert _get_printed(daemon, line).splitlines() == ["Default", *rows, "", "Server 847", *rows]
+    assert _get_printed(daemon, b"device_query --csv 847").splitlines()[:2] == [
         "Default",
         "Device Ordinal,PCI IDs,UUID,Name,Attributes",
     ]
@@ -169,9 +169,9 @@ def test_the_list_of_commands_has_the_modules_of_both_protocols(daemon: Daemon) 
 
 
 def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
-    (server,) = json.loads(_printed(daemon, b"get_server_list --json"))
+    (server,) = json.loads(_get_printed(daemon, b"get_server_list --json"))
     assert (server["pid"], server["uid"], server["status"]) == (847, 0, "ACTIVE")
-    assert server["clients"] == json.loads(_printed(daemon, b"get_client_list 847 --json"))
+    assert server["clients"] == json.loads(_get_printed(daemon, b"get_client_list 847 --json"))
     assert server["clients"][0] == {
         "pid": 907,
         "uid": 0,
@@ -186,7 +186,7 @@ def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
         "memory_bytes": {},
         "contexts": [{"id": 1, "number": 1, "device": 0}, {"id": 3, "number": 2, "device": 0}],
     }
-    assert json.loads(_printed(daemon, b"get_server_status --json 847")) == server
+    assert json.loads(_get_printed(daemon, b"get_server_status --json 847")) == server
 
 
 @pytest.mark.parametrize(
@@ -204,10 +204,10 @@ def test_every_query_prints_json_that_is_not_logged(daemon: Daemon, name: str) -
 
 
 def test_json_of_ps_says_what_the_table_cuts(daemon: Daemon) -> None:
-    assert [row["device"] for row in json.loads(_printed(daemon, b"ps --json"))] == list(UUIDS)
+    assert [row["device"] for row in json.loads(_get_printed(daemon, b"ps --json"))] == list(UUIDS)
     daemon.servers.clear()
-    assert _printed(daemon, b"ps --json") == "[]\n"
-    assert _printed(daemon, b"ps -p 847 --json").startswith("Server 847 not found\n")
+    assert _get_printed(daemon, b"ps --json") == "[]\n"
+    assert _get_printed(daemon, b"ps -p 847 --json").startswith("Server 847 not found\n")
 
 
 def _limit(client: Client) -> None:
@@ -216,16 +216,16 @@ def _limit(client: Client) -> None:
 
 
 def test_ps_shows_limits_on_request(daemon: Daemon) -> None:
-    plain = _printed(daemon, b"ps")
+    plain = _get_printed(daemon, b"ps")
     for client in daemon.servers[1].clients.values():
         _limit(client)
-    assert _printed(daemon, b"ps") == plain, "the recorded columns"
-    heading, first, second = _printed(daemon, b"ps --limits -p 847").splitlines()
+    assert _get_printed(daemon, b"ps") == plain, "the recorded columns"
+    heading, first, second = _get_printed(daemon, b"ps --limits -p 847").splitlines()
     assert heading.split()[5:] == ["SM", "%", "SMS", "MEMORY", "LIMIT", "PRIORITY", "COMMAND"]
     assert first.split()[5:] == ["50.0", "66", "96.0M", "1536M", "1", "python", "a.py"]
     assert second.split()[5:] == ["25.0", "32", "0.0M", "4G", "1", "python", "b.py"]
     assert {line.index("python") for line in (first, second)} == {heading.index("COMMAND")}
-    assert json.loads(_printed(daemon, b"ps --json"))[0] == {
+    assert json.loads(_get_printed(daemon, b"ps --json"))[0] == {
         "pid": 907,
         "id": 1,
         "server": 847,
@@ -243,7 +243,7 @@ def test_ps_shows_limits_on_request(daemon: Daemon) -> None:
 
 def test_ps_shows_what_is_not_known_as_a_dash(daemon: Daemon) -> None:
     daemon.options = evolve(daemon.options, has_own_servers=False)
-    _, first, _ = _printed(daemon, b"ps --limits").splitlines()
+    _, first, _ = _get_printed(daemon, b"ps --limits").splitlines()
     assert first.split()[5:-2] == ["-"] * 5
 
 
@@ -251,14 +251,14 @@ def test_json_of_devices_has_how_many_more_clients_fit(daemon: Daemon) -> None:
     daemon.devices = from_toml("[[device]]\n[[device]]\n[[device]]\ncompute_capability = '6.0'\n")
     clients = daemon.servers[1].clients
     clients[2].limits = LimitsInForce(100.0, 0, {}, {}, connections=16)
-    document = json.loads(_printed(daemon, b"get_device_client_list --json"))
+    document = json.loads(_get_printed(daemon, b"get_device_client_list --json"))
     assert [(row["server"], row["ordinal"], len(row["contexts"])) for row in document] == [
         (847, 0, 2),
         (847, 1, 1),
         (847, 2, 0),
     ]
     assert [(row["max_clients"], row["free_clients"]) for row in document] == [(60, 58), (60, 44), (16, 16)]
-    assert _printed(daemon, b"get_device_client_list").count("[") == 2, "the devices in use"
+    assert _get_printed(daemon, b"get_device_client_list").count("[") == 2, "the devices in use"
 
 
 def test_who_waits_is_listed(daemon: Daemon) -> None:
@@ -266,22 +266,22 @@ def test_who_waits_is_listed(daemon: Daemon) -> None:
         QueueEntry(1, 1001, 5, ClientProcess(Peer(77, 1001, 1001), "python d.py")),
         QueueEntry(2, 1002),
     ]
-    assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
-    waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
+    assert _get_printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
+    waiting = json.loads(_get_printed(daemon, b"get_waiting_list --json"))
     assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py", "held_by": None}
 
 
 def test_every_user_may_query(daemon: Daemon) -> None:
     for line in (b"ps", b"get_server_list", b"get_client_list 847", b"get_server_status 847", b"device_query"):
-        assert _printed(daemon, line, uid=12345) == _printed(daemon, line)
+        assert _get_printed(daemon, line, uid=12345) == _get_printed(daemon, line)
 
 
 def test_another_user_may_not_start_or_quit(daemon: Daemon) -> None:
-    assert _printed(daemon, b"start_server -uid 1000", uid=1000) == (
+    assert _get_printed(daemon, b"start_server -uid 1000", uid=1000) == (
         "Insufficient privileges for UID 1000. Control deamon settings can only be modified by the user who started "
         "it or by the root user.\n"
     )
-    assert _printed(daemon, b"quit -t 1", uid=1000) == "Not enough privilege to execute quit command\n"
+    assert _get_printed(daemon, b"quit -t 1", uid=1000) == "Not enough privilege to execute quit command\n"
     assert daemon.quitting is None
     assert daemon.queue.entries == []
 

@@ -43,7 +43,7 @@ def _texts(plan: Plan, state: State, **how: bool) -> list[str]:
     return [change.text for change in changes(plan, state, **how)]
 
 
-def _done(servers: dict[str, NamedServer], changes: list[Change]) -> dict[str, NamedServer]:
+def _carry_out(servers: dict[str, NamedServer], changes: list[Change]) -> dict[str, NamedServer]:
     """Carry changes out on a state of no processes."""
     servers = dict(servers)
     for change in changes:
@@ -222,9 +222,9 @@ PLANS = st.lists(SERVERS, max_size=3, unique_by=lambda server: server.name).map(
 @settings(max_examples=40)
 @given(PLANS, PLANS)
 def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan, other: Plan) -> None:
-    servers = _done({}, changes(one, State({}, HERE)))
+    servers = _carry_out({}, changes(one, State({}, HERE)))
     assert changes(one, State(servers, HERE)) == []
-    servers = _done(servers, changes(other, State(servers, HERE), prune=True))
+    servers = _carry_out(servers, changes(other, State(servers, HERE), prune=True))
     assert servers.keys() == other.servers.keys()
     left = changes(other, State(servers, HERE), prune=True)
     assert all(isinstance(each, Impossible) for each in left)
@@ -234,9 +234,9 @@ def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan
 @given(PLANS)
 @example(_plan(ServerPlan("a", namespaces={"default": Limits(sm_partition="")})))
 def test_what_is_shown_makes_the_same_state_again(plan: Plan) -> None:
-    servers = _done({}, changes(plan, State({}, HERE)))
+    servers = _carry_out({}, changes(plan, State({}, HERE)))
     text = render_file(servers, HERE)
-    again = _done({}, changes(read_plan(text.encode(), HERE)[0], State({}, HERE)))
+    again = _carry_out({}, changes(read_plan(text.encode(), HERE)[0], State({}, HERE)))
     assert render_file(again, HERE) == text
     assert changes(plan, State(again, HERE)) == []
 

@@ -565,7 +565,7 @@ def test_protocol_2_has_rules_only() -> None:
     )
 )
 def test_any_rule_is_read_and_shown_as_it_was_or_refused(table: dict[str, Any]) -> None:
-    text = "[[rules]]\n" + "".join(f"{key} = {_quoted(value)}\n" for key, value in table.items())
+    text = "[[rules]]\n" + "".join(f"{key} = {_quote(value)}\n" for key, value in table.items())
     try:
         plan = _read(text)
     except BadFile as error:
@@ -574,9 +574,9 @@ def test_any_rule_is_read_and_shown_as_it_was_or_refused(table: dict[str, Any]) 
         assert _read(render_file({}, HERE, plan.rules or ()).partition("\n")[2]).rules == plan.rules
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     return (
-        f"[{', '.join(map(_quoted, value))}]"
+        f"[{', '.join(map(_quote, value))}]"
         if isinstance(value, list)
         else quote(value)
         if isinstance(value, str)

@@ -92,10 +92,10 @@ class Comparison:
         return str(self.known.theirs.get(int(voice), voice)) if voice.isdecimal() else voice
 
     def _of_voice(self, voice: str, recorded: list[logs.Entry], ours: list[logs.Entry]) -> list[str]:
-        def shown(entry: logs.Entry) -> str:
+        def get_shown(entry: logs.Entry) -> str:
             return f"{entry.source} {entry.pid}] {entry.text}"
 
-        return self.differences(f"the {voice}'s lines", [*map(shown, recorded)], [*map(shown, ours)])
+        return self.differences(f"the {voice}'s lines", [*map(get_shown, recorded)], [*map(get_shown, ours)])
 
     def differences(self, what: str, recorded: list[str], ours: list[str]) -> list[str]:
         wrong = []

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from prepared import DAEMON, prepared
+from prepared import DAEMON, prepare
 from processes import adopt_orphans
 
 from tests.conformance import this_machine
@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session", autouse=True)
 def _programs_are_prepared() -> Iterator[None]:
-    with nullcontext() if this_machine.LEADS else prepared(this_machine.CLIENT), prepared(DAEMON):
+    with nullcontext() if this_machine.LEADS else prepare(this_machine.CLIENT), prepare(DAEMON):
         yield
 
 

@@ -169,7 +169,7 @@ def without_unshown(recorded: list[Entry], commands: list[str]) -> list[Entry]:
     for entry in recorded:
         session.append(entry)
         if entry.text == "UI closed":
-            entries += session if _shown(session, waiting) else []
+            entries += session if _is_awaited(session, waiting) else []
             session = []
     return entries + session
 
@@ -194,7 +194,7 @@ def without_repeated(entries: list[Entry], repeated: list[str]) -> list[Entry]:
     return kept + session
 
 
-def _shown(session: list[Entry], waiting: list[str]) -> bool:
+def _is_awaited(session: list[Entry], waiting: list[str]) -> bool:
     output = [entry.text.removeprefix("Cmd:") for entry in session if entry.text.startswith("Cmd:")]
     if waiting[: len(output)] == output:
         del waiting[: len(output)]

@@ -309,8 +309,8 @@ class Replay:
     def _listing(self, step: dict[str, Any]) -> Said:
         directory = self.daemon(step.get("at", 0)).directory
         paths = sorted(path for path in (directory / "pipe").iterdir() if path.name not in OURS_ONLY)
-        ours = [_listed(path) for path in paths]
-        ours += [f"log dir: {_listed(path)}" for path in sorted((directory / "log").iterdir())]
+        ours = [_describe_file(path) for path in paths]
+        ours += [f"log dir: {_describe_file(path)}" for path in sorted((directory / "log").iterdir())]
         # Sizes of logs and PIDs are as long as paths and numbers happen to be.
         recorded = [re.sub(r"size=\d+", "size=", line).strip() for line in step.get("lines", [])]
         # Under its own name pympsd lets nobody else write the pid file.
@@ -357,7 +357,7 @@ class Replay:
             client.process.communicate()
 
 
-def _listed(path: Path) -> str:
+def _describe_file(path: Path) -> str:
     status = path.lstat()
     text = f"{stat.filemode(status.st_mode)} uid={status.st_uid} size= {path.name}"
     return f"{text} '{path.read_text()}'" if path.suffix == ".pid" else text

@@ -35,7 +35,7 @@ def test_the_table_of_differences_is_short_and_names_its_cases() -> None:
         assert entry["reason"]
 
 
-def _answered(daemon: DaemonProcess, case: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _answer(daemon: DaemonProcess, case: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Give a case's line; return what is recorded of a case, and standard error."""
     before = len(daemon.log())
     done = daemon.run([], case["stdin"])
@@ -45,7 +45,7 @@ def _answered(daemon: DaemonProcess, case: dict[str, Any]) -> tuple[dict[str, An
     return {"stdout": done.stdout, "exit": done.returncode, "log": gained[1:]}, done.stderr
 
 
-def _expected(case: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+def _select_expected(case: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     # Of a few cases the recording does not say what was logged.
     return {"stdout": case["stdout"], "exit": case["exit"], "log": case.get("log", answer["log"])}
 
@@ -67,15 +67,15 @@ def test_every_case_is_answered_as_recorded_or_as_the_table_says(make_daemon: Ca
         if daemon is None:
             daemon = make_daemon()
             assert daemon.start().returncode == 0
-        answer, complaint = _answered(daemon, case)
+        answer, complaint = _answer(daemon, case)
         assert complaint.count("\n") <= 1, (case["stdin"], complaint)
-        as_recorded = answer == _expected(case, answer)
+        as_recorded = answer == _select_expected(case, answer)
         if index in differences:
             # A case whose log was not recorded differs by its standard output.
             unneeded += [case["stdin"]] if as_recorded else []
             as_recorded = answer == _ours(differences[index], case, daemon)
         if not as_recorded:
-            wrong.append((index, case["stdin"][:80], answer, _expected(case, answer)))
+            wrong.append((index, case["stdin"][:80], answer, _select_expected(case, answer)))
         if case.get("daemon_died"):
             # The recorded daemon was gone: the next case met a fresh one.
             daemon.stop()

@@ -43,17 +43,17 @@ def test_every_step_is_marked_and_what_is_not_equal_has_its_reason(name: str) ->
         assert bool(step.get("reason")) == (step["mark"] != "equal"), step
 
 
-def _recorded_pids(steps: list[dict[str, Any]]) -> frozenset[int]:
+def _find_recorded_pids(steps: list[dict[str, Any]]) -> frozenset[int]:
     pids = {step["pid"] for step in steps if step["do"] == "client"}
     for step in steps:
         if step["do"].endswith(".log"):
             pids |= {entry.pid for entry in logs.entries(step.get("lines", []))}
         for line in step.get("lines", []) if step["do"] == "listing" else []:
             pids |= {int(line.split("'")[1])} if ".pid '" in line else set()
-    return frozenset(pids | _mentioned(steps))
+    return frozenset(pids | _find_mentioned(steps))
 
 
-def _mentioned(steps: list[dict[str, Any]]) -> set[int]:
+def _find_mentioned(steps: list[dict[str, Any]]) -> set[int]:
     # The PIDs that the vendor prints for the client of a request are uninitialised memory.
     lines = [line for step in steps for line in step.get("lines", []) if logs.GARBAGE not in line]
     match = [logs.ALSO.match(line.partition("] ")[2]) or logs.CLIENTS.search(line) for line in lines]
@@ -70,7 +70,7 @@ def test_a_session_goes_as_recorded(
     recording = (extract.HERE / "recorded" / f"{name}.txt").read_text("utf-8", "surrogateescape")
     whole = extract.parsed(recording)
     # Where ours starts a process for which the recording has none, the plan gives it a PID to be called by.
-    correspondence = Correspondence(_recorded_pids(whole) | frozenset(plan.get("more_pids", [])))
+    correspondence = Correspondence(_find_recorded_pids(whole) | frozenset(plan.get("more_pids", [])))
     replay = Replay(plan, make_daemon, correspondence)
     correspondence.words |= {"./client": f"{sys.executable} {this_machine.CLIENT}"}
     correspondence.words |= {NAMESPACE: str(os.stat("/proc/self/ns/pid").st_ino)}

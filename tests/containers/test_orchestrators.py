@@ -21,7 +21,7 @@ QUARTER, HALF = list(range(32)), list(range(66))
 pytestmark = pytest.mark.long
 
 
-def printed(sms: list[int]) -> str:
+def get_printed(sms: list[int]) -> str:
     """Return what the example prints."""
     return f"{len(sms)}\n{sms}\n"
 
@@ -38,7 +38,7 @@ def test_the_five_minutes_of_the_page(podman: Podman) -> None:
         timeout=SECONDS,
     )
     assert done.returncode == 0, done.stderr
-    assert printed(QUARTER) in done.stdout
+    assert get_printed(QUARTER) in done.stdout
     assert podman.run("ps", "--all", "--quiet") == podman.run("volume", "ls", "--quiet") == ""
 
 
@@ -63,7 +63,7 @@ def test_compose(podman: Podman) -> None:
         compose("up", "--detach", "--no-build", "mps")
         Container(podman, "sample_mps_1").wait_until_healthy()
         for service, sms in (("quarter", QUARTER), ("half", HALF)):
-            assert compose("run", "--rm", "--no-deps", "-T", service).endswith(printed(sms))
+            assert compose("run", "--rm", "--no-deps", "-T", service).endswith(get_printed(sms))
 
 
 @pytest.fixture
@@ -104,4 +104,4 @@ def test_kubernetes(podman: Podman, node: Path, tmp_path: Path) -> None:
         stack.callback(podman.run, "kube", "down", program)
         podman.run("kube", "play", "--network=none", program)
         assert podman.run("wait", "quarter-program") == "0\n"
-        assert podman.run("logs", "quarter-program") == printed(QUARTER)
+        assert podman.run("logs", "quarter-program") == get_printed(QUARTER)

@@ -8,7 +8,7 @@ import pytest
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.loading.program import load_program
 from tests.emulated.harness import HEADER, Device
-from tests.emulated.test_matrices import Array, held, kernel, place_a, place_b, place_c
+from tests.emulated.test_matrices import Array, count_held, kernel, place_a, place_b, place_c
 from tests.emulated.test_refusals import kernel as refused_kernel
 
 AMPERE = HEADER.replace("8.0", "7.1")
@@ -21,7 +21,7 @@ def registers_of(lanes: Array) -> Array:
     return np.packbits(lanes.astype("u1"), axis=1, bitorder="little").view("u4")
 
 
-def counted(operation: str, a: Array, b: Array) -> Array:
+def count(operation: str, a: Array, b: Array) -> Array:
     """The product of two matrices of bits: how many bits are left of each row of A and column of B together."""
     pairs = a[:, :, None] ^ b[None] if operation == "xor" else a[:, :, None] & b[None]
     return pairs.sum(axis=1)
@@ -36,9 +36,9 @@ def test_mma(shape: str, operation: str) -> None:
     before = rng.integers(-9, 9, (WARPS, m, n))
     before[:, ::3] += 2**31 - 20  # some sums wrap
     fragments = [
-        np.concatenate([registers_of(held(x, place_a, 1, m)) for x in left]),
-        np.concatenate([registers_of(held(x, place_b, 1)) for x in right]),
-        np.concatenate([held(x.astype("i4"), place_c) for x in before]),
+        np.concatenate([registers_of(count_held(x, place_a, 1, m)) for x in left]),
+        np.concatenate([registers_of(count_held(x, place_b, 1)) for x in right]),
+        np.concatenate([count_held(x.astype("i4"), place_c) for x in before]),
     ]
     device = Device(1 << 20)
     addresses = [device.put(each) for each in (*fragments, np.zeros_like(fragments[2]))]
@@ -46,8 +46,8 @@ def test_mma(shape: str, operation: str) -> None:
     device.launch(device.load(text), "k", 1, 32 * WARPS, *addresses)
     actual = device.get(addresses[3], fragments[2]).reshape(WARPS, 32, -1)
     for warp in range(WARPS):
-        total = (counted(operation, left[warp], right[warp]) + before[warp]).astype("i4")
-        np.testing.assert_array_equal(actual[warp], held(total, place_c))
+        total = (count(operation, left[warp], right[warp]) + before[warp]).astype("i4")
+        np.testing.assert_array_equal(actual[warp], count_held(total, place_c))
 
 
 WARP_KERNEL = """
@@ -73,7 +73,7 @@ def test_wmma(operation: str) -> None:
     addresses = [device.put(registers_of(bits)) for bits in (left, right)]
     addresses += [device.put(before), device.put(np.zeros((8, 8), "i4"))]
     device.launch(device.load(AMPERE + WARP_KERNEL.replace("@OP@", operation)), "k", 1, 32, *addresses)
-    expected = counted(operation, left[:, :128], right.T) + before[:, :8].T
+    expected = count(operation, left[:, :128], right.T) + before[:, :8].T
     np.testing.assert_array_equal(device.get(addresses[3], np.zeros((8, 8), "i4")), expected)
 
 

@@ -285,7 +285,7 @@ HEAP = """
 """
 
 
-def taken(device: Device, module: object, count: int, threads: int = 40) -> tuple[int, Array]:
+def run_and_take(device: Device, module: object, count: int, threads: int = 40) -> tuple[int, Array]:
     out = device.put(np.zeros(threads, "u8"))
     device.launch(module, "take", 1, threads, out, count)  # type: ignore[arg-type]
     return out, device.get(out, np.zeros(threads, "u8"))
@@ -294,26 +294,26 @@ def taken(device: Device, module: object, count: int, threads: int = 40) -> tupl
 def test_each_thread_gets_memory_of_its_own_that_lasts() -> None:
     device = Device(1 << 25)
     module = device.load(HEADER + HEAP)
-    out, addresses = taken(device, module, 100)
+    out, addresses = run_and_take(device, module, 100)
     assert (addresses % 16 == 0).all()
     assert (np.diff(np.sort(addresses).astype("i8")) >= 100).all()
     device.launch(module, "give", 1, 40, out)
-    _, again = taken(device, module, 100)
+    _, again = run_and_take(device, module, 100)
     assert sorted(again.tolist()) == sorted(addresses.tolist())
 
 
 def test_what_does_not_fit_is_null() -> None:
     device = Device(1 << 25)
     module = device.load(HEADER + HEAP)
-    assert not taken(device, module, 9 << 20)[1].any()
-    _, addresses = taken(device, module, 3 << 20)
+    assert not run_and_take(device, module, 9 << 20)[1].any()
+    _, addresses = run_and_take(device, module, 3 << 20)
     assert (addresses != 0).sum() == 2
 
 
 def test_memory_freed_twice_faults() -> None:
     device = Device(1 << 25)
     module = device.load(HEADER + HEAP)
-    out, _ = taken(device, module, 8)
+    out, _ = run_and_take(device, module, 8)
     device.launch(module, "give", 1, 40, out)
     with pytest.raises(DeviceFault, match="no malloc"):
         device.launch(module, "give", 1, 40, out)

@@ -36,7 +36,7 @@ def values(name: str) -> list[Fraction]:
     return [value(code) for code in range(greatest + 2)]
 
 
-def rounded(exact: Fraction, name: str, mode: str, saturate: bool = False) -> int:
+def round_code(exact: Fraction, name: str, mode: str, saturate: bool = False) -> int:
     """The code of a number in a format, without its sign; `mode` rn, rz, rm, rp, rna."""
     table, (_, _, _, greatest, infinity) = values(name), FORMATS[name]
     size = abs(exact)
@@ -64,14 +64,14 @@ def with_sign(code: int, negative: bool, name: str) -> int:
     return code | (negative << (exponent + fraction))
 
 
-def expected(sources: Array, name: str, mode: str, saturate: bool = False) -> list[int]:
+def compute_expected(sources: Array, name: str, mode: str, saturate: bool = False) -> list[int]:
     codes = []
     for source in sources.tolist():
         if isinstance(source, float) and np.isinf(source):
             infinity = FORMATS[name][4]
             code = FORMATS[name][3] if saturate or infinity is None else infinity
         else:
-            code = rounded(Fraction(source), name, mode, saturate)
+            code = round_code(Fraction(source), name, mode, saturate)
         negative = bool(np.signbit(source)) if isinstance(source, float) else source < 0
         codes.append(with_sign(code, negative, name))
     return codes
@@ -107,7 +107,7 @@ SOURCES = {"f64": "f8", "f32": "f4", "f16": "f2"}
 def test_floats_to_bf16(source: str, mode: str) -> None:
     a = some_floats(SOURCES[source], "f16" if source == "f16" else "bf16")
     actual = run_fragment(f"cvt.{mode}.bf16.{source} %d, %a;", "u2", a, header=HOPPER)
-    assert actual.tolist() == expected(a, "bf16", mode)
+    assert actual.tolist() == compute_expected(a, "bf16", mode)
 
 
 INTEGERS = ("s8", "u8", "s16", "u16", "s32", "u32", "s64", "u64")
@@ -130,7 +130,7 @@ def test_integers_to_bf16(source: str, mode: str) -> None:
     narrow = f".reg .b8 %x; cvt.{source}.{source[0]}16 %x, %a; cvt.{mode}.bf16.{source} %d, %x;"
     body = narrow if source in ("s8", "u8") else f"cvt.{mode}.bf16.{source} %d, %a;"
     actual = run_fragment(body, "u2", a, header=HOPPER)
-    assert actual.tolist() == expected(a, "bf16", mode)
+    assert actual.tolist() == compute_expected(a, "bf16", mode)
 
 
 @pytest.mark.parametrize(("mode", "function"), [("rni", round), ("rzi", int), ("rmi", "floor"), ("rpi", "ceil")])
@@ -174,7 +174,9 @@ def test_floats_to_pairs_of_eight_bits(name: str) -> None:
     actual = run_fragment(f"cvt.rn.satfinite.{name}x2.f32 %d, %a, %b;", "u2", a, b, header=HOPPER)
     reference = [
         high << 8 | low
-        for high, low in zip(expected(a, name, "rn", True), expected(b, name, "rn", True), strict=True)
+        for high, low in zip(
+            compute_expected(a, name, "rn", True), compute_expected(b, name, "rn", True), strict=True
+        )
     ]
     assert actual.tolist() == reference
     actual = run_fragment(f"cvt.rn.satfinite.relu.{name}x2.f32 %d, %a, %b;", "u2", a, b, header=HOPPER)
@@ -187,7 +189,7 @@ def test_halves_to_pairs_of_eight_bits(name: str) -> None:
     b = np.roll(a, 1)
     packed = a.view("u2").astype("u4") << 16 | b.view("u2")
     actual = run_fragment(f"cvt.rn.satfinite.{name}x2.f16x2 %d, %a;", "u2", packed, header=HOPPER)
-    reference = zip(expected(a, name, "rn", True), expected(b, name, "rn", True), strict=True)
+    reference = zip(compute_expected(a, name, "rn", True), compute_expected(b, name, "rn", True), strict=True)
     assert actual.tolist() == [high << 8 | low for high, low in reference]
 
 
@@ -225,7 +227,7 @@ def test_a_nan_stays_one() -> None:
 def test_floats_to_tf32(mode: str) -> None:
     a = some_floats("f4", "tf32")
     actual = run_fragment(f"cvt.{mode}.tf32.f32 %d, %a;", "u4", a, header=HOPPER)
-    assert [int(n) for n in actual] == [code << 13 for code in expected(a, "tf32", mode)]
+    assert [int(n) for n in actual] == [code << 13 for code in compute_expected(a, "tf32", mode)]
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "fma"])
@@ -244,7 +246,7 @@ def test_bf16_arithmetic_rounds_once(name: str) -> None:
     operands = "%d, %a, %b" + (", %c" if name == "fma" else "")
     arrays = bits if name == "fma" else bits[:2]
     actual = run_fragment(f"{name}.rn.bf16 {operands};", "u2", *arrays, header=HOPPER).tolist()
-    expected = [with_sign(rounded(e, "bf16", "rn"), e < 0, "bf16") for e in exact]
+    expected = [with_sign(round_code(e, "bf16", "rn"), e < 0, "bf16") for e in exact]
     assert [(g & 0x7FFF, bool(g >> 15) and e != 0) for g, e in zip(actual, exact, strict=True)] == [
         (n & 0x7FFF, bool(n >> 15) and e != 0) for n, e in zip(expected, exact, strict=True)
     ]

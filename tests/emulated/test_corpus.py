@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded_corpus import CORPUS, KERNELS, failures, is_recorded, maps_of, module_of, objects_of, recorded
+from recorded_corpus import CORPUS, KERNELS, failures, is_recorded, load_recorded, maps_of, module_of, objects_of
 
 from pympsd_server.backends.emulated.ptx.compiled_tier.batch import CompiledBatch
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
@@ -88,6 +88,6 @@ def check_recorded(name: str) -> set[type]:
     kinds: set[type] = set()
     rules, actual = module_of("rules"), outputs_of(name, kinds)
     for output, spec in module_of("inputs").outputs(KERNELS[name]).items():
-        good = rules.agree(spec, actual[output], recorded()[f"{name}/{output}"])
+        good = rules.agree(spec, actual[output], load_recorded()[f"{name}/{output}"])
         assert good.all(), f"{output}: {np.count_nonzero(~good)} of {good.size} differ"
     return kinds

@@ -16,7 +16,7 @@ REGISTERS, SLOTS, THREADS = 5, 4, 40
 MASK = 0xFFFFFFFF
 
 
-def signed(value: int) -> int:
+def sign(value: int) -> int:
     return value - (1 << 32) if value >> 31 else value
 
 
@@ -24,14 +24,14 @@ OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "add.u32": lambda a, b: a + b,
     "sub.u32": lambda a, b: a - b,
     "mul.lo.u32": lambda a, b: a * b,
-    "mul.hi.s32": lambda a, b: (signed(a) * signed(b)) >> 32,
+    "mul.hi.s32": lambda a, b: (sign(a) * sign(b)) >> 32,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
     "xor.b32": lambda a, b: a ^ b,
-    "min.s32": lambda a, b: min(signed(a), signed(b)),
+    "min.s32": lambda a, b: min(sign(a), sign(b)),
     "max.u32": max,
     "shl.b32": lambda a, b: a << b if b < 32 else 0,
-    "shr.s32": lambda a, b: signed(a) >> min(b, 31),
+    "shr.s32": lambda a, b: sign(a) >> min(b, 31),
     "div.u32": lambda a, b: a // (b | 1),
     "rem.u32": lambda a, b: a % (b | 1),
 }
@@ -39,7 +39,7 @@ DIVISIONS = ("div.u32", "rem.u32")
 """Their divisors are made odd: PTX leaves the result of a division by zero open."""
 COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "lt.u32": lambda a, b: a < b,
-    "ge.s32": lambda a, b: signed(a) >= signed(b),
+    "ge.s32": lambda a, b: sign(a) >= sign(b),
     "eq.u32": lambda a, b: a == b,
     "ne.u32": lambda a, b: a != b,
 }
@@ -57,7 +57,7 @@ simple = st.one_of(
 )
 
 
-def nested(inner: st.SearchStrategy[Statement]) -> st.SearchStrategy[Statement]:
+def make_nested(inner: st.SearchStrategy[Statement]) -> st.SearchStrategy[Statement]:
     block = st.lists(inner, min_size=1, max_size=4)
     return st.one_of(
         st.tuples(st.just("if"), conditions, block, block),
@@ -66,7 +66,7 @@ def nested(inner: st.SearchStrategy[Statement]) -> st.SearchStrategy[Statement]:
     )
 
 
-programs = st.lists(st.recursive(simple, nested, max_leaves=12), min_size=2, max_size=7)
+programs = st.lists(st.recursive(simple, make_nested, max_leaves=12), min_size=2, max_size=7)
 
 
 class Renderer:
@@ -194,7 +194,7 @@ class Thread:
                 return
 
 
-def interpreted(program: list[Statement]) -> np.ndarray[Any, Any]:
+def interpret(program: list[Statement]) -> np.ndarray[Any, Any]:
     results = []
     for number in range(THREADS):
         thread = Thread(number)
@@ -236,7 +236,7 @@ st.global.u32 [%out+{4 * (WORDS - 1)}], %left; ret; }}
 """
 
 
-def translated(program: list[Statement]) -> np.ndarray[Any, Any]:
+def translate(program: list[Statement]) -> np.ndarray[Any, Any]:
     device = Device(1 << 20)
     out = np.zeros((THREADS, WORDS), "u4")
     address = device.put(out)
@@ -247,4 +247,4 @@ def translated(program: list[Statement]) -> np.ndarray[Any, Any]:
 @settings(max_examples=150, deadline=None)
 @given(programs)
 def test_same_as_interpreted(program: list[Statement]) -> None:
-    np.testing.assert_array_equal(translated(program), interpreted(program))
+    np.testing.assert_array_equal(translate(program), interpret(program))

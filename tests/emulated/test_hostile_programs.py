@@ -60,7 +60,7 @@ def loops(count: int, alive: int) -> str:
     )
 
 
-def declared(count: int) -> str:
+def list_declared(count: int) -> str:
     return "".join(f".func f{i}();\n" for i in range(count))
 
 
@@ -72,7 +72,7 @@ def declared(count: int) -> str:
         (kernel(".reg .b32 %z<600000>; .reg .b32 %y<600000>;"), "declares more than 1048576 registers"),
         (kernel(".local .b8 x[10000000000]; mov.u64 %d1, x;"), "10000000000 bytes of local memory"),
         (
-            kernel("call f1;", declared(400) + functions(400, "call f{after}; call f1; ret;")),
+            kernel("call f1;", list_declared(400) + functions(400, "call f{after}; call f1; ret;")),
             "calls that are not inlined, and",
         ),
         (kernel("{" * 10_000 + "}" * 10_000), "nests too deeply"),

@@ -31,13 +31,13 @@ def signed(value: int, bits: int) -> int:
     return value - 2**bits if value >> (bits - 1) else value
 
 
-def truncated(a: int, b: int) -> int:
+def truncate(a: int, b: int) -> int:
     quotient = abs(a) // abs(b) if b else 1
     return quotient if b and (a < 0) == (b < 0) else -quotient
 
 
 def rest(a: int, b: int) -> int:
-    return -1 if b == 0 else a - b * truncated(a, b)
+    return -1 if b == 0 else a - b * truncate(a, b)
 
 
 def clamp(value: int, bits: int) -> int:
@@ -52,7 +52,7 @@ TWO: dict[str, tuple[str, Rule]] = {
     "sub": ("us", lambda a, b, c, n: a - b),
     "mul.lo": ("us", lambda a, b, c, n: a * b),
     "mul.hi": ("us", lambda a, b, c, n: (a * b) >> n),
-    "div": ("us", lambda a, b, c, n: truncated(a, b)),
+    "div": ("us", lambda a, b, c, n: truncate(a, b)),
     "rem": ("us", lambda a, b, c, n: rest(a, b)),
     "min": ("us", lambda a, b, c, n: min(a, b)),
     "max": ("us", lambda a, b, c, n: max(a, b)),
@@ -67,7 +67,7 @@ THREE: dict[str, tuple[str, Rule]] = {
 }
 
 
-def extended(value: int, length: int) -> int:
+def extend(value: int, length: int) -> int:
     """Sign-extend the low bits of a value."""
     return signed(value & (1 << length) - 1, length) if length else 0
 
@@ -107,8 +107,8 @@ def test_three_operands(name: str, bits: int) -> None:
         ("mul24.hi.s32 %d, %a, %b;", lambda a, b, c, n: (signed(a, 24) * signed(b, 24)) >> 16),
         ("mad24.lo.s32 %d, %a, %b, %c;", lambda a, b, c, n: signed(a, 24) * signed(b, 24) + c),
         ("slct.s32.s32 %d, %a, %b, %c;", lambda a, b, c, n: a if c >= 0 else b),
-        ("szext.wrap.s32 %d, %a, %b;", lambda a, b, c, n: extended(a, b & 31)),
-        ("szext.clamp.s32 %d, %a, %b;", lambda a, b, c, n: extended(a, min(b & 2**32 - 1, 32))),
+        ("szext.wrap.s32 %d, %a, %b;", lambda a, b, c, n: extend(a, b & 31)),
+        ("szext.clamp.s32 %d, %a, %b;", lambda a, b, c, n: extend(a, min(b & 2**32 - 1, 32))),
         ("bfind.s32 %d, %a;", lambda a, b, c, n: (~a if a < 0 else a).bit_length() - 1),
         ("setp.lt.s32 %p|%q, %a, %b; selp.b32 %d, %c, 5, %q;", lambda a, b, c, n: c if a >= b else 5),
         (
@@ -122,7 +122,7 @@ def test_signed_words(text: str, rule: Rule) -> None:
     check(text, text, 32, True, rule)
 
 
-def permuted(a: int, b: int, c: int) -> int:
+def permute(a: int, b: int, c: int) -> int:
     source = (a | b << 32).to_bytes(8, "little")
     result = 0
     for index in range(4):
@@ -134,12 +134,12 @@ def permuted(a: int, b: int, c: int) -> int:
     return result
 
 
-def extracted(a: int, b: int, c: int, width: int) -> int:
+def extract(a: int, b: int, c: int, width: int) -> int:
     position, length = b & 255, c & 255
     return (a >> position) & ((1 << length) - 1)
 
 
-def inserted(a: int, b: int, c: int) -> int:
+def insert(a: int, b: int, c: int) -> int:
     position, length = c & 255, (c >> 8) & 255
     mask = ((1 << length) - 1) << position & 0xFFFFFFFF
     return (b & ~mask) | ((a << position) & mask)
@@ -165,9 +165,9 @@ def inserted(a: int, b: int, c: int) -> int:
         ("shf.l.clamp.b32 %d, %a, %b, %c;", lambda a, b, c, n: ((b << 32 | a) << min(c, 32)) >> 32),
         ("shf.r.clamp.b32 %d, %a, %b, %c;", lambda a, b, c, n: (b << 32 | a) >> min(c, 32)),
         ("lop3.b32 %d, %a, %b, %c, 0x1d;", lambda a, b, c, n: 0),
-        ("prmt.b32 %d, %a, %b, %c;", lambda a, b, c, n: permuted(a, b, c)),
-        ("bfe.u32 %d, %a, %b, %c;", extracted),
-        ("shr.u32 %i1, %c, 8; bfi.b32 %d, %a, %b, %c, %i1;", lambda a, b, c, n: inserted(a, b, c)),
+        ("prmt.b32 %d, %a, %b, %c;", lambda a, b, c, n: permute(a, b, c)),
+        ("bfe.u32 %d, %a, %b, %c;", extract),
+        ("shr.u32 %i1, %c, 8; bfi.b32 %d, %a, %b, %c, %i1;", lambda a, b, c, n: insert(a, b, c)),
         ("dp4a.u32.u32 %d, %a, %b, %c;", lambda a, b, c, n: dot(a, b, c, False, False)),
         ("dp4a.s32.u32 %d, %a, %b, %c;", lambda a, b, c, n: dot(a, b, c, True, False)),
         ("mul.wide.u16 %d, %h1, %h2;", lambda a, b, c, n: (a & 0xFFFF) * (b >> 16)),

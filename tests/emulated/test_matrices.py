@@ -38,7 +38,7 @@ def place_c(i: int, g: int, t: int) -> tuple[int, int]:
     return (g if i < 2 else g + 8), 2 * t + i % 2
 
 
-def held(matrix: Array, place: Callable[..., tuple[int, int]], *rest: int) -> Array:
+def count_held(matrix: Array, place: Callable[..., tuple[int, int]], *rest: int) -> Array:
     """Each lane's elements of a matrix."""
     count = matrix.size // 32
     return np.array([[matrix[place(i, lane // 4, lane % 4, *rest)] for i in range(count)] for lane in range(32)])
@@ -112,9 +112,9 @@ def product(shape: str, types: str, satfinite: str, warps: int = 3) -> Iterator[
         c = rng.integers(-9, 9, (m, n)).astype(ACCUMULATED[d])
         if d == "s32":
             c[::2] = 2**31 - 1 - c[::2] % 5
-        held_a.append(words(held(raw_a, place_a, bits, m)))
-        held_b.append(words(held(raw_b, place_b, bits)))
-        held_c.append(words(held(c, place_c)))
+        held_a.append(words(count_held(raw_a, place_a, bits, m)))
+        held_b.append(words(count_held(raw_b, place_b, bits)))
+        held_c.append(words(count_held(c, place_c)))
         total = left @ right + c
         if d == "s32":
             total = np.clip(total, -(2**31), 2**31 - 1) if satfinite else (total + 2**31) % 2**32 - 2**31
@@ -127,7 +127,7 @@ def product(shape: str, types: str, satfinite: str, warps: int = 3) -> Iterator[
     device.launch(device.load(text), "k", 1, 32 * warps, *addresses)
     actual = device.get(addresses[3], out).view(ACCUMULATED[d]).reshape(warps, 32, -1)
     for warp in range(warps):
-        yield actual[warp], held(expected[warp], place_c)
+        yield actual[warp], count_held(expected[warp], place_c)
 
 
 def kernel(shape: str, types: str, satfinite: str, counts: list[int], widths: list[int]) -> str:
@@ -182,7 +182,7 @@ TRANSFER = """
 """
 
 
-def transferred(body: str) -> tuple[Array, Array, Array]:
+def transfer(body: str) -> tuple[Array, Array, Array]:
     """Two warps' memory as 16-bit elements before, their registers, and their memory after."""
     before = np.arange(1024, dtype="u2").reshape(2, 32, 16) * 7
     device = Device(1 << 20)
@@ -197,7 +197,7 @@ def transferred(body: str) -> tuple[Array, Array, Array]:
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_matrices_are_loaded(count: int, trans: str) -> None:
     registers = ", ".join(f"%r{10 + i}" for i in range(count))
-    before, actual, _ = transferred(f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{registers}}}, [%r8];")
+    before, actual, _ = transfer(f"ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{registers}}}, [%r8];")
     for warp in range(2):
         for matrix in range(count):
             rows = [before[warp, (lane * 5) % 32, :8] for lane in range(8 * matrix, 8 * matrix + 8)]
@@ -212,7 +212,7 @@ def test_matrices_are_loaded(count: int, trans: str) -> None:
 def test_matrices_are_stored(count: int, trans: str) -> None:
     registers = ", ".join(f"%r{10 + i}" for i in range(count))
     fill = "".join(f"mad.lo.u32 %r{10 + i}, %r0, 65541, {i};" for i in range(count))
-    before, actual, after = transferred(
+    before, actual, after = transfer(
         f"{fill} stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r8], {{{registers}}};"
     )
     expected = before.copy()
@@ -225,7 +225,7 @@ def test_matrices_are_stored(count: int, trans: str) -> None:
 
 
 def test_a_matrix_is_transposed() -> None:
-    _, actual, _ = transferred("mad.lo.u32 %r10, %r0, 65541, 9; movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r10;")
+    _, actual, _ = transfer("mad.lo.u32 %r10, %r0, 65541, 9; movmatrix.sync.aligned.m8n8.trans.b16 %r11, %r10;")
     for warp in range(2):
         np.testing.assert_array_equal(actual[warp, :, 1].reshape(8, 8), actual[warp, :, 0].reshape(8, 8).T)
 
@@ -234,6 +234,6 @@ def test_a_matrix_is_transposed() -> None:
 def test_a_bad_row_faults_and_names_its_thread(change: str, fault: type[Exception]) -> None:
     body = f"setp.eq.u32 %p, %r0, 37; @%p add.u32 %r8, %r8, {change};"
     with pytest.raises(fault, match=r"thread \(37, 0, 0\)"):
-        transferred(body + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r8];")
+        transfer(body + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r8];")
     # Of lanes whose rows are not asked for the address does not matter.
-    transferred(body.replace("37", "40") + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r8];")
+    transfer(body.replace("37", "40") + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r10}, [%r8];")

@@ -29,7 +29,7 @@ PRINT = """
 """
 
 
-def packed(*values: int | float | str, device: Device) -> bytes:
+def pack(*values: int | float | str, device: Device) -> bytes:
     """An argument buffer as CUDA's compilers make it: (code, value) with a `struct` code each."""
     buffer = b""
     for value in values:
@@ -44,12 +44,12 @@ def packed(*values: int | float | str, device: Device) -> bytes:
     return buffer
 
 
-def printed(form: str | bytes, *values: int | float | str, threads: int = 1) -> tuple[bytes, int]:
+def get_printed(form: str | bytes, *values: int | float | str, threads: int = 1) -> tuple[bytes, int]:
     """What a launch of PRINT prints, and what vprintf returned."""
     device = Device(1 << 24)
     module = LoadedModule(load_program((HEADER + PRINT).encode()), device.space)
     text = form.encode() if isinstance(form, str) else form
-    arguments = device.put(np.frombuffer(packed(*values, device=device) + b"\0", "u1"))
+    arguments = device.put(np.frombuffer(pack(*values, device=device) + b"\0", "u1"))
     out = device.put(np.zeros(threads, "i4"))
     device.launch(module, "show", 1, threads, device.put(np.frombuffer(text + b"\0", "u1")), arguments, out)
     text, reports = module.facilities.output.take()
@@ -101,22 +101,22 @@ BIG = 2**40 + 5
     ],
 )
 def test_as_c_prints(form: str, values: tuple[int | float | str, ...], text: str) -> None:
-    actual, count = printed(form, *values)
+    actual, count = get_printed(form, *values)
     assert actual.decode() == text
     assert count == len(values)
 
 
 def test_every_thread_prints_in_order() -> None:
-    text, _ = printed("line\n", threads=70)
+    text, _ = get_printed("line\n", threads=70)
     assert text == b"line\n" * 70
 
 
 def test_bytes_that_are_no_text_pass() -> None:
-    assert printed(b"\xff%d\x80", 1)[0] == b"\xff1\x80"
+    assert get_printed(b"\xff%d\x80", 1)[0] == b"\xff1\x80"
 
 
 def test_a_huge_width_costs_no_memory() -> None:
-    text, _ = printed("%2000000000d", 1)
+    text, _ = get_printed("%2000000000d", 1)
     assert 1 < len(text) < 10_000
 
 

@@ -64,7 +64,7 @@ def second(name: str, result: int, c: int, kind: str) -> int:
     ]()
 
 
-def merged(result: int, c: int, selector: str) -> int:
+def merge(result: int, c: int, selector: str) -> int:
     width = {"b": 8, "h": 16}[selector[1]]
     mask, low = (1 << width) - 1, int(selector[2]) * width
     return (result & mask) << low | c & ~(mask << low)
@@ -99,7 +99,7 @@ def test_parts_of_registers(name: str, types: tuple[str, str, str]) -> None:
         into = KEPT[len(left + right + name + d) % 5]
         check(
             f"{opcode} %d{into}, %a{left}, %b{right}, %c;",
-            (merged(r, c, into) for r, c in zip(results, C.tolist(), strict=True)),
+            (merge(r, c, into) for r, c in zip(results, C.tolist(), strict=True)),
         )
 
 
@@ -128,7 +128,7 @@ def test_extremes_with_a_third_operand(name: str, kind: str) -> None:
 def test_unsigned_saturation_to_a_part(into: str) -> None:
     width = {"b": 8, "h": 16}[into[1]]
     results = (
-        merged(clamp(part_of(x, ".h0", "u32") + part_of(y, ".h1", "u32"), width, "u32"), z, into)
+        merge(clamp(part_of(x, ".h0", "u32") + part_of(y, ".h1", "u32"), width, "u32"), z, into)
         for x, y, z in zip(A.tolist(), B.tolist(), C.tolist(), strict=True)
     )
     check(f"vadd.u32.u32.u32.sat %d{into}, %a.h0, %b.h1, %c;", results)
@@ -163,7 +163,7 @@ def test_comparisons(name: str) -> None:
             check(f"vset.{a}.{b}.{name} %d, %a{left}, %b{right};", iter(results))
             pairs = list(zip(results, C.tolist(), strict=True))
             check(f"vset.{a}.{b}.{name}.add %d, %a{left}, %b{right}, %c;", (r + z for r, z in pairs))
-            check(f"vset.{a}.{b}.{name} %d.b2, %a{left}, %b{right}, %c;", (merged(r, z, ".b2") for r, z in pairs))
+            check(f"vset.{a}.{b}.{name} %d.b2, %a{left}, %b{right}, %c;", (merge(r, z, ".b2") for r, z in pairs))
 
 
 @pytest.mark.parametrize(

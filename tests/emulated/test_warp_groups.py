@@ -33,7 +33,7 @@ MODES = {0: 1, 32: 2, 64: 4, 128: 8}
 ENCODED = {0: 0, 128: 1, 64: 2, 32: 3}
 
 
-def encoded(values: Array, kind: str) -> Array:
+def encode(values: Array, kind: str) -> Array:
     """Small whole numbers as elements of a type."""
     if kind == "bf16":
         return (values.astype("f4").view("u4") >> 16).astype("u2")
@@ -207,7 +207,7 @@ def kernel(body: str, count: int) -> str:
     return made.replace("@LOAD@", load).replace("@STORE@", store)
 
 
-def held_by_groups(groups: Array, place: Callable[[int, int, int], tuple[int, int]], per_thread: int) -> Array:
+def count_held_by_groups(groups: Array, place: Callable[[int, int, int], tuple[int, int]], per_thread: int) -> Array:
     """Each thread's elements of the matrices of groups, whose warps have 16 rows each."""
     result = [
         [group[16 * warp + row, column] for row, column in (place(i, lane // 4, lane % 4) for i in range(per_thread))]
@@ -251,7 +251,7 @@ def operands(product: Product) -> tuple[Array, Array, Array]:
 def check(product: Product) -> None:
     """Run the instruction in two groups and compare what they get."""
     left, right, before = operands(product)
-    raw_a, raw_b, sums = encoded(left, product.a), encoded(right, product.b), before.astype(SUMS[product.d])
+    raw_a, raw_b, sums = encode(left, product.a), encode(right, product.b), before.astype(SUMS[product.d])
     image_b = product.layout_b.image(raw_b)
     image_a = np.zeros(0, "u1") if product.layout_a is None else product.layout_a.image(raw_a)
     at_b = 128 * product.shift
@@ -259,8 +259,8 @@ def check(product: Product) -> None:
     memory = np.zeros(-(-(at_a + len(image_a)) // 16) * 16, "u1")
     memory[at_b : at_b + len(image_b)] = image_b
     memory[at_a : at_a + len(image_a)] = image_a
-    in_registers = held_by_groups(np.array([raw_a] * GROUPS), place_a(BYTES[product.a]), 16 // BYTES[product.a])
-    held = np.ascontiguousarray(held_by_groups(sums, place_d, product.n // 2))
+    in_registers = count_held_by_groups(np.array([raw_a] * GROUPS), place_a(BYTES[product.a]), 16 // BYTES[product.a])
+    held = np.ascontiguousarray(count_held_by_groups(sums, place_d, product.n // 2))
     descriptors = [0 if product.layout_a is None else product.layout_a.descriptor(at_a)]
     descriptors.append(product.layout_b.descriptor(at_b))
     device = Device(1 << 22)
@@ -273,7 +273,7 @@ def check(product: Product) -> None:
         wrapped = (total + 2**31) % 2**32 - 2**31
         total = np.clip(total, -(2**31), 2**31 - 1) if product.satfinite else wrapped
     total = np.broadcast_to(total, before.shape).astype(SUMS[product.d])
-    np.testing.assert_array_equal(device.get(where[2], held), held_by_groups(total, place_d, product.n // 2))
+    np.testing.assert_array_equal(device.get(where[2], held), count_held_by_groups(total, place_d, product.n // 2))
 
 
 @settings(max_examples=40)

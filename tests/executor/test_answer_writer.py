@@ -25,7 +25,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     peer_end.close()
 
 
-def numbered(number: int) -> bytes:
+def number_all(number: int) -> bytes:
     """Return bytes of an answer's length that identify it."""
     return number.to_bytes(HEADER_BYTES, "little")
 
@@ -45,7 +45,7 @@ def read_all(client: socket.socket, count: int) -> tuple[list[int], list[tuple[i
     return [int.from_bytes(data[at : at + HEADER_BYTES], "little") for at in range(0, len(data), HEADER_BYTES)], files
 
 
-def made(size: int) -> int:
+def make(size: int) -> int:
     """Return a descriptor that is identified by its size."""
     fd = os.memfd_create("answer", os.MFD_CLOEXEC)
     os.ftruncate(fd, size)
@@ -57,8 +57,8 @@ def test_descriptors_wait_with_their_answers(ends: tuple[socket.socket, socket.s
     writer = AnswerWriter(ours)
     laden = {0: 100, 5000: 200, 5001: 300, 9999: 400}
     for number in range(10_000):
-        fds: tuple[int, ...] = (made(laden[number]),) if number in laden else ()
-        writer.send(numbered(number), fds)
+        fds: tuple[int, ...] = (make(laden[number]),) if number in laden else ()
+        writer.send(number_all(number), fds)
         for fd in fds:
             os.close(fd)  # it stays the caller's
     numbers, files = read_all(client, 10_000)
@@ -74,7 +74,7 @@ def test_what_is_kept_is_closed_when_the_client_is_cut_off(ends: tuple[socket.so
     before = len(os.listdir("/proc/self/fd"))
     large = bytes(MAX_KEPT_BYTES // 16)
     for _ in range(12):
-        fd = made(1)
+        fd = make(1)
         writer.send(large, (fd,))
         os.close(fd)
     assert len(os.listdir("/proc/self/fd")) > before
@@ -91,9 +91,9 @@ def test_what_is_kept_is_closed_when_the_client_is_cut_off(ends: tuple[socket.so
 def test_text_may_be_longer_than_what_is_kept_of_answers(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, client = ends
     writer = AnswerWriter(ours)
-    text = [numbered(number) * 1000 for number in range(2 * MAX_KEPT_BYTES // (1000 * HEADER_BYTES))]
+    text = [number_all(number) * 1000 for number in range(2 * MAX_KEPT_BYTES // (1000 * HEADER_BYTES))]
     writer.send_text(lambda: text)
-    writer.send(numbered(7))
+    writer.send(number_all(7))
     # The client has not read all of it: further text is not even asked for.
     writer.send_text(lambda: pytest.fail("asked for text"))
     numbers, _ = read_all(client, 1000 * len(text) + 1)
@@ -104,10 +104,10 @@ def test_text_may_be_longer_than_what_is_kept_of_answers(ends: tuple[socket.sock
 def test_after_text_answers_are_kept_as_before(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, client = ends
     writer = AnswerWriter(ours)
-    writer.send_text(lambda: [numbered(1)] * 1000)
+    writer.send_text(lambda: [number_all(1)] * 1000)
     read_all(client, 1000)
     for _ in range(2 * MAX_KEPT_BYTES // (1000 * HEADER_BYTES)):
-        writer.send(numbered(2) * 1000)
+        writer.send(number_all(2) * 1000)
     writer.close()
     with pytest.raises(AssertionError, match="cut off"):
         read_all(client, 1 << 30)

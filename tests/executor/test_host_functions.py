@@ -26,7 +26,7 @@ def post(client: RawClient, stream: int, token: int) -> int:
     return client.send("HOST_FUNCTION", stream, token, flags=QUIET)
 
 
-def begun(client: RawClient, stream: int, token: int) -> None:
+def wait_for_begun(client: RawClient, stream: int, token: int) -> None:
     """Post a function and wait until the stream has come to it."""
     assert client.answer(post(client, stream, token)).result == Result.SUCCESS
 
@@ -39,7 +39,7 @@ def test_work_after_a_function_waits_until_it_is_done(client: RawClient) -> None
     stream, other = make_stream(client), make_stream(client)
     module, _ = client.load()
     address = client.allocate(4)
-    begun(client, stream, 1)
+    wait_for_begun(client, stream, 1)
     client.launch(module, STORE, struct.pack("=QI", address, 9), stream)
     waits = client.send("SYNCHRONIZE_STREAM", stream)
     assert client.read(address, 4, other) == bytes(4)
@@ -64,7 +64,7 @@ def test_functions_of_a_stream_are_announced_one_by_one(client: RawClient) -> No
 def test_events_and_the_default_stream_wait_too(client: RawClient) -> None:
     stream, event = make_stream(client, blocking=True), client.handle()
     client.send("CREATE_EVENT", event, 0)
-    begun(client, stream, 1)
+    wait_for_begun(client, stream, 1)
     client.send("RECORD_EVENT", event, stream)
     assert client.call("QUERY_EVENT", event).result == Result.ERROR_NOT_READY
     assert pending(client, 0)
@@ -79,18 +79,18 @@ def test_events_and_the_default_stream_wait_too(client: RawClient) -> None:
 def test_a_pending_function_delays_no_other_client(executor: ExecutorOwner) -> None:
     client, neighbour = executor.attach(client=1, context=1), executor.attach(client=2, context=2)
     stream, other = make_stream(client), make_stream(client)
-    begun(client, stream, 1)
-    begun(client, other, 2)
+    wait_for_begun(client, stream, 1)
+    wait_for_begun(client, other, 2)
     client.send("HOST_FUNCTION_DONE", 2)
     client.good("SYNCHRONIZE_STREAM", other)
-    begun(neighbour, 0, 1)
+    wait_for_begun(neighbour, 0, 1)
     neighbour.send("HOST_FUNCTION_DONE", 1)
     neighbour.good("SYNCHRONIZE_CONTEXT")
     assert pending(client, stream)
 
 
 def test_a_token_that_is_not_pending_is_the_senders_error(client: RawClient) -> None:
-    begun(client, 0, 1)
+    wait_for_begun(client, 0, 1)
     for token in (0, 2, 2**64 - 1):
         client.send("HOST_FUNCTION_DONE", token)
         answer = client.call("QUERY_STREAM", 0)
@@ -104,7 +104,7 @@ def test_a_token_that_is_not_pending_is_the_senders_error(client: RawClient) -> 
 
 def test_a_function_cannot_be_done_before_its_stream_comes_to_it(client: RawClient) -> None:
     stream = make_stream(client)
-    begun(client, stream, 1)
+    wait_for_begun(client, stream, 1)
     second = post(client, stream, 2)
     client.send("HOST_FUNCTION_DONE", 2)
     assert client.call("SYNCHRONIZE_STREAM", stream).result == Result.ERROR_INVALID_VALUE
@@ -116,19 +116,19 @@ def test_a_function_cannot_be_done_before_its_stream_comes_to_it(client: RawClie
 
 def test_a_token_is_pending_once(client: RawClient) -> None:
     stream = make_stream(client)
-    begun(client, stream, 5)
+    wait_for_begun(client, stream, 5)
     twice = client.answer(post(client, stream, 5))
     assert (twice.result, twice.flags) == (Result.ERROR_INVALID_VALUE, 0)
     assert client.call("MEMORY_INFO").result == Result.ERROR_INVALID_VALUE
     client.send("HOST_FUNCTION_DONE", 5)
     client.good("SYNCHRONIZE_STREAM", stream)
-    begun(client, stream, 5)
+    wait_for_begun(client, stream, 5)
 
 
 def test_a_strangers_token_releases_nothing(executor: ExecutorOwner) -> None:
     client, other_client = executor.attach(client=1, context=1), executor.attach(client=2, context=3)
     executor.ask(Attach, **executor.request(1, 2, False))
-    begun(client, 0, 1)
+    wait_for_begun(client, 0, 1)
     other_client.send("HOST_FUNCTION_DONE", 1)
     assert other_client.call("SYNCHRONIZE_CONTEXT").result == Result.ERROR_INVALID_HANDLE
     other_client.send("HOST_FUNCTION_DONE", 1, context=1)  # a context that is not its own
@@ -148,7 +148,7 @@ def test_a_function_for_an_unknown_stream_is_refused(client: RawClient) -> None:
 def test_a_fault_tells_those_that_have_not_begun(client: RawClient) -> None:
     stream, other = make_stream(client), make_stream(client)
     module, _ = client.load()
-    begun(client, stream, 1)
+    wait_for_begun(client, stream, 1)
     second = post(client, stream, 2)
     client.launch(module, TRAPPED, stream=other)
     answer = client.answer(second)
@@ -181,7 +181,7 @@ def test_a_client_that_never_answers_is_dropped_at_once(executor: ExecutorOwner)
     module, _ = client.load()
     theirs, _ = neighbour.load()
     stream = make_stream(client)
-    begun(client, stream, 1)
+    wait_for_begun(client, stream, 1)
     for _ in range(100):
         client.launch(module, EMPTY, stream=stream)
         neighbour.launch(theirs, EMPTY)
@@ -196,7 +196,7 @@ def test_a_client_that_never_answers_is_dropped_at_once(executor: ExecutorOwner)
 def test_room_is_reported_when_half_of_the_limit_is_free(client: RawClient) -> None:
     stream, address = make_stream(client), client.allocate(64)
     client.good("ROOM")
-    begun(client, stream, 1)
+    wait_for_begun(client, stream, 1)
     for _ in range(HALF_OF_MAX):
         client.send("FILL", stream, address, 0, 1, 1, 0, 1)
     room = client.send("ROOM")
@@ -210,11 +210,11 @@ def test_room_is_reported_when_half_of_the_limit_is_free(client: RawClient) -> N
 def test_a_client_that_asks_for_no_room_delays_only_itself(executor: ExecutorOwner) -> None:
     client, neighbour = executor.attach(client=1, context=1), executor.attach(client=2, context=2)
     stream, address = make_stream(client), client.allocate(64)
-    begun(client, stream, 1)
+    wait_for_begun(client, stream, 1)
     for _ in range(MAX_UNFINISHED):
         client.send("FILL", stream, address, 0, 1, 1, 0, 1)
     unread = client.send("QUERY_STREAM", stream)
-    begun(neighbour, 0, 1)
+    wait_for_begun(neighbour, 0, 1)
     neighbour.send("HOST_FUNCTION_DONE", 1)
     neighbour.good("SYNCHRONIZE_CONTEXT")
     assert isinstance(executor.drop(1), ExecutorDone)

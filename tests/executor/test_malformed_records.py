@@ -75,7 +75,7 @@ numbers = st.one_of(
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> bytes:
+def mutate(draw: st.DrawFn) -> bytes:
     """A record of the table with operands, opcode, flags, length or context changed."""
     operation = records.BY_NAME[draw(st.sampled_from(NAMES))]
     operands = b"".join(struct.pack("=Q", draw(numbers)) for _ in operation.operands)
@@ -90,7 +90,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(attack=st.lists(mutated(), min_size=1, max_size=20), value=st.integers(0, 2**32 - 1))
+@given(attack=st.lists(mutate(), min_size=1, max_size=20), value=st.integers(0, 2**32 - 1))
 def test_mutated_records_harm_no_other_client(pair: Pair, attack: list[bytes], value: int) -> None:
     with pair.bad_client() as bad:
         bad.allocate(4096)

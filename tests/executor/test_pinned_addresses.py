@@ -35,7 +35,7 @@ def room(machine: int = MACHINE, ordinal: int = 0) -> PinnedAddresses:
     return PinnedAddresses(ordinal, machine, plenty)
 
 
-def refused(words: str) -> pytest.RaisesExc[BackendError]:
+def expect_refusal(words: str) -> pytest.RaisesExc[BackendError]:
     """Expect OUT_OF_MEMORY with these words."""
     return pytest.raises(BackendError, match=words, check=lambda error: error.code is Result.ERROR_OUT_OF_MEMORY)
 
@@ -46,7 +46,7 @@ def test_windows_are_apart_from_each_other_and_from_the_devices() -> None:
     assert starts[-1] + (1 << PINNED_BITS) == PINNED_END < WINDOW_BASE
     # Below where Linux places programs (two thirds of 47 bits) and above where its legacy mappings begin (a third).
     assert (1 << 47) // 3 < starts[0] < PINNED_END < (1 << 47) // 3 * 2
-    with refused("only the first 64 devices"):
+    with expect_refusal("only the first 64 devices"):
         room(ordinal=PINNED_WINDOWS).take(PAGE, "a")
 
 
@@ -72,7 +72,7 @@ def test_ranges_never_meet_and_sums_never_exceed(steps: list[tuple[str, str, int
         used = sum(each for holder, each in held.values() if holder == owner)
         fits = used + size <= MACHINE // 4 and sum(each for _, each in held.values()) + size <= MACHINE // 2
         if not fits:
-            with refused("bytes of page-locked memory"):
+            with expect_refusal("bytes of page-locked memory"):
                 tested.take(size, owner)
             continue
         address = tested.take(size, owner)
@@ -88,26 +88,26 @@ def test_ranges_never_meet_and_sums_never_exceed(steps: list[tuple[str, str, int
 def test_a_refusal_says_which_limit_is_met() -> None:
     tested = room()
     tested.take(MACHINE // 4, "a")
-    with refused(f"with {MACHINE // 4} in use, are more than a client may have: {MACHINE // 4}"):
+    with expect_refusal(f"with {MACHINE // 4} in use, are more than a client may have: {MACHINE // 4}"):
         tested.take(PAGE, "a")
     tested.take(MACHINE // 4, "b")
-    with refused(f"the clients of this device have {MACHINE // 2}"):
+    with expect_refusal(f"the clients of this device have {MACHINE // 2}"):
         tested.take(PAGE, "c")
     scarce = PinnedAddresses(0, 1 << 40, lambda: PAGE)
     scarce.take(PAGE, "a")
-    with refused(f"no {2 * PAGE} bytes of memory to spare"):
+    with expect_refusal(f"no {2 * PAGE} bytes of memory to spare"):
         scarce.take(2 * PAGE, "a")
 
 
 def test_memory_elsewhere_counts_until_it_is_freed() -> None:
     tested = room()
     discharge = tested.charge(MACHINE // 4, "a")
-    with refused(f"with {MACHINE // 4} in use"):
+    with expect_refusal(f"with {MACHINE // 4} in use"):
         tested.take(PAGE, "a")
     assert tested.pieces == 0, "it has no range"
     discharge()
     tested.take(MACHINE // 4, "a")
-    with refused("in use"):
+    with expect_refusal("in use"):
         tested.charge(PAGE, "a")
 
 
@@ -131,7 +131,7 @@ def test_pieces_are_bounded() -> None:
     tested = room(1 << 40)
     for _ in range(MAX_PIECES):
         tested.take(PAGE, "a")
-    with refused(f"at most {MAX_PIECES} pieces"):
+    with expect_refusal(f"at most {MAX_PIECES} pieces"):
         tested.take(PAGE, "a")
     tested.take(PAGE, "b")
 

@@ -27,7 +27,7 @@ PAGE = mmap.PAGESIZE
 SECONDS = 30.0
 
 
-def mapped_pieces(executor: ExecutorOwner) -> int:
+def map_pieces(executor: ExecutorOwner) -> int:
     """How many pieces the executor has mapped at their own addresses, next to the clients' address spaces."""
     lines = Path(f"/proc/{executor.process.pid}/maps").read_text().splitlines()
     starts = [int(line.partition("-")[0], 16) for line in lines if "memfd:pympsd-pinned" in line]
@@ -36,10 +36,10 @@ def mapped_pieces(executor: ExecutorOwner) -> int:
 
 def wait_until_unmapped(executor: ExecutorOwner) -> None:
     """What is freed goes from the thread that is done with it last."""
-    wait_until(lambda: not mapped_pieces(executor), "the unmapping of page-locked memory", SECONDS)
+    wait_until(lambda: not map_pieces(executor), "the unmapping of page-locked memory", SECONDS)
 
 
-def deferred(client: RawClient) -> int:
+def defer(client: RawClient) -> int:
     """The error that a record without an answer left for the next call."""
     return client.call("SYNCHRONIZE_CONTEXT").result
 
@@ -106,13 +106,13 @@ def test_what_is_no_memory_of_this_client_is_not_touched(executor: ExecutorOwner
         (pinned_window_of(0), 1), (window_of(0), 1),
     ):  # fmt: skip
         client.send("COPY_TO_DEVICE_PINNED", 0, data, address, count)
-        assert deferred(client) == VALUE, (hex(address), count)
+        assert defer(client) == VALUE, (hex(address), count)
         client.send("COPY_FROM_DEVICE_PINNED", 0, address, data, count)
-        assert deferred(client) == VALUE, (hex(address), count)
+        assert defer(client) == VALUE, (hex(address), count)
     assert client.read(data, 4 * PAGE) == b"d" * (4 * PAGE)
     assert foreign_bytes[:] == b"f" * (2 * PAGE)
     assert not any(own_bytes[:] + freed_bytes[:])
-    assert deferred(client) == 0, "each mistake is reported once"
+    assert defer(client) == 0, "each mistake is reported once"
 
 
 def test_the_devices_own_addresses_are_checked_too(client: RawClient) -> None:
@@ -120,11 +120,11 @@ def test_the_devices_own_addresses_are_checked_too(client: RawClient) -> None:
     data = client.allocate(100)
     for address, count in ((data + 90, 11), (data, 2000), (0, 1), (own + PAGE, 1), (2**64 - 4, 8)):
         client.send("COPY_TO_DEVICE_PINNED", 0, address, own, count)
-        assert deferred(client) == VALUE
+        assert defer(client) == VALUE
         client.send("COPY_FROM_DEVICE_PINNED", 0, own, address, count)
-        assert deferred(client) == VALUE
+        assert defer(client) == VALUE
     client.send("COPY_TO_DEVICE_PINNED", client.handle(), data, own, 1)
-    assert deferred(client) == Result.ERROR_INVALID_HANDLE
+    assert defer(client) == Result.ERROR_INVALID_HANDLE
     assert not any(own_bytes[:])
 
 
@@ -145,7 +145,7 @@ def test_memory_is_its_process_and_outlives_its_context(executor: ExecutorOwner,
     address, memory = client.allocate_pinned(PAGE)
     memory[:] = b"x" * PAGE
     executor.detach(1)
-    assert mapped_pieces(executor) == 1
+    assert map_pieces(executor) == 1
     answer, _ = executor.ask(Attach, **executor.request(1, 9, False))
     assert isinstance(answer, Attached)
     client.context = 9
@@ -166,7 +166,7 @@ def test_freed_memory_stays_until_the_work_that_uses_it_is_done(executor: Execut
     client.send("COPY_TO_DEVICE_PINNED", stream, data, address, 1 << 20)
     assert client.answer(held).result == 0
     assert client.free_pinned(address).result == 0
-    assert mapped_pieces(executor) == 1
+    assert map_pieces(executor) == 1
     client.send("HOST_FUNCTION_DONE", 1)
     client.good("SYNCHRONIZE_STREAM", stream)
     assert client.read(data, 1 << 20) == b"k" * (1 << 20)
@@ -196,7 +196,7 @@ def test_a_client_that_goes_leaves_nothing_whatever_it_has_under_way(executor: E
         executor.drop(1)
 
     def all_but_one_has_gone() -> bool:
-        return mapped_pieces(executor) <= 1 and executor.fd_count() <= descriptors
+        return map_pieces(executor) <= 1 and executor.fd_count() <= descriptors
 
     wait_until(all_but_one_has_gone, "the end of all but one piece", SECONDS)
     assert executor.alive

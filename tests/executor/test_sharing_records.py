@@ -32,7 +32,7 @@ def shared(client: RawClient, address: int) -> tuple[int, int, int]:
     return high, low, offset
 
 
-def opened(client: RawClient, names: tuple[int, int, int], address: int = AREA) -> int:
+def make_opened(client: RawClient, names: tuple[int, int, int], address: int = AREA) -> int:
     """Return where a client has mapped another one's allocation."""
     handle = client.handle()
     size, _ = struct.unpack("=2Q", client.good("IMPORT_MEMORY", handle, *names[:2]))
@@ -48,7 +48,7 @@ def test_an_allocation_is_the_same_memory_for_both(client: RawClient, other: Raw
     client.write(mine, b"m" * size)
     client.write(before, b"b" * 100)
     client.write(after, b"a" * 100)
-    theirs = opened(other, shared(client, mine))
+    theirs = make_opened(other, shared(client, mine))
     assert other.read(theirs, size) == b"m" * size, "what was there before stays"
     other.write(theirs, b"t" * size)
     assert client.read(mine, size) == b"t" * size
@@ -63,7 +63,8 @@ def test_neighbours_in_a_page_are_shared_one_after_the_other(client: RawClient, 
     for number, address in enumerate(mine):
         client.write(address, bytes([number]) * 5000)
     theirs = [
-        opened(other, shared(client, address), AREA + number * MAPPING_GRANULE) for number, address in enumerate(mine)
+        make_opened(other, shared(client, address), AREA + number * MAPPING_GRANULE)
+        for number, address in enumerate(mine)
     ]
     for number, (ours, its) in enumerate(zip(mine, theirs, strict=True)):
         assert other.read(its, 5000) == bytes([number]) * 5000
@@ -81,7 +82,7 @@ def test_freed_memory_stays_charged_and_taken_until_it_is_unmapped(client: RawCl
     free, theirs_free = client.memory_info()[0], other.memory_info()[0]
     mine = client.allocate(size)
     names = shared(client, mine)
-    theirs = opened(other, names)
+    theirs = make_opened(other, names)
     client.write(mine, b"m" * 100)
     used = client.memory_info()[0]
     assert free - used == size, "it is charged once"
@@ -102,7 +103,7 @@ def test_freed_memory_stays_charged_and_taken_until_it_is_unmapped(client: RawCl
 def test_memory_outlives_who_shared_it(executor: ExecutorOwner, client: RawClient, other: RawClient) -> None:
     mine = client.allocate(10_000)
     client.write(mine, b"m" * 10_000)
-    theirs = opened(other, shared(client, mine))
+    theirs = make_opened(other, shared(client, mine))
     executor.drop(1)
     assert other.read(theirs, 10_000) == b"m" * 10_000
     other.write(theirs, b"t" * 10_000)
@@ -112,7 +113,7 @@ def test_memory_outlives_who_shared_it(executor: ExecutorOwner, client: RawClien
 
 def test_who_opened_memory_may_go_first(executor: ExecutorOwner, client: RawClient, other: RawClient) -> None:
     mine = client.allocate(10_000)
-    opened(other, shared(client, mine))
+    make_opened(other, shared(client, mine))
     executor.drop(2)
     used = client.memory_info()[0]
     client.write(mine, b"m" * 10_000)
@@ -128,7 +129,7 @@ def test_a_kernel_runs_on_while_its_memory_becomes_shared(client: RawClient, oth
     client.launch(module, ENDLESS, stream=stream)
     mine = client.allocate(100)
     client.write(mine, b"m" * 100)
-    assert other.read(opened(other, shared(client, mine)), 100) == b"m" * 100
+    assert other.read(make_opened(other, shared(client, mine)), 100) == b"m" * 100
 
 
 def test_mistakes_with_allocations(client: RawClient, other: RawClient) -> None:
@@ -153,13 +154,13 @@ def event(client: RawClient) -> int:
     return handle
 
 
-def opened_event(client: RawClient, names: bytes) -> int:
+def open_event(client: RawClient, names: bytes) -> int:
     handle = client.handle()
     client.good("OPEN_EVENT", handle, *struct.unpack("=2Q", names))
     return handle
 
 
-def held(client: RawClient) -> int:
+def count_held(client: RawClient) -> int:
     """Hold the default stream until HOST_FUNCTION_DONE; return the token."""
     client.send("HOST_FUNCTION", 0, 7)
     return 7
@@ -167,9 +168,9 @@ def held(client: RawClient) -> int:
 
 def test_an_event_is_the_same_for_both(client: RawClient, other: RawClient) -> None:
     mine = event(client)
-    theirs = opened_event(other, client.good("SHARE_EVENT", mine))
+    theirs = open_event(other, client.good("SHARE_EVENT", mine))
     other.good("QUERY_EVENT", theirs)
-    token = held(client)
+    token = count_held(client)
     client.send("RECORD_EVENT", mine, 0)
     assert client.call("QUERY_EVENT", mine).result == NOT_READY
     assert other.call("QUERY_EVENT", theirs).result == NOT_READY
@@ -193,8 +194,8 @@ def test_who_waits_for_an_event_goes_on_when_its_owner_ends(
     executor: ExecutorOwner, client: RawClient, other: RawClient, ends: str
 ) -> None:
     mine = event(client)
-    theirs = opened_event(other, client.good("SHARE_EVENT", mine))
-    held(client)
+    theirs = open_event(other, client.good("SHARE_EVENT", mine))
+    count_held(client)
     client.send("RECORD_EVENT", mine, 0)
     assert client.call("QUERY_EVENT", mine).result == NOT_READY
     assert other.call("QUERY_EVENT", theirs).result == NOT_READY
@@ -210,8 +211,8 @@ def test_who_waits_for_an_event_goes_on_when_its_owner_ends(
 
 def test_who_waits_for_an_event_may_end_first(executor: ExecutorOwner, client: RawClient, other: RawClient) -> None:
     mine = event(client)
-    theirs = opened_event(other, client.good("SHARE_EVENT", mine))
-    token = held(client)
+    theirs = open_event(other, client.good("SHARE_EVENT", mine))
+    token = count_held(client)
     client.send("RECORD_EVENT", mine, 0)
     assert client.call("QUERY_EVENT", mine).result == NOT_READY
     other.send("WAIT_EVENT", 0, theirs)

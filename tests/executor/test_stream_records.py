@@ -14,7 +14,7 @@ from tests.executor.raw_client import EMPTY, ENDLESS, STORE, RawClient
 HANDLE, VALUE, NOT_READY = Result.ERROR_INVALID_HANDLE, Result.ERROR_INVALID_VALUE, Result.ERROR_NOT_READY
 
 
-def deferred_error(client: RawClient) -> int:
+def get_deferred_error(client: RawClient) -> int:
     """Return the error that the records until now left behind."""
     return client.call("SYNCHRONIZE_CONTEXT").result
 
@@ -56,7 +56,7 @@ def test_a_modules_variables_are_memory(client: RawClient) -> None:
     client.good("SYNCHRONIZE_CONTEXT")
     assert client.memory_info() == before
     client.launch(module, EMPTY)
-    assert deferred_error(client) == HANDLE
+    assert get_deferred_error(client) == HANDLE
 
 
 @pytest.mark.parametrize(("create", "flags"), [("CREATE_STREAM", (0, 0)), ("CREATE_EVENT", (0,))])
@@ -65,7 +65,7 @@ def test_handles_are_of_this_generation_and_taken_once(
 ) -> None:
     good = client.handle()
     client.send(create, good, *flags)
-    assert deferred_error(client) == 0
+    assert get_deferred_error(client) == 0
     for handle, code in (
         (good, VALUE),
         (good & 0xFFFF, HANDLE),
@@ -75,10 +75,10 @@ def test_handles_are_of_this_generation_and_taken_once(
         (2**64 - 1, HANDLE),
     ):
         client.send(create, handle, *flags)
-        assert deferred_error(client) == code, hex(handle)
+        assert get_deferred_error(client) == code, hex(handle)
     client.send(create.replace("CREATE", "DESTROY"), good)
     client.send(create, good, *flags)
-    assert deferred_error(client) == 0
+    assert get_deferred_error(client) == 0
 
 
 @pytest.mark.parametrize("handle", [1, 2, 15, (6 << 40) + 16, (7 << 40) + 999])
@@ -86,12 +86,12 @@ def test_streams_that_are_not_there(client: RawClient, handle: int) -> None:
     for name, operands in (("QUERY_STREAM", (handle,)), ("SYNCHRONIZE_STREAM", (handle,))):
         assert client.call(name, *operands).result == HANDLE
     client.send("DESTROY_STREAM", handle)
-    assert deferred_error(client) == HANDLE
+    assert get_deferred_error(client) == HANDLE
 
 
 def test_the_default_stream_cannot_be_destroyed(client: RawClient) -> None:
     client.send("DESTROY_STREAM", 0)
-    assert deferred_error(client) == HANDLE
+    assert get_deferred_error(client) == HANDLE
 
 
 def test_handles_belong_to_their_context(executor: ExecutorOwner) -> None:
@@ -108,7 +108,7 @@ def test_handles_belong_to_their_context(executor: ExecutorOwner) -> None:
 @pytest.mark.parametrize(("name", "operands"), [("CREATE_STREAM", (2, 0)), ("CREATE_EVENT", (8,))])
 def test_flags_that_are_not_there(client: RawClient, name: str, operands: tuple[int, ...]) -> None:
     client.send(name, client.handle(), *operands)
-    assert deferred_error(client) == VALUE
+    assert get_deferred_error(client) == VALUE
 
 
 def test_a_synchronise_waits_and_others_do_not(client: RawClient) -> None:

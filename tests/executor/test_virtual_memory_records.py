@@ -22,19 +22,19 @@ def client(executor: ExecutorOwner) -> RawClient:
     return executor.attach()
 
 
-def created(client: RawClient, shareable: int = 0) -> int:
+def create(client: RawClient, shareable: int = 0) -> int:
     handle = client.handle()
     client.good("CREATE_MEMORY", handle, MAPPING_GRANULE, shareable)
     return handle
 
 
-def mapped(client: RawClient, handle: int, address: int = AREA) -> int:
+def map_memory(client: RawClient, handle: int, address: int = AREA) -> int:
     client.good("MAP_MEMORY", handle, address)
     client.good("SET_ACCESS", address, MAPPING_GRANULE, 1)
     return address
 
 
-def exported(client: RawClient, handle: int) -> tuple[int, int]:
+def export(client: RawClient, handle: int) -> tuple[int, int]:
     """Return the secret of memory, as two words."""
     client.good("EXPORT_MEMORY", handle)
     fd = client.received_fds.pop()
@@ -46,15 +46,15 @@ def exported(client: RawClient, handle: int) -> tuple[int, int]:
 
 def test_memory_is_shared_between_clients(executor: ExecutorOwner, client: RawClient) -> None:
     raw_client = executor.attach(client=2, context=2)
-    mine = mapped(client, created(client))
-    handle = created(client, 1)
-    shared = mapped(client, handle, AREA + MAPPING_GRANULE)
+    mine = map_memory(client, create(client))
+    handle = create(client, 1)
+    shared = map_memory(client, handle, AREA + MAPPING_GRANULE)
     client.write(shared, b"s" * 100)
     client.write(mine, b"m" * 100)
     theirs = raw_client.handle()
-    answer = raw_client.good("IMPORT_MEMORY", theirs, *exported(client, handle))
+    answer = raw_client.good("IMPORT_MEMORY", theirs, *export(client, handle))
     assert struct.unpack("=2Q", answer) == (MAPPING_GRANULE, 0)
-    assert raw_client.read(mapped(raw_client, theirs), 100) == b"s" * 100, (
+    assert raw_client.read(map_memory(raw_client, theirs), 100) == b"s" * 100, (
         "at the same address as the neighbour's own"
     )
     raw_client.write(AREA, b"t" * 10)
@@ -66,14 +66,14 @@ def test_memory_is_shared_between_clients(executor: ExecutorOwner, client: RawCl
 
 
 def test_a_secret_that_is_wrong_or_old_names_nothing(executor: ExecutorOwner, client: RawClient) -> None:
-    handle = created(client, 1)
-    high, low = exported(client, handle)
+    handle = create(client, 1)
+    high, low = export(client, handle)
     raw_client = executor.attach(client=2, context=2)
     for words in ((0, 0), (high, low ^ 1), (low, high), (2**64 - 1, 2**64 - 1)):
         assert raw_client.call("IMPORT_MEMORY", raw_client.handle(), *words).result == VALUE
     client.good("RELEASE_MEMORY", handle)
     assert raw_client.call("IMPORT_MEMORY", raw_client.handle(), high, low).result == VALUE
-    assert client.call("EXPORT_MEMORY", created(client)).result == VALUE
+    assert client.call("EXPORT_MEMORY", create(client)).result == VALUE
 
 
 @pytest.mark.parametrize(
@@ -84,22 +84,22 @@ def test_a_secret_that_is_wrong_or_old_names_nothing(executor: ExecutorOwner, cl
     ],
 )  # fmt: skip
 def test_nothing_is_mapped_elsewhere(client: RawClient, address: int) -> None:
-    assert client.call("MAP_MEMORY", created(client), address).result == VALUE
+    assert client.call("MAP_MEMORY", create(client), address).result == VALUE
     assert client.call("UNMAP_MEMORY", address, MAPPING_GRANULE).result == VALUE
     assert client.call("SET_ACCESS", address, MAPPING_GRANULE, 1).result == VALUE
-    assert client.read(mapped(client, created(client)), 1) == b"\0"
+    assert client.read(map_memory(client, create(client)), 1) == b"\0"
 
 
 def test_mistakes(client: RawClient) -> None:
-    handle = created(client)
+    handle = create(client)
     for size in (0, 1, MAPPING_GRANULE + 1, 2**63, 2**64 - MAPPING_GRANULE):
         assert client.call("CREATE_MEMORY", client.handle(), size, 0).result == VALUE
     assert client.call("CREATE_MEMORY", handle, MAPPING_GRANULE, 0).result == VALUE, "the handle is in use"
     for flags in (4, 1 << 63):
         assert client.call("CREATE_MEMORY", client.handle(), MAPPING_GRANULE, flags).result == VALUE
     assert client.call("MAP_MEMORY", client.handle(), AREA).result == Result.ERROR_INVALID_HANDLE
-    mapped(client, handle)
-    assert client.call("MAP_MEMORY", created(client), AREA).result == VALUE
+    map_memory(client, handle)
+    assert client.call("MAP_MEMORY", create(client), AREA).result == VALUE
     for count in (0, 1, 2 * MAPPING_GRANULE, 2**63, 2**64 - 1):
         assert client.call("UNMAP_MEMORY", AREA, count).result == VALUE
         assert client.call("SET_ACCESS", AREA, count, 0).result == VALUE
@@ -116,8 +116,8 @@ def test_a_client_that_goes_leaves_nothing(executor: ExecutorOwner) -> None:
     descriptors = executor.fd_count()
     second = executor.attach(client=2, context=2)
     for number in range(5):
-        mapped(second, created(second, 1), AREA + number * MAPPING_GRANULE)
-    created(second, 1)
+        map_memory(second, create(second, 1), AREA + number * MAPPING_GRANULE)
+    create(second, 1)
     executor.drop(2)
     assert first.memory_info() == free
     wait_until(lambda: executor.fd_count() <= descriptors, "the end of its descriptors")

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 from fake_mps.install import install
-from prepared import CLIENT, DAEMON, executed, prepared
+from prepared import CLIENT, DAEMON, execute, prepare
 from processes import ClientProcess, DaemonProcess, adopt_orphans, clients_of
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _programs_are_prepared() -> Iterator[None]:
-    with prepared(CLIENT), prepared(DAEMON):
+    with prepare(CLIENT), prepare(DAEMON):
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _module_is_executed(request: pytest.FixtureRequest, _programs_are_prepared: None) -> Iterator[None]:
-    with executed() if getattr(request.module, "EXECUTED", False) else nullcontext():
+    with execute() if getattr(request.module, "EXECUTED", False) else nullcontext():
         yield
 
 

@@ -44,7 +44,7 @@ def exclusive(make_node: MakeNode) -> Node:
     return node
 
 
-def refused(client: ClientProcess) -> str:
+def get_refusal(client: ClientProcess) -> str:
     """Check that the client gets no server; return the reason it gets."""
     assert client.do("init") == REFUSED
     return client.do("error")
@@ -63,7 +63,7 @@ def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(ex
     for _ in range(2):  # its clients share the device: the mode binds the server alone
         exclusive.client(first).connect()
     (holder,) = first.servers()
-    assert "see server.log" in refused(exclusive.client(second))
+    assert "see server.log" in get_refusal(exclusive.client(second))
     reason = failure(second)
     assert "MPS cannot use device 0 (NVIDIA H200, GPU-" in reason
     assert f"EXCLUSIVE_PROCESS and process {holder} uses it" in reason
@@ -85,7 +85,7 @@ def test_a_server_without_daemon_and_directory_ends_with_its_last_client(exclusi
     first.kill()
     shutil.rmtree(first.directory / "pipe")
     if has_client:
-        refused(exclusive.client(second))
+        get_refusal(exclusive.client(second))
         directory = f"CUDA_MPS_PIPE_DIRECTORY={first.directory}/pipe, which was removed: it ends with its last client"
         assert f"process {holder} uses it (pympsd-server of user {os.getuid()}, {directory})" in failure(second)
         client.end()
@@ -97,8 +97,8 @@ def test_a_server_without_daemon_and_directory_ends_with_its_last_client(exclusi
 def test_servers_of_different_users_keep_one_another_out(exclusive: Node) -> None:
     first, second = exclusive.daemon("a"), exclusive.daemon("b")
     exclusive.client(first, 1000).connect()
-    refused(exclusive.client(second, 1001))
-    refused(exclusive.client(second))
+    get_refusal(exclusive.client(second, 1001))
+    get_refusal(exclusive.client(second))
     first.say("quit -t 0")
     exclusive.client(second, 1001).connect()
 
@@ -125,7 +125,7 @@ def test_a_device_that_a_daemon_does_not_show_does_not_concern_it(make_node: Mak
     node.client(node.daemon("a")).connect()
     one = node.daemon("b", CUDA_VISIBLE_DEVICES="0")
     node.client(one).connect()
-    refused(node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="1")))
+    get_refusal(node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="1")))
 
 
 @pytest.mark.long
@@ -133,7 +133,7 @@ def test_a_server_that_cannot_have_all_its_devices_holds_none(make_node: MakeNod
     node = make_node('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\ncount = 2\n')
     second = node.daemon("a", CUDA_VISIBLE_DEVICES="1")
     node.client(second).connect()
-    refused(node.client(node.daemon("b")))
+    get_refusal(node.client(node.daemon("b")))
     node.client(node.daemon("c", CUDA_VISIBLE_DEVICES="0")).connect()
 
 
@@ -142,7 +142,7 @@ def test_the_mode_counts_that_there_is_when_a_server_starts(make_node: MakeNode)
     node = make_node()
     daemon = node.daemon("a")
     node.set_mode("PROHIBITED")
-    refused(node.client(daemon))
+    get_refusal(node.client(daemon))
     assert "compute mode PROHIBITED" in failure(daemon)
     node.set_mode("DEFAULT")
     node.client(daemon).connect()
@@ -161,7 +161,7 @@ def test_the_modes_outlive_daemons_and_the_description_is_as_it_was(make_node: M
     node = make_node(TWO)
     node.set_mode("2")
     node.daemon("a").say("quit")
-    refused(node.client(node.daemon("b")))
+    get_refusal(node.client(node.daemon("b")))
     assert node.machine.read_text() == TWO
 
 
@@ -170,7 +170,7 @@ def test_a_relative_path_is_the_same_machine(make_node: MakeNode, monkeypatch: p
     node.set_mode("PROHIBITED")
     monkeypatch.chdir(node.directory)
     daemon = node.daemon("a", PYMPSD_EMULATED_DEVICES="./node.toml")
-    refused(node.client(daemon))
+    get_refusal(node.client(daemon))
     assert "compute mode PROHIBITED" in failure(daemon)
 
 
@@ -180,7 +180,7 @@ def test_a_daemon_of_a_user_shares_the_machine_too(make_node: MakeNode) -> None:
     node.set_mode("3")  # by root: so the folder is there
     mine = node.daemon("a", uid=1000)
     node.client(mine, 1000).connect()
-    refused(node.client(node.daemon("b")))
+    get_refusal(node.client(node.daemon("b")))
 
 
 @pytest.mark.long
@@ -188,7 +188,7 @@ def test_an_exclusive_device_that_cannot_be_held_is_refused_and_a_shared_one_is_
     node = make_node('[[device]]\ncompute_mode = "EXCLUSIVE_PROCESS"\n[[device]]\n')
     # Only root can make the folder of its state, and root's daemon has not been here.
     held = node.daemon("a", uid=1000, CUDA_VISIBLE_DEVICES="0")
-    refused(node.client(held, 1000))
+    get_refusal(node.client(held, 1000))
     reason = failure(held)
     assert "cannot be kept for one process" in reason
     assert f"{node.machine}.state: Permission denied" in reason
@@ -208,7 +208,7 @@ def test_a_server_that_could_not_register_says_so_and_does_later(make_node: Make
         assert any("another process keeps it locked" in line for line in first.log("server.log"))
     wait_until(lambda: "Device 1 is now registered" in first.log("server.log"), "its registration")
     node.set_mode("EXCLUSIVE_PROCESS")
-    refused(node.client(second))
+    get_refusal(node.client(second))
     assert f"process {first.servers()[0]} uses it" in failure(second)
 
 
@@ -216,7 +216,7 @@ def test_a_server_that_could_not_register_says_so_and_does_later(make_node: Make
 def test_an_exclusive_server_names_the_process_in_its_way(exclusive: Node) -> None:
     daemon = exclusive.daemon("a")
     with StateFolder(str(exclusive.machine)).lock():
-        refused(exclusive.client(daemon))
+        get_refusal(exclusive.client(daemon))
         reason = failure(daemon)
     assert "another process keeps it locked. Find that process" in reason
     assert "mkdir" not in reason
@@ -291,7 +291,7 @@ def test_a_machine_in_short_form_keeps_modes_and_shows_clients(make_node: MakeNo
     (server,) = first.servers()
     apps = ("--query-compute-apps=pid", "--format=csv,noheader")
     wait_until(lambda: node.smi(*apps).stdout.split() == [str(server), str(client.pid)], "both processes")
-    refused(node.client(second))
+    get_refusal(node.client(second))
     assert f"process {server}" in failure(second)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, kill_after, wait_until
 from supervisor import Supervisor
 
 from pympsd.devices.machine import describe
@@ -170,7 +170,7 @@ def test_c5_answers_while_a_quit_is_pending(daemon: DaemonProcess, make_client: 
     client.do("endless")
     daemon.hear_out()
     command = subprocess.Popen([PYMPSD], env=daemon.environment, stdin=subprocess.PIPE, text=True)
-    with killed_after(command) as quitting:
+    with kill_after(command) as quitting:
         assert quitting.stdin is not None
         quitting.stdin.write("quit\n")
         quitting.stdin.close()
@@ -235,10 +235,10 @@ def test_c10_ps_shows_nothing_right_after_quit(daemon: DaemonProcess) -> None:
     daemon.say("start_server -uid 0")
     gone = {daemon.pid, ready(daemon)}
     daemon.say("quit")
-    assert not {pid for pid, name in _listed().items() if pid in gone and name != "[exited] <defunct>"}
+    assert not {pid for pid, name in _list_shown().items() if pid in gone and name != "[exited] <defunct>"}
 
 
-def _listed() -> dict[int, str]:
+def _list_shown() -> dict[int, str]:
     """Return how ps shows each process."""
     output = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True, check=True).stdout
     return {int(pid): name for pid, name in (line.split(maxsplit=1) for line in output.splitlines())}
@@ -251,7 +251,7 @@ def test_c10_a_quit_does_not_wait_for_a_pid_1_that_reaps_late(make_daemon: MakeD
     began = time.monotonic()
     daemon.say("quit")
     assert time.monotonic() - began < 1
-    assert _listed()[pid] == "[exited] <defunct>"
+    assert _list_shown()[pid] == "[exited] <defunct>"
     os.waitpid(pid, 0)
 
 
@@ -338,7 +338,7 @@ def test_c13_stale_files_of_another_time_look_dead_and_do_not_block(make_daemon:
 def test_c14_tail_follows_the_descriptor(daemon: DaemonProcess) -> None:
     log = daemon.directory / "log" / "control.log"
     inode = log.stat().st_ino
-    with killed_after(subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE, text=True)) as tail:
+    with kill_after(subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE, text=True)) as tail:
         assert tail.stdout is not None
         assert "Starting control daemon" in tail.stdout.readline()
         daemon.say("frobnicate")

@@ -32,7 +32,7 @@ def node(directory: Path) -> Iterator[Callable[[str], Node]]:
         closable.close()
 
 
-def seen(daemon: DaemonProcess, visible: str) -> str:
+def count_seen(daemon: DaemonProcess, visible: str) -> str:
     """Return how many devices a client sees that sets CUDA_VISIBLE_DEVICES, or why it sees none."""
     client: ClientProcess = daemon.client(CUDA_VISIBLE_DEVICES=visible)
     try:
@@ -65,13 +65,13 @@ def test_an_index_at_the_client_counts_in_the_daemons_numbering(
 ) -> None:
     daemon = make_daemon(CUDA_VISIBLE_DEVICES=daemons, PYMPSD_EMULATED_DEVICES="4xH200")
     assert daemon.start().returncode == 0
-    assert seen(daemon, clients) == count
+    assert count_seen(daemon, clients) == count
 
 
 def test_a_client_that_sees_nothing_is_logged_as_recorded(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(CUDA_VISIBLE_DEVICES="1", PYMPSD_EMULATED_DEVICES="4xH200")
     assert daemon.start().returncode == 0
-    seen(daemon, "1")
+    count_seen(daemon, "1")
     hint = "Please set CUDA_VISIBLE_DEVICES with a GPU ID less than 1 or consider using UUIDs."
     wait_until(lambda: hint in daemon.log("server.log"), "the hint")
     lines = daemon.log("server.log")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from fake_mps.programs import DriverClient
-from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
+from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, kill_after, wait_until
 
 from pympsd.control import RunningDaemon
 
@@ -31,7 +31,7 @@ def draining(daemon: DaemonProcess, *words: str) -> Iterator[subprocess.Popen[st
         stderr=subprocess.PIPE,
         text=True,
     )
-    with killed_after(begun):
+    with kill_after(begun):
         yield begun
 
 
@@ -202,8 +202,8 @@ def test_namespaces_are_drained_alone(make_daemon: Callable[..., DaemonProcess])
     assert daemon.run(["namespace", "create", "low", "--server=a"]).returncode == 0
     pipe = daemon.directory / "pipe" / "a"
     with (
-        killed_after(daemon.client(CUDA_MPS_PIPE_DIRECTORY=str(pipe / "low")).process) as low,
-        killed_after(daemon.client(CUDA_MPS_PIPE_DIRECTORY=str(pipe)).process) as other,
+        kill_after(daemon.client(CUDA_MPS_PIPE_DIRECTORY=str(pipe / "low")).process) as low,
+        kill_after(daemon.client(CUDA_MPS_PIPE_DIRECTORY=str(pipe)).process) as other,
     ):
         ClientProcess(low).connect()
         assert daemon.run(["drain", "--namespace=a/low", "--timeout=0", "--then=fail"]).returncode == 1

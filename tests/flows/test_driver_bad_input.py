@@ -57,7 +57,7 @@ def descriptors(daemon: DaemonProcess) -> list[str]:
     return sorted(target for target in result if target != PIDFD)
 
 
-def watched(daemon: DaemonProcess) -> int:
+def count_watched(daemon: DaemonProcess) -> int:
     """Return how many processes the daemon has descriptors of."""
     folder = f"/proc/{daemon.pid}/fd"
     return sum(os.readlink(f"{folder}/{name}") == PIDFD for name in os.listdir(folder))
@@ -457,7 +457,7 @@ def test_clients_who_took_their_connection_and_never_speak_do_not_block_another_
 
 def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonProcess) -> None:
     """A program may outlive many servers."""
-    before = watched(daemon)
+    before = count_watched(daemon)
     for _ in range(3):
         with visitor(control(daemon)) as here:
             here.as_client()
@@ -467,7 +467,7 @@ def test_clients_are_watched_no_longer_than_their_server_lives(daemon: DaemonPro
         (server,) = daemon.servers()
         daemon.say(f"shutdown_server {server} -f")
         wait_until(lambda: not daemon.servers())
-    wait_until(lambda: watched(daemon) <= before, seconds=5)
+    wait_until(lambda: count_watched(daemon) <= before, seconds=5)
 
 
 @pytest.mark.long(but=["0"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_mps.programs import DriverClient
-from processes import PYMPSD, ClientProcess, DaemonProcess, killed_after, wait_until
+from processes import PYMPSD, ClientProcess, DaemonProcess, kill_after, wait_until
 
 INSIDE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 USER, NOBODY = 1000, 65534
@@ -92,7 +92,7 @@ def test_users_without_a_number(start: Callable[..., DaemonProcess], rule: str) 
 def test_users_without_a_number_at_own_servers(start: Callable[..., DaemonProcess], rule: str) -> None:
     inside = ("unshare", "--user", "sh", "-c", 'read _; exec "$@"', "sh")
     daemon = start(*inside, PYMPSD_BACKEND="emulated", PYMPSD_UNMAPPED_USERS=rule)
-    with killed_after(daemon.client(uid=USER).process) as process:
+    with kill_after(daemon.client(uid=USER).process) as process:
         client = ClientProcess(process)
         if rule == "refuse":
             assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"

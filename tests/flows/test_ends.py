@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, shared_memory, wait_until
+from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, list_shared_memory, wait_until
 
 Make = Callable[..., ClientProcess]
 STATES = ("idle", "busy", "endless", "stopped client", "stopped server", "stopped executor")
@@ -34,14 +34,14 @@ def _is_gone_without_a_trace(daemon: DaemonProcess, family: list[int], shared: s
     for pid in family:
         wait_until(lambda pid=pid: not alive(pid), f"the end of {pid}")
     assert {path.name for path in (daemon.directory / "pipe").iterdir()} == LEFT
-    assert shared_memory() == shared
+    assert list_shared_memory() == shared
 
 
 @pytest.mark.long(but=["quit -t 1-endless", "SIGTERM-stopped server"])
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("how", ["quit -t 1", "SIGTERM"])
 def test_7_the_daemons_end(daemon: DaemonProcess, make_client: Make, how: str, state: str) -> None:
-    shared = shared_memory()
+    shared = list_shared_memory()
     client = make_client().connect()
     (server,) = daemon.servers()
     family = _family(daemon, server)

@@ -38,7 +38,7 @@ def limit(pid: int, which: int, soft: int) -> None:
     subprocess.run([sys.executable, "-c", change], user=owner or None, check=True, timeout=SECONDS)
 
 
-def unlimited(pid: int, which: int) -> None:
+def lift_limit(pid: int, which: int) -> None:
     """Take the soft limit away again (no test sets a hard one)."""
     limit(pid, which, resource.getrlimit(which)[1])
 
@@ -298,7 +298,7 @@ def test_a_daemon_that_can_start_no_process_refuses_one_client(
         line.startswith(f"Failed to start a server for user {OTHER}: ") and PROCESSES in line for line in own.log()
     )
     assert own.say("get_server_list") == ""
-    unlimited(own.pid, resource.RLIMIT_NPROC)
+    lift_limit(own.pid, resource.RLIMIT_NPROC)
     assert refused.connect().do("add") == RIGHT, "the same process can try again"
 
 
@@ -319,7 +319,7 @@ def test_a_server_that_can_start_no_process_fails_one_context(
     assert "the executor of device 0 could not be started" in client.do("error")
     assert PROCESSES in client.do("error")
     wait_until(lambda: any(PROCESSES in line for line in daemon.log("server.log")), "a line in server.log")
-    unlimited(server, which)
+    lift_limit(server, which)
     assert client.do("ctx 0") == "CUDA_SUCCESS"
     assert client.do("add") == RIGHT
     assert daemon.servers() == [server]
@@ -342,7 +342,7 @@ def test_an_executor_that_can_start_no_thread_fails_one_context(
         assert PROCESSES in second.do("error")
     wait_until(lambda: len(os.listdir(f"/proc/{executor}/fd")) == descriptors, "the end of what it had opened")
     assert first.do("add") == RIGHT
-    unlimited(executor, resource.RLIMIT_NPROC)
+    lift_limit(executor, resource.RLIMIT_NPROC)
     assert second.do("ctx 0") == "CUDA_SUCCESS"
     assert second.do("add") == RIGHT
     assert children_of(server) == [executor]
@@ -377,7 +377,7 @@ def test_an_executor_without_memory_for_another_client_fails_one_context(
     assert reason in second.do("error")
     assert first.do("add") == RIGHT
     wait_until(lambda: any(reason in line for line in daemon.log("server.log")), "a line in server.log")
-    unlimited(executor, which)
+    lift_limit(executor, which)
     assert second.do("ctx 0") == "CUDA_SUCCESS"
     assert second.do("add") == RIGHT
     assert children_of(server) == [executor]
@@ -468,7 +468,7 @@ def test_a_full_pipe_directory_keeps_the_daemon_from_starting_and_says_so(
     assert daemon.start().returncode == 0, "on a disk with room"
 
 
-def _kept(disk: Disk) -> dict[str, Any]:
+def _read_kept(disk: Disk) -> dict[str, Any]:
     """Return what a next daemon would know."""
     document: dict[str, Any] = json.loads((disk.seen / "pympsd.state").read_bytes())["remembered"]
     return document
@@ -493,10 +493,10 @@ def test_a_pipe_directory_that_fills_up_costs_only_what_a_next_daemon_would_know
     try:
         assert client.connect().do("add") == RIGHT
         assert any(f"Cannot write the state file ({NO_SPACE})" in line for line in daemon.log())
-        assert not _kept(disk)["servers"]
+        assert not _read_kept(disk)["servers"]
         ballast.unlink()
         through.say("set_default_active_thread_percentage 50")
-        assert _kept(disk)["servers"], "kept as soon as there is room"
+        assert _read_kept(disk)["servers"], "kept as soon as there is room"
     finally:
         os.kill(daemon.pid, signal.SIGTERM)
         os.waitpid(daemon.pid, 0)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from operators import Operator
-from processes import ClientProcess, DaemonProcess, killed_after, wait_until
+from processes import ClientProcess, DaemonProcess, kill_after, wait_until
 
 from pympsd.vocabulary.shares import BUFFERS
 
@@ -43,7 +43,7 @@ def hostile(daemon: DaemonProcess, *kinds: str, count: int = CONNECTIONS, uid: i
         text=True,
         user=uid,
     )
-    with killed_after(program):
+    with kill_after(program):
         assert program.stdout is not None
         assert program.stdout.readline() == "all tried\n"
         yield
@@ -66,7 +66,7 @@ def ask(daemon: DaemonProcess, uid: int, line: str) -> str:
     return done.stdout
 
 
-def used(daemon: DaemonProcess, name: str) -> int:
+def count_used(daemon: DaemonProcess, name: str) -> int:
     """Return what the hostile user has of a resource."""
     rows = ask(daemon, 0, f"share list --uid={HOSTILE} --format=csv,noheader").splitlines()
     return next(int(row.split(",")[3]) for row in rows if row.split(",")[1].strip() == name)
@@ -81,22 +81,22 @@ def test_a_thousand_connections_cost_no_more_than_is_documented(
         pytest.fail("this test needs a hard limit of 4,000 open files or more")
     before, opened = resident(daemon.pid, "VmRSS"), descriptors(daemon.pid)
 
-    def closed() -> list[str]:
+    def list_closed() -> list[str]:
         return [line for line in daemon.log() if f"Closing a connection from user {HOSTILE}: " in line]
 
     with hostile(daemon, kind):
         if kind in ("half_frames", "unread"):
-            wait_until(closed, "the end of a connection over the share")
-        assert used(daemon, "buffers") <= BUFFERS.share
+            wait_until(list_closed, "the end of a connection over the share")
+        assert count_used(daemon, "buffers") <= BUFFERS.share
         assert ask(daemon, HONEST, "ps") == "Server not found\n"
         client = make_client(HONEST).connect()
         client.end()
         assert descriptors(daemon.pid) <= opened + 2 * CONNECTIONS + 100
-    wait_until(lambda: used(daemon, "connections") == 0, "the end of the hostile user's connections")
-    assert used(daemon, "buffers") == 0
+    wait_until(lambda: count_used(daemon, "connections") == 0, "the end of the hostile user's connections")
+    assert count_used(daemon, "buffers") == 0
     most = COST_OF_BUFFERS * BUFFERS.share + COST_OF_CONNECTION * CONNECTIONS
     assert resident(daemon.pid) - before <= most
-    assert bool(closed()) == (kind in ("half_frames", "unread"))
+    assert bool(list_closed()) == (kind in ("half_frames", "unread"))
 
 
 def test_users_together_leave_buffers_for_another_and_for_root(daemon: DaemonProcess) -> None:
@@ -115,8 +115,8 @@ def test_a_share_is_set_by_an_option(make_daemon: Callable[..., DaemonProcess]) 
     daemon = make_daemon()
     assert daemon.start("-d", "--user-share", "buffers=4M,connections=100").returncode == 0
     with hostile(daemon, "half_frames", "idle", count=200):
-        assert used(daemon, "buffers") <= 4 * MIB
-        assert used(daemon, "connections") <= 100
+        assert count_used(daemon, "buffers") <= 4 * MIB
+        assert count_used(daemon, "connections") <= 100
         assert ask(daemon, HONEST, "ps") == "Server not found\n"
 
 
@@ -126,9 +126,9 @@ def test_a_hostile_user_of_named_servers_leaves_others_served(make_daemon: Calla
     assert daemon.start("-d", "-p", "3").returncode == 0
     opened = descriptors(daemon.pid)
     with hostile(daemon, "servers", "namespaces"), hostile(daemon, "half_frames", "unread", count=100, uid=10003):
-        wait_until(lambda: used(daemon, "servers") > 0, "the hostile user's first server")
+        wait_until(lambda: count_used(daemon, "servers") > 0, "the hostile user's first server")
         control = str(daemon.directory / "pipe" / "control")
         with Operator.at(control) as operator:
             assert operator.ask("server create mine") == ""
         assert "mine" in ask(daemon, HONEST, "server list")
-        assert descriptors(daemon.pid) <= opened + 2 * 200 + used(daemon, "descriptors") + 100
+        assert descriptors(daemon.pid) <= opened + 2 * 200 + count_used(daemon, "descriptors") + 100

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from processes import BIN, SECONDS, DaemonProcess, killed_after, wait_until
+from processes import BIN, SECONDS, DaemonProcess, kill_after, wait_until
 
 from pympsd.devices.machine import describe
 
@@ -47,7 +47,7 @@ def test_the_device_plugin_s_manager(make_daemon: Callable[..., DaemonProcess], 
         assert daemon.say(f"set_default_device_pinned_mem_limit 0 {SHARE}M") == ""
         assert daemon.say(f"set_default_active_thread_percentage {100 // REPLICAS}") == "25.0\n"
         log = str(daemon.directory / "log" / "control.log")
-        with killed_after(subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE)) as tail:
+        with kill_after(subprocess.Popen(["tail", "-n", "+1", "-f", log], stdout=subprocess.PIPE)) as tail:
             assert daemon.say("get_default_active_thread_percentage") == "25.0\n", "so it asks whether it lives"
             client = daemon.client().connect()
             assert int(client.do("mem").split()[1]) == SHARE
@@ -72,7 +72,7 @@ def test_the_dra_driver_s_script(make_daemon: Callable[..., DaemonProcess], name
     """
     environment = {**daemon.environment, "PATH": f"{names}:/usr/bin:/bin"}
     shell = subprocess.Popen(["sh", "-c", script], env=environment, stdout=subprocess.DEVNULL)
-    with killed_after(shell):
+    with kill_after(shell):
         wait_until(started.exists, "the end of the script")
         daemon.found(int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()))
         client = daemon.client(CUDA_VISIBLE_DEVICES=DEVICE.uuid).connect()
@@ -89,11 +89,11 @@ def test_the_pre_stop_command_of_the_sample_drains(daemon: DaemonProcess) -> Non
     (timeout,) = (int(word.removeprefix("--timeout=")) for word in words if word.startswith("--timeout="))
     assert timeout < grace
     client = daemon.client().connect()
-    with killed_after(client.process):
+    with kill_after(client.process):
         begun = subprocess.Popen(
             [BIN / words[0], *words[1:]], env=daemon.environment, stdout=subprocess.PIPE, text=True
         )
-        with killed_after(begun):
+        with kill_after(begun):
             assert begun.stdout is not None
             assert begun.stdout.readline().startswith("Draining --all: 1 client is running")
             client.end()

@@ -176,17 +176,17 @@ def sms_of(client: ClientProcess, devices: int = 2) -> list[tuple[str, str]]:
 def test_a_clients_own_percentage_is_by_device(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
     daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
     for text, expected in {"0=25,1=75": [32, 66], "1=10": [66, 12], "25": [32, 32]}.items():
-        client = begun(start(daemon, **{PERCENTAGE: text}))
+        client = wait_for_begun(start(daemon, **{PERCENTAGE: text}))
         assert sms_of(client) == [(str(count), str(count)) for count in expected], text
     records = daemon.say("get_server_list --json")
     assert '"active_thread_percentage": {"0": 25.0, "1": 50.0}' in records
-    client = begun(start(daemon, CUDA_VISIBLE_DEVICES="1,0", **{PERCENTAGE: "0=10"}))
+    client = wait_for_begun(start(daemon, CUDA_VISIBLE_DEVICES="1,0", **{PERCENTAGE: "0=10"}))
     assert sms_of(client) == [("12", "12"), ("66", "66")], "an index counts among the devices that it sees"
 
 
 def test_a_contexts_own_percentage_is_by_device(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
     daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200")
-    client = begun(start(daemon, CUDA_VISIBLE_DEVICES="1,0", **{PERCENTAGE: "80", EACH: "1"}))
+    client = wait_for_begun(start(daemon, CUDA_VISIBLE_DEVICES="1,0", **{PERCENTAGE: "80", EACH: "1"}))
     client.do(f"env {PERCENTAGE} 0=20,1=50")
     assert [affinity for _, affinity in sms_of(client)] == ["26", "66"], "as the client counts its devices"
     client.do(f"env {PERCENTAGE} 1=100")
@@ -194,7 +194,7 @@ def test_a_contexts_own_percentage_is_by_device(make_daemon: Callable[..., Daemo
     client.do(f"env {PERCENTAGE} 0=20,7=50")
     assert client.do("newctx 0") == "CUDA_ERROR_INVALID_VALUE"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: '7=50': 7 is not a device" in client.do("error")
-    lenient = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{EACH: "1"}))
+    lenient = wait_for_begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{EACH: "1"}))
     lenient.do(f"env {PERCENTAGE} 0=20,7=50")
     assert [affinity for _, affinity in sms_of(lenient)] == ["26", "132"]
 
@@ -211,7 +211,7 @@ def test_a_percentage_of_a_device_that_is_not_there_is_refused(daemon: DaemonPro
         why = client.do("error")
         assert why.startswith(f"{PERCENTAGE}: '{entry}': ")
         assert allowed in why
-    client = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{PERCENTAGE: "0=25,7=50"}))
+    client = wait_for_begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{PERCENTAGE: "0=25,7=50"}))
     assert sms_of(client, 1) == [("32", "32")]
 
 
@@ -222,13 +222,13 @@ def test_percentages_of_a_namespace_are_by_device(make_daemon: Callable[..., Dae
     assert daemon.run(["server", "create", "--uid", str(os.geteuid())]).returncode == 0
     limited = ["namespace", "set", "default", f"--server={server}", "--active-thread-percentage=0=50,1=25"]
     assert daemon.run(limited).returncode == 0
-    client = begun(start(daemon))
+    client = wait_for_begun(start(daemon))
     assert sms_of(client) == [("66", "66"), ("32", "32")]
-    lowered = begun(start(daemon, **{PERCENTAGE: "30"}))
+    lowered = wait_for_begun(start(daemon, **{PERCENTAGE: "30"}))
     assert sms_of(lowered) == [("38", "38"), ("32", "32")]
     daemon.kill()
     assert daemon.start("-d", "-p", "3").returncode == 0
-    assert sms_of(begun(start(daemon))) == [("66", "66"), ("32", "32")], "they outlive a killed daemon"
+    assert sms_of(wait_for_begun(start(daemon))) == [("66", "66"), ("32", "32")], "they outlive a killed daemon"
 
 
 def test_the_pool_of_contexts_needs_a_daemon(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def limit_of(client: ClientProcess, device: int = 0) -> int:
     return int(client.do("mem").split()[1])
 
 
-def begun(client: ClientProcess) -> ClientProcess:
+def wait_for_begun(client: ClientProcess) -> ClientProcess:
     assert client.do("init") == "CUDA_SUCCESS", client.do("error")
     return client
 
@@ -270,17 +270,19 @@ def uuids(daemon: DaemonProcess) -> list[str]:
 @pytest.mark.long
 def test_memory_limits_at_three_levels(three_devices: DaemonProcess, start: Start) -> None:
     daemon = three_devices
-    client = begun(start(daemon))
+    client = wait_for_begun(start(daemon))
     assert limit_of(client) == 3 << 10, "the daemon's default"
     assert limit_of(client, 1) == 143155, "none on the others"
     (server,) = daemon.servers()
     daemon.say(f"set_device_pinned_mem_limit {server} 0 4G")
-    assert limit_of(begun(start(daemon))) == 4 << 10, "the server's own replaces it, and may be higher"
-    lowered = begun(start(daemon, **{MEMORY: "0=1G,1=2048MB"}))
+    assert limit_of(wait_for_begun(start(daemon))) == 4 << 10, "the server's own replaces it, and may be higher"
+    lowered = wait_for_begun(start(daemon, **{MEMORY: "0=1G,1=2048MB"}))
     assert [limit_of(lowered, device) for device in range(3)] == [1 << 10, 2 << 10, 143155]
-    assert limit_of(begun(start(daemon, **{MEMORY: "0=8G"}))) == 4 << 10, "the client's cannot raise it"
-    assert limit_of(begun(start(daemon, **{MEMORY: "0=0"}))) == 4 << 10, "nor lift it"
-    assert limit_of(begun(start(daemon, CUDA_MPS_DEVICE_MEM_LIMIT="0=1G"))) == 1 << 10, "the documents' other name"
+    assert limit_of(wait_for_begun(start(daemon, **{MEMORY: "0=8G"}))) == 4 << 10, "the client's cannot raise it"
+    assert limit_of(wait_for_begun(start(daemon, **{MEMORY: "0=0"}))) == 4 << 10, "nor lift it"
+    assert limit_of(wait_for_begun(start(daemon, CUDA_MPS_DEVICE_MEM_LIMIT="0=1G"))) == 1 << 10, (
+        "the documents' other name"
+    )
     assert limit_of(client) == 3 << 10, "an earlier client keeps its own"
 
 
@@ -297,7 +299,7 @@ def test_memory_limits_by_uuid_and_prefix_and_the_last_one_wins(three_devices: D
         " 0 = 1g , 2 = 1024mb ,": [1 << 10, 143155, 1 << 10],
     }
     for text, expected in cases.items():
-        client = begun(start(daemon, **{MEMORY: text}))
+        client = wait_for_begun(start(daemon, **{MEMORY: text}))
         assert [limit_of(client, device) for device in range(3)] == expected, text
 
 
@@ -309,7 +311,7 @@ def test_a_refusal_names_the_variable_that_is_set(daemon: DaemonProcess, start: 
 
 @pytest.mark.long
 def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, start: Start) -> None:
-    client = begun(start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "0=1G,1=2G"}))
+    client = wait_for_begun(start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "0=1G,1=2G"}))
     assert [limit_of(client, device) for device in range(2)] == [1 << 10, 2 << 10]
     hidden = start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "2=1G"})
     assert hidden.do("init") == "CUDA_ERROR_INVALID_VALUE"
@@ -349,7 +351,7 @@ def test_an_impossible_limit_is_refused_with_its_entry(three_devices: DaemonProc
 @pytest.mark.long
 def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start: Start) -> None:
     for entry in IMPOSSIBLE:
-        client = begun(start(three_devices, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: f"0=1G,{entry},1=2G"}))
+        client = wait_for_begun(start(three_devices, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: f"0=1G,{entry},1=2G"}))
         limits = [limit_of(client, device) for device in range(3)]
         assert limits == [1 << 10, 2 << 10, 143155], f"the others hold next to {entry}"
         client.end()
@@ -358,7 +360,7 @@ def test_an_impossible_limit_may_be_ignored(three_devices: DaemonProcess, start:
 
 def test_the_log_says_it_in_the_clients_voice(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
     daemon = running(make_daemon, PYMPSD_LOG_DIALECT="r580")
-    client = begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: "7=1G"}))
+    client = wait_for_begun(start(daemon, PYMPSD_LENIENT_LIMITS="1", **{MEMORY: "7=1G"}))
     one_line(daemon, f"{MEMORY}: 7=1G is ignored: ")
     lines = (daemon.directory / "log" / "server.log").read_text().splitlines()
     (line,) = [line for line in lines if "is ignored" in line]
@@ -375,7 +377,7 @@ def test_a_very_long_text_is_refused_in_few_words(daemon: DaemonProcess, start: 
 
 def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
     """All contexts of a client share it, what each costs included."""
-    client = begun(start(daemon, **{MEMORY: "0=2G"}))
+    client = wait_for_begun(start(daemon, **{MEMORY: "0=2G"}))
     assert client.do("newctx 0") == "CUDA_SUCCESS"
     one = int(client.do("mem").split()[0])
     assert client.do("newctx 0") == "CUDA_SUCCESS"
@@ -392,7 +394,7 @@ def test_a_limit_is_the_process_s(daemon: DaemonProcess, start: Start) -> None:
 
 @pytest.mark.long
 def test_one_process_may_hold_all_60_and_a_freed_slot_is_usable_at_once(daemon: DaemonProcess, start: Start) -> None:
-    client, other = begun(start(daemon)), begun(start(daemon))
+    client, other = wait_for_begun(start(daemon)), wait_for_begun(start(daemon))
     assert client.do("contexts 70") == f"60 {FULL}"
     assert "1 of the device's 60 connections, and 0 are free: no more clients fit" in client.do("error")
     full = "takes 1 of the device's 60 connections, and 0 are free: no more clients fit until contexts of others end"
@@ -415,7 +417,7 @@ def test_one_process_may_hold_all_60_and_a_freed_slot_is_usable_at_once(daemon: 
 @pytest.mark.long
 def test_a_refused_context_takes_no_id(daemon: DaemonProcess, start: Start) -> None:
     """Recorded, with driver 580: after 48 contexts and 22 refusals the next context has ID 49."""
-    client, other = begun(start(daemon)), begun(start(daemon))
+    client, other = wait_for_begun(start(daemon)), wait_for_begun(start(daemon))
     assert client.do("contexts 60") == "60 CUDA_SUCCESS"
     for _ in range(5):
         assert other.do("newctx 0") == FULL
@@ -433,7 +435,7 @@ def test_a_refused_context_takes_no_id(daemon: DaemonProcess, start: Start) -> N
 @pytest.mark.long
 def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonProcess], start: Start) -> None:
     daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="2xH200")
-    client = begun(start(daemon))
+    client = wait_for_begun(start(daemon))
     assert client.do("contexts 61") == f"60 {FULL}"
     assert client.do("newctx 1") == "CUDA_SUCCESS"
 
@@ -443,7 +445,7 @@ def test_each_device_has_its_own_connections(make_daemon: Callable[..., DaemonPr
 def test_more_connections_leave_room_for_fewer_contexts(
     daemon: DaemonProcess, start: Start, text: str, room: int
 ) -> None:
-    client = begun(start(daemon, **{CONNECTIONS: text}))
+    client = wait_for_begun(start(daemon, **{CONNECTIONS: text}))
     assert client.do("contexts 70") == f"{room} {FULL}"
     in_server_log(daemon, REACHED.format(60))
 
@@ -451,12 +453,12 @@ def test_more_connections_leave_room_for_fewer_contexts(
 @pytest.mark.long
 def test_many_clients_at_once_are_not_refused_while_there_is_room(daemon: DaemonProcess, start: Start) -> None:
     """12 processes, each of which wants 5 of the 60 at the same time, twice; one more is refused."""
-    clients = [begun(start(daemon)) for _ in range(12)]
+    clients = [wait_for_begun(start(daemon)) for _ in range(12)]
     for _ in range(2):
         for client in clients:
             client.begin("contexts 5")
         assert [client.result() for client in clients] == ["5 CUDA_SUCCESS"] * 12
-        assert begun(start(daemon)).do("newctx 0") == FULL
+        assert wait_for_begun(start(daemon)).do("newctx 0") == FULL
         for _ in range(5):
             for client in clients:
                 client.begin("dtor")
@@ -470,7 +472,7 @@ def test_before_volta_there_are_16_contexts_and_neither_percentages_nor_memory_l
     make_daemon: Callable[..., DaemonProcess], start: Start
 ) -> None:
     daemon = running(make_daemon, PYMPSD_EMULATED_DEVICES="P100", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
-    client = begun(start(daemon, **{PERCENTAGE: "10", EACH: "1", MEMORY: "0=1G,junk"}))
+    client = wait_for_begun(start(daemon, **{PERCENTAGE: "10", EACH: "1", MEMORY: "0=1G,junk"}))
     assert client.do("newctx 0") == "CUDA_SUCCESS"
     assert (client.do("sm"), client.do("mem").split()[1]) == ("56", "16276")
     assert client.do("ctxaff 0 8") == f"{UNSUPPORTED} 0"

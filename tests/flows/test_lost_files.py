@@ -18,7 +18,7 @@ Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
-def started(make_daemon: MakeDaemon) -> DaemonProcess:
+def start_one(make_daemon: MakeDaemon) -> DaemonProcess:
     """Start a daemon in the directory."""
     daemon = make_daemon()
     done = daemon.start()
@@ -26,7 +26,7 @@ def started(make_daemon: MakeDaemon) -> DaemonProcess:
     return daemon
 
 
-def ended(daemon: DaemonProcess, number: signal.Signals) -> None:
+def end_daemon(daemon: DaemonProcess, number: signal.Signals) -> None:
     """End a daemon that cannot be reached any more."""
     os.kill(daemon.pid, number)
     daemon.await_end()
@@ -45,15 +45,15 @@ def test_a_daemon_leaves_its_successors_files_alone(
         pipe.mkdir()
     else:
         (pipe / files.LOCK).unlink()
-    second = started(make_daemon)
+    second = start_one(make_daemon)
     client = make_client().connect()
     (server,) = second.servers()
     before, state = set(os.listdir(pipe)), (pipe / files.STATE).read_bytes()
-    ended(daemon, signal.SIGTERM)
+    end_daemon(daemon, signal.SIGTERM)
     assert set(os.listdir(pipe)) == before
     assert (pipe / files.STATE).read_bytes() == state
     second.kill()
-    third = started(make_daemon)
+    third = start_one(make_daemon)
     assert third.servers() == [server]
     assert client.do("add") == RIGHT
 
@@ -64,7 +64,7 @@ def test_a_daemon_whose_lock_is_gone_keeps_its_servers(
     client = make_client().connect()
     (server,) = daemon.servers()
     (daemon.directory / "pipe" / files.LOCK).unlink()
-    second = started(make_daemon)
+    second = start_one(make_daemon)
     # It would await them in vain, and kill them then.
     assert second.servers() == []
     kept = daemon.directory / "pipe" / files.STATE
@@ -72,7 +72,7 @@ def test_a_daemon_whose_lock_is_gone_keeps_its_servers(
     assert second.log().count(f"Ignoring {kept}: {reason}") == 1
     assert client.do("add") == RIGHT
     client.end()
-    ended(daemon, signal.SIGTERM)
+    end_daemon(daemon, signal.SIGTERM)
     assert not alive(server)
 
 
@@ -89,7 +89,7 @@ def test_a_state_file_that_is_gone_comes_back(
     else:
         make_client().connect()
     daemon.kill()
-    second = started(make_daemon)
+    second = start_one(make_daemon)
     assert second.servers() == [server]
     assert client.do("add") == RIGHT
 
@@ -115,6 +115,6 @@ def test_damaged_numbers_do_not_keep_a_daemon_from_running(daemon: DaemonProcess
     text = path.read_text()
     assert '"wishes":[]' in text
     path.write_text(text.replace('"wishes":[]', f'"wishes":[{1 << 40}]'))
-    second = started(make_daemon)
+    second = start_one(make_daemon)
     assert second.servers() == []
     assert f"Ignoring {path}: it is damaged: there is no user {1 << 40}" in second.log()

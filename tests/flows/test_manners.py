@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, kill_after, wait_until
 
 MakeDaemon = Callable[..., DaemonProcess]
 MakeClient = Callable[..., ClientProcess]
@@ -88,7 +88,7 @@ def test_logrotates_sample_does_not_signal_whom_the_pid_file_names(daemon: Daemo
     pipe, log = daemon.directory / "pipe", daemon.directory / "log" / "control.log"
     script = SAMPLE.read_text().partition("postrotate")[2].partition("endscript")[0]
     script = script.replace("/run/nvidia-mps", str(pipe)).replace("/usr/local/bin/", f"{PYMPSD.rpartition('/')[0]}/")
-    with killed_after(subprocess.Popen(["sleep", "60"])) as victim:
+    with kill_after(subprocess.Popen(["sleep", "60"])) as victim:
         (pipe / "nvidia-cuda-mps-control.pid").write_text(str(victim.pid))  # as anybody may, under the vendor's names
         log.rename(log.with_suffix(".1"))
         subprocess.run(["sh", "-ec", script], check=True, timeout=SECONDS)
@@ -205,7 +205,7 @@ def test_foreground_exits_0_by_a_signal_with_a_busy_client(directory: Path) -> N
     foreground = subprocess.Popen(
         [PYMPSD, "-f"], env=daemon.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
-    with killed_after(foreground) as process:
+    with kill_after(foreground) as process:
         wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
         client = daemon.client()
         try:
@@ -309,7 +309,7 @@ def test_foreground_with_stdin_at_its_end_stays(directory: Path) -> None:
     reader, writer = os.pipe()
     os.close(writer)
     words, null = [PYMPSD, "-f"], subprocess.DEVNULL
-    with killed_after(subprocess.Popen(words, env=daemon.environment, stdin=reader, stdout=null)) as process:
+    with kill_after(subprocess.Popen(words, env=daemon.environment, stdin=reader, stdout=null)) as process:
         os.close(reader)
         wait_until(lambda: daemon.run([], "ps").returncode == 0, "the daemon")
         assert process.poll() is None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, killed_after, wait_until
+from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, kill_after, wait_until
 
 from pympsd.devices.machine import from_toml
 from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES, REQUEST_SECONDS
@@ -290,7 +290,7 @@ def test_a_users_silent_scrapers_make_room_among_themselves(directory: Path) -> 
     assert daemon.start("-d", "--metrics", address).returncode == 0
     try:
         program = [sys.executable, "-c", SILENT_SCRAPERS, address, str(CONNECTIONS * 4)]
-        with killed_after(
+        with kill_after(
             subprocess.Popen(program, user=USER, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
         ) as silent:
             assert silent.stdout is not None

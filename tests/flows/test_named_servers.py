@@ -21,7 +21,7 @@ from fake_mps.install import misbehave
 from fake_mps.programs import DriverClient
 from fake_mps.visitor import visitor
 from fuzz_lines import Lines, conversation
-from processes import CLIENT, ClientProcess, DaemonProcess, alive, clients_of, killed_after, wait_until
+from processes import CLIENT, ClientProcess, DaemonProcess, alive, clients_of, kill_after, wait_until
 from protocol3 import ctl, pipe, start
 
 GIB = 1 << 30
@@ -315,13 +315,13 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
         ctl(daemon, f"namespace create {name} --server=a {limits}")
     expected = [name for name in percentages for _ in range(3)]
 
-    def joined(name: str) -> tuple[str, str, str]:
+    def join_namespace(name: str) -> tuple[str, str, str]:
         with DriverClient.start(pipe(daemon, f"a/{name}")) as client:
             client.connect()
             return client.ask("sms"), client.ask(f"alloc {GIB // 2}"), client.ask(f"alloc {5 * GIB // 2}")
 
     with ThreadPoolExecutor(len(expected)) as pool:
-        result = list(pool.map(joined, expected))
+        result = list(pool.map(join_namespace, expected))
     sms = {"n1": "32", "n2": "66", "n3": "98", "default": "132"}
     for name, (count, small, large) in zip(expected, result, strict=True):
         assert count.split()[-1] == sms[name]
@@ -329,8 +329,10 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
         assert large.endswith("CUDA_SUCCESS" if name in ("n3", "default") else "CUDA_ERROR_OUT_OF_MEMORY")
     daemon.kill()
     start(daemon)
-    assert joined("default")[0].split()[-1] == "132", "the last limits that the killed daemon told do not stay"
-    assert joined("n1")[0].split()[-1] == "32"
+    assert join_namespace("default")[0].split()[-1] == "132", (
+        "the last limits that the killed daemon told do not stay"
+    )
+    assert join_namespace("n1")[0].split()[-1] == "32"
 
 
 @pytest.mark.long
@@ -365,7 +367,7 @@ def test_protocol_2_does_not_lose_what_protocol_3_left(daemon: DaemonProcess) ->
     assert ctl(daemon, "namespace get hi a active-thread-percentage") == "25.00"
 
 
-def replaced(daemon: DaemonProcess, *words: str) -> None:
+def replace_daemon(daemon: DaemonProcess, *words: str) -> None:
     """Put another daemon in its place, from which nothing keeps it."""
     done = daemon.run(["-d", "--replace", *words])
     assert (done.returncode, done.stderr) == (0, "")
@@ -381,7 +383,7 @@ def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
     with clients_of(daemon) as make:
         client, name = make().connect(), f"uid_{os.geteuid()}"
         ctl(daemon, f"server set {name} --active-thread-percentage=25 --pinned-memory-limit=4G")
-        replaced(daemon)
+        replace_daemon(daemon)
         (server,) = daemon.servers()
         queries = f"get_active_thread_percentage {server}\nget_device_pinned_mem_limit {server} 0"
         assert daemon.say(queries) == "25.0\n4G\n"
@@ -396,7 +398,7 @@ def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[.
     daemon.say("set_default_active_thread_percentage 50\nset_default_client_priority 1")
     with clients_of(daemon) as make:
         client = make().connect()
-        replaced(daemon, "-p", "3")
+        replace_daemon(daemon, "-p", "3")
         assert client.do("sync") == "CUDA_SUCCESS"
         name = f"uid_{os.geteuid()}"
         assert ctl(daemon, f"server get {name} status") == "Ready"
@@ -530,7 +532,7 @@ def test_a_client_in_a_container_is_shown_with_its_pid_there(daemon: DaemonProce
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, CLIENT]
     at = {**daemon.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "a/hi")), "PATH": os.environ["PATH"]}
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with killed_after(subprocess.Popen(inside, env=at, text=True, **streams)) as process:
+    with kill_after(subprocess.Popen(inside, env=at, text=True, **streams)) as process:
         client = ClientProcess(process).connect()
         for _ in range(2):
             (row,) = json.loads(ctl(daemon, "client list --format=json"))

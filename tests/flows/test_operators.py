@@ -169,7 +169,7 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
         daemon.say(f"start_server -uid {OTHER}\n")
         assert uid_of(ready(daemon)) == OTHER
         # No privilege is needed for the exact words.
-        assert (shown(daemon.pid)[1], shown(ready(daemon))[1]) == ([b"pympsd", b"-d"], [b"pympsd-server"])
+        assert (get_shown(daemon.pid)[1], get_shown(ready(daemon))[1]) == ([b"pympsd", b"-d"], [b"pympsd-server"])
         assert daemon.say("quit", uid=OTHER) == ""
         assert not alive(daemon.pid)
     finally:
@@ -205,15 +205,15 @@ def test_a_server_that_is_killed_is_noticed(daemon: DaemonProcess) -> None:
 # --- the names that processes show (C9)
 
 
-def shown(pid: int) -> tuple[str, list[bytes]]:
+def get_shown(pid: int) -> tuple[str, list[bytes]]:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
     return Path(f"/proc/{pid}/comm").read_text().rstrip("\n"), words
 
 
 def test_c9_processes_show_as_pympsd(daemon: DaemonProcess) -> None:
     daemon.say("start_server -uid 0\n")
-    assert shown(daemon.pid) == ("pympsd", [b"pympsd", b"-d"])
-    assert shown(ready(daemon)) == ("pympsd-server", [b"pympsd-server"])
+    assert get_shown(daemon.pid) == ("pympsd", [b"pympsd", b"-d"])
+    assert get_shown(ready(daemon)) == ("pympsd-server", [b"pympsd-server"])
 
 
 @pytest.fixture
@@ -232,8 +232,8 @@ def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) 
     daemon = vendor_named
     daemon.say("start_server -uid 0\n")
     server = ready(daemon)
-    assert shown(daemon.pid) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-control", b"-d"])
-    assert shown(server) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-server"])
+    assert get_shown(daemon.pid) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-control", b"-d"])
+    assert get_shown(server) == ("nvidia-cuda-mps", [b"nvidia-cuda-mps-server"])
     assert (daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").stat().st_mode & 0o777 == 0o666, "recorded"
 
     def find_pids(*words: str) -> list[int]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, ClientProcess, DaemonProcess, children_of, shared_memory, wait_until
+from processes import SECONDS, ClientProcess, DaemonProcess, children_of, list_shared_memory, wait_until
 
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
@@ -170,7 +170,7 @@ def test_shared_memory_has_no_name_and_belongs_to_its_user(daemon: DaemonProcess
     memories = [link for link in links if "memfd" in link]
     assert memories
     assert all(re.fullmatch(r"/memfd:pympsd-(bulk|memory-[0-9a-f]{32}) \(deleted\)", link) for link in memories)
-    assert not [name for name in shared_memory() if "pympsd" in name]
+    assert not [name for name in list_shared_memory() if "pympsd" in name]
 
 
 def test_what_the_daemon_remembers_is_for_its_own_user(daemon: DaemonProcess, owner: ClientProcess) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, killed_after, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, kill_after, wait_until
 
 from pympsd.cli.control_client import TIMEOUT
 
@@ -362,7 +362,7 @@ def test_a_timeout_that_cannot_be(daemon: DaemonProcess) -> None:
 def test_a_quit_with_clients_is_not_cut_off_by_the_timeout(daemon: DaemonProcess, make_client: MakeClient) -> None:
     client = make_client().connect()
     words, pipe = [PYMPSD, "--timeout", "3"], subprocess.PIPE
-    with killed_after(subprocess.Popen(words, env=daemon.environment, stdin=pipe, stderr=pipe)) as quitting:
+    with kill_after(subprocess.Popen(words, env=daemon.environment, stdin=pipe, stderr=pipe)) as quitting:
         assert quitting.stdin is not None
         quitting.stdin.write(b"quit\n")
         quitting.stdin.close()

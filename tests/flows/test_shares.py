@@ -38,7 +38,7 @@ def join(daemon: DaemonProcess) -> Iterator[Join]:
         yield make
 
 
-def limited(daemon: DaemonProcess, descriptors: int) -> DaemonProcess:
+def start_limited(daemon: DaemonProcess, descriptors: int) -> DaemonProcess:
     """Start a daemon that can open no more files than this; its soft limit is lower at first."""
     script = daemon.directory / "limited"
     script.write_text(f'#!/bin/sh\nulimit -S -n 64\nulimit -H -n {descriptors}\nexec {PYMPSD} "$@"\n')
@@ -55,7 +55,7 @@ def refusal_of(daemon: DaemonProcess, uid: int, line: str) -> str:
     return done.stdout if done.returncode else ""
 
 
-def taken(daemon: DaemonProcess, uid: int, line: str) -> tuple[int, str]:
+def repeat_until_refused(daemon: DaemonProcess, uid: int, line: str) -> tuple[int, str]:
     """Repeat a command, with another number each time, until it is refused; return how often it was not, and why."""
     for number in count():
         if refusal := refusal_of(daemon, uid, line.format(number)):
@@ -87,7 +87,7 @@ def check_others_are_served(daemon: DaemonProcess, join: Join) -> None:
 @pytest.mark.long
 def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonProcess, join: Join) -> None:
     start(daemon, "--user-share", "servers=6", "--user-share=processes=20")
-    made, refusal = taken(daemon, GREEDY, "server create greedy{}")
+    made, refusal = repeat_until_refused(daemon, GREEDY, "server create greedy{}")
     assert made == 6
     assert refusal == (
         "User 10001 has 6 of at most 6 servers (greedy0, greedy1, greedy2, greedy3, greedy4, greedy5): delete one of "
@@ -112,13 +112,13 @@ def test_a_user_who_makes_servers_until_refused_keeps_nobody_out(daemon: DaemonP
 def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
     daemon: DaemonProcess, join: Join
 ) -> None:
-    limited(daemon, 512)
+    start_limited(daemon, 512)
     before = len(os.listdir(f"/proc/{daemon.pid}/fd"))
     share = row(daemon, GREEDY, "descriptors")[0]
     assert share == 64
     assert refusal_of(daemon, GREEDY, "server create greedy") == ""
     assert refusal_of(daemon, GREEDY, "server create greedier") == ""
-    made, refusal = taken(daemon, GREEDY, "namespace create n{} --server=greedy")
+    made, refusal = repeat_until_refused(daemon, GREEDY, "namespace create n{} --server=greedy")
     assert refusal.startswith(
         f"User 10001 has {share} of at most {share} descriptors, and 2 more are needed: delete "
     )
@@ -151,7 +151,7 @@ def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: Daemo
     assert ctl(daemon, f"config apply {file}") == "set shares: namespaces 1 -> 2, buffers 16777216 -> 33554432"
     assert ctl(daemon, f"config apply {file}") == "no change"
     assert refusal_of(daemon, GREEDY, "server create greedy") == ""
-    made, refusal = taken(daemon, GREEDY, "namespace create n{} --server=greedy")
+    made, refusal = repeat_until_refused(daemon, GREEDY, "namespace create n{} --server=greedy")
     assert (made, refusal[:50]) == (2, "User 10001 has 2 of at most 2 namespaces: delete o")
     daemon.kill()
     start(daemon, "--user-share", "namespaces=1")
@@ -208,7 +208,7 @@ def test_the_option_beats_the_variable_and_protocol_2_has_shares_of_connections(
 def test_metrics_have_shares_what_is_used_and_what_was_refused(daemon: DaemonProcess) -> None:
     path = daemon.directory / "metrics"
     start(daemon, "--user-share", "servers=1", "--metrics", str(path))
-    taken(daemon, GREEDY, "server create s{}")
+    repeat_until_refused(daemon, GREEDY, "server create s{}")
     text = metrics(path)
     assert 'pympsd_user_share{resource="servers"} 1\n' in text
     assert 'pympsd_user_used{uid="10001",resource="servers"} 1\n' in text

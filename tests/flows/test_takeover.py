@@ -25,7 +25,7 @@ from processes import (
     DaemonProcess,
     alive,
     children_of,
-    killed_after,
+    kill_after,
     suspend,
     wait_until,
 )
@@ -581,7 +581,7 @@ def test_replace_in_the_foreground(daemon: DaemonProcess, make_client: Make) -> 
     before = daemon.say("ps")
     words = [PYMPSD, "-f", "--replace"]
     null = subprocess.DEVNULL
-    with killed_after(subprocess.Popen(words, env=daemon.environment, stdin=null, stdout=null)) as new:
+    with kill_after(subprocess.Popen(words, env=daemon.environment, stdin=null, stdout=null)) as new:
         daemon.await_end()
         wait_until(lambda: daemon.run([], "ps").stdout == before, "the new daemon")
         assert client.do("add") == RIGHT
@@ -726,7 +726,7 @@ def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Mak
     try:
         for _ in range(8):
             before = request_count()
-            waiting += [_connected(daemon) for _ in range(40)]
+            waiting += [_connect(daemon) for _ in range(40)]
             for connection in waiting:
                 connection.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "load", 0, {}, False)))
             some = before + source.randint(0, len(waiting))
@@ -735,21 +735,21 @@ def test_killed_at_any_moment_under_load(daemon: DaemonProcess, make_client: Mak
             again(daemon)
             while waiting:
                 with waiting.pop() as connection:
-                    _granted(connection)
+                    _take_grant(connection)
             assert active.do("add") == RIGHT
     finally:
         for connection in waiting:
             connection.close()
 
 
-def _connected(daemon: DaemonProcess) -> socket.socket:
+def _connect(daemon: DaemonProcess) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(SECONDS)
     sock.connect(str(daemon.directory / "pipe" / "control"))
     return sock
 
 
-def _granted(sock: socket.socket) -> None:
+def _take_grant(sock: socket.socket) -> None:
     """Take the grant of a session and the session's welcome."""
     data, fds, _, _ = socket.recv_fds(sock, 65536, 2)
     assert data, "the connection was closed"

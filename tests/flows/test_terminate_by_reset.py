@@ -64,7 +64,7 @@ def _free_mib(client: ClientProcess) -> int:
     return int(client.do("mem").split()[0])
 
 
-def _held(node: Node, pid: int) -> int:
+def _measure_held(node: Node, pid: int) -> int:
     """Return the MiB that a process holds, as pympsd-smi shows."""
     rows = node.smi("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits").stdout.splitlines()
     return sum(int(row.split(", ")[1]) for row in rows if row.split(", ")[0] == str(pid))
@@ -157,7 +157,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     client.end(signal.SIGKILL)
     wait_until(lambda: f"Client {client.pid} disconnected" in daemon.log("server.log"), "the client's end")
     assert _free_mib(neighbour) == before
-    wait_until(lambda: _held(node, server) > 1024, "the server to be shown with what is left")
+    wait_until(lambda: _measure_held(node, server) > 1024, "the server to be shown with what is left")
     assert neighbour.do("add") == RIGHT
     cuda_context = make(daemon)
     assert children_of(server) == [executor], "a client is there: it continues"
@@ -167,7 +167,7 @@ def test_a_killed_clients_memory_is_counted_and_shown_until_no_client_is_left(no
     again = make(daemon)
     assert _free_mib(again) > before
     assert again.do("add") == RIGHT
-    wait_until(lambda: _held(node, server) == 0, "nothing to be left")
+    wait_until(lambda: _measure_held(node, server) == 0, "nothing to be left")
     log = daemon.log("server.log")
     assert (
         f"Stopping process {executor} of device 0, which has no clients but still runs kernels of exited clients"

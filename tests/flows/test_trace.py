@@ -130,23 +130,23 @@ def test_servers_of_protocol_3(make_daemon: Callable[..., DaemonProcess], trace:
 
 
 def test_what_is_refused(daemon: DaemonProcess, trace: Path) -> None:
-    def refused(*words: str, uid: int | None = None) -> str:
+    def get_refusal(*words: str, uid: int | None = None) -> str:
         done = daemon.run(["trace", *words], uid=uid)
         assert done.returncode == 1
         return done.stdout + done.stderr
 
-    assert refused("stop") == "There is no trace: begin one with 'trace start FILE'.\n"
+    assert get_refusal("stop") == "There is no trace: begin one with 'trace start FILE'.\n"
     trace.write_text("mine")
-    assert refused("start", str(trace)) == f"{trace} exists: remove it, or name another file.\n"
+    assert get_refusal("start", str(trace)) == f"{trace} exists: remove it, or name another file.\n"
     assert trace.read_text() == "mine"
-    assert "No such file or directory" in refused("start", f"{trace.parent}/no/such/folder")
+    assert "No such file or directory" in get_refusal("start", f"{trace.parent}/no/such/folder")
     assert "give an absolute path" in daemon.say("trace start here.json")
-    assert refused("start") == "'trace start' needs <file>.\n"
+    assert get_refusal("start") == "'trace start' needs <file>.\n"
     trace.unlink()
     start(daemon, trace)
-    assert f"A trace is written to {trace}" in refused("start", f"{trace}.2")
+    assert f"A trace is written to {trace}" in get_refusal("start", f"{trace}.2")
     if os.geteuid() == 0:
-        assert "rivileges" in refused("stop", uid=NOBODY)
+        assert "rivileges" in get_refusal("stop", uid=NOBODY)
     stop(daemon, trace)
 
 
@@ -301,7 +301,7 @@ for _ in range(9):
 """
 
 
-def traced_program(path: Path) -> str:
+def run_traced(path: Path) -> str:
     """Run a program whose disk is full after the first call; return what it reports on standard error."""
     done = subprocess.run(
         [sys.executable, "-c", CALL],
@@ -317,7 +317,7 @@ def traced_program(path: Path) -> str:
 def test_a_full_disk_is_said_at_the_programs_end(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.touch()  # an empty file is as good as none
-    assert traced_program(path) == (f"PYMPSD_TRACE={path}: File too large; the trace lacks the calls from then on\n")
+    assert run_traced(path) == (f"PYMPSD_TRACE={path}: File too large; the trace lacks the calls from then on\n")
     assert path.read_bytes().startswith(b"[\n{")
 
 
@@ -334,7 +334,7 @@ def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str
         path.symlink_to(other)
     else:
         os.mkfifo(path)
-    output = traced_program(path)
+    output = run_traced(path)
     assert output.startswith(
         f"PYMPSD_TRACE={path}: it is {reason}; give the path of a new or empty file, or of a trace;"
     )

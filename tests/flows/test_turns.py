@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, killed_after, wait_until
+from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, children_of, kill_after, wait_until
 
 from pympsd.cli.options import MULTIUSER
 from pympsd.wire.framing import FrameReader
@@ -213,7 +213,7 @@ def test_quit_refuses_the_queue_and_waits_for_those_served(start: Start) -> None
     line.append(users.waiting(0, after=f"user {NOBODY}, user {OTHER}"))
     users.daemon.say(f"start_server -uid {OTHER}")
     command = subprocess.Popen([PYMPSD], env=users.daemon.environment, stdin=subprocess.PIPE)
-    with killed_after(command) as quitting:
+    with kill_after(command) as quitting:
         assert quitting.stdin is not None
         quitting.stdin.write(b"quit\n")
         quitting.stdin.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, DaemonProcess, killed_after
+from processes import SECONDS, DaemonProcess, kill_after
 
 from pympsd.wire import frames
 
@@ -32,7 +32,7 @@ with socket.socket(socket.AF_UNIX) as listener:
 @pytest.fixture
 def end_after(directory: Path) -> Iterator[None]:
     """Have a daemon at the pipe directory that reports it works on a line, and ends."""
-    with killed_after(
+    with kill_after(
         subprocess.Popen(
             [sys.executable, "-c", DAEMON, directory / "pipe" / "control", "last", WORKING.hex()],
             stdout=subprocess.PIPE,

@@ -108,7 +108,7 @@ def tool(directory: Path) -> DaemonProcess:
     return DaemonProcess(directory)
 
 
-def received(tool: DaemonProcess) -> list[str]:
+def get_received(tool: DaemonProcess) -> list[str]:
     """Return what the other user's program got."""
     return (tool.directory / "received").read_text().splitlines()
 
@@ -148,17 +148,17 @@ def test_changes_and_files_are_not_sent(start: Start, tool: DaemonProcess, tmp_p
             f"'{words}' was not sent: it may change something or contain a file, and that daemon is another user's; "
             "--trust-daemon sends it"
         )
-    assert received(tool) == []
+    assert get_received(tool) == []
     assert tool.run(["--trust-daemon", *words.split()]).stdout == "done\n"
-    assert received(tool)[-1] == words
-    assert ("file: password = 'x'" in received(tool)) == ("config" in words)
+    assert get_received(tool)[-1] == words
+    assert ("file: password = 'x'" in get_received(tool)) == ("config" in words)
 
 
 def test_queries_are_sent_and_the_lines_next_to_them_are_not(start: Start, tool: DaemonProcess) -> None:
     start({"": "yes\n"})
     done = tool.run([], "get_server_list\nquit\nps\n")
     assert (done.returncode, done.stdout) == (1, "yes\nyes\n")
-    assert received(tool) == ["get_server_list", "ps"]
+    assert get_received(tool) == ["get_server_list", "ps"]
     assert tool.run(["ps"]).returncode == 0
 
 
@@ -167,7 +167,7 @@ def test_the_short_options_send_nothing_either(start: Start, tool: DaemonProcess
     (tmp_path / "a.toml").write_text("x")
     for arguments in (["--quit"], ["-a", str(tmp_path / "a.toml")]):
         assert tool.run(arguments).returncode == 1
-    assert received(tool) == []
+    assert get_received(tool) == []
 
 
 def test_under_the_vendors_name_lines_are_sent_as_by_its_tool_and_files_are_not(
@@ -181,7 +181,7 @@ def test_under_the_vendors_name_lines_are_sent_as_by_its_tool_and_files_are_not(
     done = tool.run(["config", "apply", str(tmp_path / "a.toml")])
     assert done.returncode == 1
     assert "was not sent" in done.stderr
-    assert received(tool) == ["quit"]
+    assert get_received(tool) == ["quit"]
 
 
 def test_the_callers_own_daemon_gets_everything(start: Start, tool: DaemonProcess) -> None:
@@ -199,7 +199,7 @@ def test_in_python_changes_take_an_argument(start: Start, tool: DaemonProcess) -
         assert RunningDaemon(pipe).servers() == ()
     with pytest.warns(RuntimeWarning, match="neither root nor you"):
         assert RunningDaemon(pipe, trust_daemon=True).command("quit") == "[]"
-    assert received(tool) == ["get_server_list --json", "quit"]
+    assert get_received(tool) == ["get_server_list --json", "quit"]
 
 
 @pytest.mark.parametrize("uid", [0, OTHER])

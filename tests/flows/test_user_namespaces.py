@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from attrs import define
-from processes import BIN, CLIENT, PYMPSD, SECONDS, ClientProcess, DaemonProcess, killed_after, wait_until
+from processes import BIN, CLIENT, PYMPSD, SECONDS, ClientProcess, DaemonProcess, kill_after, wait_until
 
 from pympsd.wire import frames
 
@@ -75,7 +75,7 @@ def inside(make_daemon: Callable[..., DaemonProcess]) -> Iterator[Callable[..., 
             daemon = make_daemon()
             with (daemon.directory / "log" / "control.log").open("wb") as log:
                 process = subprocess.Popen([*AS_ROOT, PYMPSD, *options, "-f"], env=_environment(daemon), stdout=log)
-            ends.enter_context(killed_after(process))
+            ends.enter_context(kill_after(process))
             wait_until(lambda: daemon.run([], "ps\n").returncode == 0, "the daemon's sockets")
             running = DaemonInside(daemon, process)
             ends.callback(process.wait, SECONDS)
@@ -113,7 +113,7 @@ def _first_steps(daemon: DaemonProcess, uid: int, under: tuple[str, ...], **more
 @contextlib.contextmanager
 def _client(daemon: DaemonProcess, uid: int, under: tuple[str, ...] = (), **more: str) -> Iterator[ClientProcess]:
     client = ClientProcess.start(_environment(daemon, **more), uid, CLIENT, under)
-    with killed_after(client.process):
+    with kill_after(client.process):
         yield client
 
 
@@ -218,7 +218,7 @@ def test_a_daemon_that_relays_roots_answer_is_not_trusted(daemon: DaemonProcess,
         extra_groups=[],
         cwd="/",
     )
-    with killed_after(relay):
+    with kill_after(relay):
         assert relay.stdout is not None
         assert relay.stdout.readline() == "ready\n"
         assert _first_steps(daemon, USER, under, CUDA_MPS_PIPE_DIRECTORY=str(folder))[0] == REFUSED
@@ -256,7 +256,7 @@ def test_a_daemon_too_old_to_prove_anything_gets_the_commands_after_the_warning(
         listener.listen()
         listener.settimeout(SECONDS)
         tool = subprocess.Popen(command, env=environment, user=USER, cwd="/", stderr=subprocess.PIPE, text=True)
-        with killed_after(tool):
+        with kill_after(tool):
             with listener.accept()[0] as connection:
                 assert connection.recv(100) == frames.encode(frames.CREDENTIALS_REQUEST)
             with listener.accept()[0] as given:

@@ -72,7 +72,7 @@ def test_the_variable_and_the_command_read_a_percent_sign_in_the_same_way(make_d
     one_line(daemon, "a number without a percent sign (pympsd reads 50), not '50%'", "control.log")
 
 
-def explained(daemon: DaemonProcess, **settings: str) -> list[str]:
+def get_explained(daemon: DaemonProcess, **settings: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env={**daemon.environment, **settings}, cwd=daemon.directory,
         capture_output=True, text=True, timeout=SECONDS,
@@ -83,7 +83,7 @@ def explained(daemon: DaemonProcess, **settings: str) -> list[str]:
 
 def test_a_program_that_imports_the_client_explains(daemon: DaemonProcess) -> None:
     wrong = {PERCENTAGE: "abc", PRIORITY: "high"}
-    lines = explained(daemon, PYMPSD_EXPLAIN="1", **wrong)
+    lines = get_explained(daemon, PYMPSD_EXPLAIN="1", **wrong)
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
         "cuMemAlloc",
         f"{PERCENTAGE} is a number above 0, up to 100, not 'abc'",
@@ -93,8 +93,8 @@ def test_a_program_that_imports_the_client_explains(daemon: DaemonProcess) -> No
     ]
     assert lines[0].startswith("pympsd: cuMemAlloc: CUDA_ERROR_NOT_INITIALIZED: call cuInit(0) first")
     for quiet in ({}, {"PYMPSD_EXPLAIN": ""}, {"PYMPSD_EXPLAIN": "0"}):
-        assert explained(daemon, **wrong, **quiet) == []
-    assert "pympsd: PYMPSD_EXPLAIN is 0 or 1, not '9'" in explained(daemon, PYMPSD_EXPLAIN="9")
+        assert get_explained(daemon, **wrong, **quiet) == []
+    assert "pympsd: PYMPSD_EXPLAIN is 0 or 1, not '9'" in get_explained(daemon, PYMPSD_EXPLAIN="9")
 
 
 def test_a_program_under_pympsd_run_explains(daemon: DaemonProcess) -> None:

@@ -52,11 +52,11 @@ def differences(name: str, left: tuple[str, dict[str, Array]], right: tuple[str,
             continue
         text.append(f"{entry['ptx']}, {output} ({spec['compare']}): {len(wrong)} of {first.size} differ")
         for place in map(tuple, wrong[:SHOWN]):
-            given = {key: _shown(value[place]) for key, value in contents.items() if value.shape == first.shape}
-            message = f"{left[0]} {_shown(first[place])}, {right[0]} {_shown(second[place])}"
+            given = {key: _render(value[place]) for key, value in contents.items() if value.shape == first.shape}
+            message = f"{left[0]} {_render(first[place])}, {right[0]} {_render(second[place])}"
             text.append(f"  at {tuple(map(int, place))} of {given}: {message}")
     return text
 
 
-def _shown(value: Any) -> str:
+def _render(value: Any) -> str:
     return f"{value} ({value.tobytes()[::-1].hex()})"

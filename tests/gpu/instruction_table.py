@@ -103,7 +103,7 @@ fma.rn.bf16 %Y, %y, %y, %y; min|max.bf16 %Y, %y, %y; neg|abs.bf16 %Y, %y; cvt.rn
 """
 
 
-def _written_out(entry: str) -> list[str]:
+def _write_out(entry: str) -> list[str]:
     """Return an entry of the table for each choice that it leaves; of several instructions the last has them."""
     before, several, last = entry.rpartition("! ")
     name, _, operands = last.partition(" %")
@@ -112,7 +112,7 @@ def _written_out(entry: str) -> list[str]:
 
 
 _ENTRIES = re.split("[;\\n]", _TABLE.strip().replace("ROUND", "rn|rz|rm|rp").replace("BYTE", "%w[and.b32 255]"))
-INSTRUCTIONS = tuple(each for entry in _ENTRIES for each in _written_out(entry.strip()))
+INSTRUCTIONS = tuple(each for entry in _ENTRIES for each in _write_out(entry.strip()))
 """Upper case: a register that is written, lower case: one that is read; ``!`` separates instructions.
 
 What stands in brackets behind a register is done to what is read of it: an instruction and its other operand.

@@ -65,13 +65,13 @@ def with_registers(instruction: str, rng: np.random.Generator) -> tuple[list[str
     """Return the instructions that an entry's brackets ask for, and the entry itself, with registers chosen."""
     before: list[str] = []
 
-    def bracketed(found: re.Match[str]) -> str:
+    def add_brackets(found: re.Match[str]) -> str:
         letter, number, name, other = found.groups()
         held = f"%x{letter}{len(before)}"
         before.append(f"{name} {held}, %{letter}{number}, {other};")
         return held
 
-    def chosen(found: re.Match[str]) -> str:
+    def choose(found: re.Match[str]) -> str:
         letter = found[1].lower()
         count = PREDICATES if letter == "p" else KINDS[letter].count if letter in KINDS else 0
         return f"%{letter}{rng.integers(count)}" if count else found[0]
@@ -80,8 +80,8 @@ def with_registers(instruction: str, rng: np.random.Generator) -> tuple[list[str
     text = re.sub(
         r"\{%([WH]), %\1\}", lambda result: f"{{%{result[1].lower()}0, %{result[1].lower()}1}}", instruction
     )
-    text = re.sub(r"%([A-Za-z])\b", chosen, text).replace("@table", str(rng.integers(256)))
-    text = re.sub(r"%([a-z])(\d)\[(\S+) (\S+)\]", bracketed, text)
+    text = re.sub(r"%([A-Za-z])\b", choose, text).replace("@table", str(rng.integers(256)))
+    text = re.sub(r"%([a-z])(\d)\[(\S+) (\S+)\]", add_brackets, text)
     return before, text.replace("!", ";\n  ") + ";"
 
 
@@ -106,13 +106,13 @@ def kernel(name: str, lines: list[str]) -> str:
                 f"st.global.b{kind.bits} [%out+{_ROW_BYTES * row}], %{one};"
                 for row, (one, kind) in enumerate(REGISTERS)
             ),
-            *(_stored_predicate(number) for number in range(PREDICATES)),
+            *(_store_predicate(number) for number in range(PREDICATES)),
             "ret; }",
         ]
     )
 
 
-def _stored_predicate(number: int) -> str:
+def _store_predicate(number: int) -> str:
     place = _ROW_BYTES * (len(REGISTERS) + number)
     return f"selp.b32 %t, 1, 0, %p{number}; st.global.b32 [%out+{place}], %t;"
 

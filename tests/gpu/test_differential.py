@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from recorded_corpus import KERNELS, failures, is_recorded, recorded
+from recorded_corpus import KERNELS, failures, is_recorded, load_recorded
 
 from tests.emulated import test_generated_programs as branching
 from tests.gpu import straight_line
@@ -43,7 +43,7 @@ def test_a_kernel_of_the_corpus_gives_the_same_on_both(name: str) -> None:
     emulated, tested = (outputs_on(device, name) for device in (DEVICES[0], DEVICES.last))
     text = differences(name, ("emulated", emulated), (DEVICES.last.backend, tested))
     if is_recorded(name):
-        of_recording = {output: recorded()[f"{name}/{output}"] for output in tested}
+        of_recording = {output: load_recorded()[f"{name}/{output}"] for output in tested}
         text += differences(name, ("recorded", of_recording), (DEVICES.last.backend, tested))
     assert not text, "\n".join(text)
 
@@ -111,14 +111,14 @@ def test_straight_lines_over_all_types_give_the_same_on_both(batch: int) -> None
     like = np.zeros((straight_line.ROWS, straight_line.THREADS), np.uint64)
     emulated, tested = (outputs_of(device, kernels, inputs, like) for device in (DEVICES[0], DEVICES.last))
     wrong = [
-        _said(program, one, other)
+        _get_texts(program, one, other)
         for program, one, other in zip(programs, emulated, tested, strict=True)
         if straight_line.differing(one, other)
     ]
     assert not wrong, f"{len(wrong)} of {BATCH} programs differ\n" + "\n\n".join(wrong[:SHOWN])
 
 
-def _said(program: Program, one: Array, other: Array) -> str:
+def _get_texts(program: Program, one: Array, other: Array) -> str:
     output = []
     for register, thread in straight_line.differing(one, other)[:SHOWN]:
         row = straight_line.row_of(register)

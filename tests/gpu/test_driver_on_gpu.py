@@ -21,7 +21,7 @@ from processes import PYMPSD, SECONDS, DaemonProcess, alive, clients_of, wait_un
 from tested_machine import with_machine
 
 from tests.gpu.cuda_programs import running
-from tests.gpu.cuda_programs.running import client, connected, end_all
+from tests.gpu.cuda_programs.running import client, connect, end_all
 
 A, B = 10001, 10002
 GIB = 1 << 30
@@ -64,7 +64,7 @@ def rows(daemon: DaemonProcess) -> list[list[str]]:
     return [line.split() for line in daemon.say("ps").splitlines()[1:]]
 
 
-def listed(daemon: DaemonProcess) -> set[int]:
+def list_shown(daemon: DaemonProcess) -> set[int]:
     """Return the PIDs of ps."""
     return {int(row[0]) for row in rows(daemon)}
 
@@ -82,7 +82,7 @@ def side_by_side(daemon: DaemonProcess, start: Callable[[], DriverClient]) -> No
                 second.kill()
                 pytest.skip(data)
             assert data == "connected"
-        assert listed(daemon) == {first.pid, second.pid}
+        assert list_shown(daemon) == {first.pid, second.pid}
         for client in (first, second):
             client.send("")
         assert [each.answer(running.IMPORT_SECONDS) for each in (first, second)] == ["right"] * 2
@@ -91,11 +91,11 @@ def side_by_side(daemon: DaemonProcess, start: Callable[[], DriverClient]) -> No
 def test_two_programs_at_the_same_time(daemon: DaemonProcess) -> None:
     with client(daemon) as client_process, client(daemon) as other:
         for each in (client_process, other):
-            connected(each)
+            connect(each)
         for each in (client_process, other):
             each.send("launch")
         assert [client.answer() for client in (client_process, other)] == ["launch CUDA_SUCCESS"] * 2
-        assert listed(daemon) == {client_process.pid, other.pid}
+        assert list_shown(daemon) == {client_process.pid, other.pid}
 
 
 def test_an_nvcc_program(daemon: DaemonProcess, tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_a_framework(daemon: DaemonProcess, name: str) -> None:
 
 def test_half_of_the_threads_is_half_of_the_multiprocessors(daemon: DaemonProcess) -> None:
     with client(daemon) as before, client(daemon) as after:
-        connected(before)
+        connect(before)
         (server,) = daemon.servers()
         assert daemon.say(f"set_active_thread_percentage {server} 50") == "50.0\n"
-        connected(after)
+        connect(after)
         assert before.ask("sms") == f"sms {running.multiprocessors(100)}"
         assert after.ask("sms") == f"sms {running.multiprocessors(50)}"
         assert after.ask("launch") == "launch CUDA_SUCCESS"
@@ -139,7 +139,7 @@ def is_limited(one: DriverClient) -> None:
 def test_limits_and_memory_of_a_client_are_shown(daemon: DaemonProcess) -> None:
     assert daemon.say("set_default_active_thread_percentage 50") == "50.0\n"
     with client(daemon) as client_process:
-        connected(client_process)
+        connect(client_process)
         assert client_process.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
         (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
         (shown,) = server["clients"]
@@ -149,11 +149,11 @@ def test_limits_and_memory_of_a_client_are_shown(daemon: DaemonProcess) -> None:
 
 def test_an_allocation_beyond_a_servers_memory_limit_is_refused(daemon: DaemonProcess) -> None:
     with client(daemon) as before, client(daemon) as limited:
-        connected(before)
+        connect(before)
         (server,) = daemon.servers()
         done = daemon.run([], f"set_device_pinned_mem_limit {server} 0 2G\n")
         assert (done.returncode, done.stderr) == (0, "")
-        is_limited(connected(limited))
+        is_limited(connect(limited))
 
 
 def test_an_allocation_beyond_the_default_memory_limit_is_refused(daemon: DaemonProcess) -> None:
@@ -161,14 +161,14 @@ def test_an_allocation_beyond_the_default_memory_limit_is_refused(daemon: Daemon
     done = daemon.run([], "set_default_device_pinned_mem_limit 0 2G\n")
     assert (done.returncode, done.stderr) == (0, "")
     with client(daemon) as limited:
-        is_limited(connected(limited))
+        is_limited(connect(limited))
 
 
 def test_the_default_priority_reaches_a_client(daemon: DaemonProcess) -> None:
     with client(daemon) as before, client(daemon) as after:
-        connected(before)
+        connect(before)
         daemon.say("set_default_client_priority 1")
-        connected(after)
+        connect(after)
         wait_until(lambda: "Client Priority set to 1" in daemon.log("server.log"), "the line in server.log")
         assert after.ask("launch") == "launch CUDA_SUCCESS"
 
@@ -178,8 +178,8 @@ def test_the_default_priority_reaches_a_client(daemon: DaemonProcess) -> None:
 
 def test_terminate_client(daemon: DaemonProcess) -> None:
     with client(daemon) as client_process, client(daemon) as other:
-        connected(client_process)
-        connected(other)
+        connect(client_process)
+        connect(other)
         (server,) = daemon.servers()
         assert daemon.say(f"terminate_client {server} {client_process.pid}") == "0\n"
         assert client_process.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
@@ -193,8 +193,8 @@ def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess)
         client(daemon) as new_client,
         client(daemon) as following,
     ):
-        connected(culprit)
-        connected(neighbour)
+        connect(culprit)
+        connect(neighbour)
         (server,) = daemon.servers()
         assert culprit.ask("fault").split()[1] in FAULTS
         wait_until(lambda: neighbour.ask("sync").split()[1] in FAULTS, "the fault at the neighbour")
@@ -207,14 +207,14 @@ def test_a_fault_of_one_is_everybodys_until_all_have_left(daemon: DaemonProcess)
         if not new_client.waits():
             assert new_client.answer() in NEW_CLIENT_RESULTS
         new_client.kill()
-        connected(following)
+        connect(following)
         assert following.ask("launch") == "launch CUDA_SUCCESS"
         assert daemon.servers() == [server]
 
 
 def test_a_forced_quit_ends_the_clients_work(daemon: DaemonProcess) -> None:
     with client(daemon) as client_process:
-        connected(client_process)
+        connect(client_process)
         (server,) = daemon.servers()
         assert daemon.say("quit -t 1") == ""
         daemon.await_end()
@@ -231,11 +231,11 @@ def test_clients_that_never_speak_are_in_nobodys_way(daemon: DaemonProcess, monk
     silent = []
     try:
         with client(daemon) as before, client(daemon) as after:
-            connected(before)
+            connect(before)
             silent = [be_handed_over() for _ in range(SILENT_CONNECTIONS)]
-            connected(after)
+            connect(after)
             assert [client.ask("launch") for client in (before, after)] == ["launch CUDA_SUCCESS"] * 2
-            assert listed(daemon) >= {before.pid, after.pid}
+            assert list_shown(daemon) >= {before.pid, after.pid}
     finally:
         for connection in silent:
             connection.close()
@@ -259,7 +259,7 @@ def test_programs_outlive_the_daemon(daemon: DaemonProcess) -> None:
         assert new_client.ask("ctx 0") == "ctx CUDA_SUCCESS"
         assert new_client.ask("launch") == "launch CUDA_SUCCESS"
         assert daemon.servers() == [server]
-        assert listed(daemon) == {loop.pid, new_client.pid}
+        assert list_shown(daemon) == {loop.pid, new_client.pid}
         assert loop.ask(f"steps {MANY_STEPS}").startswith("steps ")
         word, result, steps, value = loop.ask("stop").split()
         assert (word, result, int(value)) == ("loop", "CUDA_SUCCESS", chain(int(steps)))
@@ -285,7 +285,7 @@ def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(daemon: Daem
                 daemon.kill()
                 training.ask("until 1000")
                 assert daemon.start().returncode == 0
-                assert training.pid in listed(daemon)
+                assert training.pid in list_shown(daemon)
             digests.append(training.ask("until 2000"))
             training.send("stop")
     assert digests[0] == digests[1]
@@ -297,7 +297,7 @@ def test_training_goes_on_without_the_daemon_as_if_nothing_had_been(daemon: Daem
 def test_users_take_turns(daemon: DaemonProcess) -> None:
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second:
         began = time.monotonic()
-        connected(first)
+        connect(first)
         start = time.monotonic() - began
         (server,) = daemon.servers()
         assert os.stat(f"/proc/{server}").st_uid == A
@@ -317,8 +317,8 @@ def test_users_take_turns(daemon: DaemonProcess) -> None:
 def test_users_together(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_driver_daemon("-d", "--users", "together")
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second:
-        connected(first)
-        connected(second)
+        connect(first)
+        connect(second)
         for one in (first, second):
             one.send("launch")
         assert [client.answer() for client in (first, second)] == ["launch CUDA_SUCCESS"] * 2
@@ -333,11 +333,11 @@ def test_one_server_for_all_users(make_driver_daemon: Callable[..., DaemonProces
     daemon = make_driver_daemon("-d", "-multiuser-server")
     with client(daemon, uid=A) as first, client(daemon, uid=B) as second, client(daemon) as third:
         for one in (first, second, third):
-            connected(one)
+            connect(one)
         assert [client.ask("launch") for client in (first, second, third)] == ["launch CUDA_SUCCESS"] * 3
         (server,) = daemon.servers()
         assert os.stat(f"/proc/{server}").st_uid == 0
-        assert listed(daemon) == {first.pid, second.pid, third.pid}
+        assert list_shown(daemon) == {first.pid, second.pid, third.pid}
 
 
 # --- namespaces
@@ -353,11 +353,11 @@ def needs_namespaces() -> None:
 def test_a_client_in_a_namespace_below(daemon: DaemonProcess) -> None:
     needs_namespaces()
     with client(daemon, prefix=INSIDE) as inside, client(daemon) as outside:
-        connected(inside)
-        connected(outside)
+        connect(inside)
+        connect(outside)
         assert [client.ask("launch") for client in (inside, outside)] == ["launch CUDA_SUCCESS"] * 2
-        assert len(listed(daemon)) == 2
-        assert inside.pid not in listed(daemon), "that is unshare"
+        assert len(list_shown(daemon)) == 2
+        assert inside.pid not in list_shown(daemon), "that is unshare"
 
 
 def test_a_client_that_the_daemon_cannot_see(make_driver_daemon: Callable[..., DaemonProcess]) -> None:
@@ -373,7 +373,7 @@ def test_a_client_that_the_daemon_cannot_see(make_driver_daemon: Callable[..., D
         wait_until(lambda: daemon.run([], "get_server_list\n").returncode == 0, "the daemon's sockets")
         with client(daemon) as outside, client(daemon, prefix=INSIDE) as sibling:
             for one in (outside, sibling):
-                connected(one)
+                connect(one)
             assert [client.ask("launch") for client in (outside, sibling)] == ["launch CUDA_SUCCESS"] * 2
             assert {row[0] for row in rows(daemon)} == {"0"}
         daemon.say("quit -t 1")
@@ -403,7 +403,7 @@ def test_one_program_of_the_client_library_on_every_backend(
             client = make(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50").connect()
             assert client.do("sm") == str(running.multiprocessors(50))
             assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-            assert listed(daemon) == {client.pid}
+            assert list_shown(daemon) == {client.pid}
     finally:
         daemon.stop()
         end_all(daemon)
@@ -420,7 +420,7 @@ def control() -> str:
     return path
 
 
-def said_by(command: str, daemon: DaemonProcess, text: str) -> str:
+def get_output_of(command: str, daemon: DaemonProcess, text: str) -> str:
     """Give commands with a tool; return what it prints."""
     environment = {**os.environ, **daemon.environment}
     done = subprocess.run([command], env=environment, input=text, capture_output=True, text=True, timeout=SECONDS)
@@ -434,11 +434,11 @@ COMMANDS = "get_default_active_thread_percentage\nset_default_active_thread_perc
 def test_the_vendors_tool_commands_our_daemon(daemon: DaemonProcess) -> None:
     tool = control()
     with client(daemon) as client_process:
-        connected(client_process)
+        connect(client_process)
         (server,) = daemon.servers()
         text = f"get_server_list\nget_server_status {server}\nget_client_list {server}\n{COMMANDS}"
-        assert said_by(tool, daemon, text) == f"{server}\nACTIVE\n{client_process.pid}\n100.0\n40.0\n"
-        assert said_by(tool, daemon, "ps\n") == daemon.say("ps")
+        assert get_output_of(tool, daemon, text) == f"{server}\nACTIVE\n{client_process.pid}\n100.0\n40.0\n"
+        assert get_output_of(tool, daemon, "ps\n") == daemon.say("ps")
 
 
 def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:
@@ -448,11 +448,11 @@ def test_our_tool_commands_the_vendors_daemon(directory: Path) -> None:
     assert done.returncode == 0, done.stderr
     try:
         with client(daemon_process) as client_process:
-            connected(client_process)
+            connect(client_process)
             (server,) = daemon_process.servers()
             text = f"get_server_status {server}\nget_client_list {server}\n{COMMANDS}"
             assert daemon_process.say(text) == f"ACTIVE\n{client_process.pid}\n100.0\n40.0\n"
-            assert daemon_process.say("ps") == said_by(control(), daemon_process, "ps\n")
+            assert daemon_process.say("ps") == get_output_of(control(), daemon_process, "ps\n")
         daemon_process.say("quit -t 1")
     finally:
         end_all(daemon_process)

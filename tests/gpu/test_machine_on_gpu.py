@@ -22,7 +22,7 @@ def rows(daemon: DaemonProcess) -> list[list[str]]:
     return [line.split(",") for line in lines]
 
 
-def shown() -> list[str]:
+def get_shown() -> list[str]:
     return ["0", gpu().pci, gpu().uuid, gpu().name, "N/A"]
 
 
@@ -39,7 +39,7 @@ def test_the_gpu_is_found_shown_and_used(make_daemon: MakeDaemon, backend: str) 
     daemon = make_daemon(PYMPSD_BACKEND=backend)
     done = daemon.start()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert rows(daemon)[0] == shown()
+    assert rows(daemon)[0] == get_shown()
     computes(daemon)
     # auto prefers the driver's own server where it is installed.
     used = "vendor" if backend == "auto" and running.driver_program(running.SERVER) else "cuda"
@@ -90,7 +90,7 @@ def test_the_gpu_by_index_and_uuid(make_daemon: MakeDaemon, how: str) -> None:
     name = {"index": "0", "uuid": gpu().uuid, "prefix": gpu().uuid[:14]}[how]
     daemon = make_daemon(CUDA_VISIBLE_DEVICES=name)
     assert daemon.start().returncode == 0
-    assert rows(daemon) == [shown()]
+    assert rows(daemon) == [get_shown()]
 
 
 def test_a_gpu_that_is_not_there_is_refused(make_daemon: MakeDaemon) -> None:

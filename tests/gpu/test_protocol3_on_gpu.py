@@ -16,7 +16,7 @@ from processes import DaemonProcess
 from protocol3 import ctl
 
 from tests.gpu.cuda_programs import running
-from tests.gpu.cuda_programs.running import client, connected, end_all
+from tests.gpu.cuda_programs.running import client, connect, end_all
 
 GIB = 1 << 30
 MEMORY = {"n1": 1, "n2": 2, "n3": 4}
@@ -57,7 +57,7 @@ def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: Dae
         result = []
         for _ in range(ROUNDS):
             with client(named, settings=at(named, place)) as client_process:
-                connected(client_process)
+                connect(client_process)
                 result.append(tuple(client_process.ask(line).split()[-1] for line in requests))
         return result
 
@@ -108,6 +108,6 @@ def test_a_rule_limits_the_clients_of_a_program(named: DaemonProcess) -> None:
     )
     ctl(named, f"config apply {path}")
     with client(named, settings=at(named, "b")) as client_process:
-        connected(client_process)
+        connect(client_process)
         assert int(client_process.ask("sms").split()[-1]) == running.multiprocessors(50)
         assert ctl(named, f"rules test {client_process.pid} --format=csv,noheader").startswith("1,-,true,")

@@ -18,7 +18,7 @@ SLACK = 100.0
 Start = Callable[..., ClientProcess]
 
 
-def traced(daemon: DaemonProcess, file: Path, do: Callable[[], None]) -> tuple[list[Any], float, float]:
+def trace(daemon: DaemonProcess, file: Path, do: Callable[[], None]) -> tuple[list[Any], float, float]:
     """Trace what is done; return the events, and between which times it was, in microseconds."""
     done = daemon.run(["trace", "start", str(file)])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -48,7 +48,7 @@ def test_kernels_and_copies_are_timed(daemon: DaemonProcess, start: Start, direc
             assert client.do("sync") == "CUDA_SUCCESS"
             assert client.do("add") == RIGHT
 
-    events, began, ended = traced(daemon, directory / "trace.json", work)
+    events, began, ended = trace(daemon, directory / "trace.json", work)
     for client in (one, second):
         done = sorted(work_of(events, client), key=lambda entry: entry[1])
         assert {"add_one", "copy"} <= {name for name, _, _ in done}

@@ -34,7 +34,7 @@ class Recorded:
     text: str
 
 
-def _recorded(path: Path) -> list[Recorded]:
+def _load_recorded(path: Path) -> list[Recorded]:
     with path.open("rb") as file:
         result = filter(None, map(LINE.fullmatch, file))
         return [
@@ -55,7 +55,7 @@ NO_SERVER_SAYS = "Using log directory: $LOG"
 @pytest.mark.parametrize("path", [*SERVER_LOGS, *SESSIONS], ids=lambda path: path.name)
 def test_every_recorded_line_is_an_event_that_writes_the_same(path: Path) -> None:
     recogniser = Recogniser()
-    for line in _recorded(path):
+    for line in _load_recorded(path):
         result = recogniser.recognise(line.pid, line.text)
         if line.text == NO_SERVER_SAYS:
             assert result is None
@@ -67,7 +67,7 @@ def test_every_recorded_line_is_an_event_that_writes_the_same(path: Path) -> Non
 
 def test_lines_were_recorded() -> None:
     assert len(SERVER_LOGS) == 4
-    assert sum(len(_recorded(path)) for path in [*SERVER_LOGS, *SESSIONS]) > 1000
+    assert sum(len(_load_recorded(path)) for path in [*SERVER_LOGS, *SESSIONS]) > 1000
 
 
 # --- fields and what only the line before says
@@ -145,7 +145,7 @@ def test_any_text_is_recognised_or_not(texts: list[str]) -> None:
 # --- written
 
 
-def _written(dialect: Dialect, tmp_path: Path, lines: list[Recorded]) -> list[bytes]:
+def _write(dialect: Dialect, tmp_path: Path, lines: list[Recorded]) -> list[bytes]:
     file = LogFile(str(tmp_path / f"{dialect}.log"))
     journal = Journal(None, file, dialect)
     for line in lines:
@@ -156,16 +156,16 @@ def _written(dialect: Dialect, tmp_path: Path, lines: list[Recorded]) -> list[by
 
 @pytest.mark.parametrize("path", SERVER_LOGS, ids=lambda path: path.name)
 def test_r580_is_as_recorded(path: Path, tmp_path: Path) -> None:
-    lines = _recorded(path)
-    assert _written(Dialect.R580, tmp_path, lines) == [line.whole for line in lines]
+    lines = _load_recorded(path)
+    assert _write(Dialect.R580, tmp_path, lines) == [line.whole for line in lines]
 
 
-def _said(texts: list[str], who: str = "Server") -> list[Recorded]:
+def _make_recorded(texts: list[str], who: str = "Server") -> list[Recorded]:
     return [Recorded(b"", time.time(), who, 5, text) for text in texts]
 
 
 def test_documented_forms(tmp_path: Path) -> None:
-    lines = _said(["Startup"], "Other") + _said(
+    lines = _make_recorded(["Startup"], "Other") + _make_recorded(
         [
             "Creating server context on device 0 (NVIDIA H200)",
             "Received new client request for {PID: -5, Context ID: 0}",
@@ -184,7 +184,7 @@ def test_documented_forms(tmp_path: Path) -> None:
             "a line of a later driver",
         ]
     )
-    written = _written(Dialect.DOCUMENTED, tmp_path, lines)
+    written = _write(Dialect.DOCUMENTED, tmp_path, lines)
     assert [tuple(line.decode().rstrip("\n").split(maxsplit=4)[2:]) for line in written] == [
         ("Other", "5]", "Startup"),
         ("Other", "5]", "Volta MPS: Creating server context on device 0"),
@@ -205,7 +205,7 @@ def test_documented_forms(tmp_path: Path) -> None:
 
 def test_json_has_events_and_fields(tmp_path: Path) -> None:
     texts = ["Client {PID: 7, Context ID: 1} connected", "a line of a later driver"]
-    written = [json.loads(line) for line in _written(Dialect.JSON, tmp_path, _said(texts))]
+    written = [json.loads(line) for line in _write(Dialect.JSON, tmp_path, _make_recorded(texts))]
     assert [(line["who"], line["pid"], line["event"], line["fields"]) for line in written] == [
         ("Server", 5, "context_connected", {"pid": 7, "context": 1}),
         ("Server", 5, "vendor_line", {"text": "a line of a later driver"}),

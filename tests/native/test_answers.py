@@ -59,7 +59,7 @@ def _large(sequence: int, count: int) -> bytes:
     return records.pack_answer(LARGE, sequence, 0, b"", bytes([sequence % 256]) * count)
 
 
-def _answered(writer: AnswerWriter) -> Callable[[DeclinedRecord], None]:
+def _answer(writer: AnswerWriter) -> Callable[[DeclinedRecord], None]:
     """Return a callback that answers waits that are left to Python."""
 
     def on_taken(declined_record: DeclinedRecord) -> None:
@@ -73,7 +73,7 @@ def _answered(writer: AnswerWriter) -> Callable[[DeclinedRecord], None]:
 def _narrow(rig: Rig) -> AnswerWriter:
     rig.server_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     writer = AnswerWriter(rig.server_end, rig.worker)
-    rig.on_taken = _answered(writer)
+    rig.on_taken = _answer(writer)
     return writer
 
 

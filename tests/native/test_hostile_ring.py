@@ -98,12 +98,12 @@ def test_the_header_that_was_checked_is_the_one_that_is_used(make_rig: Callable[
     lengths: Counter[int] = Counter()
     for _ in range(10):
         rig = make_rig()
-        lengths.update(_taken_while_flipped(rig))
+        lengths.update(_take_while_flipped(rig))
     assert lengths[24] > 1000
     assert lengths[48] > 1000
 
 
-def _taken_while_flipped(rig: Rig) -> Iterator[int]:
+def _take_while_flipped(rig: Rig) -> Iterator[int]:
     # As many records of 48 bytes as fit; the second half of each is a record of 24 bytes.
     pairs = RING_BYTES // 48
     end, start = 48 * pairs, rig.client_memory.address + SHARED_BYTES

@@ -51,7 +51,7 @@ def plain() -> bytes:
     return _binary(_PTX, _PLAIN, _TEXT.encode() + b"\0")
 
 
-def compressed() -> bytes:
+def compress() -> bytes:
     """Return a fat binary with PTX that is compressed with LZ4."""
     text = _TEXT.encode() + b"\0"
     block = lz4.block.compress(text, store_size=False)

@@ -42,7 +42,7 @@ SLICES = st.lists(
 )
 
 
-def written(path: Path, slices: list[Written], *, end: bool = True) -> str:
+def write_slices(path: Path, slices: list[Written], *, end: bool = True) -> str:
     """Write slices to a trace; return its text."""
     path.unlink(missing_ok=True)
     trace = TraceFile.make(str(path))
@@ -58,7 +58,7 @@ def written(path: Path, slices: list[Written], *, end: bool = True) -> str:
 
 @given(SLICES)
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, slices: list[Written]) -> None:
-    text = written(tmp_path_factory.getbasetemp() / "trace.json", slices)
+    text = write_slices(tmp_path_factory.getbasetemp() / "trace.json", slices)
     assert [event["name"] for event in json.loads(text) if event["ph"] == "X"] == [entry.name for entry in slices]
     tracks = read_tracks([text])
     assert {(track.process, track.thread) for track in tracks} == {(entry.process, entry.thread) for entry in slices}
@@ -73,7 +73,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, slice
 def test_a_cut_trace_has_what_was_written_before(
     tmp_path_factory: pytest.TempPathFactory, slices: list[Written], left: int
 ) -> None:
-    text = written(tmp_path_factory.getbasetemp() / "cut.json", slices, end=False)
+    text = write_slices(tmp_path_factory.getbasetemp() / "cut.json", slices, end=False)
     cut = text[: max(2, left % (len(text) + 1))]
     read = sum(len(track.slices) for track in read_tracks([cut]))
     assert read in (cut.count('"ph":"X"'), cut.count('"ph":"X"') - 1)
@@ -106,7 +106,7 @@ def test_any_line_is_an_event_or_refused(line: str) -> None:
 
 
 def test_a_time_is_cut_out(tmp_path: Path) -> None:
-    text = written(tmp_path / "t", [Written(1, 0, name, at * 10**6, 10**6) for at, name in enumerate("abcd")])
+    text = write_slices(tmp_path / "t", [Written(1, 0, name, at * 10**6, 10**6) for at, name in enumerate("abcd")])
     (track,) = read_tracks([text], 1.5, 2.5)
     assert [(entry.name, entry.began, entry.ended) for entry in track.slices] == [("b", 1.5, 2.0), ("c", 2.0, 2.5)]
 
@@ -136,7 +136,7 @@ def plot(*arguments: str) -> str:
     return done.stdout
 
 
-def refused(*arguments: str) -> str:
+def get_refusal(*arguments: str) -> str:
     """Run the command, which is refused; return what it says."""
     command = [sys.executable, "-P", "-c", PLOT_ON_A_FULL_DISK, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
@@ -145,23 +145,23 @@ def refused(*arguments: str) -> str:
 
 
 def test_a_full_disk_leaves_the_picture_that_was_there(tmp_path: Path) -> None:
-    written(tmp_path / "t", [Written(1, 0, "kernel", 10**9, 10**9)])
+    write_slices(tmp_path / "t", [Written(1, 0, "kernel", 10**9, 10**9)])
     picture = tmp_path / "old.svg"
     picture.write_text("the old one")
-    assert refused(str(tmp_path / "t"), "-o", str(picture)) == f"{picture}: File too large\n"
+    assert get_refusal(str(tmp_path / "t"), "-o", str(picture)) == f"{picture}: File too large\n"
     assert picture.read_text() == "the old one"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old.svg", "t"]
 
 
 def test_a_time_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
-    output = refused(str(tmp_path / "t"), "--since", "100", "--until", "50")
+    output = get_refusal(str(tmp_path / "t"), "--since", "100", "--until", "50")
     assert "--since 100 is not before --until 50" in output
 
 
 def test_two_traces_make_one_picture(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one.json", "two.json")]
     for number, path in enumerate(paths, 1):
-        written(path, [Written(number, 0, "kernel", 10**9 * number, 10**9)])
+        write_slices(path, [Written(number, 0, "kernel", 10**9 * number, 10**9)])
     assert plot(*map(str, paths)) == f"{tmp_path}/one.svg\n"
     picture = (tmp_path / "one.svg").read_text()
     assert all(title in picture for title in ("process 1: thread 0", "process 2: thread 0", "kernel"))
@@ -171,7 +171,7 @@ def test_two_traces_make_one_picture(tmp_path: Path) -> None:
 
 def test_traces_that_are_far_apart_have_a_panel_each(tmp_path: Path) -> None:
     hour = 3600 * 10**9
-    text = written(tmp_path / "t", [Written(1, 0, "early", 0, 10**9), Written(2, 0, "late", hour, 2 * 10**9)])
+    text = write_slices(tmp_path / "t", [Written(1, 0, "early", 0, 10**9), Written(2, 0, "late", hour, 2 * 10**9)])
     assert busy_periods(read_tracks([text])) == [(0.0, 1000.0), (3600000.0, 3602000.0)]
     plot(str(tmp_path / "t"), "-o", str(tmp_path / "t.svg"))
     picture = (tmp_path / "t.svg").read_text()
@@ -183,7 +183,7 @@ def test_traces_that_are_far_apart_have_a_panel_each(tmp_path: Path) -> None:
 def test_the_periods_hold_everything_and_never_overlap(
     tmp_path_factory: pytest.TempPathFactory, slices: list[Written]
 ) -> None:
-    tracks = read_tracks([written(tmp_path_factory.getbasetemp() / "periods.json", slices)])
+    tracks = read_tracks([write_slices(tmp_path_factory.getbasetemp() / "periods.json", slices)])
     periods = busy_periods(tracks)
     assert 1 <= len(periods) <= MAX_PERIODS
     assert all(before[1] < after[0] for before, after in pairwise(periods))
@@ -209,7 +209,7 @@ def test_the_legend_is_next_to_the_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("argument", ["t.json", "--help"])
 def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) -> None:
-    written(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
+    write_slices(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
     command = [sys.executable, "-P", "-m", "pympsd", "plot", argument]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
@@ -231,6 +231,6 @@ def test_what_cannot_be_drawn_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     (tmp_path / "bad.json").write_text("not a trace")
-    written(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
+    write_slices(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
     assert main([argument.format(tmp_path) for argument in arguments]) == 1
     assert capsys.readouterr().err.startswith(said.format(tmp_path))

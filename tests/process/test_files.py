@@ -97,7 +97,7 @@ def test_the_result_is_what_the_kernel_allows(
         place.mkdir(parents=True)
         (place / "file").write_text("")
         (top / "way").chmod(0o755)
-        path = _linked(top, place, link)
+        path = _make_linked(top, place, link)
         for folder, (mode, (uid, gid)) in zip(made, folders, strict=True):
             os.chown(folder, uid, gid)
             folder.chmod(mode)
@@ -106,7 +106,7 @@ def test_the_result_is_what_the_kernel_allows(
         assert computed is None or Path(computed).resolve() in made
 
 
-def _linked(top: Path, place: Path, link: str | None) -> Path:
+def _make_linked(top: Path, place: Path, link: str | None) -> Path:
     sibling = top / "beside"
     sibling.mkdir(mode=0o755)
     if link == "file":

@@ -32,7 +32,7 @@ ok(cuda.cuLaunchKernel(function, 1, 1, 1, 16, 1, 1, 0, stream, ((block, block, m
 print(fetch())
 ok(cuda.cuMemFreeAsync(block, stream))
 """
-    assert _said(run, cuda_12, program) == ["[0, 1, 2, 3]", "0", "[0, 0, 0, 64]"]
+    assert _get_texts(run, cuda_12, program) == ["[0, 1, 2, 3]", "0", "[0, 0, 0, 64]"]
 
 
 def test_managed_memory_and_batches(run: Run, cuda_12: str) -> None:
@@ -57,7 +57,7 @@ print(ok(cuda.cuMemcpyBatchAsync([managed, memory], sources, sizes, 2, attribute
 print(fetch(managed)[:4], fetch()[:2])
 print(int(ok(cuda.cuCtxCreate(0, 0))) != 0)
 """
-    assert _said(run, cuda_12, program) == ["0", "0", "[0, 1, 2, 3] [8, 9]", "True"]
+    assert _get_texts(run, cuda_12, program) == ["0", "0", "[0, 1, 2, 3] [8, 9]", "True"]
 
 
 def test_a_graph_by_hand_and_its_edges_both_ways(run: Run, cuda_12: str) -> None:
@@ -91,7 +91,7 @@ ready = ok(cuda.cuGraphInstantiate(graph, 0))
 ok(cuda.cuGraphLaunch(ready, stream))
 print(fetch()[2:])
 """
-    assert _said(run, cuda_12, program) == [
+    assert _get_texts(run, cuda_12, program) == [
         "[1, 2] [2, 3] 2 2", "[1, 2] [2, 3] [0, 0] 2", "[2] 1 [2]", "[2] 1 [2]", "2", "[7, 7]",
     ]  # fmt: skip
 
@@ -110,7 +110,7 @@ ready = ok(cuda.cuGraphInstantiate(ok(cuda.cuStreamEndCapture(stream)), 0))
 ok(cuda.cuGraphLaunch(ready, stream))
 print(fetch())
 """
-    assert _said(run, cuda_12, program) == ["1 1 1", "1 1 1 1", "[5, 5, 5, 5]"]
+    assert _get_texts(run, cuda_12, program) == ["1 1 1", "1 1 1 1", "[5, 5, 5, 5]"]
 
 
 def test_the_runtime(run: Run, cuda_12: str) -> None:
@@ -139,12 +139,12 @@ print(ok(runtime.cudaMemcpyBatchAsync([block], [ctypes.addressof(host) + 5], [2]
 ok(runtime.cudaStreamSynchronize(stream))
 print(fetch(block))
 """
-    assert _said(run, cuda_12, program) == [
+    assert _get_texts(run, cuda_12, program) == [
         "[0, 1, 2, 3] NVIDIA", "1 1", "2 True True 4", "[4, 4, 3, 3]", "0", "[5, 6, 3, 3]",
     ]  # fmt: skip
 
 
-def _said(run: Run, cuda_12: str, program: str) -> list[str]:
+def _get_texts(run: Run, cuda_12: str, program: str) -> list[str]:
     done = run(program, begin=BEGIN, PYTHONPATH=cuda_12)
     assert done.stderr == ""
     return done.stdout.splitlines()

@@ -229,7 +229,7 @@ def program(text: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def started(text: str) -> Iterator[Client]:
+def start_one(text: str) -> Iterator[Client]:
     client = Client.start(program(text), os.environ)
     try:
         yield client
@@ -248,13 +248,13 @@ def started(text: str) -> Iterator[Client]:
     ],
 )
 def test_a_client_that_fails_is_a_failure_with_its_reason(text: str, seconds: float, reason: str) -> None:
-    with started(text) as client, pytest.raises(Failure) as failed:
+    with start_one(text) as client, pytest.raises(Failure) as failed:
         client.answer(seconds)
     assert str(failed.value) == reason
 
 
 def test_a_client_that_does_not_leave_is_killed() -> None:
-    with started("print('ok'); import signal; signal.pause()") as client:
+    with start_one("print('ok'); import signal; signal.pause()") as client:
         assert client.answer(30.0) == ""
         client.process.send_signal(19)  # it is stopped: it notices nothing
         client.reap(0.01)

@@ -51,14 +51,14 @@ def test_the_clients_program_runs_anywhere_and_prints_its_data(tmp_path: Path) -
 
 
 def test_sharing_says_what_it_needs(tmp_path: Path) -> None:
-    def refused(*arguments: object) -> str:
+    def get_refusal(*arguments: object) -> str:
         command = [sys.executable, EXAMPLES / "sharing.py", *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stdout) == (1, "")
         return done.stderr
 
     trace = tmp_path / "trace.json"
-    assert "sharing.py POLICY TRACE" in refused()
-    assert refused("nonsense", trace).startswith("PYMPSD_SCHEDULING_POLICY is one of ")
+    assert "sharing.py POLICY TRACE" in get_refusal()
+    assert get_refusal("nonsense", trace).startswith("PYMPSD_SCHEDULING_POLICY is one of ")
     trace.write_text("mine")
-    assert refused("fair", trace) == f"{trace} exists: remove it, or name another file\n"
+    assert get_refusal("fair", trace) == f"{trace} exists: remove it, or name another file\n"

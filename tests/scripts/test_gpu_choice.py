@@ -28,7 +28,7 @@ def functions(path: Path) -> set[str]:
     }
 
 
-def named(entry: dict[str, Any]) -> list[str]:
+def list_patterns(entry: dict[str, Any]) -> list[str]:
     """Return the patterns of an entry."""
     listed = [name for key in LISTS for name in entry.get(key, [])]
     return listed + [name for each in entry.get("left_out", []) for name in each["tests"]]
@@ -45,7 +45,7 @@ def test_every_file_is_decided_once() -> None:
 def test_what_is_left_out_is_there_and_has_its_reason(entry: dict[str, Any]) -> None:
     there = functions(TESTS / entry["path"])
     assert entry.keys() <= {"path", "reason", "left_out", *LISTS}
-    for pattern in named(entry):
+    for pattern in list_patterns(entry):
         name = pattern.partition("[")[0].removesuffix("*")
         assert any(line == name or (pattern.endswith("*") and line.startswith(name)) for line in there), pattern
     for each in entry.get("left_out", []):
@@ -57,7 +57,7 @@ def test_what_is_left_out_is_there_and_has_its_reason(entry: dict[str, Any]) -> 
 def test_the_sequences_of_protocol_3_that_the_table_names_are_there() -> None:
     ids = [each["id"] for each in tomllib.loads((TESTS / "flows" / "protocol3.toml").read_text())["sequence"]]
     (entry,) = (entry for entry in ENTRIES if entry["path"] == "flows/test_protocol3.py")
-    named_ids = [pattern.partition("[")[2].rstrip("*]") for pattern in named(entry)]
+    named_ids = [pattern.partition("[")[2].rstrip("*]") for pattern in list_patterns(entry)]
     assert [name for name in named_ids if not any(line.startswith(name) for line in ids)] == []
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 import trio
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.vocabulary.results import ServerStatus
@@ -65,7 +65,7 @@ def churn(server: DaemonLink, contexts: int, left: int) -> None:
     server.context_opened(6, left, 1, 1)
 
 
-@bounded
+@with_limit
 async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(ends: Ends) -> None:
     server, daemon = ends
     churn(server, 200_000, left=300_000)
@@ -88,7 +88,7 @@ async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(
         assert isinstance(message, link.LogRecord | link.LogDropped)
 
 
-@bounded
+@with_limit
 async def test_a_report_has_what_could_not_be_said(ends: Ends) -> None:
     server, daemon = ends
     churn(server, 2000, left=3000)
@@ -101,7 +101,7 @@ async def test_a_report_has_what_could_not_be_said(ends: Ends) -> None:
     assert await receive(daemon) == link.ContextReported(6, 3001, 2, 1)
 
 
-@bounded
+@with_limit
 async def test_log_records_beyond_the_limit_are_counted(ends: Ends) -> None:
     server, daemon = ends
     fill(server)
@@ -114,7 +114,7 @@ async def test_log_records_beyond_the_limit_are_counted(ends: Ends) -> None:
     assert await receive(daemon) == link.LogRecord("client_disconnected", {"pid": 3}, 0.0)
 
 
-@bounded
+@with_limit
 async def test_a_report_longer_than_a_packet_is_received_whole(ends: Ends) -> None:
     server, daemon = ends
     for context in range(10_000, 20_000):

@@ -10,7 +10,7 @@ import sys
 import pytest
 import trio
 import trio.testing
-from time_limit import SECONDS, bounded
+from time_limit import SECONDS, with_limit
 
 from pympsd.service import children
 from pympsd.service.dispatcher import Dispatcher
@@ -21,7 +21,7 @@ from tests.service.conftest import RunningDaemon
 EXITS_WITH_7 = "import sys; sys.stdin.read(); sys.exit(7)"
 
 
-@bounded
+@with_limit
 async def test_without_descriptors_the_end_of_a_leaving_server_is_still_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -30,10 +30,10 @@ async def test_without_descriptors_the_end_of_a_leaving_server_is_still_noticed(
     )
     assert process.stdin is not None
 
-    def exhausted(_: int) -> int:
+    def fail_exhausted(_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(os, "pidfd_open", exhausted)
+    monkeypatch.setattr(os, "pidfd_open", fail_exhausted)
     monkeypatch.setattr(children, "LEAVE_SECONDS", SECONDS)  # it may only just be starting
     statuses: list[int] = []
 
@@ -47,7 +47,7 @@ async def test_without_descriptors_the_end_of_a_leaving_server_is_still_noticed(
     assert statuses == [7]
 
 
-@bounded
+@with_limit
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root starts servers of other users")
 async def test_an_impossible_user_gets_no_server(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     fed: list[object] = []

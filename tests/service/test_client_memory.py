@@ -10,7 +10,7 @@ import pytest
 import trio
 from attrs import define, field
 from processes import POLL_SECONDS
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.service.processes import client_memory
 from pympsd.service.processes.client_memory import ANSWER_SECONDS, END_SECONDS, ClientMemory
@@ -49,7 +49,7 @@ def memory_by(
     return ClientMemory(log, nursery), log  # type: ignore[arg-type]
 
 
-@bounded
+@with_limit
 async def test_the_child_reports_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
@@ -60,7 +60,7 @@ async def test_the_child_reports_the_memory(
     await memory.close()
 
 
-@bounded
+@with_limit
 async def test_a_silent_child_is_killed_and_no_other_one_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
@@ -71,7 +71,7 @@ async def test_a_silent_child_is_killed_and_no_other_one_started(
     assert log.reasons == [f"no answer in {ANSWER_SECONDS} s"]
 
 
-@bounded
+@with_limit
 async def test_a_child_that_outlives_its_kill_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
@@ -97,7 +97,7 @@ async def test_a_child_that_outlives_its_kill_is_not_waited_for(
         await wait(process)
 
 
-@bounded
+@with_limit
 async def test_a_child_that_ends_leaves_no_descriptors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.processes import fd_quota
@@ -115,7 +115,7 @@ async def until_ended(daemon: RunningDaemon, client: int) -> None:
 
 
 @pytest.mark.usefixtures("client_is_process")
-@bounded
+@with_limit
 async def test_the_daemon_sees_the_end_of_an_admitted_clients_process_without_its_server(
     daemon: RunningDaemon, process: subprocess.Popen[bytes]
 ) -> None:
@@ -136,7 +136,7 @@ async def test_the_daemon_sees_the_end_of_an_admitted_clients_process_without_it
 
 @pytest.mark.parametrize("end", ["it is gone", "the server ends"])
 @pytest.mark.usefixtures("client_is_process")
-@bounded
+@with_limit
 async def test_a_client_that_is_gone_from_its_server_is_no_longer_watched(daemon: RunningDaemon, end: str) -> None:
     before = pidfds()
     await connect_client(daemon)
@@ -155,7 +155,7 @@ async def test_a_client_that_is_gone_from_its_server_is_no_longer_watched(daemon
 
 
 @pytest.mark.usefixtures("client_is_process")
-@bounded
+@with_limit
 async def test_with_few_descriptors_only_the_server_reports_the_end(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +173,7 @@ async def test_with_few_descriptors_only_the_server_reports_the_end(
     channel.close()
 
 
-@bounded
+@with_limit
 async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descriptors(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +201,7 @@ async def test_a_server_that_takes_no_clients_costs_a_limited_number_of_descript
 # --- of an earlier daemon
 
 
-@bounded
+@with_limit
 async def test_the_clients_of_a_server_that_returns_are_watched_by_their_pids(
     daemon: RunningDaemon, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import define, evolve
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.service import listeners, rate_limit
 from pympsd.service.processes.peers import credentials
@@ -37,7 +37,7 @@ UNREADABLE = "Unable to read new connection type information"
 HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {})
 
 
-@bounded
+@with_limit
 async def test_an_operator_is_answered_and_logged(daemon: RunningDaemon) -> None:
     operator = await daemon.operator()
     assert await operator.ask(b"ps") == [
@@ -79,7 +79,7 @@ async def test_an_operator_is_answered_and_logged(daemon: RunningDaemon) -> None
         "a server", "too long",
     ],
 )  # fmt: skip
-@bounded
+@with_limit
 async def test_garbage_is_logged_and_closed(daemon: RunningDaemon, garbage: bytes) -> None:
     caller = await daemon.connect()
     await caller.send(garbage)
@@ -88,7 +88,7 @@ async def test_garbage_is_logged_and_closed(daemon: RunningDaemon, garbage: byte
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_half_a_frame_then_disconnect(daemon: RunningDaemon) -> None:
     caller = await daemon.connect()
     await caller.send(frames.encode(frames.OPERATOR_HELLO)[:5])
@@ -98,7 +98,7 @@ async def test_half_a_frame_then_disconnect(daemon: RunningDaemon) -> None:
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_a_connection_closed_without_a_hello_is_not_an_error(daemon: RunningDaemon) -> None:
     caller = await daemon.connect()
     caller.sock.shutdown(socket.SHUT_WR)
@@ -106,7 +106,7 @@ async def test_a_connection_closed_without_a_hello_is_not_an_error(daemon: Runni
     assert daemon.sentences() == ["Accepting connection..."]
 
 
-@bounded
+@with_limit
 async def test_a_silent_connection_is_closed_at_the_deadline(daemon: RunningDaemon, autojump_clock: object) -> None:
     caller = await daemon.connect()
     await caller.send(b"\1")
@@ -114,7 +114,7 @@ async def test_a_silent_connection_is_closed_at_the_deadline(daemon: RunningDaem
     assert daemon.sentences()[-1] == UNREADABLE
 
 
-@bounded
+@with_limit
 async def test_silent_callers_do_not_block_others(daemon: RunningDaemon, autojump_clock: object) -> None:
     for _ in range(200):
         await daemon.connect()
@@ -123,7 +123,7 @@ async def test_silent_callers_do_not_block_others(daemon: RunningDaemon, autojum
     assert daemon.sentences().count("Accepting connection...") == 201
 
 
-@bounded
+@with_limit
 async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> None:
     answers = []
 
@@ -161,7 +161,7 @@ class CountingKeeper:
         """Do nothing: nothing is held."""
 
 
-@bounded
+@with_limit
 async def test_a_long_queue_is_accepted_several_at_a_time_and_a_short_one_is_not(
     daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +193,7 @@ async def test_a_long_queue_is_accepted_several_at_a_time_and_a_short_one_is_not
         late.sock.close()
 
 
-@bounded
+@with_limit
 async def test_a_users_connections_over_the_share_are_refused_until_one_closes(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ async def test_a_users_connections_over_the_share_are_refused_until_one_closes(
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_users_together_leave_connections_for_the_daemons_own_user(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +238,7 @@ async def test_users_together_leave_connections_for_the_daemons_own_user(
     )
 
 
-@bounded
+@with_limit
 async def test_a_user_cannot_fill_the_log(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
     monkeypatch.setattr(rate_limit, "LINES_PER_SECOND", 30)
@@ -264,7 +264,7 @@ async def test_a_user_cannot_fill_the_log(daemon: RunningDaemon, monkeypatch: py
     ]
 
 
-@bounded
+@with_limit
 async def test_descriptors_sent_by_a_caller_are_closed(daemon: RunningDaemon) -> None:
     caller = await daemon.connect()
     reader, writer = os.pipe()
@@ -277,7 +277,7 @@ async def test_descriptors_sent_by_a_caller_are_closed(daemon: RunningDaemon) ->
 
 
 @pytest.mark.parametrize("bad", [frames.encode(999), b"\xff" * 8, frames.encode(frames.OPERATOR_LINE, b"x", 1)])
-@bounded
+@with_limit
 async def test_an_operator_that_violates_the_protocol_is_disconnected(daemon: RunningDaemon, bad: bytes) -> None:
     operator = await daemon.operator()
     await operator.ask(b"get_server_list")
@@ -288,7 +288,7 @@ async def test_an_operator_that_violates_the_protocol_is_disconnected(daemon: Ru
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_an_operators_line_of_any_length_is_answered(daemon: RunningDaemon) -> None:
     operator = await daemon.operator()
     answer = await operator.ask(b"x" * frames.MAX_BODY)
@@ -296,7 +296,7 @@ async def test_an_operators_line_of_any_length_is_answered(daemon: RunningDaemon
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_an_operator_that_does_not_read_does_not_block_others(daemon: RunningDaemon) -> None:
     operator = await daemon.operator()
     lines = frames.encode(frames.OPERATOR_LINE, b"x" * 60_000) * 1000
@@ -306,7 +306,7 @@ async def test_an_operator_that_does_not_read_does_not_block_others(daemon: Runn
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_a_waiting_client_is_identified_by_the_kernel(daemon: RunningDaemon) -> None:
     caller = await daemon.connect()
     await caller.send(messages.encode(HELLO))
@@ -323,7 +323,7 @@ async def test_a_waiting_client_is_identified_by_the_kernel(daemon: RunningDaemo
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, frames.encode(999), messages.encode(HELLO)])
-@bounded
+@with_limit
 async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: RunningDaemon, data: bytes) -> None:
     caller = await daemon.connect()
     await caller.send(messages.encode(HELLO))
@@ -337,7 +337,7 @@ async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: Run
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_a_client_of_another_version_is_refused_with_both_versions(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
@@ -370,7 +370,7 @@ def no_more_descriptors() -> Iterator[None]:
             os.close(fd)
 
 
-@bounded
+@with_limit
 async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(daemon: RunningDaemon) -> None:
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock, no_more_descriptors():
@@ -380,7 +380,7 @@ async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_a_conversation_without_descriptors_is_refused_and_the_listener_goes_on(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.service.log_fifo import LINES_PER_SECOND, read_fifo
 from pympsd.wire.driver.log_records import DriverLogRecord, RecordWriter
@@ -36,7 +36,7 @@ async def fifo(tmp_path: Path, daemon: RunningDaemon, servers: set[int]) -> Asyn
     reader = os.open(tmp_path / "log", os.O_RDWR | os.O_NONBLOCK)
     with trio.CancelScope() as scope:
         daemon.dispatcher.nursery.start_soon(
-            _scoped, scope, lambda: read_fifo(daemon.dispatcher.journal, reader, servers.__contains__)
+            _run_scoped, scope, lambda: read_fifo(daemon.dispatcher.journal, reader, servers.__contains__)
         )
         yield reader
     scope.cancel()
@@ -44,7 +44,7 @@ async def fifo(tmp_path: Path, daemon: RunningDaemon, servers: set[int]) -> Asyn
     os.close(reader)
 
 
-async def _scoped(scope: trio.CancelScope, run: Callable[[], object]) -> None:
+async def _run_scoped(scope: trio.CancelScope, run: Callable[[], object]) -> None:
     del scope
     await run()  # type: ignore[misc]  # the FIFO's reader
 
@@ -56,14 +56,14 @@ async def _lines(daemon: RunningDaemon, count: int) -> list[str]:
     return [line.partition("] ")[2] for line in lines]
 
 
-@bounded
+@with_limit
 async def test_lines_are_sanitised_and_marked_other(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, b"a line\nan \x1b[31mescape\xff\n")
     assert await _lines(daemon, 2) == ["a line", "an  [31mescape\ufffd"]
     assert " Other     0] " in daemon.log.with_name("server.log").read_text()
 
 
-@bounded
+@with_limit
 async def test_a_line_in_pieces_is_one_line(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, b"first ")
     await trio.testing.wait_all_tasks_blocked(0.01)
@@ -71,7 +71,7 @@ async def test_a_line_in_pieces_is_one_line(daemon: RunningDaemon, fifo: int) ->
     assert await _lines(daemon, 1) == ["first half"]
 
 
-@bounded
+@with_limit
 async def test_a_flood_is_cut_and_counted(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, b"x\n" * (LINES_PER_SECOND + 50))
     lines = await _lines(daemon, LINES_PER_SECOND + 1)
@@ -79,7 +79,7 @@ async def test_a_flood_is_cut_and_counted(daemon: RunningDaemon, fifo: int) -> N
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_another_reader_may_take_the_data_first(
     daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +117,7 @@ def _stamps(daemon: RunningDaemon) -> list[str]:
     return [line[1:].partition("] ")[0] for line in text.splitlines()]
 
 
-@bounded
+@with_limit
 async def test_what_another_process_writes_as_a_server_did(daemon: RunningDaemon, fifo: int, tmp_path: Path) -> None:
     del fifo  # the process opens it by its path
     writer = """
@@ -143,20 +143,20 @@ fifo.write(b"end\\n")
     assert {stamp[24:] for stamp in _stamps(daemon)[:-1]} == {"Other   430", "Server   430"}
 
 
-@bounded
+@with_limit
 async def test_a_record_of_no_server_is_others(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, _record(b"forged\n[line] \x1b[31m", pid=431) + b"a line\n" + _record(b"Exiting"))
     assert await _lines(daemon, 3) == ["forged [line]  [31m", "a line", "Exiting"]
     assert [stamp[24:] for stamp in _stamps(daemon)] == ["Other     0", "Other     0", "Server   430"]
 
 
-@bounded
+@with_limit
 async def test_a_servers_text_is_sanitised(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, _record(b"a\n[line] \x1b[31m\xff"))
     assert await _lines(daemon, 1) == ["a [line]  [31m\ufffd"]
 
 
-@bounded
+@with_limit
 async def test_a_server_that_has_ended_has_its_last_lines(
     daemon: RunningDaemon, fifo: int, servers: set[int]
 ) -> None:
@@ -168,7 +168,7 @@ async def test_a_server_that_has_ended_has_its_last_lines(
     assert [stamp[24:] for stamp in _stamps(daemon)] == ["Other   430", "Server   430"]
 
 
-@bounded
+@with_limit
 async def test_a_record_has_its_own_time_if_that_is_near(daemon: RunningDaemon, fifo: int) -> None:
     before = time.time()
     near = datetime.fromtimestamp(int(before) - 30)
@@ -179,7 +179,7 @@ async def test_a_record_has_its_own_time_if_that_is_near(daemon: RunningDaemon, 
     assert int(before) <= times[1].timestamp() <= time.time()
 
 
-@bounded
+@with_limit
 async def test_servers_do_not_share_the_limit_of_others(daemon: RunningDaemon, fifo: int) -> None:
     os.write(fifo, b"x\n" * (LINES_PER_SECOND + 1) + _record(b"Exiting") * (LINES_PER_SECOND + 1))
     lines = await _lines(daemon, 2 * LINES_PER_SECOND + 2)
@@ -187,7 +187,7 @@ async def test_servers_do_not_share_the_limit_of_others(daemon: RunningDaemon, f
     assert lines.count("Dropped 1 log lines: too many in a short time") == 1
 
 
-@bounded
+@with_limit
 async def test_a_servers_flood_is_cut_and_counted(
     daemon: RunningDaemon, fifo: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from processes import PYMPSD, SECONDS, killed_after
+from processes import PYMPSD, SECONDS, kill_after
 
 Next = Callable[[], str]
 
@@ -48,7 +48,7 @@ def test_a_service_manager_is_notified(manager: tuple[str, Next], tmp_path: Path
     for folder in ("pipe", "log"):
         (tmp_path / folder).mkdir()
     command = [PYMPSD, "-f"]
-    with killed_after(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)) as daemon:
+    with kill_after(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)) as daemon:
         assert receive() == "READY=1"
         ask = [PYMPSD, "get_default_active_thread_percentage"]
         assert subprocess.run(ask, env=environment, capture_output=True).stdout == b"100.0\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 from attrs import define, evolve
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.service import listeners, pacing
 from pympsd.service.pacing import BURST_SECONDS, MAX_IDLE_USERS, USER_RATE, Pacing
@@ -31,7 +31,7 @@ def use(pacing: Pacing, processor: Processor, uid: int, seconds: float) -> None:
         processor.used += seconds
 
 
-@bounded
+@with_limit
 async def test_a_user_without_credit_waits_until_it_is_regained(autojump_clock: object) -> None:
     processor = Processor()
     pacing = Pacing(frozenset({0}), processor_time=lambda: processor.used)
@@ -44,7 +44,7 @@ async def test_a_user_without_credit_waits_until_it_is_regained(autojump_clock: 
     assert 5 <= trio.current_time() - began <= 5.1
 
 
-@bounded
+@with_limit
 async def test_trusted_users_never_wait(autojump_clock: object) -> None:
     processor = Processor()
     pacing = Pacing(frozenset({0}), processor_time=lambda: processor.used)
@@ -55,7 +55,7 @@ async def test_trusted_users_never_wait(autojump_clock: object) -> None:
     assert trio.current_time() == began
 
 
-@bounded
+@with_limit
 async def test_a_thousand_connections_at_a_time_are_not_paced(autojump_clock: object) -> None:
     made = Pacing(frozenset({0}))
     began = trio.current_time()
@@ -64,7 +64,7 @@ async def test_a_thousand_connections_at_a_time_are_not_paced(autojump_clock: ob
     assert trio.current_time() == began
 
 
-@bounded
+@with_limit
 async def test_users_with_full_credit_are_forgotten_and_others_are_not(autojump_clock: object) -> None:
     pacing = Pacing(frozenset({0}))
     await pacing.wait(HOSTILE, 1.5 * BURST_SECONDS)
@@ -75,7 +75,7 @@ async def test_users_with_full_credit_are_forgotten_and_others_are_not(autojump_
     assert trio.current_time() - began > BURST_SECONDS
 
 
-@bounded
+@with_limit
 async def test_one_command_of_another_user_does_not_wait_for_hundreds(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +105,7 @@ async def test_one_command_of_another_user_does_not_wait_for_hundreds(
     assert answered == PER_CONNECTION * CONNECTIONS
 
 
-@bounded
+@with_limit
 async def test_commands_whose_sender_has_gone_are_not_done(daemon: RunningDaemon) -> None:
     caller = await daemon.operator()
     assert await caller.ask(b"get_server_list")

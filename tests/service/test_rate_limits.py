@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio.testing
 from attrs import define, evolve
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.journal.catalogue import RENAMED_SERVER_EVENTS, SERVER_LINES
 from pympsd.journal.line_format import Dialect
@@ -73,7 +73,7 @@ CASES = {
 
 @pytest.mark.parametrize("dialect", [Dialect.DOCUMENTED, Dialect.R580])
 @pytest.mark.parametrize("case", CASES)
-@bounded
+@with_limit
 async def test_clients_in_a_loop_cannot_fill_the_log(
     daemon: RunningDaemon, clock: Clock, case: str, dialect: Dialect
 ) -> None:
@@ -96,7 +96,7 @@ async def test_clients_in_a_loop_cannot_fill_the_log(
     assert [text.startswith(beginning) for text in rest] == [True] * logged
 
 
-@bounded
+@with_limit
 async def test_events_that_are_not_logged_are_still_handled(daemon: RunningDaemon, clock: Clock) -> None:
     callers = [await daemon.connect() for _ in range(2 * ALLOWED)]
     for caller in callers:
@@ -111,7 +111,7 @@ async def test_events_that_are_not_logged_are_still_handled(daemon: RunningDaemo
     assert not any("a reason" in text for text in daemon.sentences())
 
 
-@bounded
+@with_limit
 async def test_each_user_has_a_limit(daemon: RunningDaemon, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(ALLOWED):
         await connect_client(daemon, HELLO)
@@ -121,7 +121,7 @@ async def test_each_user_has_a_limit(daemon: RunningDaemon, clock: Clock, monkey
     assert [text.partition(" ")[0] for text in daemon.sentences()[before:]][:2] == ["Accepting", "NEW"]
 
 
-@bounded
+@with_limit
 async def test_lines_about_refused_connections_are_limited_too(
     daemon: RunningDaemon, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +156,7 @@ async def server_of(daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("dialect", [Dialect.DOCUMENTED, Dialect.R580])
-@bounded
+@with_limit
 async def test_a_server_cannot_fill_the_logs_with_contexts(
     daemon: RunningDaemon, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: Dialect
 ) -> None:
@@ -177,7 +177,7 @@ async def test_a_server_cannot_fill_the_logs_with_contexts(
     assert list(server.clients[5].contexts) == [1000]
 
 
-@bounded
+@with_limit
 async def test_long_lines_of_a_server_count_as_several_and_dropped_ones_are_logged_at_its_end(
     daemon: RunningDaemon, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +193,7 @@ async def test_long_lines_of_a_server_count_as_several_and_dropped_ones_are_logg
     assert last.endswith(f"] Dropped {ALLOWED - ALLOWED // 5} log lines: too many in a short time")
 
 
-@bounded
+@with_limit
 async def test_events_of_a_server_of_an_earlier_version_are_logged_by_their_new_names(
     daemon: RunningDaemon, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

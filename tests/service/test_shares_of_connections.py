@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import define, evolve
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.channel.allowance import FRAME_SECONDS, UNREAD_SECONDS
 from pympsd.service import listeners
@@ -54,7 +54,7 @@ def share(daemon: RunningDaemon) -> Iterator[int]:
     assert daemon.dispatcher.buffers.held[HOSTILE] <= 4 * MIB
 
 
-def closed(uid: int, reason: str) -> str:
+def make_closed_line(uid: int, reason: str) -> str:
     """Return the line of a connection that is closed."""
     return f"Closing a connection from user {uid}: {reason}"
 
@@ -73,7 +73,7 @@ async def is_open(caller: Caller) -> bool:
     return True
 
 
-@bounded
+@with_limit
 async def test_half_frames_of_one_user_end_at_the_share_and_others_are_served(
     daemon: RunningDaemon, users: Users, share: int
 ) -> None:
@@ -81,7 +81,7 @@ async def test_half_frames_of_one_user_end_at_the_share_and_others_are_served(
     for caller in hostile:
         await send(caller, HELLO + HALF_LINE)
     assert [await is_open(caller) for caller in hostile] == [True] * 3 + [False] * 5
-    lines = [line for line in daemon.sentences() if line.startswith(closed(HOSTILE, ""))]
+    lines = [line for line in daemon.sentences() if line.startswith(make_closed_line(HOSTILE, ""))]
     assert len(lines) == 5
     # A further connection would have no room for a frame, and is not read at all.
     assert await (await daemon.connect()).receive() is None
@@ -91,7 +91,7 @@ async def test_half_frames_of_one_user_end_at_the_share_and_others_are_served(
     await operator.ask(bytes(3 * MIB // 4))
 
 
-@bounded
+@with_limit
 async def test_lines_about_closed_connections_are_limited(
     daemon: RunningDaemon, users: Users, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +102,7 @@ async def test_lines_about_closed_connections_are_limited(
     assert len(daemon.sentences()) <= 30
 
 
-@bounded
+@with_limit
 async def test_a_frame_that_has_begun_has_a_deadline_and_a_connection_without_one_has_none(
     daemon: RunningDaemon, users: Users, autojump_clock: object
 ) -> None:
@@ -122,11 +122,13 @@ async def test_a_frame_that_has_begun_has_a_deadline_and_a_connection_without_on
         assert await drips.receive() is None
         nursery.cancel_scope.cancel()
     assert trio.current_time() - began == pytest.approx(FRAME_SECONDS, abs=0.1)
-    assert daemon.sentences()[-1] == closed(HOSTILE, "it has begun a message and not sent the rest within 10 s")
+    assert daemon.sentences()[-1] == make_closed_line(
+        HOSTILE, "it has begun a message and not sent the rest within 10 s"
+    )
     assert await idle.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
 
 
-@bounded
+@with_limit
 async def test_a_file_without_its_command_has_a_deadline(
     daemon: RunningDaemon, users: Users, autojump_clock: object
 ) -> None:
@@ -135,11 +137,13 @@ async def test_a_file_without_its_command_has_a_deadline(
     await trio.testing.wait_all_tasks_blocked()
     assert daemon.dispatcher.buffers.held[HOSTILE] == 1008
     assert await operator.receive() is None
-    assert daemon.sentences()[-1] == closed(HOSTILE, "it has begun a message and not sent the rest within 10 s")
+    assert daemon.sentences()[-1] == make_closed_line(
+        HOSTILE, "it has begun a message and not sent the rest within 10 s"
+    )
     assert daemon.dispatcher.buffers.held[HOSTILE] == 0
 
 
-@bounded
+@with_limit
 async def test_half_a_message_of_a_waiting_client_has_a_deadline(
     daemon: RunningDaemon, users: Users, autojump_clock: object
 ) -> None:
@@ -147,11 +151,13 @@ async def test_half_a_message_of_a_waiting_client_has_a_deadline(
     await client.send(messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, {})))
     await client.send(HALF_LINE[:50])
     assert await client.receive() is None
-    assert daemon.sentences()[-1] == closed(HOSTILE, "it has begun a message and not sent the rest within 10 s")
+    assert daemon.sentences()[-1] == make_closed_line(
+        HOSTILE, "it has begun a message and not sent the rest within 10 s"
+    )
     assert daemon.dispatcher.state.queue.entries == []
 
 
-@bounded
+@with_limit
 async def test_one_answer_waits_for_its_reader_and_only_for_a_time(
     daemon: RunningDaemon, users: Users, autojump_clock: object
 ) -> None:
@@ -164,10 +170,10 @@ async def test_one_answer_waits_for_its_reader_and_only_for_a_time(
     assert trio.current_time() - began == pytest.approx(UNREAD_SECONDS)
     await trio.testing.wait_all_tasks_blocked()
     assert daemon.dispatcher.buffers.held[HOSTILE] == 0
-    assert daemon.sentences()[-1] == closed(HOSTILE, "it has not read within 30 s what was sent to it")
+    assert daemon.sentences()[-1] == make_closed_line(HOSTILE, "it has not read within 30 s what was sent to it")
 
 
-@bounded
+@with_limit
 async def test_answers_that_nobody_reads_come_out_of_the_share(
     daemon: RunningDaemon, users: Users, share: int
 ) -> None:
@@ -183,7 +189,7 @@ async def test_answers_that_nobody_reads_come_out_of_the_share(
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_the_hello_of_a_waiting_client_counts_while_it_waits(daemon: RunningDaemon, users: Users) -> None:
     hello = messages.encode(messages.ClientHello(Versions(), 1, "c", 2, {"CUDA_VISIBLE_DEVICES": "0" * 10_000}))
     client = await daemon.connect()
@@ -194,7 +200,7 @@ async def test_the_hello_of_a_waiting_client_counts_while_it_waits(daemon: Runni
     assert daemon.dispatcher.buffers.held[HOSTILE] == 0
 
 
-@bounded
+@with_limit
 async def test_a_hello_with_too_many_variables_is_refused(daemon: RunningDaemon, users: Users) -> None:
     environment = {f"CUDA_MPS_{number}": "" for number in range(MAX_VARIABLES + 1)}
     client = await daemon.connect()
@@ -204,7 +210,7 @@ async def test_a_hello_with_too_many_variables_is_refused(daemon: RunningDaemon,
     assert daemon.sentences()[-1] == f"Refusing client {os.getpid()} from user {HOSTILE}: {reason}"
 
 
-@bounded
+@with_limit
 async def test_connections_to_several_sockets_count_together(daemon: RunningDaemon, users: Users) -> None:
     daemon.dispatcher.state.usage.shares = Shares({"connections": 1})
     await daemon.go_on_with()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.testing
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.instructions import Timer, TimerKind
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HELLO = messages.ClientHello(Versions(), 1, "reported", 2, {}, traced=True)
 
 
-@bounded
+@with_limit
 async def test_a_cancelled_timer_leaves_nothing_behind(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +42,7 @@ async def test_a_cancelled_timer_leaves_nothing_behind(
     assert ended == []
 
 
-@bounded
+@with_limit
 async def test_a_timer_that_ends_is_reported_and_removed(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +53,7 @@ async def test_a_timer_that_ends_is_reported_and_removed(
     assert daemon.dispatcher.timers == {}
 
 
-@bounded
+@with_limit
 async def test_a_debugged_client_goes_on_without_mps(daemon: RunningDaemon) -> None:
     caller = await daemon.connect()
     await caller.send(messages.encode(HELLO))
@@ -67,7 +67,7 @@ async def test_a_debugged_client_goes_on_without_mps(daemon: RunningDaemon) -> N
     assert daemon.dispatcher.clients == {}
 
 
-@bounded
+@with_limit
 async def test_a_debugged_client_that_disconnects_is_removed(daemon: RunningDaemon) -> None:
     first = await daemon.connect()
     await first.send(messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, {})))

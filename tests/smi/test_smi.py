@@ -18,7 +18,7 @@ UUIDS = tuple(f"GPU-0000000{n}-23a2-2403-a46b-a1dfeabe3819" for n in range(4))
 BUS = tuple(f"00000000:00:0{6 + n}.0" for n in range(4))
 
 
-def printed(node: Node, *arguments: str, status: int = 0) -> str:
+def get_printed(node: Node, *arguments: str, status: int = 0) -> str:
     """Return what it prints: with another status than 0 a message, which is on standard error."""
     done = node.smi(*arguments)
     printed, nothing = (done.stderr, done.stdout) if status else (done.stdout, done.stderr)
@@ -27,7 +27,7 @@ def printed(node: Node, *arguments: str, status: int = 0) -> str:
 
 
 def modes(node: Node) -> list[str]:
-    return printed(node, "--query-gpu=compute_mode", "--format=csv,noheader").split()
+    return get_printed(node, "--query-gpu=compute_mode", "--format=csv,noheader").split()
 
 
 def without_time(text: str) -> list[str]:
@@ -36,12 +36,12 @@ def without_time(text: str) -> list[str]:
 
 def test_the_list(node: Node) -> None:
     lines = [f"GPU {n}: NVIDIA H200 (UUID: {uuid})\n" for n, uuid in enumerate(UUIDS)]
-    assert printed(node, "-L") == "".join(lines)
+    assert get_printed(node, "-L") == "".join(lines)
 
 
 def test_the_compute_modes_as_recorded(node: Node) -> None:
     for word in ("compute", "COMPUTE", "Compute"):
-        assert without_time(printed(node, "-i", "0", "-q", "-d", word)) == [
+        assert without_time(get_printed(node, "-i", "0", "-q", "-d", word)) == [
             "",
             "==============NVSMI LOG==============",
             "",
@@ -53,12 +53,12 @@ def test_the_compute_modes_as_recorded(node: Node) -> None:
             "    Compute Mode                                       : Default",
             "",
         ]
-    assert printed(node, "-q", "-d", "compute").count("Compute Mode") == 4
-    assert printed(node, "-q", "-d", "bogus", status=2) == "Failed to parse --display/-d flags\n"
+    assert get_printed(node, "-q", "-d", "compute").count("Compute Mode") == 4
+    assert get_printed(node, "-q", "-d", "bogus", status=2) == "Failed to parse --display/-d flags\n"
 
 
 def test_the_complete_report(node: Node) -> None:
-    text = printed(node, "-i", "2", "-q")
+    text = get_printed(node, "-i", "2", "-q")
     for line in (
         "    Product Name                                       : NVIDIA H200",
         f"    GPU UUID                                           : {UUIDS[2]}",
@@ -71,7 +71,7 @@ def test_the_complete_report(node: Node) -> None:
 
 
 def test_the_bare_table_as_recorded(node: Node) -> None:
-    lines = printed(node, "-i", "1").splitlines()
+    lines = get_printed(node, "-i", "1").splitlines()
     assert {len(line) for line in lines if line[:1] in ("|", "+")} == {91}
     assert lines[1] == "+" + "-" * 89 + "+"
     assert "Driver Version: 590.0 " in lines[2]
@@ -90,7 +90,7 @@ def test_the_bare_table_as_recorded(node: Node) -> None:
         "|  No running processes found                                                             |",
     ):
         assert recorded in lines
-    assert len(printed(node).splitlines()) == len(lines) + 3 * 4
+    assert len(get_printed(node).splitlines()) == len(lines) + 3 * 4
 
 
 def test_processes_as_recorded(node: Node) -> None:
@@ -101,14 +101,14 @@ def test_processes_as_recorded(node: Node) -> None:
     mine, gone = os.getpid(), 1 << 22
     own.report([(mine, 516 << 20), (gone, 3 << 20)])
     try:
-        table = printed(node).splitlines()
+        table = get_printed(node).splitlines()
         shown = name if len(name) < 36 else "..." + name[-32:]
         for used, kind in ((0, "C"), (516, "M+C")):
             row = f"|    3   N/A  N/A {mine:>15} {kind:>6}   {shown:<36}{f'{used}MiB':>10} |"
             assert row in table
         assert f"|    3   N/A  N/A {gone:>15}    M+C   [Not Found]                               3MiB |" in table
         assert sum("     519MiB / 143771MiB " in line for line in table) == 1
-        report = printed(node, "-i", "3", "-q", "-d", "PIDS").splitlines()
+        report = get_printed(node, "-i", "3", "-q", "-d", "PIDS").splitlines()
         assert report[-8:] == [
             "            Used GPU Memory                            : 516 MiB",
             "        GPU instance ID                                : N/A",
@@ -119,14 +119,14 @@ def test_processes_as_recorded(node: Node) -> None:
             "            Used GPU Memory                            : 3 MiB",
             "",
         ]
-        apps = printed(node, "--query-compute-apps=pid,process_name,used_memory", "--format=csv").splitlines()
+        apps = get_printed(node, "--query-compute-apps=pid,process_name,used_memory", "--format=csv").splitlines()
         assert apps == [
             "pid, process_name, used_gpu_memory [MiB]",
             f"{mine}, {name}, 0 MiB",
             f"{mine}, {name}, 516 MiB",
             f"{gone}, [Not Found], 3 MiB",
         ]
-        assert printed(node, "-i", "0", "--query-compute-apps=pid", "--format=csv,noheader") == ""
+        assert get_printed(node, "-i", "0", "--query-compute-apps=pid", "--format=csv,noheader") == ""
         assert node.smi("-r").returncode == 255
         assert node.smi("-i", "0", "-r").returncode == 0
     finally:
@@ -139,7 +139,7 @@ def test_memory_of_exited_clients_is_the_servers(node: Node) -> None:
     own = register(folder, UUIDS[3], alone=False)
     own.report([(1 << 22, 3 << 20), (GONE, 516 << 20)])
     try:
-        apps = printed(node, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+        apps = get_printed(node, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
         assert apps == f"{os.getpid()}, 516\n{1 << 22}, 3\n"
     finally:
         own.end()
@@ -153,40 +153,40 @@ def test_before_volta_all_memory_is_the_servers(node: Node) -> None:
     own.report([(1, 516 << 20), (2, 3 << 20)])
     fields = "--query-compute-apps=pid,used_memory"
     try:
-        assert printed(node, fields, "--format=csv,noheader,nounits") == f"{os.getpid()}, 519\n"
+        assert get_printed(node, fields, "--format=csv,noheader,nounits") == f"{os.getpid()}, 519\n"
     finally:
         own.end()
 
 
 def test_modes_are_set_by_name_and_number(node: Node) -> None:
-    assert printed(node, "-i", "0", "-c", "EXCLUSIVE_PROCESS") == (
+    assert get_printed(node, "-i", "0", "-c", "EXCLUSIVE_PROCESS") == (
         f"Set compute mode to EXCLUSIVE_PROCESS for GPU {BUS[0]}.\nAll done.\n"
     )
     assert modes(node) == ["Exclusive_Process", "Default", "Default", "Default"]
-    assert "    Compute Mode                                       : Exclusive_Process\n" in printed(node, "-q")
-    assert "E. Process |" in printed(node)
-    assert printed(node, "-c", "2").count("Set compute mode to PROHIBITED") == 4
+    assert "    Compute Mode                                       : Exclusive_Process\n" in get_printed(node, "-q")
+    assert "E. Process |" in get_printed(node)
+    assert get_printed(node, "-c", "2").count("Set compute mode to PROHIBITED") == 4
     assert modes(node) == ["Prohibited"] * 4
-    assert printed(node, "-i", f"{UUIDS[3]},1", "-c", "0") == (
+    assert get_printed(node, "-i", f"{UUIDS[3]},1", "-c", "0") == (
         f"Set compute mode to DEFAULT for GPU {BUS[1]}.\nSet compute mode to DEFAULT for GPU {BUS[3]}.\nAll done.\n"
     )
     assert modes(node) == ["Prohibited", "Default", "Prohibited", "Default"]
-    printed(node, "-i", "0,1,2,3", "-c", "default")
+    get_printed(node, "-i", "0,1,2,3", "-c", "default")
     assert modes(node) == ["Default"] * 4
-    printed(node, "-i", BUS[2].lower(), "-c", "3")
+    get_printed(node, "-i", BUS[2].lower(), "-c", "3")
     assert modes(node) == ["Default", "Default", "Exclusive_Process", "Default"]
 
 
 def test_a_mode_that_is_already_set_is_reported_as_recorded(node: Node) -> None:
     text = f"Compute mode is already set to DEFAULT for GPU {BUS[0]}.\nAll done.\n"
-    assert printed(node, "-i", "0", "-c", "0") == text
+    assert get_printed(node, "-i", "0", "-c", "0") == text
     user = node.smi("-i", "0", "-c", "0", uid=1000)
     assert (user.returncode, user.stdout) == (0, text), "no error for a user"
 
 
 @pytest.mark.parametrize("word", ["1", "EXCLUSIVE_THREAD"])
 def test_the_retired_mode_means_the_one_that_replaced_it(node: Node, word: str) -> None:
-    output = printed(node, "-i", "1", "-c", word)
+    output = get_printed(node, "-i", "1", "-c", word)
     assert output.startswith("Warning: Exclusive_Thread was deprecated! Setting Exclusive_Process instead.\n")
     assert modes(node)[1] == "Exclusive_Process"
 
@@ -204,7 +204,7 @@ def test_only_root_changes_a_mode(node: Node) -> None:
 
 
 def test_a_user_sees_what_root_set(node: Node) -> None:
-    printed(node, "-i", "2", "-c", "PROHIBITED")
+    get_printed(node, "-i", "2", "-c", "PROHIBITED")
     done = node.smi("-i", "2", "--query-gpu=compute_mode", uid=1000)
     assert done.stdout == "compute_mode\nProhibited\n"
 
@@ -220,12 +220,12 @@ def test_a_locked_folder_is_reported_and_nothing_is_reset(node: Node) -> None:
         done = node.smi("-c", "3")
         assert done.returncode == 255
         assert "keeps it locked. Find that process" in done.stderr
-        assert printed(node, "-L").count("\n") == 4, "without processes to show, it does not look for them"
+        assert get_printed(node, "-L").count("\n") == 4, "without processes to show, it does not look for them"
     assert modes(node) == ["Default"] * 4
 
 
 def test_a_reset(node: Node) -> None:
-    assert printed(node, "-i", "0", "-r") == f"GPU {BUS[0]} was successfully reset.\nAll done.\n"
+    assert get_printed(node, "-i", "0", "-r") == f"GPU {BUS[0]} was successfully reset.\nAll done.\n"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_reset(node: Node) -> None:
     ],
 )
 def test_refusals_as_recorded(node: Node, arguments: tuple[str, ...], status: int, said: str) -> None:
-    assert printed(node, *arguments, status=status) == said
+    assert get_printed(node, *arguments, status=status) == said
     assert modes(node) == ["Default"] * 4
 
 
@@ -253,14 +253,14 @@ def test_queries_as_recorded(node: Node) -> None:
     fields = "--query-gpu=index,uuid,name,memory.total,memory.used,compute_mode"
     rows = [f"{n}, {uuid}, NVIDIA H200, 143771 MiB, 0 MiB, Default\n" for n, uuid in enumerate(UUIDS)]
     header = "index, uuid, name, memory.total [MiB], memory.used [MiB], compute_mode\n"
-    assert printed(node, fields, "--format=csv") == header + "".join(rows)
-    assert printed(node, fields, "--format=csv,noheader") == "".join(rows)
+    assert get_printed(node, fields, "--format=csv") == header + "".join(rows)
+    assert get_printed(node, fields, "--format=csv,noheader") == "".join(rows)
     bare = "".join(rows).replace(" MiB", "")
-    assert printed(node, fields, "--format=csv,noheader,nounits") == bare
-    assert printed(node, "-i", "1", "--query-gpu=index,memory.total", "--format=csv,nounits") == (
+    assert get_printed(node, fields, "--format=csv,noheader,nounits") == bare
+    assert get_printed(node, "-i", "1", "--query-gpu=index,memory.total", "--format=csv,nounits") == (
         "index, memory.total [MiB]\n1, 143771\n"
     )
-    assert printed(node, "-i", "0", "--query-gpu=gpu_name, count,compute_cap,pci.bus_id,memory.free") == (
+    assert get_printed(node, "-i", "0", "--query-gpu=gpu_name, count,compute_cap,pci.bus_id,memory.free") == (
         f"name, count, compute_cap, pci.bus_id, memory.free [MiB]\nNVIDIA H200, 4, 9.0, {BUS[0]}, 143155 MiB\n"
     )
 

@@ -39,7 +39,7 @@ def joins(story: Story, client: int, pid: int, uid: int = A, process: int = 0) -
     return story.feed(events.ClientConnected(client, ClientProcess(peer, "python3", 7, number=process), joins=True))
 
 
-def admitted(instructions: list[Instruction]) -> list[tuple[int, int]]:
+def list_admitted(instructions: list[Instruction]) -> list[tuple[int, int]]:
     """Return clients and the servers that they are admitted to."""
     return [
         (instruction.client, instruction.server)
@@ -95,7 +95,7 @@ def test_a_further_connection_goes_to_the_processs_server_and_is_no_other_client
 
 
 def test_another_process_is_another_client(busy: Story) -> None:
-    assert admitted(joins(busy, 2, SECOND)) == [(2, 1)]
+    assert list_admitted(joins(busy, 2, SECOND)) == [(2, 1)]
     assert list(busy.daemon.servers[1].clients) == [1, 2]
 
 
@@ -103,7 +103,7 @@ def test_a_further_connection_is_admitted_though_the_turn_is_closed(busy: Story)
     joins(busy, 2, SECOND, B)
     turn_ends(busy)
     assert joins(busy, 3, 103) == [], "a new client of the same user waits"
-    assert admitted(joins(busy, 4, FIRST)) == [(4, 1)], "its work would be lost otherwise"
+    assert list_admitted(joins(busy, 4, FIRST)) == [(4, 1)], "its work would be lost otherwise"
     assert [entry.client for entry in busy.daemon.queue] == [2, 3]
 
 
@@ -112,19 +112,19 @@ def test_a_further_connection_is_admitted_with_an_overtaking_limit_of_0() -> Non
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
     joins(story, 2, SECOND, B)
-    assert admitted(joins(story, 3, FIRST)) == [(3, 1)]
+    assert list_admitted(joins(story, 3, FIRST)) == [(3, 1)]
 
 
 def test_a_further_connection_while_the_server_is_leaving(busy: Story) -> None:
     busy.says(f"shutdown_server {SERVER}")
     assert busy.daemon.servers[1].phase is Phase.LEAVING
-    assert admitted(joins(busy, 2, FIRST)) == [(2, 1)]
+    assert list_admitted(joins(busy, 2, FIRST)) == [(2, 1)]
     assert joins(busy, 3, SECOND) == [], "a new client waits for the next server"
 
 
 def test_a_further_connection_while_the_daemon_is_quitting(busy: Story) -> None:
     busy.says("quit")
-    assert admitted(joins(busy, 2, FIRST)) == [(2, 1)]
+    assert list_admitted(joins(busy, 2, FIRST)) == [(2, 1)]
     assert [type(joined) for joined in joins(busy, 3, SECOND)] == [RefuseClient]
 
 
@@ -137,7 +137,7 @@ def test_no_further_connection_to_a_server_that_is_forced_to_end(busy: Story) ->
 def test_a_further_connection_during_a_fault(busy: Story) -> None:
     """As recorded: the server itself refuses it, or not."""
     busy.feed(events.StatusPushed(1, "FAULT"))
-    assert admitted(joins(busy, 2, FIRST)) == [(2, 1)]
+    assert list_admitted(joins(busy, 2, FIRST)) == [(2, 1)]
 
 
 def test_a_process_that_has_left_is_a_new_client(busy: Story) -> None:
@@ -153,7 +153,7 @@ def test_processes_that_are_not_visible_are_distinguished(busy: Story) -> None:
     joins(busy, 2, 0, process=71)
     joins(busy, 3, 0, process=72)
     assert list(busy.daemon.servers[1].clients) == [1, 2, 3]
-    assert admitted(joins(busy, 4, 0, process=72)) == [(4, 1)]
+    assert list_admitted(joins(busy, 4, 0, process=72)) == [(4, 1)]
     assert list(busy.daemon.servers[1].clients) == [1, 2, 3]
 
 
@@ -187,13 +187,13 @@ def test_another_users_process_with_a_reused_pid_is_no_further_connection(togeth
     story = Story(Daemon(DaemonOptions(0, max_servers=16 if together else 1), DEVICES))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
-    assert admitted(joins(story, 2, FIRST, B)) == []
+    assert list_admitted(joins(story, 2, FIRST, B)) == []
 
 
 def test_two_connections_of_a_process_that_waits_are_one_client(story: Story) -> None:
     joins(story, 1, FIRST)
     joins(story, 2, FIRST)
-    assert admitted(story.is_ready(1, SERVER)) == [(1, 1), (2, 1)]
+    assert list_admitted(story.is_ready(1, SERVER)) == [(1, 1), (2, 1)]
     assert says(story, f"get_client_list {SERVER}") == "101\n"
 
 
@@ -203,8 +203,8 @@ def test_users_together_each_join_their_own_server() -> None:
     story.is_ready(1, SERVER)
     joins(story, 2, SECOND, B)
     story.is_ready(2, 848)
-    assert admitted(joins(story, 3, FIRST)) == [(3, 1)]
-    assert admitted(joins(story, 4, SECOND, B)) == [(4, 2)]
+    assert list_admitted(joins(story, 3, FIRST)) == [(3, 1)]
+    assert list_admitted(joins(story, 4, SECOND, B)) == [(4, 2)]
 
 
 # --- what a server that was asked says

@@ -31,11 +31,11 @@ def pause_ends(story: Story, server: int) -> list[Instruction]:
     return story.feed(events.TimerEnded(Timer(TimerKind.RETRY, server)))
 
 
-def spawned_for(instructions: list[Instruction]) -> list[int]:
+def list_spawned(instructions: list[Instruction]) -> list[int]:
     return [instruction.uid for instruction in instructions if isinstance(instruction, SpawnServer)]
 
 
-def refused(instructions: list[Instruction]) -> list[int]:
+def list_refused(instructions: list[Instruction]) -> list[int]:
     return [instruction.client for instruction in instructions if isinstance(instruction, RefuseClient)]
 
 
@@ -62,7 +62,7 @@ def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:
             "the MPS server of user 500 ended with status 1 before it was ready: ImportError: no module; "
             f"trying again in {seconds:g} s"
         )
-        assert spawned_for(pause_ends(story, server)) == [500]
+        assert list_spawned(pause_ends(story, server)) == [500]
     (refusal,) = dies(story, 4)
     assert isinstance(refusal, RefuseClient)
     assert (refusal.client, refusal.code) == (1, Result.ERROR_MPS_CONNECTION_FAILED)
@@ -82,7 +82,7 @@ def test_a_client_after_the_refusal_begins_a_new_count(story: Story) -> None:
         dies(story, server)
         pause_ends(story, server)
     dies(story, 4)
-    assert spawned_for(story.connects(2, 500)) == [500]
+    assert list_spawned(story.connects(2, 500)) == [500]
     assert dies(story, 5) == [SetTimer(Timer(TimerKind.RETRY, 5), 0.1)]
 
 
@@ -125,19 +125,19 @@ def test_the_next_user_is_served_after_the_refusal_and_not_during_a_pause(story:
     assert story.connects(2, 600) == []
     assert story.connects(3, 500) == []
     for server in (1, 2):
-        assert spawned_for(pause_ends(story, server)) == [500]
+        assert list_spawned(pause_ends(story, server)) == [500]
         dies(story, server + 1)
     pause_ends(story, 3)
     instructions = dies(story, 4)
-    assert refused(instructions) == [1, 3]
-    assert spawned_for(instructions) == [600]
+    assert list_refused(instructions) == [1, 3]
+    assert list_spawned(instructions) == [600]
 
 
 def test_a_pause_ends_without_a_start_if_its_client_has_left(story: Story) -> None:
     story.connects(1, 500)
     dies(story, 1)
     story.connects(2, 600)
-    assert spawned_for(story.feed(events.WaitingClientLeft(1))) == [600]
+    assert list_spawned(story.feed(events.WaitingClientLeft(1))) == [600]
     assert pause_ends(story, 1) == []
     assert story.daemon.failed_starts == {}
 
@@ -146,7 +146,7 @@ def test_a_start_request_is_retried_and_given_up_too(story: Story) -> None:
     story.says("start_server -uid 500")
     for server in (1, 2, 3):
         dies(story, server)
-        assert spawned_for(pause_ends(story, server)) == [500]
+        assert list_spawned(pause_ends(story, server)) == [500]
     assert dies(story, 4) == []
     assert story.daemon.queue.entries == []
 
@@ -155,7 +155,7 @@ def test_the_timer_of_an_earlier_pause_does_nothing(story: Story) -> None:
     story.connects(1, 500)
     dies(story, 1)
     assert pause_ends(story, 7) == []
-    assert spawned_for(pause_ends(story, 1)) == [500]
+    assert list_spawned(pause_ends(story, 1)) == [500]
 
 
 @pytest.mark.parametrize("line", ["quit", "quit -t 5"])
@@ -163,7 +163,7 @@ def test_a_quit_in_a_pause_refuses_at_once_and_exits(story: Story, line: str) ->
     story.connects(1, 500)
     dies(story, 1)
     instructions = story.says(line)
-    assert refused(instructions) == [1]
+    assert list_refused(instructions) == [1]
     assert type(instructions[-1]).__name__ == "Exit"
     assert pause_ends(story, 1) == []
 
@@ -184,7 +184,7 @@ def crash_loop(story: Story) -> RefuseClient:
     for server, seconds in ((1, 0.1), (2, 0.5), (3, 2.0)):
         assert crashes(story, server) == [SetTimer(Timer(TimerKind.RETRY, server), seconds)]
         assert story.connects(server + 1, 500) == []
-        assert spawned_for(pause_ends(story, server)) == [500]
+        assert list_spawned(pause_ends(story, server)) == [500]
     assert crashes(story, 4) == [SetTimer(Timer(TimerKind.RETRY, 4), 5.0)]
     (refusal,) = story.connects(5, 500)
     assert isinstance(refusal, RefuseClient)
@@ -202,23 +202,23 @@ def test_a_server_that_ends_with_its_first_client_is_tried_four_times(story: Sto
 
 def test_other_users_are_served_during_a_refusal_which_ends_after_a_while(story: Story) -> None:
     crash_loop(story)
-    assert spawned_for(story.connects(6, 600)) == [600]
+    assert list_spawned(story.connects(6, 600)) == [600]
     story.is_ready(5, 847)
     story.feed(events.ContextPushed(5, 6, 1, 1, 0))
     story.feed(events.ServerExited(5, -9))
-    assert refused(story.connects(7, 500)) == [7]
+    assert list_refused(story.connects(7, 500)) == [7]
     assert pause_ends(story, 4) == []
     assert "uid_500" not in story.daemon.failed_starts
-    assert spawned_for(story.connects(8, 500)) == [500]
+    assert list_spawned(story.connects(8, 500)) == [500]
 
 
 def test_failures_after_the_pause_count_too(story: Story) -> None:
     for server in (1, 2, 3, 4):
-        assert spawned_for(story.connects(server, 500)) == [500]
+        assert list_spawned(story.connects(server, 500)) == [500]
         crashes(story, server)
         if server < 4:
             assert pause_ends(story, server) == []
-    assert refused(story.connects(5, 500)) == [5]
+    assert list_refused(story.connects(5, 500)) == [5]
 
 
 def test_a_failure_is_dropped_after_a_while(story: Story) -> None:
@@ -245,7 +245,7 @@ def test_a_server_that_has_served_is_no_failure(story: Story, served: events.Eve
     story.connects(2, 500)
     story.feed(served)
     assert story.feed(events.ServerExited(1, -9)) == []
-    assert spawned_for(story.connects(3, 500)) == [500]
+    assert list_spawned(story.connects(3, 500)) == [500]
 
 
 def test_a_server_that_was_shut_down_is_no_failure(story: Story) -> None:
@@ -253,4 +253,4 @@ def test_a_server_that_was_shut_down_is_no_failure(story: Story) -> None:
     story.is_ready(1, 847)
     story.says("shutdown_server 847 -f")
     assert story.feed(events.ServerExited(1, 0)) == []
-    assert spawned_for(story.connects(2, 500)) == [500]
+    assert list_spawned(story.connects(2, 500)) == [500]

@@ -42,7 +42,7 @@ def test_a_server_gets_the_sums_of_the_others(clients: list[tuple[int, str, int,
     daemon = _daemon(clients)
     result, most = memory_elsewhere(daemon), daemon.devices[0].memory_bytes
 
-    def held(ordinal: int, path: str, but: int) -> int:
+    def count_held(ordinal: int, path: str, but: int) -> int:
         return sum(
             min(
                 most,
@@ -58,8 +58,8 @@ def test_a_server_gets_the_sums_of_the_others(clients: list[tuple[int, str, int,
     for server in (1, 2, 3):
         own = [path for path in LIMITED if any(client[0] == server and _is_in(client[1], path) for client in clients)]
         for ordinal in (0, 1):
-            groups = {f"cgroup {path}": count for path in own if (count := held(ordinal, path, server))}
-            assert result[server][ordinal] == Elsewhere(held(ordinal, "/", server), groups)
+            groups = {f"cgroup {path}": count for path in own if (count := count_held(ordinal, path, server))}
+            assert result[server][ordinal] == Elsewhere(count_held(ordinal, "/", server), groups)
 
 
 def _is_in(cgroup: str, path: str) -> bool:

@@ -19,7 +19,7 @@ from pympsd.vocabulary.results import Result
 ONE = RefusedClient(77, 1001, 1.0, "cuInit", Result.ERROR_MPS_CONNECTION_FAILED, "the daemon is quitting", "abc")
 
 
-def printed(daemon: Daemon, line: str, uid: int) -> str:
+def get_printed(daemon: Daemon, line: str, uid: int) -> str:
     answer = decide_line(daemon, Caller(1, uid), parse(line.encode(), daemon.options.protocol)).answer
     assert answer is not None
     return answer.printed
@@ -47,12 +47,12 @@ def test_users_see_their_own_and_root_sees_all() -> None:
         daemon.refusals.add(ONE)
         daemon.refusals.add(evolve(ONE, pid=88, uid=1002, at=2.0, run=""))
         own = "77 1001 cuInit: CUDA_ERROR_MPS_CONNECTION_FAILED: the daemon is quitting\n"
-        assert printed(daemon, "get_refusal_list", 1001) == printed(daemon, "get_refusal_list abc", 0) == own
-        assert printed(daemon, "get_refusal_list", 0).count("\n") == 2
-        assert printed(daemon, "get_refusal_list abc", 1002) == printed(daemon, "get_refusal_list", 5) == ""
-        assert printed(daemon, "get_refusal_list", NO_USER) == "", "in a container: who knows the id sees the run"
-        assert printed(daemon, "get_refusal_list abc", NO_USER) == own
-        assert json.loads(printed(daemon, "get_refusal_list --json", 1001)) == [
+        assert get_printed(daemon, "get_refusal_list", 1001) == get_printed(daemon, "get_refusal_list abc", 0) == own
+        assert get_printed(daemon, "get_refusal_list", 0).count("\n") == 2
+        assert get_printed(daemon, "get_refusal_list abc", 1002) == get_printed(daemon, "get_refusal_list", 5) == ""
+        assert get_printed(daemon, "get_refusal_list", NO_USER) == "", "in a container: who knows the id sees the run"
+        assert get_printed(daemon, "get_refusal_list abc", NO_USER) == own
+        assert json.loads(get_printed(daemon, "get_refusal_list --json", 1001)) == [
             {
                 "pid": 77,
                 "uid": 1001,

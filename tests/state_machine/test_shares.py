@@ -56,12 +56,12 @@ def say(daemon: Daemon) -> Say:
 
     def command(uid: int, line: str, file: str | None = None) -> str:
         text = None if file is None else file.encode()
-        return said(daemon, events.OperatorLine(next(sessions), uid, parse(line.encode(), 3), file=text))
+        return get_reason(daemon, events.OperatorLine(next(sessions), uid, parse(line.encode(), 3), file=text))
 
     return command
 
 
-def said(daemon: Daemon, event: events.Event) -> str:
+def get_reason(daemon: Daemon, event: events.Event) -> str:
     """Handle an event, and what follows from it; return why a command or a client was refused."""
     refusal = ""
     left = [event]
@@ -80,7 +80,7 @@ def said(daemon: Daemon, event: events.Event) -> str:
 def connect(daemon: Daemon, uid: int, server: str = "") -> str:
     """Connect a client of a user; return why it was refused."""
     client = daemon.queue.tickets.take() + 10_000
-    return said(
+    return get_reason(
         daemon, events.ClientConnected(client, ClientProcess(Peer(client, uid, uid), "train", 7), server=server)
     )
 

@@ -45,13 +45,13 @@ TIMER = Timer(TimerKind.RETURN, SERVER)
 PLACES = Timer(TimerKind.PLACES)
 
 
-def left(**more: object) -> PersistentState:
+def leave_state(**more: object) -> PersistentState:
     """Return the state of a daemon whose one server was user A's."""
     server = PersistentServer(SERVER, PID, A, 60.0, {1: 1 << 30})
     return evolve(PersistentState(generation=2, servers=(server,)), **more)
 
 
-def printed(story: Story, line: str) -> str:
+def get_printed(story: Story, line: str) -> str:
     """Return what a command prints."""
     (reply,) = story.says(line)
     assert isinstance(reply, Reply)
@@ -66,15 +66,17 @@ def returns(story: Story, status: str = "ACTIVE", *clients: events.TakenOverClie
 @pytest.fixture
 def heir(story: Story) -> Story:
     """A daemon that awaits the server of user A."""
-    assert [type(instruction).__name__ for instruction in story.feed(events.PredecessorDied(left()))] == ["SetTimer"]
+    assert [type(instruction).__name__ for instruction in story.feed(events.PredecessorDied(leave_state()))] == [
+        "SetTimer"
+    ]
     return story
 
 
 def test_the_server_is_waited_for_for_a_while(heir: Story) -> None:
     assert heir.take_log() == [f"Server {PID} of user {A} ran under the previous daemon; waiting for its report"]
-    assert printed(heir, "get_server_list") == f"{PID}\n"
-    assert printed(heir, f"get_server_status {PID}") == "INITIALIZING\n"
-    assert printed(heir, f"get_client_list {PID}") == ""
+    assert get_printed(heir, "get_server_list") == f"{PID}\n"
+    assert get_printed(heir, f"get_server_status {PID}") == "INITIALIZING\n"
+    assert get_printed(heir, f"get_client_list {PID}") == ""
 
 
 @pytest.mark.parametrize("uid", [A, B])
@@ -88,8 +90,8 @@ def test_a_server_returns_with_its_clients_and_admits_waiting_ones(heir: Story) 
     instructions = returns(heir, "ACTIVE", CLIENT)
     watch, admit = WatchClient(7, SERVER, 4107), AdmitClient(1, SERVER, PID, 0)
     assert instructions == [UpdateServerLimits(SERVER, 60.0, {1: 1 << 30}), watch, admit]
-    assert printed(heir, f"get_client_list {PID}") == "4107\n101\n"
-    pid, id_, server, _, namespace, command = printed(heir, "ps").splitlines()[1].split()
+    assert get_printed(heir, f"get_client_list {PID}") == "4107\n101\n"
+    pid, id_, server, _, namespace, command = get_printed(heir, "ps").splitlines()[1].split()
     assert (pid, id_, server, namespace, command) == ("4107", "3", str(PID), "99", "train")
     assert f"Took over server {PID} of user {A} with 1 clients" in heir.logged
     # A timer that ends late changes nothing.
@@ -113,7 +115,7 @@ def test_a_returned_server_that_was_leaving_continues_to_leave(heir: Story) -> N
 
 def test_a_returned_server_keeps_its_fault(heir: Story) -> None:
     returns(heir, "FAULT", CLIENT)
-    assert printed(heir, f"get_server_status {PID}") == "FAULT\n"
+    assert get_printed(heir, f"get_server_status {PID}") == "FAULT\n"
 
 
 def test_a_server_that_does_not_return_is_killed_and_the_queue_moves_on(heir: Story) -> None:
@@ -249,7 +251,7 @@ def test_a_start_request_persists(story: Story) -> None:
     assert again.uid == A
 
 
-def queued(story: Story) -> PersistentState:
+def leave_queue(story: Story) -> PersistentState:
     """Return what a daemon leaves in whose queue are a client of A, a request for B and another client of A.
 
     User C has the turn.
@@ -281,7 +283,7 @@ def is_queued(story: Story) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("order", [(11, 12), (12, 11)])
 def test_the_queue_keeps_its_order_in_whatever_order_its_clients_return(story: Story, order: tuple[int, int]) -> None:
-    persistent_state = queued(story)
+    persistent_state = leave_queue(story)
     assert is_queued(story) == [(A, 2), (B, 0), (B, 3)]
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(persistent_state, connections=frozenset({11, 12})))
@@ -296,7 +298,7 @@ def test_the_queue_keeps_its_order_in_whatever_order_its_clients_return(story: S
 
 
 def test_a_start_request_does_not_overtake_a_client_that_has_not_returned(story: Story) -> None:
-    kept = evolve(queued(story), servers=())
+    kept = evolve(leave_queue(story), servers=())
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     inherited = heir.feed(events.PredecessorDied(kept, connections=frozenset({11, 12})))
     assert inherited == [SetTimer(PLACES, TAKEOVER_TIMEOUT)], "no server is started"
@@ -306,7 +308,7 @@ def test_a_start_request_does_not_overtake_a_client_that_has_not_returned(story:
 
 
 def test_a_client_that_waited_and_does_not_return_is_given_up(story: Story) -> None:
-    kept = evolve(queued(story), servers=())
+    kept = evolve(leave_queue(story), servers=())
     for connections, timed in ((frozenset({11}), []), (frozenset({12}), [B])):
         heir = Story(Daemon(DaemonOptions(0), DEVICES))
         begun = begins_for(heir.feed(events.PredecessorDied(kept, connections=connections)))
@@ -316,7 +318,7 @@ def test_a_client_that_waited_and_does_not_return_is_given_up(story: Story) -> N
 
 
 def test_a_client_that_waited_and_is_refused_now_holds_nobody_up(story: Story) -> None:
-    kept = evolve(queued(story), servers=())
+    kept = evolve(leave_queue(story), servers=())
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(kept, connections=frozenset({12})))
     foreign = Peer(105, A, A, (A,), foreign=True)
@@ -326,18 +328,18 @@ def test_a_client_that_waited_and_is_refused_now_holds_nobody_up(story: Story) -
 @pytest.mark.parametrize(
     "bad",
     [
-        left(thread_percentage=0.0),
-        left(client_priority=7),
-        left(generation=-1),
-        left(memory_limits={9: 5}),
-        left(memory_limits={0: -5}),
-        left(servers=(PersistentServer(1, 0, A, 60.0, {}),)),
-        left(servers=(PersistentServer(1, PID, A, 101.0, {}),)),
-        left(servers=(PersistentServer(1, PID, A, 60.0, {2: 5}),)),
-        left(quit=PersistentQuit(-1.0)),
+        leave_state(thread_percentage=0.0),
+        leave_state(client_priority=7),
+        leave_state(generation=-1),
+        leave_state(memory_limits={9: 5}),
+        leave_state(memory_limits={0: -5}),
+        leave_state(servers=(PersistentServer(1, 0, A, 60.0, {}),)),
+        leave_state(servers=(PersistentServer(1, PID, A, 101.0, {}),)),
+        leave_state(servers=(PersistentServer(1, PID, A, 60.0, {2: 5}),)),
+        leave_state(quit=PersistentQuit(-1.0)),
     ],
 )
 def test_an_impossible_state_is_refused(bad: PersistentState) -> None:
-    check(left(), len(DEVICES))
+    check(leave_state(), len(DEVICES))
     with pytest.raises(ValueError, match=r"."):
         check(bad, len(DEVICES))

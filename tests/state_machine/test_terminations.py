@@ -26,7 +26,7 @@ def request_termination(story: Story, session: int = 1) -> TerminateClient:
     return request
 
 
-def printed(instructions: list[Instruction]) -> list[tuple[int, str]]:
+def get_printed(instructions: list[Instruction]) -> list[tuple[int, str]]:
     return [
         (instruction.session, instruction.answer.printed)
         for instruction in instructions
@@ -53,7 +53,7 @@ def test_termination_by_reset_is_sent_and_has_a_longer_timeout(busy: Story) -> N
     (reply,) = busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token)))
     assert isinstance(reply, Reply)
     assert "the server did not answer within 30 s" in reply.answer.diagnostic
-    assert printed(busy.feed(events.TerminationAnswered(1, request.token, 0))) == []
+    assert get_printed(busy.feed(events.TerminationAnswered(1, request.token, 0))) == []
 
 
 def test_702_names_a_remedy(busy: Story) -> None:
@@ -68,19 +68,19 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_termination(busy: Story
     busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, first.token)))
     second = request_termination(busy)
     assert busy.feed(events.TerminationAnswered(1, first.token, 0)) == []
-    assert printed(busy.feed(events.TerminationAnswered(1, second.token, 201))) == [(1, "201\n")]
+    assert get_printed(busy.feed(events.TerminationAnswered(1, second.token, 201))) == [(1, "201\n")]
 
 
 def test_an_answer_in_time_ends_the_timer(busy: Story) -> None:
     request = request_termination(busy)
-    assert printed(busy.feed(events.TerminationAnswered(1, request.token, 0))) == [(1, "0\n")]
+    assert get_printed(busy.feed(events.TerminationAnswered(1, request.token, 0))) == [(1, "0\n")]
     assert busy.cancelled == [Timer(TimerKind.TERMINATION, request.token)]
     assert busy.feed(events.TimerEnded(Timer(TimerKind.TERMINATION, request.token))) == []
 
 
 def test_the_servers_end_answers_all_its_terminations(busy: Story) -> None:
     tokens = [request_termination(busy, session).token for session in (1, 2)]
-    assert printed(busy.feed(events.ServerExited(1, -9))) == [(1, "806\n"), (2, "806\n")]
+    assert get_printed(busy.feed(events.ServerExited(1, -9))) == [(1, "806\n"), (2, "806\n")]
     assert busy.cancelled == [Timer(TimerKind.TERMINATION, token) for token in tokens]
 
 

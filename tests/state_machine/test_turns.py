@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 A, B, C = 500, 600, 700
 
 
-def admitted(instructions: list[Instruction]) -> list[int]:
+def list_admitted(instructions: list[Instruction]) -> list[int]:
     """Return the ids of the clients that are admitted."""
     return [instruction.client for instruction in instructions if isinstance(instruction, AdmitClient)]
 
@@ -66,7 +66,7 @@ def test_a_waiting_client_has_a_turn_timer(busy: Story) -> None:
 
 
 def test_new_clients_overtake_until_the_turn_timer_ends(busy: Story) -> None:
-    assert admitted(busy.connects(3, A)) == [3]
+    assert list_admitted(busy.connects(3, A)) == [3]
     assert turn_timer_ends(busy) == []
     assert busy.connects(4, A) == []
     assert busy.take_log() == [
@@ -81,10 +81,10 @@ def test_new_clients_overtake_until_the_turn_timer_ends(busy: Story) -> None:
     (spawn,) = busy.feed(events.ServerExited(1, 0))
     assert isinstance(spawn, SpawnServer)
     assert spawn.uid == B
-    assert admitted(busy.is_ready(2, 848)) == [2]
+    assert list_admitted(busy.is_ready(2, 848)) == [2]
     assert busy.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]
     busy.feed(events.ServerExited(2, 0))
-    assert admitted(busy.is_ready(3, 849)) == [4]
+    assert list_admitted(busy.is_ready(3, 849)) == [4]
 
 
 def test_with_an_overtaking_limit_of_0_new_clients_never_overtake() -> None:
@@ -105,7 +105,7 @@ def test_with_an_overtaking_limit_of_0_clients_are_admitted_in_order() -> None:
     story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     for client, uid in ((1, A), (2, A), (3, B), (4, A)):
         story.connects(client, uid)
-    assert admitted(story.is_ready(1, 847)) == [1, 2]
+    assert list_admitted(story.is_ready(1, 847)) == [1, 2]
 
 
 def test_whole_and_fractional_overtaking_limits_are_logged() -> None:
@@ -135,8 +135,8 @@ def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
 def test_the_server_admits_new_clients_again_when_the_waiting_client_leaves(busy: Story) -> None:
     turn_timer_ends(busy)
     assert busy.connects(3, A) == []
-    assert admitted(busy.feed(events.WaitingClientLeft(2))) == [3]
-    assert admitted(busy.connects(4, A)) == [4]
+    assert list_admitted(busy.feed(events.WaitingClientLeft(2))) == [3]
+    assert list_admitted(busy.connects(4, A)) == [4]
     busy.connects(5, B)
     turn_timer_ends(busy)
     assert busy.take_log()[-1].startswith("User 600 has waited 30 s; server 847")
@@ -149,9 +149,9 @@ def test_a_late_new_client_waits_with_a_turn_timer_of_its_own(busy: Story) -> No
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     busy.is_ready(2, 848)
-    assert admitted(busy.connects(4, B)) == [4]
+    assert list_admitted(busy.connects(4, B)) == [4]
     busy.feed(events.TimerEnded(Timer(TimerKind.TURN, 4)))
-    assert admitted(busy.connects(5, B)) == []
+    assert list_admitted(busy.connects(5, B)) == []
 
 
 def test_a_client_from_before_the_turn_timers_end_is_served_with_its_users_first(busy: Story) -> None:
@@ -162,11 +162,11 @@ def test_a_client_from_before_the_turn_timers_end_is_served_with_its_users_first
     busy.feed(events.ClientGonePushed(1, 1))
     busy.feed(events.ServerExited(1, 0))
     # 4 was there when C had patience; 5 was not, and stays behind it.
-    assert admitted(busy.is_ready(2, 848)) == [2, 4]
+    assert list_admitted(busy.is_ready(2, 848)) == [2, 4]
     for client in (2, 4):
         busy.feed(events.ClientGonePushed(2, client))
     busy.feed(events.ServerExited(2, 0))
-    assert admitted(busy.is_ready(3, 849)) == [3]
+    assert list_admitted(busy.is_ready(3, 849)) == [3]
 
 
 def test_the_log_names_all_users_that_are_served_before(busy: Story) -> None:
@@ -195,7 +195,7 @@ def test_the_timer_of_a_client_that_left_is_cancelled(busy: Story) -> None:
     assert busy.daemon.queue.timed == {2}
     # A timer that ended before it could be cancelled does nothing.
     assert busy.feed(events.TimerEnded(busy.cancelled[0])) == []
-    assert admitted(busy.connects(100, A)) == [100]
+    assert list_admitted(busy.connects(100, A)) == [100]
 
 
 def test_the_timer_of_an_admitted_client_is_cancelled(busy: Story) -> None:
@@ -232,9 +232,9 @@ def test_a_start_request_for_another_user_is_served_in_order(busy: Story) -> Non
 def test_a_start_request_has_a_turn_timer_like_a_client(busy: Story) -> None:
     busy.feed(events.WaitingClientLeft(2))
     busy.says(f"start_server -uid {C}")
-    assert admitted(busy.connects(3, A)) == [3]
+    assert list_admitted(busy.connects(3, A)) == [3]
     turn_timer_ends(busy)
-    assert admitted(busy.connects(4, A)) == []
+    assert list_admitted(busy.connects(4, A)) == []
 
 
 def test_a_start_request_stays_when_an_earlier_client_leaves(busy: Story) -> None:
@@ -252,7 +252,7 @@ def test_shutdown_server_passes_the_turn_when_its_clients_have_left(busy: Story)
     assert busy.connects(3, A) == [], "a server that is shutting down admits no clients"
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
     assert busy.feed(events.ServerExited(1, 0)) == [SpawnServer(2, B, Peer(102, B, B, (B,)))]
-    assert admitted(busy.is_ready(2, 848)) == [2]
+    assert list_admitted(busy.is_ready(2, 848)) == [2]
 
 
 def test_shutdown_server_starts_another_for_the_first_user_in_the_queue(story: Story) -> None:
@@ -287,8 +287,8 @@ def test_there_are_no_turns_in_multiuser_mode() -> None:
     story = Story(Daemon(DaemonOptions(0, multiuser=True), DEVICES, turns=Turns(overtaking_seconds=0)))
     for client, uid in ((1, A), (2, B)):
         story.connects(client, uid)
-    assert admitted(story.is_ready(1, 847)) == [1, 2]
-    assert admitted(story.connects(3, C)) == [3]
+    assert list_admitted(story.is_ready(1, 847)) == [1, 2]
+    assert list_admitted(story.connects(3, C)) == [3]
     assert turn_timers(story) == []
     assert [type(instruction) for instruction in story.says(f"start_server -uid {B}")] == [Reply]
     assert story.take_log() == [
@@ -311,7 +311,7 @@ def ends(story: Story, server: int, client: int) -> list[Instruction]:
     return story.feed(events.ServerExited(server, 0))
 
 
-def spawned(instructions: list[Instruction]) -> list[int]:
+def list_spawned(instructions: list[Instruction]) -> list[int]:
     """Return the users whose servers start."""
     return [instruction.uid for instruction in instructions if isinstance(instruction, SpawnServer)]
 
@@ -326,7 +326,7 @@ def test_a_policy_chooses_who_is_next(story: Story) -> None:
     # A has had a turn, and C none: C is next, though A came before.
     story.connects(3, A)
     story.connects(4, C)
-    assert spawned(ends(story, 2, 2)) == [C]
+    assert list_spawned(ends(story, 2, 2)) == [C]
 
 
 def test_who_is_chosen_is_admitted_though_another_has_waited_long_enough(story: Story) -> None:
@@ -340,15 +340,15 @@ def test_who_is_chosen_is_admitted_though_another_has_waited_long_enough(story: 
     turn_timer_ends(story)
     story.connects(4, C)
     ends(story, 2, 2)
-    assert admitted(story.is_ready(3, 849)) == [4]
+    assert list_admitted(story.is_ready(3, 849)) == [4]
     ends(story, 3, 4)
-    assert admitted(story.is_ready(4, 850)) == [3]
+    assert list_admitted(story.is_ready(4, 850)) == [3]
 
 
 def test_a_policy_that_returns_what_does_not_wait_changes_nothing(busy: Story) -> None:
     busy.daemon.turns.policy = lambda users: evolve(users[0], uid=1)
     busy.connects(3, C)
-    assert spawned(ends(busy, 1, 1)) == [B]
+    assert list_spawned(ends(busy, 1, 1)) == [B]
 
 
 @given(st.lists(st.builds(WaitingUser, st.integers(0), st.integers(1), st.integers(0, 3)), min_size=1))

@@ -213,7 +213,7 @@ def test_there_is_room_for_sixteen() -> None:
 # --- another daemon, with or without the option
 
 
-def adopted(before: Story, most_servers: int) -> Story:
+def take_over_all(before: Story, most_servers: int) -> Story:
     """Return the next daemon's story, its servers returned with their clients 1 and 2."""
     persistent_state = snapshot(before.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
     story = Story(Daemon(DaemonOptions(0, max_servers=most_servers), DEVICES))
@@ -226,7 +226,7 @@ def adopted(before: Story, most_servers: int) -> Story:
 
 
 def test_the_next_daemon_adopts_both_servers(together: Story) -> None:
-    story = adopted(together, MAX_SERVERS)
+    story = take_over_all(together, MAX_SERVERS)
     assert story.connects(3, A) == [AdmitClient(3, 1, 847, 0)]
     assert story.connects(4, B) == [AdmitClient(4, 2, 848, 0)]
 
@@ -242,7 +242,7 @@ def test_while_one_server_is_being_taken_over_other_users_continue(together: Sto
 
 
 def test_a_daemon_of_users_in_turn_ends_the_servers_that_are_too_many(together: Story) -> None:
-    story = adopted(together, most_servers=1)
+    story = take_over_all(together, most_servers=1)
     assert story.connects(3, C) == []
     assert story.take_log()[-1] == "Client 103 of user 700 is waiting for its turn, behind user 500, user 600"
     assert story.feed(events.ClientGonePushed(1, 1)) == [ShutDownServer(1, False)]

@@ -54,12 +54,12 @@ class RawSession:
             connection.settimeout(SECONDS)
             connection.connect(control)
             connection.sendall(messages.encode(ClientHello(Versions(), os.getpid(), "fuzz", 0, {})))
-            granted, fds = next(_received(connection, FrameReader(fds_allowed=2)))
+            granted, fds = next(_receive(connection, FrameReader(fds_allowed=2)))
         assert isinstance(granted, SessionGranted), granted
         sock = socket.socket(fileno=fds[0])
         sock.settimeout(SECONDS)
         session = cls(sock)
-        welcome, _ = next(_received(sock, session._reader))
+        welcome, _ = next(_receive(sock, session._reader))
         assert isinstance(welcome, SessionWelcome), welcome
         return session
 
@@ -76,7 +76,7 @@ class RawSession:
         """Take the answers that are there, or all until the server closes."""
         while to_its_end or select.select([self.sock], [], [], 0)[0]:
             try:
-                for _, fds in _received(self.sock, self._reader, once=True):
+                for _, fds in _receive(self.sock, self._reader, once=True):
                     self.answers += 1
                     for fd in fds:
                         os.close(fd)
@@ -84,7 +84,7 @@ class RawSession:
                 return
 
 
-def _received(
+def _receive(
     sock: socket.socket, reader: FrameReader, *, once: bool = False
 ) -> Iterator[tuple[Any, tuple[int, ...]]]:
     while True:
@@ -100,7 +100,7 @@ def _received(
             return
 
 
-def _said(source: random.Random) -> tuple[bytes, int]:
+def _draw_message(source: random.Random) -> tuple[bytes, int]:
     """One thing to say, with that many descriptors next to it."""
     request, number = source.randrange(1 << 16), source.choice((*_NUMBERS[:10], source.getrandbits(63)))
     match source.randrange(12):
@@ -184,7 +184,7 @@ def _one(control: str, source: random.Random) -> tuple[int, int]:
         null = os.open(os.devnull, os.O_RDONLY)
         open_ones.callback(os.close, null)
         for _ in range(source.randint(1, 12)):
-            data, fds = _said(source)
+            data, fds = _draw_message(source)
             if not session.say(data, (null,) * fds):
                 break
             output += 1

@@ -12,7 +12,7 @@ from pympsd.takeover.keeper import packets as packets
 
 
 @contextmanager
-def kept_entries(pipe: Path) -> Iterator[dict[str, tuple[bytes, int]]]:
+def fetch_entries(pipe: Path) -> Iterator[dict[str, tuple[bytes, int]]]:
     """Return the notes and descriptors by name; they are closed at the end, and the keeper waits again."""
     entries: dict[str, tuple[bytes, int]] = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -33,6 +33,6 @@ def kept_entries(pipe: Path) -> Iterator[dict[str, tuple[bytes, int]]]:
 
 def ask_to_end(pipe: Path) -> None:
     """Ask the one server to end if it has no clients, as its keeper does after a long time."""
-    with kept_entries(pipe) as entries:
+    with fetch_entries(pipe) as entries:
         ((note, fd),) = (entry for name, entry in entries.items() if name.startswith("server "))
         os.write(fd, note)

@@ -380,7 +380,9 @@ class NamedMachine(RuleBasedStateMachine):
             configuration.failed,
         )
         after = self.daemon.named_servers
-        assert _kept(before) == _kept({name: named for name, named in after.items() if not named.deleted})
+        assert _copy_servers(before) == _copy_servers(
+            {name: named for name, named in after.items() if not named.deleted}
+        )
         for client, (server, namespace) in waiting.items():
             self.waiting[client] = (server, namespace)
             uid = before[server].uid
@@ -506,5 +508,5 @@ def _one_of(items: dict[int, object], number: int) -> int:  # type: ignore[type-
     return sorted(items)[number % len(items)]
 
 
-def _kept(servers: dict[str, object]) -> dict[str, object]:
+def _copy_servers(servers: dict[str, object]) -> dict[str, object]:
     return dict(servers)

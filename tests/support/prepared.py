@@ -67,7 +67,7 @@ _prepared: dict[str, _Prepared] = {}
 
 
 @contextmanager
-def prepared(program: str) -> Iterator[None]:
+def prepare(program: str) -> Iterator[None]:
     """Have a process that has imported a program for a block: DAEMON, or a client's that calls `serve_requests`.
 
     Within another block of the same program there is only that one's.
@@ -91,7 +91,7 @@ def prepared(program: str) -> Iterator[None]:
 
 
 @contextmanager
-def executed() -> Iterator[None]:
+def execute() -> Iterator[None]:
     """Have everything executed in a block."""
     kept = dict(_prepared)
     _prepared.clear()

@@ -61,7 +61,7 @@ def wait_until(condition, what: str = "what was waited for", seconds: float = SE
 
 
 @contextlib.contextmanager
-def killed_after(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+def kill_after(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
     """Use a process that the block ends; kill it when the block fails, or the wait for it would not end."""
     with process:
         try:
@@ -77,7 +77,7 @@ def suspend(pid: int) -> None:
     wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the stop")
 
 
-def shared_memory() -> set[str]:
+def list_shared_memory() -> set[str]:
     """Return what is in /dev/shm but for other tests' own; on a GPU also without what its driver keeps there.
 
     Nor are the semaphores of multiprocessing counted: pympsd has none, and other programs run next to the tests.
@@ -135,7 +135,7 @@ class DaemonProcess:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         how = {"env": self.environment, "cwd": self.tools_directory, "user": self.uid or None, **pipes}
         process = PreparedProcess(words, text=True, **how)
-        with killed_after(process):
+        with kill_after(process):
             output, errors = process.communicate("", timeout=SECONDS)
         return subprocess.CompletedProcess(words, process.returncode, output, errors)
 

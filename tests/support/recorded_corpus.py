@@ -72,7 +72,7 @@ def maps_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, bytes
 
 
 @cache
-def recorded() -> dict[str, np.ndarray[Any, Any]]:
+def load_recorded() -> dict[str, np.ndarray[Any, Any]]:
     """Return what the H200 answered when the corpus was recorded, by NAME/OUTPUT."""
     with np.load(CORPUS / "recorded.npz") as archive:
         return dict(archive)
@@ -87,4 +87,4 @@ def failures() -> dict[str, str]:
 
 def is_recorded(name: str) -> bool:
     """Return whether the kernel was there when the corpus was recorded."""
-    return any(key.startswith(f"{name}/") for key in recorded())
+    return any(key.startswith(f"{name}/") for key in load_recorded())

@@ -32,7 +32,7 @@ QUERY = "010000000000000007000000000000000000000000000000" + "74047222e0da5fd008
 QUERY += "4e56494449412048323030" + "00" * 121
 
 
-def recorded(text: str, pid: int, device: int | None = None) -> bytes:
+def make_recorded(text: str, pid: int, device: int | None = None) -> bytes:
     """Return recorded bytes with this PID, and with this device's UUID."""
     record = bytearray.fromhex(text)
     record[0:4] = struct.pack("<i", pid)
@@ -104,8 +104,8 @@ def test_lists_of_clients(daemon: MinimalDaemon, launcher: Path, start: Callable
     assert daemon.number(6) == 2, "one that has only done cuInit is not listed"
     assert [daemon.hear(), daemon.hear()] == [struct.pack("<i", pid) for pid in (first.pid, second.pid)]
     assert daemon.number(14) == 2
-    assert daemon.hear() == recorded(PS, first.pid, 0)
-    assert daemon.hear() == recorded(PS_OTHER_PRIORITY, second.pid, 0)
+    assert daemon.hear() == make_recorded(PS, first.pid, 0)
+    assert daemon.hear() == make_recorded(PS_OTHER_PRIORITY, second.pid, 0)
     daemon.say(0)
     assert daemon.number(5) == 5, "but its connection is counted"
     assert daemon.log()[-1] == "Server was unable to shutdown due to 5 active clients"
@@ -118,16 +118,16 @@ def test_two_devices(daemon: MinimalDaemon, tmp_path: Path, start: Callable[...,
     pids = [client.pid for client in clients]
     assert daemon.number(14) == 3, "of each process the first context"
     records = [daemon.hear() for _ in pids]
-    assert records[2] == recorded(PS_OTHER_DEVICE, pids[2], 1)
+    assert records[2] == make_recorded(PS_OTHER_DEVICE, pids[2], 1)
     assert [struct.unpack_from("<i", record, 32)[0] for record in records] == [1, 2, 3]
     daemon.say(0)
     assert daemon.number(7) == 2
     answer = [daemon.hear() for _ in range(10)]
     head = bytes.fromhex(DEVICE_HEAD)
-    here = [recorded(DEVICE_CLIENT, pid) for pid in pids]
+    here = [make_recorded(DEVICE_CLIENT, pid) for pid in pids]
     two = struct.pack("<i", 2)
     assert answer[:5] == [devices.uuid(0), bytes(8) + head[8:], two, here[0], here[1]]
-    assert answer[5:] == [devices.uuid(1), head, two, here[2], recorded(DEVICE_CLIENT_SECOND, pids[1])]
+    assert answer[5:] == [devices.uuid(1), head, two, here[2], make_recorded(DEVICE_CLIENT_SECOND, pids[1])]
     assert daemon.number(24, struct.pack("<q", 11024)) == 2
     daemon.hear()
     query = bytearray.fromhex(QUERY)
@@ -343,7 +343,7 @@ def test_a_client_whose_socket_does_not_tell_who_it_is_hears_nothing(
 
 
 @contextlib.contextmanager
-def greeted(daemon: MinimalDaemon) -> Iterator[socket.socket]:
+def greet(daemon: MinimalDaemon) -> Iterator[socket.socket]:
     """A client's end of a new connection on which the server has spoken."""
     with daemon.connect() as client:
         output = []
@@ -361,7 +361,7 @@ def test_the_server_speaks_first_and_hears_no_command_until_the_client_has_answe
     daemon: MinimalDaemon, launcher: Path, words: tuple[int, int]
 ) -> None:
     daemon.start(launcher)
-    with greeted(daemon) as client:
+    with greet(daemon) as client:
         daemon.say(17)
         send_credentials(client)
         for word in words:
@@ -380,7 +380,7 @@ def test_a_client_that_leaves_without_a_word_blocks_the_server_for_ever(
 ) -> None:
     daemon.start(launcher)
     other = start(0)
-    with greeted(daemon):
+    with greet(daemon):
         pass
     daemon.await_line("User did not send valid credentials")
     daemon.say(17, 17)
@@ -396,7 +396,7 @@ def test_a_client_that_leaves_after_any_word_does_not(
     daemon.start(launcher)
     daemon.number(17)
     daemon.log()
-    with greeted(daemon) if has_listened else daemon.connect() as client:
+    with greet(daemon) if has_listened else daemon.connect() as client:
         client.send(word)
         if has_listened:
             client.shutdown(socket.SHUT_RDWR)  # as the daemon's copy does while the client still has its own
@@ -415,7 +415,7 @@ def test_a_client_that_leaves_after_any_word_does_not(
 
 def test_a_client_that_says_what_is_no_request_is_taken_for_gone(daemon: MinimalDaemon, launcher: Path) -> None:
     daemon.start(launcher)
-    with greeted(daemon) as client:
+    with greet(daemon) as client:
         for _ in range(4):
             client.send(b"\0")
         assert client.recv(64) == bytes(4)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared import CLIENT, DAEMON, PreparedProcess, can_start, executed, prepared
+from prepared import CLIENT, DAEMON, PreparedProcess, can_start, execute, prepare
 from processes import ClientProcess, DaemonProcess, adopt_orphans, alive, children_of, clients_of
 
 USER = 10001
@@ -26,7 +26,7 @@ RANDOM = re.compile(r"\.[0-9a-f]{16}\b")
 @pytest.fixture(autouse=True)
 def _nothing_is_prepared() -> Iterator[None]:
     """Have what the flows have prepared in this test process out of the way."""
-    with executed():
+    with execute():
         yield
 
 
@@ -69,7 +69,7 @@ def test_a_client_looks_like_an_executed_one(uid: int, monkeypatch: pytest.Monke
     with client(environment, uid) as ordinary:
         expected = state_of(ordinary.pid)
         assert not isinstance(ordinary.process, PreparedProcess)
-    with prepared(CLIENT), client(environment, uid) as forked:
+    with prepare(CLIENT), client(environment, uid) as forked:
         assert isinstance(forked.process, PreparedProcess)
         assert state_of(forked.pid) == expected
 
@@ -78,7 +78,7 @@ def test_a_daemon_looks_like_an_executed_one(tmp_path: Path) -> None:
     adopt_orphans()
     pipe, log = tmp_path / "pipe", tmp_path / "log"
     result = []
-    for way in (nullcontext, lambda: prepared(DAEMON)):
+    for way in (nullcontext, lambda: prepare(DAEMON)):
         pipe.mkdir()
         log.mkdir()
         with way():
@@ -108,7 +108,7 @@ def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
         pytest.skip("only root becomes other users")
     adopt_orphans()
     result = []
-    for way in (nullcontext, lambda: prepared(DAEMON)):
+    for way in (nullcontext, lambda: prepare(DAEMON)):
         with way(), tempfile.TemporaryDirectory(prefix="pympsd-test-") as name:
             directory = Path(name)
             directory.chmod(0o755)  # every user can reach it
@@ -140,7 +140,7 @@ def test_servers_and_executors_look_like_executed_ones(uid: int) -> None:
 
 
 def test_what_an_interpreter_reads_early_is_executed() -> None:
-    with prepared(CLIENT):
+    with prepare(CLIENT):
         assert can_start(CLIENT, {"PATH": "/bin"})
         assert not can_start(CLIENT, {"PYTHONFAULTHANDLER": "1"})
         assert not can_start(CLIENT, {"LD_PRELOAD": "x.so"})

@@ -53,7 +53,7 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
     if rehearses():
         return {"PYMPSD_EMULATED_DEVICES": LIKE_A_GPU, **settings}
     machine = {"PYMPSD_BACKEND": "cuda"}
-    if len(_probed().devices) > 1:
+    if len(_probe().devices) > 1:
         machine["CUDA_VISIBLE_DEVICES"] = "0"
     passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**machine, **passed, **settings}
@@ -61,16 +61,16 @@ def with_machine(settings: Mapping[str, str]) -> dict[str, str]:
 
 def gpus() -> tuple[DeviceProperties, ...]:
     """Return the properties of all GPUs of this machine."""
-    return tuple(describe(LIKE_A_GPU) if rehearses() else _probed().devices)
+    return tuple(describe(LIKE_A_GPU) if rehearses() else _probe().devices)
 
 
 def gpu() -> DeviceProperties:
     """Return the properties of the GPU that is tested."""
     devices = gpus()
-    assert devices, f"there is no GPU to test on: {_probed().unusable or _probed().absent}"
+    assert devices, f"there is no GPU to test on: {_probe().unusable or _probe().absent}"
     return devices[0]
 
 
 @cache
-def _probed() -> Probed:
+def _probe() -> Probed:
     return ask_driver()

@@ -10,7 +10,7 @@ import trio
 SECONDS = 60
 
 
-def bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+def with_limit(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
     """Give a test a time limit."""
 
     @wraps(test)

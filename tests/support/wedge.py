@@ -31,7 +31,7 @@ class NoLink(Exception):
 
 def wedge(executor: int, owner: int) -> None:
     """Wedge an executor of a server. What its link's thread waits for at the moment it still takes."""
-    sockets = [_taken(executor, fd) for fd in _sockets(executor)]
+    sockets = [_take_socket(executor, fd) for fd in _sockets(executor)]
     try:
         # A pair belongs to the process that made it: the link's to the owner, a client's stream's to the executor.
         links = [sock for sock in sockets if _maker(sock) == owner]
@@ -52,7 +52,7 @@ def _sockets(pid: int) -> list[int]:
     return result
 
 
-def _taken(pid: int, fd: int) -> socket.socket:
+def _take_socket(pid: int, fd: int) -> socket.socket:
     """Return a socket of another process (the same socket, by another descriptor)."""
     libc = ctypes.CDLL(None, use_errno=True)
     pidfd = os.pidfd_open(pid)

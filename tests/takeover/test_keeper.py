@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import trio
 from attrs import define, field
-from processes import SECONDS, adopt_orphans, alive, children_of, killed_after, suspend, wait_until
+from processes import SECONDS, adopt_orphans, alive, children_of, kill_after, suspend, wait_until
 
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.takeover.keeper import packets as packets
@@ -443,7 +443,7 @@ def test_after_a_long_time_without_a_daemon_servers_without_clients_have_to_end(
     server, ours = _pair()
     client = subprocess.Popen(["sleep", "1000"])
     try:
-        with server, killed_after(client):
+        with server, kill_after(client):
             daemon = daemons.start(SHORT / 10, server_1=ours)
             daemon.do("note", "server 1", "end if you are alone")
             daemon.do("watch", "client 1", str(client.pid))
@@ -571,10 +571,10 @@ def test_signals_to_all_do_not_end_it_while_there_is_a_daemon(daemons: Daemons, 
         daemon.kill()
         again.close()
         if number == signal.SIGTERM:
-            wait_until(lambda: _signalled(keeper, number), "its end")
+            wait_until(lambda: _signal(keeper, number), "its end")
 
 
-def _signalled(pid: int, number: signal.Signals) -> bool:
+def _signal(pid: int, number: signal.Signals) -> bool:
     """Signal a process that has not noticed yet that its daemon is gone; return whether it has ended."""
     if not alive(pid):
         return True
@@ -693,14 +693,14 @@ def _client(address: str) -> socket.socket:
     return sock
 
 
-def _unexpected(fd: int) -> None:
+def _fail_unexpected(fd: int) -> None:
     pytest.fail(f"descriptor {fd} came late")
 
 
 async def test_a_connection_is_accepted_greeted_and_held_at_once(tmp_path: Path) -> None:
     async with _keeper(tmp_path, Log()) as (keeper, address):
         with _client(address) as client:
-            fd = await keeper.accept("listener control", "connection 7", b"hello", _unexpected)
+            fd = await keeper.accept("listener control", "connection 7", b"hello", _fail_unexpected)
             assert fd is not None
             with socket.socket(fileno=fd) as connection:
                 assert client.recv(100) == b"hello"
@@ -714,8 +714,8 @@ async def test_a_connection_is_accepted_greeted_and_held_at_once(tmp_path: Path)
 
 async def test_without_a_connection_or_a_listening_socket_it_says_so(tmp_path: Path) -> None:
     async with _keeper(tmp_path, Log()) as (keeper, _):
-        assert await keeper.accept("listener control", "connection 1", b"", _unexpected) == -1
-        assert await keeper.accept("listener log", "connection 2", b"", _unexpected) is None
+        assert await keeper.accept("listener control", "connection 1", b"", _fail_unexpected) == -1
+        assert await keeper.accept("listener log", "connection 2", b"", _fail_unexpected) is None
 
 
 async def test_a_stopped_keeper_gets_one_request_and_its_late_answer_counts(tmp_path: Path) -> None:
@@ -726,13 +726,13 @@ async def test_a_stopped_keeper_gets_one_request_and_its_late_answer_counts(tmp_
         came.set()
 
     async with _keeper(tmp_path, Log()) as (keeper, address):
-        assert await keeper.accept("listener control", "connection 0", b"", _unexpected) == -1
+        assert await keeper.accept("listener control", "connection 0", b"", _fail_unexpected) == -1
         (pid,) = [pid for pid in children_of(os.getpid()) if _comm(pid) == "pympsd-keeper"]
         suspend(pid)
         keeper.answer_seconds = SHORT
         with _client(address) as client:
             assert await keeper.accept("listener control", "connection 1", b"", take) is None
-            assert await keeper.accept("listener control", "connection 2", b"", _unexpected) is None
+            assert await keeper.accept("listener control", "connection 2", b"", _fail_unexpected) is None
             os.kill(pid, signal.SIGCONT)
             with trio.fail_after(SECONDS):
                 await came.wait()
@@ -741,7 +741,7 @@ async def test_a_stopped_keeper_gets_one_request_and_its_late_answer_counts(tmp_
                 assert client.recv(100) == b"served"
             keeper.answer_seconds = SECONDS
             with _client(address):
-                fd = await keeper.accept("listener control", "connection 3", b"", _unexpected)
+                fd = await keeper.accept("listener control", "connection 3", b"", _fail_unexpected)
                 assert fd is not None
                 os.close(fd)
 
@@ -750,7 +750,7 @@ async def test_what_changes_while_a_killed_keeper_is_reaped_is_held_by_the_next(
     """Its link is closed by then: nothing may be lost, and nothing fail, for it takes no more."""
     log = Log()
     async with _keeper(tmp_path, log) as (keeper, address):
-        assert await keeper.accept("listener control", "connection 0", b"", _unexpected) == -1
+        assert await keeper.accept("listener control", "connection 0", b"", _fail_unexpected) == -1
         (pid,) = [pid for pid in children_of(os.getpid()) if _comm(pid) == "pympsd-keeper"]
         with socket.socket() as held, trio.fail_after(SECONDS):
             os.kill(pid, signal.SIGKILL)
@@ -761,7 +761,7 @@ async def test_what_changes_while_a_killed_keeper_is_reaped_is_held_by_the_next(
                 keeper.drop("server 2")
                 await trio.lowlevel.checkpoint()
             with _client(address):
-                while (fd := await keeper.accept("listener control", "connection 1", b"", _unexpected)) is None:
+                while (fd := await keeper.accept("listener control", "connection 1", b"", _fail_unexpected)) is None:
                     await trio.lowlevel.checkpoint()
                 os.close(fd)
         assert len(new) == 1

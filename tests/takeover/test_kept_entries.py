@@ -16,7 +16,7 @@ import trio
 import trio.testing
 from attrs import evolve, frozen
 from processes import SECONDS, adopt_orphans, wait_until
-from time_limit import bounded
+from time_limit import with_limit
 
 import pympsd
 from pympsd.service import listeners
@@ -124,7 +124,7 @@ async def go_on(daemon: RunningDaemon, left: KeptEntries) -> None:
 
 
 @contextlib.contextmanager
-def connected_process(folder: Path, sends: bytes) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+def connect_process(folder: Path, sends: bytes) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
     """A process that has connected to a daemon and sent something; yield it and the daemon's end."""
     path = str(folder / "socket")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -135,14 +135,14 @@ def connected_process(folder: Path, sends: bytes) -> Iterator[tuple[subprocess.P
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
             ours, _ = listener.accept()
             try:
-                assert said(process) == ""
+                assert read_line(process) == ""
                 with ours:
                     yield process, ours
             finally:
                 process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     """Return the next line of a process."""
     assert process.stdout is not None
     readable, _, _ = select.select([process.stdout], [], [], SECONDS)
@@ -160,12 +160,12 @@ def caller(daemon: RunningDaemon) -> tuple[Caller, socket.socket]:
 # --- connections
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("noted", [True, False], ids=["its hello was received", "its hello is in the socket"])
 async def test_a_client_that_waits_is_served_by_the_next_daemon(
     daemon: RunningDaemon, earlier: EarlierDaemon, tmp_path: Path, noted: bool
 ) -> None:
-    with connected_process(tmp_path, b"" if noted else HELLO) as (process, ours):
+    with connect_process(tmp_path, b"" if noted else HELLO) as (process, ours):
         earlier.hold(NAME, ours.fileno(), HELLO if noted else b"")
         ours.close()
         async with next_daemon(daemon, earlier) as left:
@@ -179,14 +179,14 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
             )
             assert "Accepting connection..." not in daemon.sentences(), "the earlier daemon has"
             daemon.dispatcher._refuse(id_, 805, "a reason")
-            answer = await trio.to_thread.run_sync(said, process)
+            answer = await trio.to_thread.run_sync(read_line, process)
             (frame,) = FrameReader().feed(bytes.fromhex(answer))
             assert messages.decode(frame) == messages.Refused(805, "a reason")
             await trio.testing.wait_all_tasks_blocked()
             assert earlier.left() == {}
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("noted", [True, False], ids=["its hello was received", "its hello is in the socket"])
 async def test_a_client_that_goes_on_waiting_is_held_under_its_name_with_its_hello(
     daemon: RunningDaemon, earlier: EarlierDaemon, noted: bool
@@ -203,7 +203,7 @@ async def test_a_client_that_goes_on_waiting_is_held_under_its_name_with_its_hel
         assert earlier.left() == {NAME: HELLO}
 
 
-@bounded
+@with_limit
 async def test_a_client_that_left_before_the_next_daemon_came_is_forgotten(
     daemon: RunningDaemon, earlier: EarlierDaemon
 ) -> None:
@@ -220,7 +220,7 @@ async def test_a_client_that_left_before_the_next_daemon_came_is_forgotten(
         assert earlier.left() == {}
 
 
-@bounded
+@with_limit
 async def test_an_operator_is_answered_by_the_next_daemon_and_dropped_from_the_keeper(
     daemon: RunningDaemon, earlier: EarlierDaemon
 ) -> None:
@@ -235,7 +235,7 @@ async def test_an_operator_is_answered_by_the_next_daemon_and_dropped_from_the_k
         assert earlier.left() == {}
 
 
-@bounded
+@with_limit
 async def test_an_earlier_connection_that_is_refused_sees_its_end(
     daemon: RunningDaemon, earlier: EarlierDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,7 +250,7 @@ async def test_an_earlier_connection_that_is_refused_sees_its_end(
         assert daemon.sentences()[-1].startswith("Refusing a connection: ")
 
 
-@bounded
+@with_limit
 async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
     daemon: RunningDaemon, earlier: EarlierDaemon
 ) -> None:
@@ -328,7 +328,7 @@ def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_sid
 # --- held while a block runs
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize(
     ("end", "is_held"), [("in order", False), ("by an exception", False), ("by the end of the daemon", True)]
 )
@@ -351,7 +351,7 @@ async def test_what_is_held_during_a_block(
         assert earlier.left() == ({"some name": b"its note"} if is_held else {})
 
 
-@bounded
+@with_limit
 async def test_without_a_keeper_nothing_is_held(daemon: RunningDaemon) -> None:
     with daemon.dispatcher.hold_during("some name", -1):
         pass
@@ -389,7 +389,7 @@ UNKNOWN = {
 }
 
 
-@bounded
+@with_limit
 async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_is_taken(
     daemon: RunningDaemon, earlier: EarlierDaemon
 ) -> None:
@@ -482,7 +482,7 @@ def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str
 # --- internal errors
 
 
-@bounded
+@with_limit
 async def test_an_internal_error_is_reported_to_the_operator_and_the_daemon_goes_on(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -499,7 +499,7 @@ async def test_an_internal_error_is_reported_to_the_operator_and_the_daemon_goes
     assert await operator.ask(b"get_server_list") == [(frames.OPERATOR_DONE, b"\0")]
 
 
-@bounded
+@with_limit
 async def test_after_an_internal_error_an_answered_operator_is_not_answered_again(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

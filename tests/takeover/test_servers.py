@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 from attrs import evolve
-from time_limit import bounded
+from time_limit import with_limit
 
 from pympsd.state_machine.state.server import Phase
 from pympsd.takeover import servers
@@ -50,7 +50,7 @@ def edit(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-@bounded
+@with_limit
 async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
@@ -71,7 +71,7 @@ async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) 
     assert server.clients == {}
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("memory", [{5: 1 << 63}, {5: (1 << 64) - 1, 6: (1 << 64) - 1}, {5: -1}])
 async def test_a_server_whose_clients_cannot_hold_what_it_says_is_killed(
     daemon: RunningDaemon, killed: list[int], memory: dict[int, int]
@@ -86,7 +86,7 @@ async def test_a_server_whose_clients_cannot_hold_what_it_says_is_killed(
     assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: nobody holds such memory")
 
 
-@bounded
+@with_limit
 async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
@@ -106,7 +106,7 @@ async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemo
     assert (server.phase, list(server.clients[5].contexts)) == (Phase.ACTIVE, [3])
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("said", ["nothing", "its report without its clients", "half of a message"])
 async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
     daemon: RunningDaemon, killed: list[int], monkeypatch: pytest.MonkeyPatch, said: str
@@ -128,7 +128,7 @@ async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
     assert len(violations) == (1 if said == "half of a message" else 0)
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("adopted", [True, False])
 async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_gets_those_of_the_next(
     daemon: RunningDaemon, adopted: bool
@@ -146,7 +146,7 @@ async def test_a_server_that_has_not_read_all_of_the_earlier_daemons_messages_ge
     assert await server_end.message() == link.ServerAdopted()
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("case", ["another link", "a later process", "no state file"])
 async def test_the_link_of_a_server_that_is_not_in_the_file_is_closed(daemon: RunningDaemon, case: str) -> None:
     if case != "no state file":
@@ -160,7 +160,7 @@ async def test_the_link_of_a_server_that_is_not_in_the_file_is_closed(daemon: Ru
     assert servers == ([True] if case == "another link" else [])
 
 
-@bounded
+@with_limit
 async def test_a_process_that_says_that_it_is_a_server_is_refused(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERVER_ID)
@@ -173,7 +173,7 @@ async def test_a_process_that_says_that_it_is_a_server_is_refused(daemon: Runnin
     assert await server_end.message() == link.ServerAdopted()
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("why", ["devices", "versions", "backend"])
 async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daemon: RunningDaemon, why: str) -> None:
     path = save_predecessor(daemon, backend="cuda" if why == "backend" else "")
@@ -195,7 +195,7 @@ async def test_a_server_that_cannot_be_adopted_is_dismissed_with_the_reason(daem
     assert await daemon.still_answers()
 
 
-@bounded
+@with_limit
 async def test_a_driver_s_server_that_cannot_be_adopted_ends_with_its_link(daemon: RunningDaemon) -> None:
     save_predecessor(daemon, backend="vendor")
     (server_end,) = daemon.take_over(SERVER_ID)
@@ -203,7 +203,7 @@ async def test_a_driver_s_server_that_cannot_be_adopted_ends_with_its_link(daemo
     assert daemon.dispatcher.state.servers == {}
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize(
     ("client", "count"),
     [
@@ -233,7 +233,7 @@ async def test_a_server_with_an_impossible_report_is_killed(
     assert all(server.pending and not server.clients for server in daemon.dispatcher.state.servers.values())
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("case", ["another user's client", "the same client twice", "no status", "not a client"])
 async def test_a_server_whose_messages_contradict_themselves_is_killed(
     daemon: RunningDaemon, killed: list[int], case: str
@@ -255,7 +255,7 @@ async def test_a_server_whose_messages_contradict_themselves_is_killed(
     assert all(server.pending and not server.clients for server in daemon.dispatcher.state.servers.values())
 
 
-@bounded
+@with_limit
 async def test_a_state_file_that_is_not_its_own_is_ignored_and_logged(daemon: RunningDaemon) -> None:
     path = save_predecessor(daemon)
     path.chmod(0o644)
@@ -265,7 +265,7 @@ async def test_a_state_file_that_is_not_its_own_is_ignored_and_logged(daemon: Ru
     assert daemon.sentences() == [f"Ignoring {path}: others than its owner may have changed it"]
 
 
-@bounded
+@with_limit
 async def test_a_damaged_state_file_is_ignored_and_logged(daemon: RunningDaemon) -> None:
     path = save_predecessor(daemon)
     path.write_text(path.read_text()[:-5])
@@ -276,7 +276,7 @@ async def test_a_damaged_state_file_is_ignored_and_logged(daemon: RunningDaemon)
     assert line.startswith(f"Ignoring {path}: it is damaged: ")
 
 
-@bounded
+@with_limit
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ESRCH])
 async def test_a_server_that_cannot_be_watched_is_logged_and_one_that_is_gone_is_not(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, number: int

@@ -79,7 +79,7 @@ def ordinal(packet: bytes) -> int:
     return int(packet.rstrip(b"\0"))
 
 
-def encoded(exchange: Exchange) -> tuple[bytes, ...]:
+def encode(exchange: Exchange) -> tuple[bytes, ...]:
     """Return what our functions say for the recorded values."""
     _, *words = exchange.said
     match exchange.command:
@@ -98,7 +98,7 @@ def encoded(exchange: Exchange) -> tuple[bytes, ...]:
     return QUESTIONS[exchange.command]().packets
 
 
-def answered(question: Question[Any], packets: list[bytes]) -> Any:
+def read_answer(question: Question[Any], packets: list[bytes]) -> Any:
     """Read an answer as ServerLink does; raise RemoteError, or AssertionError if it is longer or shorter than due."""
     reader = question.read()
     size = next(reader)
@@ -115,7 +115,7 @@ def answered(question: Question[Any], packets: list[bytes]) -> Any:
 
 def value_of(exchange: Exchange) -> Any:
     """Return a recorded answer, read."""
-    return answered(QUESTIONS[exchange.command](), exchange.answer)
+    return read_answer(QUESTIONS[exchange.command](), exchange.answer)
 
 
 # --- the recordings
@@ -175,7 +175,7 @@ def test_a_clients_conversation(name: str) -> None:
 @each_recording
 def test_commands_are_encoded_as_recorded(name: str) -> None:
     for exchange in RECORDINGS[name].exchanges:
-        assert list(encoded(exchange)) == exchange.said
+        assert list(encode(exchange)) == exchange.said
 
 
 @each_recording
@@ -415,7 +415,7 @@ async def replayed(name: str, tool: ToolSession, command: int) -> Replay:
     return replay
 
 
-def recorded(tool: ToolSession) -> list[str]:
+def load_recorded(tool: ToolSession) -> list[str]:
     """Return the printed lines."""
     return [line.decode() for line in tool.printed]
 
@@ -427,7 +427,7 @@ async def test_ps_shows_the_recorded_rows(place: int) -> None:
     assert len(result) == 5
     name, tool = result[place]
     replay = await replayed(name, tool, 14)
-    heading, *rows = recorded(tool)
+    heading, *rows = load_recorded(tool)
     shown_heading, *shown = replay.say("ps")
     assert shown_heading == heading
     assert [row.split() for row in shown] == [row.split() for row in rows]
@@ -440,7 +440,7 @@ async def test_get_device_client_list_shows_the_recorded_lines(place: int) -> No
     assert len(result) == 4
     name, tool = result[place]
     replay = await replayed(name, tool, 7)
-    assert _by_device(replay.say(tool.lines[0].decode())) == _by_device(recorded(tool))
+    assert _by_device(replay.say(tool.lines[0].decode())) == _by_device(load_recorded(tool))
 
 
 def _by_device(lines: list[str]) -> dict[str, set[str]]:
@@ -460,12 +460,12 @@ async def test_get_client_list_and_device_query(name: str) -> None:
     (query, *_) = [tool for tool in recording.tools if tool.lines[0].startswith(b"device_query")]
     (ps, *_) = [tool for tool in recording.tools if tool.lines == [b"ps"]]
     replay = await replayed(name, ps, 14)
-    assert replay.say(query.lines[0].decode()) == recorded(query)
+    assert replay.say(query.lines[0].decode()) == load_recorded(query)
     lists = [tool for tool in recording.tools if tool.lines[0].startswith(b"get_client_list") and tool.printed]
     for tool in lists:
         listed = replay.say(tool.lines[0].decode())
         # Those the server lists come first, in its order; clients without a context, or that left, come after them.
-        assert listed[: len(tool.printed)] == recorded(tool)
+        assert listed[: len(tool.printed)] == load_recorded(tool)
 
 
 # --- any packets
@@ -475,7 +475,7 @@ UUIDS = st.binary(min_size=16, max_size=16)
 NAMES_OF_DEVICES = st.text("NVIDIA H200-abc", max_size=60)
 
 
-def padded(text: str, size: int) -> bytes:
+def pad(text: str, size: int) -> bytes:
     """Return text, padded with zeros."""
     return text.encode().ljust(size, b"\0")
 
@@ -512,14 +512,14 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
             packets, devices = [struct.pack("<i", listed := draw(count))], []
             for place in range(listed):
                 uuid, name = draw(UUIDS), draw(NAMES_OF_DEVICES)
-                packets.append(struct.pack("<6i", place, 1, 2, 3, 0, 0) + uuid + padded(name, 132))
+                packets.append(struct.pack("<6i", place, 1, 2, 3, 0, 0) + uuid + pad(name, 132))
                 devices.append(commands.ServerDevice(place, "0003:01.02.00", uuid_text(uuid), name))
             return packets, tuple(devices)
     packets, result = [struct.pack("<i", listed := draw(count))], []
     for place in range(listed):
         uuid, name = draw(UUIDS), draw(NAMES_OF_DEVICES)
         contexts = draw(st.lists(st.tuples(PIDS, PIDS), max_size=3))
-        packets += [uuid, struct.pack("<ii", 0, place) + padded(name, 68), struct.pack("<i", len(contexts))]
+        packets += [uuid, struct.pack("<ii", 0, place) + pad(name, 68), struct.pack("<i", len(contexts))]
         packets += [struct.pack("<ii32x", *context) for context in contexts]
         named = tuple(commands.DriverContext(*context) for context in contexts)
         result.append(commands.DeviceClients(uuid_text(uuid), name, named))
@@ -530,7 +530,7 @@ def answers_of(draw: st.DrawFn, number: int) -> tuple[list[bytes], Any]:
 @each_question
 def test_any_right_answer_is_read(number: int, data: st.DataObject) -> None:
     packets, value = data.draw(answers_of(number))
-    assert answered(QUESTIONS[number](), packets) == value
+    assert read_answer(QUESTIONS[number](), packets) == value
 
 
 def link_of(question: Question[Any], packets: list[bytes]) -> list[Any]:
@@ -648,7 +648,7 @@ QUERIES = (5, 6, 7, 13, 14, 17, 24)
 """What a daemon asks a server; percentage and memory limit it asks when it resumes, or never."""
 
 
-def resumed(left: list[bytes]) -> Any:
+def resume(left: list[bytes]) -> Any:
     """Read what is left of earlier answers, the answer to the resuming, and the next one; return that."""
     answers: list[Any] = []
     link = ServerLink(cast(PacketChannel, SimpleNamespace(send_raw=lambda packet, fds=(): None)))
@@ -670,7 +670,7 @@ def test_resume_finds_its_place_after_any_part_of_an_answer(number: int, data: s
     packets, _ = data.draw(answers_of(number))
     assume(struct.pack("<d", OWN) not in packets)
     for cut in range(len(packets) + 1):
-        assert resumed(packets[cut:]) == (7, 8)
+        assert resume(packets[cut:]) == (7, 8)
 
 
 @st.composite
@@ -689,11 +689,11 @@ def test_resume_finds_its_place_after_all_requests_of_earlier_daemons(
     """They died in a row, and what the server said to the last of them is cut anywhere."""
     packets = [packet for earlier_daemon in earlier for packet in earlier_daemon]
     cut = data.draw(st.integers(0, len(packets)))
-    assert resumed(packets[cut:]) == (7, 8)
+    assert resume(packets[cut:]) == (7, 8)
 
 
 @given(st.lists(PERCENTAGES, min_size=1, max_size=5), st.data())
 def test_resume_finds_its_place_after_earlier_resumes(earlier: list[float], data: st.DataObject) -> None:
     """The server had answered none of them."""
     packets = [struct.pack("<d", percentage) for percentage in earlier]
-    assert resumed(packets[data.draw(st.integers(0, len(packets))) :]) == (7, 8)
+    assert resume(packets[data.draw(st.integers(0, len(packets))) :]) == (7, 8)

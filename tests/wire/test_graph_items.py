@@ -36,7 +36,7 @@ def some_conditionals(draw: st.DrawFn, depth: int) -> Conditional:
     return Conditional(draw(st.integers(0, (1 << 64) - 1)), kind, draw(st.none() | numbers), tuple(bodies))
 
 
-def nested(depth: int) -> GraphItem:
+def make_nested(depth: int) -> GraphItem:
     """An item with bodies within each other."""
     item = GraphItem(LAUNCH)
     for _ in range(depth):
@@ -70,11 +70,11 @@ def check_order(items: tuple[GraphItem, ...]) -> None:
 
 
 def test_bodies_nest_up_to_a_limit() -> None:
-    assert graph_items.decode(graph_items.encode([nested(MAX_NESTING)])) == (nested(MAX_NESTING),)
+    assert graph_items.decode(graph_items.encode([make_nested(MAX_NESTING)])) == (make_nested(MAX_NESTING),)
     with pytest.raises(TooLarge, match=str(MAX_NESTING)):
-        graph_items.decode(graph_items.encode([nested(MAX_NESTING + 1)]))
+        graph_items.decode(graph_items.encode([make_nested(MAX_NESTING + 1)]))
     with pytest.raises(TooLarge):
-        graph_items.decode(graph_items.encode([nested(500)]))
+        graph_items.decode(graph_items.encode([make_nested(500)]))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_bodies_nest_up_to_a_limit() -> None:
         graph_items.encode([GraphItem(b"", (1,)), GraphItem(b"")]),
         graph_items.encode([GraphItem(bytes(8))]),
         graph_items.encode([GraphItem(bytes(25))]),
-        graph_items.encode([nested(1)])[:-8],
-        graph_items.encode([nested(2)]).replace((1).to_bytes(4, "little") * 2, (9).to_bytes(4, "little") * 2),
+        graph_items.encode([make_nested(1)])[:-8],
+        graph_items.encode([make_nested(2)]).replace((1).to_bytes(4, "little") * 2, (9).to_bytes(4, "little") * 2),
         b"\xff" * 64,
     ],
 )

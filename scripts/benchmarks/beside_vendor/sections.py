@@ -58,7 +58,7 @@ def _put(run: Run, value: float, unit: str, section: str, daemon: str, what: str
     print(f"{f'{what}, {daemon}':<64} {value:>12,.2f} {unit}", flush=True)
 
 
-def _joined(client: Client) -> list[float]:
+def _join(client: Client) -> list[float]:
     """Return the four times of a program that is to join, ns."""
     return [float(word) for word in client.ask("join", _JOIN_SECONDS).split()]
 
@@ -79,11 +79,11 @@ def joins(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
     try:
         for daemon in daemons:
             clients.append(daemon.client(programs.joining))
-            _joined(clients[-1])
+            _join(clients[-1])
         for _, daemon in in_turn(daemons, 2 if run.rehearsal else _JOINS):
             entry = [daemon.client(programs.joining)]
             try:
-                taken[daemon.name].append(_joined(entry[0]))
+                taken[daemon.name].append(_join(entry[0]))
             finally:
                 end_all(entry)
     finally:
@@ -101,7 +101,7 @@ def arrivals(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> Non
         clients: list[Client] = []
         try:
             clients.append(daemon.client(programs.joining))
-            _joined(clients[0])  # the server runs before they come
+            _join(clients[0])  # the server runs before they come
             clients += [daemon.client(programs.joining) for _ in range(count - 1)]
             for client in clients[1:]:
                 client.tell("join")
@@ -121,7 +121,7 @@ def idle(run: Run, daemons: Daemons, programs: Programs, rounds: int) -> None:
     try:
         for daemon in daemons:
             clients.append(daemon.client(programs.joining))
-            _joined(clients[-1])
+            _join(clients[-1])
         watched = {}
         for daemon, client in zip(daemons, clients, strict=True):
             watched[daemon.name] = _processes_of(daemon, {*daemon.servers(), client.process.pid})
@@ -158,7 +158,7 @@ def _turn(daemon: Daemon, programs: Programs) -> dict[str, float]:
     clients: list[Client] = []
     try:
         clients.append(daemon.client(programs.joining, USERS[0]))
-        _joined(clients[0])
+        _join(clients[0])
         waiting = daemon.client(programs.joining, USERS[1])
         clients.append(waiting)
         waiting.tell("join")

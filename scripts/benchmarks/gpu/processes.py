@@ -23,7 +23,7 @@ def adopt_orphans() -> None:
 
 def end_children() -> list[int]:
     """Wait a while for all children to end, then kill them; return those that had to be killed."""
-    if _gone_within(_SECONDS_TO_LEAVE):
+    if _ends_within(_SECONDS_TO_LEAVE):
         return []
     killed: set[int] = set()
     give_up = time.monotonic() + _SECONDS_TO_DIE
@@ -32,12 +32,12 @@ def end_children() -> list[int]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             killed.add(pid)
-        if _gone_within(_PAUSE):
+        if _ends_within(_PAUSE):
             break
     return sorted(killed)
 
 
-def _gone_within(seconds: float) -> bool:
+def _ends_within(seconds: float) -> bool:
     give_up = time.monotonic() + seconds
     while True:
         try:

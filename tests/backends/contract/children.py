@@ -26,7 +26,7 @@ def reports_from_child(
     What tests before it have set up here is torn down as far as the next test does not share it: the runner does so
     after a test that it runs itself, and meets what it expects.
     """
-    return [*_forked(item, prepare), *_torn_down(item, nextitem)]
+    return [*_run_forked(item, prepare), *_torn_down(item, nextitem)]
 
 
 def _torn_down(item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
@@ -48,7 +48,7 @@ def _protocol(item: pytest.Item) -> list[pytest.TestReport]:
     return runtestprotocol(item, log=False, nextitem=there)  # type: ignore[arg-type]  # any node will do
 
 
-def _forked(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestReport]:
+def _run_forked(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestReport]:
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         # The test runner's threads do not matter in the child: it runs one test and exits.
@@ -60,7 +60,7 @@ def _forked(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestR
             os.close(reader)
             prepare()
             with os.fdopen(writer, "w", encoding="utf-8") as pipe:
-                json.dump([_packed(item, report) for report in _protocol(item)], pipe)
+                json.dump([_pack(item, report) for report in _protocol(item)], pipe)
             status = 0
         finally:
             os._exit(status)  # whatever runs on the device ends with the process
@@ -71,10 +71,10 @@ def _forked(item: pytest.Item, prepare: Callable[[], None]) -> list[pytest.TestR
             os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     try:
-        return [_unpacked(item, data) for data in json.loads(text or "")]
+        return [_unpack(item, data) for data in json.loads(text or "")]
     except ValueError:
         what = "ran too long" if text is None else f"ended with wait status {status:#x}"
-        return [_lost(item, f"the test's process {what}")]
+        return [_report_lost(item, f"the test's process {what}")]
 
 
 def _read(reader: int) -> str | None:
@@ -88,15 +88,15 @@ def _read(reader: int) -> str | None:
     return None
 
 
-def _packed(item: pytest.Item, report: pytest.TestReport) -> object:
+def _pack(item: pytest.Item, report: pytest.TestReport) -> object:
     return item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
 
 
-def _unpacked(item: pytest.Item, data: object) -> pytest.TestReport:
+def _unpack(item: pytest.Item, data: object) -> pytest.TestReport:
     report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
     assert isinstance(report, pytest.TestReport)
     return report
 
 
-def _lost(item: pytest.Item, reason: str) -> pytest.TestReport:
+def _report_lost(item: pytest.Item, reason: str) -> pytest.TestReport:
     return pytest.TestReport(item.nodeid, item.location, {}, "failed", reason, "call")

@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests of capabilities that a device does not state."""
-    left_out = [item for item in items if not _needs(item) <= _stated(item)]
+    left_out = [item for item in items if not _needs(item) <= _list_stated(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -93,8 +93,8 @@ def _needs(item: pytest.Item) -> set[str]:
     return {name for mark in item.iter_markers("needs") for name in mark.args}
 
 
-def _stated(item: pytest.Item) -> set[str]:
-    chosen = _chosen(item)
+def _list_stated(item: pytest.Item) -> set[str]:
+    chosen = _find_device(item)
     if not _needs(item) or chosen is None:
         return _needs(item)
     capabilities = _capabilities(*chosen)
@@ -113,7 +113,7 @@ def _capabilities(backend: str, model: str) -> Capabilities:
         opened.close()
 
 
-def _chosen(item: pytest.Item) -> tuple[str, str] | None:
+def _find_device(item: pytest.Item) -> tuple[str, str] | None:
     if HERE not in item.path.parents or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return None  # the hooks below are called for every test of the session
     parameters: dict[str, Any] = item.callspec.params
@@ -129,7 +129,7 @@ def _chosen(item: pytest.Item) -> tuple[str, str] | None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test on a real GPU in a child process, whose driver has opened the files that it keeps open."""
-    chosen = _chosen(item)
+    chosen = _find_device(item)
     if chosen is None or chosen[0] != "cuda":
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)

@@ -11,7 +11,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError, Context, Status
 from tests.backends.contract.port_user import SECONDS, PortUser
-from tests.backends.contract.test_memory import refused
+from tests.backends.contract.test_memory import expect_refusal
 
 ENDED = Status(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
 MIB = 1 << 20
@@ -37,7 +37,7 @@ class RunningKernel:
         self.same.put(self.gate, 1)
 
 
-def unfinished(device: Device, count: int) -> None:
+def wait_for_unfinished(device: Device, count: int) -> None:
     """Wait until this number of contexts are unfinished."""
     changed = threading.Event()
     device.watch_memory(changed.set)
@@ -64,7 +64,7 @@ def test_terminating_stops_the_kernel_or_says_that_it_runs(any_device: Device) -
             with pytest.raises(BackendError) as caught:
                 running.user.context.terminate(ENDED)
             assert caught.value.code == Result.ERROR_LAUNCH_TIMEOUT
-    with refused(Result.ERROR_MPS_CLIENT_TERMINATED):
+    with expect_refusal(Result.ERROR_MPS_CLIENT_TERMINATED):
         running.user.launch("empty")
     running.let_end()
     # Now, or in a moment, nothing of it runs.
@@ -85,7 +85,7 @@ def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_dev
         running.user.context.destroy()
         assert any_device.unfinished == 1
         running.let_end()
-    unfinished(any_device, 0)
+    wait_for_unfinished(any_device, 0)
     # Its client's other context may still have the work of let_end to be seen as done.
     wait_until(lambda: other.context.memory_info()[0] > free + 64 * MIB, "its memory")
     assert any_device.memory_used[1] < used - 64 * MIB
@@ -109,5 +109,5 @@ def test_a_device_closes_while_destroyed_contexts_are_unfinished(any_device: Dev
     running = RunningKernel(any_device)
     running.user.context.destroy()
     any_device.close()
-    with refused(Result.ERROR_DEINITIALIZED):
+    with expect_refusal(Result.ERROR_DEINITIALIZED):
         PortUser.on(any_device)

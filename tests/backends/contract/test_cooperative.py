@@ -10,7 +10,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import Launch
 from tests.backends.contract.port_user import PTX, Gate, Notified, PortUser
-from tests.backends.contract.test_memory import refused
+from tests.backends.contract.test_memory import expect_refusal
 
 TOO_LARGE = Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
 THREADS = (1024, 1, 1)
@@ -20,7 +20,7 @@ THREADS = (1024, 1, 1)
 @pytest.mark.parametrize(("multiprocessors", "most"), [(0, 264), (4, 8)])
 def test_a_grid_that_the_context_cannot_hold_is_too_large(device: Device, multiprocessors: int, most: int) -> None:
     user = PortUser.on(device, multiprocessors=multiprocessors)
-    with refused(TOO_LARGE):
+    with expect_refusal(TOO_LARGE):
         user.launch("empty", grid=(most + 1, 1, 1), block=THREADS, cooperative=True)
     user.launch("empty", grid=(most, 1, 1), block=THREADS, cooperative=True)
     user.launch("empty", grid=(most + 1, 1, 1), block=THREADS)

@@ -11,7 +11,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import PendingHostFunction, Status, Stream
 from tests.backends.contract.port_user import Gate, Notified, PortUser
-from tests.backends.contract.test_memory import refused
+from tests.backends.contract.test_memory import expect_refusal
 from tests.backends.contract.test_order import notification_of
 
 
@@ -125,7 +125,7 @@ def test_finishing_twice_does_nothing(user: PortUser, stream: Stream) -> None:
 
 def test_a_host_function_that_has_not_begun_cannot_be_finished(stream: Stream) -> None:
     first, second = HostFunction.of(stream), HostFunction.of(stream)
-    with refused(Result.ERROR_INVALID_VALUE):
+    with expect_refusal(Result.ERROR_INVALID_VALUE):
         second.finish()
     first.finish()
     assert second.begun.wait() == Result.SUCCESS
@@ -141,7 +141,7 @@ def test_a_fault_releases_what_waits_for_a_host_function(user: PortUser, stream:
     assert first.begun.wait() == Result.SUCCESS
     first.finish()
     second.finish()
-    with refused(Result.ERROR_LAUNCH_FAILED):
+    with expect_refusal(Result.ERROR_LAUNCH_FAILED):
         HostFunction.of(stream)
 
 

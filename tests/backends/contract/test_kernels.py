@@ -13,7 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import Launch
 from tests.backends.contract.port_user import PTX, Gate, Notified, PortUser
-from tests.backends.contract.test_memory import refused
+from tests.backends.contract.test_memory import expect_refusal
 
 VALUE = Result.ERROR_INVALID_VALUE
 
@@ -40,7 +40,7 @@ def test_a_module_lists_its_functions_and_globals(user: PortUser) -> None:
     ],
 )
 def test_bad_images_are_refused(user: PortUser, image: bytes, code: Result) -> None:
-    with refused(code):
+    with expect_refusal(code):
         user.context.load_module(image)
     assert user.module.functions
 
@@ -91,17 +91,17 @@ def test_kernels_of_two_streams_that_wait_for_each_other_finish(user: PortUser) 
     ],
 )
 def test_launches_beyond_all_devices_limits_are_refused(user: PortUser, shape: dict[str, Any], code: Result) -> None:
-    with refused(code):
+    with expect_refusal(code):
         user.launch("empty", **shape)
     assert user.synchronize() == Result.SUCCESS
 
 
 def test_launches_beyond_the_kernels_limits_are_refused(user: PortUser) -> None:
-    with refused(VALUE):  # as recorded with an H200
+    with expect_refusal(VALUE):  # as recorded with an H200
         user.launch("narrow", block=(65, 1, 1))
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         user.default.launch(Launch(user.module, 0, (1, 1, 1), (1, 1, 1), 0, b"surplus!"))
-    with refused(Result.ERROR_INVALID_HANDLE):
+    with expect_refusal(Result.ERROR_INVALID_HANDLE):
         user.default.launch(Launch(user.module, 99, (1, 1, 1), (1, 1, 1), 0, b""))
 
 
@@ -119,7 +119,7 @@ def test_a_fault_is_sticky_and_notified_once(user: PortUser) -> None:
         lambda: user.context.load_module(PTX),
         lambda: user.context.create_stream(False, 0),
     ):
-        with refused(Result.ERROR_LAUNCH_FAILED):
+        with expect_refusal(Result.ERROR_LAUNCH_FAILED):
             attempt()
     assert user.free(word).wait() == Result.ERROR_LAUNCH_FAILED
     assert user.synchronize() == Result.ERROR_LAUNCH_FAILED
@@ -190,7 +190,7 @@ def test_a_device_closes_while_a_kernel_runs(device: Device) -> None:
     user.default.notify(notified)
     device.close()
     assert notified.wait() == Result.ERROR_CONTEXT_IS_DESTROYED
-    with refused(Result.ERROR_DEINITIALIZED):
+    with expect_refusal(Result.ERROR_DEINITIALIZED):
         PortUser.on(device)
 
 

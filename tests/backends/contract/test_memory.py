@@ -26,7 +26,7 @@ from tests.backends.contract.port_user import (
 VALUE, MEMORY = Result.ERROR_INVALID_VALUE, Result.ERROR_OUT_OF_MEMORY
 
 
-def refused(code: Result) -> pytest.RaisesExc[BackendError]:
+def expect_refusal(code: Result) -> pytest.RaisesExc[BackendError]:
     """Expect a BackendError with this code and a reason."""
     return pytest.raises(BackendError, check=lambda error: error.code == code and bool(error.reason))
 
@@ -86,20 +86,20 @@ def test_addresses_outside_the_allocations_are_refused(user: PortUser) -> None:
     address = user.context.allocate(100)
     stream = user.default
     for where, count in ((address + 90, 11), (address - 1, 1), (0, 1), (2**64 - 4, 8), (address, 2**62)):
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             stream.fill(fill(where, 0, 1, count))
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             stream.copy(copy_on_device(address, where, count))
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             stream.copy(copy_on_device(where, address, count))
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         stream.copy(copy_to_device(address + 99, memoryview(bytes(2))), Notified())
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         stream.copy(copy_from_device(memoryview(bytearray(2)), address + 99), Notified())
     for width in (0, 3, 8):
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             stream.fill(fill(address, 0, width, 1))
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         stream.fill(fill(address + 1, 0, 2, 1))
     assert user.synchronize() == Result.SUCCESS
 
@@ -114,11 +114,11 @@ def test_empty_copies_and_fills_are_no_error(user: PortUser) -> None:
 
 def test_memory_is_freed_once(user: PortUser) -> None:
     before, address = user.context.memory_info(), user.context.allocate(1 << 20)
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         user.context.free(address + 512, Notified())
     assert user.free(address).wait() == Result.SUCCESS
     assert user.context.memory_info() == before
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         user.context.free(address, Notified())
 
 
@@ -127,7 +127,7 @@ def test_memory_is_freed_after_the_work_that_may_use_it(user: PortUser) -> None:
     gate = Gate.closed(user, user.context.create_stream(True, 0))
     freed = user.free(address)
     assert freed.stays_silent()
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         user.context.free(address, Notified())
     gate.open()
     assert freed.wait() == Result.SUCCESS
@@ -135,10 +135,10 @@ def test_memory_is_freed_after_the_work_that_may_use_it(user: PortUser) -> None:
 
 
 def test_impossible_allocations_are_refused(user: PortUser) -> None:
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         user.context.allocate(0)
     for count in (DEVICE_BYTES, 1 << 62, 2**64 - 1):
-        with refused(MEMORY):
+        with expect_refusal(MEMORY):
             user.context.allocate(count)
 
 
@@ -157,7 +157,7 @@ def test_contexts_share_the_devices_memory(device: Device) -> None:
     assert total == DEVICE_BYTES
     first.context.allocate(6 << 30)
     assert second.context.memory_info()[0] == free - (6 << 30)
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         second.context.allocate(3 << 30)
     first.context.destroy()
     assert second.context.memory_info()[0] > free
@@ -169,10 +169,10 @@ def test_a_limit_covers_all_memory_of_a_context(device: Device) -> None:
     free, total = user.context.memory_info()
     assert total == 1 << 30
     assert 0 < free < total
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         user.context.allocate(free + 1)
     address = user.context.allocate(free)
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         user.context.load_module(b".version 7.0\n.target sm_70\n.address_size 64\n.global .b8 table[4096];\n")
     user.free(address)
     assert user.module.functions
@@ -180,7 +180,7 @@ def test_a_limit_covers_all_memory_of_a_context(device: Device) -> None:
 
 def test_a_limit_too_low_for_a_context_is_refused_and_leaves_nothing(device: Device) -> None:
     before = dict(device.trace)
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         PortUser.on(device, memory_bytes=1024)
     assert dict(device.trace) == before
 
@@ -194,9 +194,9 @@ def test_a_limit_is_that_of_all_contexts_of_a_client(device: Device) -> None:
     assert left < free
     assert first.context.memory_info() == (left, total)
     address = second.context.allocate(left)
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         first.context.allocate(1)
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         PortUser.on(device, memory_bytes=2 << 30)
     assert PortUser.on(device, client=2, memory_bytes=2 << 30).context.allocate(left)
     assert second.free(address).wait() == Result.SUCCESS
@@ -234,7 +234,7 @@ def test_clients_of_a_group_have_its_memory_together(device: Device) -> None:
     assert [user.context.memory_info()[1] for user in (first, second, alone)] == [limit, limit, DEVICE_BYTES]
     free, _ = second.context.memory_info()
     address = first.context.allocate(free // 2)
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         second.context.allocate(free - free // 4)
     assert free // 2 - (1 << 20) <= second.context.memory_info()[0] <= free // 2
     alone.context.allocate(free // 2)
@@ -246,12 +246,12 @@ def test_a_client_within_its_soft_limit_says_what_it_lacks(device: Device) -> No
     guaranteed = MemoryGroup("cgroup /x", DEVICE_BYTES * 2, soft=DEVICE_BYTES // 2)
     owner, guest = PortUser.on(device, 1, groups=(guaranteed,)), PortUser.on(device, 2)
     taken = guest.context.allocate(guest.context.memory_info()[0] - (8 << 20))
-    with refused(MEMORY) as caught:
+    with expect_refusal(MEMORY) as caught:
         owner.context.allocate(64 << 20)
     assert isinstance(caught.value, Shortage)
     assert 48 << 20 < caught.value.short <= 64 << 20
     for user, count in ((guest, 64 << 20), (owner, DEVICE_BYTES // 2)):  # guaranteed nothing, and beyond it
-        with refused(MEMORY) as plain:
+        with expect_refusal(MEMORY) as plain:
             user.context.allocate(count)
         assert not isinstance(plain.value, Shortage)
     assert guest.free(taken).wait() == Result.SUCCESS
@@ -262,11 +262,11 @@ def test_what_a_terminated_context_held_is_free(device: Device) -> None:
     first, second = PortUser.on(device, 1), PortUser.on(device, 2)
     count = second.context.memory_info()[0] * 3 // 4
     first.context.allocate(count)
-    with refused(MEMORY):
+    with expect_refusal(MEMORY):
         second.context.allocate(count)
     first.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
     second.context.allocate(count)
-    with refused(Result.ERROR_MPS_CLIENT_TERMINATED):
+    with expect_refusal(Result.ERROR_MPS_CLIENT_TERMINATED):
         first.launch("empty")
     used = device.memory_used[2]
     first.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))

@@ -8,7 +8,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import BackendError, Launch, Stream
 from tests.backends.contract.port_user import Gate, Notified, PortUser, fill
-from tests.backends.contract.test_memory import refused
+from tests.backends.contract.test_memory import expect_refusal
 
 
 def notification_of(stream: Stream) -> Notified:
@@ -169,7 +169,7 @@ def test_time_between_events(user: PortUser) -> None:
     gate = Gate.closed(user, stream)
     stream.record(end)
     stream.record(plain)
-    with refused(Result.ERROR_NOT_READY):
+    with expect_refusal(Result.ERROR_NOT_READY):
         end.milliseconds_since(start)
     assert notification_of(stream).stays_silent()
     gate.open()
@@ -177,15 +177,15 @@ def test_time_between_events(user: PortUser) -> None:
     assert 40 < end.milliseconds_since(start) < 30_000
     assert start.milliseconds_since(end) == -end.milliseconds_since(start)
     for other in (plain, never):
-        with refused(Result.ERROR_INVALID_HANDLE):
+        with expect_refusal(Result.ERROR_INVALID_HANDLE):
             other.milliseconds_since(start)
 
 
 def test_objects_of_another_context_are_refused(device: Device) -> None:
     mine, theirs = PortUser.on(device, client=1), PortUser.on(device, client=1)
-    with refused(Result.ERROR_INVALID_HANDLE):
+    with expect_refusal(Result.ERROR_INVALID_HANDLE):
         mine.default.record(theirs.context.create_event(True))
-    with refused(Result.ERROR_INVALID_HANDLE):
+    with expect_refusal(Result.ERROR_INVALID_HANDLE):
         mine.default.launch(Launch(theirs.module, 0, (1, 1, 1), (1, 1, 1), 0, b""))
 
 

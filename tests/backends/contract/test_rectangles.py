@@ -18,7 +18,7 @@ from pympsd_server.backends.device_interface import Device
 from pympsd_server.backends.interface import Copy, Extent, Fill, Region
 from tests.backends.contract.pinned_memory import PinnedMemory
 from tests.backends.contract.port_user import Gate, Notified, PortUser, in_pinned, in_staging, on_device
-from tests.backends.contract.test_memory import refused
+from tests.backends.contract.test_memory import expect_refusal
 
 VALUE = Result.ERROR_INVALID_VALUE
 SIZE = 4 * mmap.PAGESIZE
@@ -255,7 +255,7 @@ def test_copies_of_what_is_not_allocated_or_overlaps_are_refused(user: PortUser,
     bad = evolve(bad, **{**changes, "base": address + changes.get("base", 0)})
     for good in (on_device(other, 16, 64), in_staging(host, 16, 64)):
         for copy in (Copy(bad, good, EXTENT), Copy(good, bad, EXTENT)):
-            with refused(VALUE):
+            with expect_refusal(VALUE):
                 user.default.copy(copy, Notified())
     assert user.synchronize() == Result.SUCCESS
     assert user.read(other, 200) == user.read(address, 200) == bytes(200)
@@ -270,7 +270,7 @@ def test_a_host_pitch_below_the_width_is_refused(
         Copy(on_device(address, 10), make(host, 9), Extent(10, 4)),
         Copy(make(host, 9), on_device(address, 10), Extent(10, 4)),
     ):
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             user.default.copy(copy, Notified())
 
 
@@ -292,7 +292,7 @@ def test_fills_that_do_not_fit_or_are_misaligned_are_refused(
     user: PortUser, base: int, pitch: int, element_bytes: int, extent: Extent
 ) -> None:
     address = user.context.allocate(212)
-    with refused(VALUE):
+    with expect_refusal(VALUE):
         user.default.fill(Fill(on_device(address + base, pitch), 1, element_bytes, extent))
     assert user.read(address, 212) == bytes(212)
 

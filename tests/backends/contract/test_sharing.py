@@ -10,7 +10,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.device_interface import Device
 from tests.backends.contract.conftest import DEVICE_BYTES
 from tests.backends.contract.port_user import Gate, PortUser, copy_on_device, fill
-from tests.backends.contract.test_memory import refused
+from tests.backends.contract.test_memory import expect_refusal
 
 VALUE = Result.ERROR_INVALID_VALUE
 
@@ -29,17 +29,17 @@ def test_calls_access_only_the_clients_own_allocations(any_device: Device) -> No
     (counter,) = owner.module.globals
     for address in (owner.context.allocate(64), counter.address):
         before = owner.read(address, 4)
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             neighbour.write(address, b"1234")
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             neighbour.read(address, 4)
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             neighbour.default.fill(fill(address, 1, 4, 1))
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             neighbour.default.copy(copy_on_device(own, address, 4))
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             neighbour.default.copy(copy_on_device(address, own, 4))
-        with refused(VALUE):
+        with expect_refusal(VALUE):
             neighbour.free(address)
         assert owner.read(address, 4) == before
     assert neighbour.word(neighbour.module.globals[0].address) == 5

@@ -68,7 +68,7 @@ def _call(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     """Make a method a call of the driver, which returns (code, values ...)."""
 
     @wraps(method)
-    def answered(driver: FakeDriver, *arguments: Any) -> tuple[Any, ...]:
+    def make_answer(driver: FakeDriver, *arguments: Any) -> tuple[Any, ...]:
         try:
             driver.before(method.__name__, arguments)
             with driver.changed:
@@ -80,7 +80,7 @@ def _call(method: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
             return (0,)
         return (0, *value) if isinstance(value, tuple) else (0, value)
 
-    return answered
+    return make_answer
 
 
 class FakeDriver:

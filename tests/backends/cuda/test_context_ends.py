@@ -48,7 +48,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def held(driver: FakeDriver, device: CudaDevice) -> tuple[int, ...]:
+def count_held(driver: FakeDriver, device: CudaDevice) -> tuple[int, ...]:
     """Return what clients use of the device."""
     return (
         device.budget.used, driver.memory_bytes, len(driver.mapped), len(driver.streams), len(driver.modules),
@@ -68,7 +68,7 @@ def test_an_object_being_created_when_its_context_ends_is_released(
     driver: FakeDriver, device: CudaDevice, make_context: Make, call: str, make: Callable[[CudaContext], Any]
 ) -> None:
     make_context(9)
-    before, gate = held(driver, device), Gate()
+    before, gate = count_held(driver, device), Gate()
     context = make_context(1)
     for _ in range(20):  # one more is charged
         context.create_stream(True, 0)
@@ -80,14 +80,14 @@ def test_an_object_being_created_when_its_context_ends_is_released(
     with pytest.raises(BackendError) as caught:
         worker.result()
     assert caught.value.code is Result.ERROR_CONTEXT_IS_DESTROYED
-    driver.until(lambda: held(driver, device) == before)
+    driver.until(lambda: count_held(driver, device) == before)
 
 
 def test_a_destroyed_context_keeps_its_memory_under_work_being_issued(
     driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
     make_context(9)
-    before, context, gate = held(driver, device), make_context(1), Gate()
+    before, context, gate = count_held(driver, device), make_context(1), Gate()
     address, other = context.allocate(4 * MIB), context.create_stream(False, 0)
     driver.stall(other.handle)
     other.fill(fill(address, 1, 1, 16))
@@ -101,7 +101,7 @@ def test_a_destroyed_context_keeps_its_memory_under_work_being_issued(
     gate.open()
     worker.result()
     driver.run()
-    driver.until(lambda: held(driver, device) == before)
+    driver.until(lambda: count_held(driver, device) == before)
 
 
 class EndsMeanwhile:

@@ -21,7 +21,7 @@ OUT_OF_MEMORY = int(Result.ERROR_OUT_OF_MEMORY)
 ILLEGAL_ADDRESS = int(Result.ERROR_ILLEGAL_ADDRESS)
 
 
-def refused(code: Result) -> pytest.RaisesExc[BackendError]:
+def expect_refusal(code: Result) -> pytest.RaisesExc[BackendError]:
     """Expect a BackendError with this code."""
     return pytest.raises(BackendError, check=lambda error: error.code == code and bool(error.reason))
 
@@ -73,7 +73,7 @@ def test_scratch_is_refused_where_the_clients_limit_is_met(device: CudaDevice, m
     context = make_context(1, memory_bytes=CONTEXT_BYTES + 24 * MIB)
     address = context.allocate(20 * MIB)
     used = device.memory_used[1]
-    with refused(Result.ERROR_OUT_OF_MEMORY):
+    with expect_refusal(Result.ERROR_OUT_OF_MEMORY):
         context.default_stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     assert device.memory_used[1] == used
     context.default_stream.copy(copy_on_device(address + 512, address, 2 * MIB))
@@ -88,7 +88,7 @@ def test_scratch_that_the_driver_refuses_is_not_charged(
     address = context.allocate(20 * MIB)
     used = device.memory_used[1]
     driver.codes["cuMemCreate"] = OUT_OF_MEMORY
-    with refused(Result.ERROR_OUT_OF_MEMORY):
+    with expect_refusal(Result.ERROR_OUT_OF_MEMORY):
         context.default_stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     assert device.memory_used[1] == used
 
@@ -106,7 +106,7 @@ def test_the_slot_of_a_copy_that_may_be_running_is_not_reused(
     driver.stall(stream.handle)
     stream.fill(fill(first, 7, 1, 4096))
     driver.codes[call] = OUT_OF_MEMORY
-    with refused(Result.ERROR_OUT_OF_MEMORY):
+    with expect_refusal(Result.ERROR_OUT_OF_MEMORY):
         stream.copy(copy_to_device(first, memoryview(b"a" * 4096)), done)
     driver.codes.clear()
     other.default_stream.copy(copy_to_device(second, memoryview(b"b" * 4096)), done)
@@ -126,7 +126,7 @@ def test_scratch_of_a_copy_that_may_be_running_stays(
     used = device.memory_used[1]
     driver.stall(stream.handle)
     driver.codes["cuEventRecord"] = OUT_OF_MEMORY
-    with refused(Result.ERROR_OUT_OF_MEMORY):
+    with expect_refusal(Result.ERROR_OUT_OF_MEMORY):
         stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     driver.codes.clear()
     assert device.memory_used[1] > used
@@ -142,7 +142,7 @@ def test_a_copy_that_poisons_the_device_completes_and_does_not_raise(
     driver.codes["cuMemcpyHtoDAsync"] = ILLEGAL_ADDRESS
     context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
     assert [status.code for status in done.statuses] == [Result.ERROR_ILLEGAL_ADDRESS]
-    with refused(Result.ERROR_ILLEGAL_ADDRESS):
+    with expect_refusal(Result.ERROR_ILLEGAL_ADDRESS):
         context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
     assert len(done.statuses) == 1
 

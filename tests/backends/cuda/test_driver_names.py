@@ -24,7 +24,7 @@ DIMENSIONS: Final = 3
 ATTRIBUTES: Final = ("CUdevice_attribute.CU_DEVICE_ATTRIBUTE_", "CUfunction_attribute.CU_FUNC_ATTRIBUTE_")
 
 
-def taken(name: str) -> int:
+def count_arguments(name: str) -> int:
     """Return the number of arguments of a call, by the signature at the start of its documentation."""
     signature = getattr(real, name).__doc__.partition("\n")[0]
     match = re.fullmatch(rf"{name}\((.*)\)", signature)
@@ -130,9 +130,9 @@ def wrong(names: Names) -> list[str]:
     """Return messages about names that do not exist and calls with the wrong number of arguments."""
     output = [f"line {line}: {name} is not there" for name, line in names.members if not is_there(name)]
     return output + [
-        f"line {line}: {name} takes {taken(name)} arguments, not {count}"
+        f"line {line}: {name} takes {count_arguments(name)} arguments, not {count}"
         for name, count, line in names.calls
-        if is_there(name) and taken(name) != count
+        if is_there(name) and count_arguments(name) != count
     ]
 
 

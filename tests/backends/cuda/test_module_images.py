@@ -47,7 +47,7 @@ def cubin(calls: bytes = b"") -> bytes:
     return head + body + b"".join(rows)
 
 
-def refused(code: Result) -> pytest.RaisesExc[BackendError]:
+def expect_refusal(code: Result) -> pytest.RaisesExc[BackendError]:
     """Expect a BackendError with this code."""
     return pytest.raises(BackendError, check=lambda error: error.code == code and bool(error.reason))
 
@@ -58,12 +58,12 @@ def test_a_cubins_variables_and_size_are_found() -> None:
 
 @pytest.mark.parametrize("length", [7, 63, 64, 70, 200, len(cubin()) - 1])
 def test_a_cubin_that_is_cut_off_is_refused(length: int) -> None:
-    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+    with expect_refusal(Result.ERROR_NO_BINARY_FOR_GPU):
         read_cubin(cubin()[:length])
 
 
 def test_another_machines_program_is_refused() -> None:
-    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+    with expect_refusal(Result.ERROR_NO_BINARY_FOR_GPU):
         read_cubin(cubin().replace(struct.pack("<HHI", 2, 190, 1), struct.pack("<HHI", 2, 62, 1)))
 
 
@@ -83,7 +83,7 @@ def test_offsets_outside_of_the_file_are_damage(place: int, size: int) -> None:
     struct.pack_into("<Q", headers, 40, place)
     struct.pack_into("<QQ", section, len(section) - 64 + 24, place, size)
     for image in (bytes(headers), bytes(section)):
-        with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+        with expect_refusal(Result.ERROR_NO_BINARY_FOR_GPU):
             read_cubin(image)
         assert read_fatbin(image).variables == ()
 
@@ -93,10 +93,10 @@ def test_kinds_of_images() -> None:
     assert kind_of(cubin()) == "cubin"
     assert kind_of(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 0)) == "fatbin"
     for nothing in (b"", b" \n", b"\0\0"):
-        with refused(Result.ERROR_INVALID_PTX):
+        with expect_refusal(Result.ERROR_INVALID_PTX):
             kind_of(nothing)
     for neither in (b"\xff\xfe\0", b"text\0and more"):
-        with refused(Result.ERROR_INVALID_IMAGE):
+        with expect_refusal(Result.ERROR_INVALID_IMAGE):
             kind_of(neither)
 
 
@@ -104,7 +104,7 @@ def test_a_fatbin_is_as_long_as_its_header_says() -> None:
     head = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4)
     check_fatbin(head + b"1234")
     for short in (head + b"123", head[:10], struct.pack("<IHHQ", 0xBA55ED50, 1, 4, 4) + b"1234"):
-        with refused(Result.ERROR_INVALID_IMAGE):
+        with expect_refusal(Result.ERROR_INVALID_IMAGE):
             check_fatbin(short)
 
 
@@ -139,7 +139,7 @@ def test_sections_that_all_claim_the_whole_file_are_not_copied() -> None:
 
 
 def test_symbol_tables_that_all_claim_the_whole_file_are_refused() -> None:
-    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+    with expect_refusal(Result.ERROR_NO_BINARY_FOR_GPU):
         read_cubin(claiming(1000, 1))
 
 
@@ -158,7 +158,7 @@ def with_symbols(symbols: bytes, strings: bytes) -> bytes:
 def test_overlapping_names_are_refused() -> None:
     """Each is the rest of the same long one: they would take as many times the file as there are."""
     symbols = b"".join(struct.pack("<IBBHQQ", at, 0x11, 0, 3, 0, 4) for at in range(500))
-    with refused(Result.ERROR_NO_BINARY_FOR_GPU):
+    with expect_refusal(Result.ERROR_NO_BINARY_FOR_GPU):
         read_cubin(with_symbols(symbols, b"x" * 50_000 + b"\0"))
     few = with_symbols(symbols[:48], b"x" * 5_000 + b"\0")
     assert [len(name) for name in read_cubin(few).variables] == [5000, 4999], "names may share their ends"
@@ -177,12 +177,12 @@ def test_a_fatbin_with_overlapping_cubins_is_refused() -> None:
         struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, at * 64, 0, 64, 0, 0, 64, count, 0)
         for at in range(count, 0, -1)
     ]
-    with refused(Result.ERROR_INVALID_IMAGE):
+    with expect_refusal(Result.ERROR_INVALID_IMAGE):
         read_fatbin(b"".join(heads) + rows)
 
 
 def test_a_file_of_headers_only_is_refused() -> None:
-    with refused(Result.ERROR_INVALID_IMAGE):
+    with expect_refusal(Result.ERROR_INVALID_IMAGE):
         read_fatbin(b"\x7fELF" * 1000)
 
 
@@ -207,7 +207,7 @@ def test_a_compilers_fatbin_is_complete_and_its_cubins_are_read(name: str) -> No
 # --- dynamic parallelism
 
 
-def unsupported(name: str) -> pytest.RaisesExc[BackendError]:
+def expect_unsupported(name: str) -> pytest.RaisesExc[BackendError]:
     """Expect the refusal of dynamic parallelism that names this function."""
     what = f"{name} is a function of the device runtime (dynamic parallelism)"
     return pytest.raises(
@@ -216,15 +216,15 @@ def unsupported(name: str) -> pytest.RaisesExc[BackendError]:
 
 
 def test_code_that_needs_the_device_runtime_is_refused_by_name() -> None:
-    with unsupported("__cudaCDP2GetParameterBufferV2"):
+    with expect_unsupported("__cudaCDP2GetParameterBufferV2"):
         read_cubin((IMAGES / "nested.cubin").read_bytes())
 
 
 @pytest.mark.parametrize("name", ["__cuda_syscall_cnpv2LaunchDeviceV2", "cudaLaunchDevice"])
 def test_code_linked_with_the_device_runtime_is_refused(name: str) -> None:
-    with unsupported(name):
+    with expect_unsupported(name):
         read_cubin(cubin(name.encode()))
-    with unsupported(name):
+    with expect_unsupported(name):
         read_fatbin(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 4) + cubin() + cubin(name.encode()))
 
 
@@ -262,7 +262,7 @@ class Linker(Driver):
     ],
 )
 def test_a_linkers_error_about_the_device_runtime_becomes_that_refusal(says: str) -> None:
-    with unsupported("cudaLaunchDevice"):
+    with expect_unsupported("cudaLaunchDevice"):
         loadable(Linker(says), b".version 7.0")
 
 

@@ -95,7 +95,7 @@ def _text(data: bytes, flags: int, size: int) -> bytes:
     return ptx_of(_fatbin(_entry(data, flags=flags, whole=size, packed=len(data))), (9, 0))
 
 
-def _compressed_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, bytes]:
+def _compress_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, bytes]:
     """Return a block of literals and matches (at most 14 bytes each, so far back), and what it stands for."""
     block, out = bytearray(), bytearray()
     for literals, back, count in pieces:
@@ -111,7 +111,7 @@ def _compressed_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, b
 
 @given(st.lists(st.tuples(st.binary(max_size=14), st.integers(1, 60), st.integers(0, 14)), max_size=20))
 def test_lz4_blocks(pieces: list[tuple[bytes, int, int]]) -> None:
-    block, expected = _compressed_with_lz4(pieces)
+    block, expected = _compress_with_lz4(pieces)
     assert _text(block, LZ4, len(expected)) == expected
     for size in (len(expected) - 1, len(expected) + 1):
         with pytest.raises(FatbinError, match="cannot be decompressed"):

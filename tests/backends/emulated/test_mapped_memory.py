@@ -43,7 +43,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def mapped(context: EmulatedContext, memory: PhysicalMemory, place: int, ordinal: int) -> int:
+def map_memory(context: EmulatedContext, memory: PhysicalMemory, place: int, ordinal: int) -> int:
     """Map memory in a context of a device; return the address."""
     address = window_of(ordinal) + VIRTUAL_OFFSET + place * MAPPING_GRANULE
     context.map_memory(memory, address)
@@ -51,7 +51,7 @@ def mapped(context: EmulatedContext, memory: PhysicalMemory, place: int, ordinal
     return address
 
 
-def refused(code: Result, why: str) -> pytest.RaisesExc[BackendError]:
+def expect_refusal(code: Result, why: str) -> pytest.RaisesExc[BackendError]:
     return pytest.raises(BackendError, check=lambda error: error.code is code and why in error.reason)
 
 
@@ -59,7 +59,7 @@ def test_only_what_can_be_exported_has_a_descriptor(contexts: list[EmulatedConte
     before = descriptors()
     memories = [contexts[0].create_memory(MAPPING_GRANULE, False) for _ in range(20)]
     for place, memory in enumerate(memories):
-        mapped(contexts[0], memory, place, 0)
+        map_memory(contexts[0], memory, place, 0)
     assert descriptors() == before
     memories += [contexts[0].create_memory(MAPPING_GRANULE, True) for _ in range(3)]
     assert descriptors() == before + 3
@@ -71,7 +71,7 @@ def test_without_descriptors_the_reason_is_said(contexts: list[EmulatedContext])
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
-        with refused(Result.ERROR_OPERATING_SYSTEM, "file descriptors"):
+        with expect_refusal(Result.ERROR_OPERATING_SYSTEM, "file descriptors"):
             contexts[0].create_memory(MAPPING_GRANULE, True)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -86,9 +86,9 @@ def test_each_piece_is_itself_on_another_device(shareable: bool, contexts: list[
     owner, peer = contexts
     for place in range(3):
         memory = owner.create_memory(MAPPING_GRANULE, shareable)
-        owner.memory.space.write(mapped(owner, memory, place, 0), bytes([place + 1]) * MAPPING_GRANULE)
+        owner.memory.space.write(map_memory(owner, memory, place, 0), bytes([place + 1]) * MAPPING_GRANULE)
         imported = peer.import_peers_memory(os.getpid(), memory.publish(), memory.size)
-        address = mapped(peer, imported, place, 1)
+        address = map_memory(peer, imported, place, 1)
         assert (np.frombuffer(peer.memory.space.view(address, MAPPING_GRANULE), np.uint8) == place + 1).all()
         peer.unmap_memory(address, MAPPING_GRANULE)
         imported.release()
@@ -98,14 +98,14 @@ def test_each_piece_is_itself_on_another_device(shareable: bool, contexts: list[
 def test_freed_memory_is_zero_and_counted_no_more(contexts: list[EmulatedContext]) -> None:
     context, free = contexts[0], contexts[0].memory_info()
     memory = context.create_memory(4 * MAPPING_GRANULE, False)
-    address = mapped(context, memory, 0, 0)
+    address = map_memory(context, memory, 0, 0)
     context.memory.space.write(address, b"x" * memory.size)
     memory.release()
     assert context.memory_info()[0] == free[0] - memory.size, "it is mapped"
     context.unmap_memory(address, memory.size)
     assert context.memory_info() == free
     again = context.create_memory(4 * MAPPING_GRANULE, False)
-    assert context.memory.space.read(mapped(context, again, 1, 0), again.size) == bytes(again.size)
+    assert context.memory.space.read(map_memory(context, again, 1, 0), again.size) == bytes(again.size)
     allocation = context.allocate(again.size)
     assert context.memory.space.read(allocation, again.size) == bytes(again.size), "of its own"
 
@@ -113,9 +113,9 @@ def test_freed_memory_is_zero_and_counted_no_more(contexts: list[EmulatedContext
 def test_who_imports_an_allocation_learns_nothing_of_the_rest(devices: list[EmulatedDevice]) -> None:
     owner, other = (devices[0].create_context(client, Quota(0, 0, 0), ignore) for client in (1, 2))
     secret, _ = owner.share_allocation(owner.allocate(4096))
-    with refused(Result.ERROR_INVALID_VALUE, "not created to be exported"):
+    with expect_refusal(Result.ERROR_INVALID_VALUE, "not created to be exported"):
         other.import_memory(secret).publish()
-    with refused(Result.ERROR_INVALID_VALUE, "not created to be exported"):
+    with expect_refusal(Result.ERROR_INVALID_VALUE, "not created to be exported"):
         owner.create_memory(MAPPING_GRANULE, False).export()
 
 
@@ -123,7 +123,7 @@ def test_files_of_peers_end_where_they_end(contexts: list[EmulatedContext]) -> N
     owner, peer = contexts
     file = owner.create_memory(MAPPING_GRANULE, True).publish()
     for offset in (MAPPING_GRANULE, 1 << 63, (1 << 64) - MAPPING_GRANULE):
-        with refused(Result.ERROR_INVALID_VALUE, "fewer than"):
+        with expect_refusal(Result.ERROR_INVALID_VALUE, "fewer than"):
             peer.import_peers_memory(os.getpid(), File(file.descriptor, file.secret, offset), MAPPING_GRANULE)
 
 

@@ -146,7 +146,7 @@ def test_a_period_that_cannot_be_is_refused(argument: str) -> None:
 # --- every policy
 
 
-def _documented() -> type[Policy]:
+def _load_documented() -> type[Policy]:
     """Return the policy that docs/research.md shows."""
     page = (Path(__file__).parents[3] / "docs/research.md").read_text()
     names: dict[str, type[Policy]] = {}
@@ -155,7 +155,7 @@ def _documented() -> type[Policy]:
 
 
 POLICIES = {"fair": FairQueue, "memory": MemoryShare, "deadline": Deadlines}
-ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "documented": _documented()}
+ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "documented": _load_documented()}
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -39,7 +39,7 @@ def quiet(device: EmulatedDevice) -> None:
         changed.clear()
 
 
-def begun(device: EmulatedDevice, kernels: int, blocks: int = 1) -> None:
+def wait_for_begun(device: EmulatedDevice, kernels: int, blocks: int = 1) -> None:
     """Wait until a number of kernels and of blocks have begun."""
     give_up = time.monotonic() + SECONDS
     while device.trace.get("kernels_started", 0) < kernels or blocks_of(device) < blocks:
@@ -61,7 +61,7 @@ def test_a_grid_that_has_begun_runs_all_its_blocks(device: EmulatedDevice) -> No
     # Two multiprocessors hold 64 blocks at the same time; the rest begin after the context is gone.
     ends.launch("until", gate, 1, grid=(1000, 1, 1), block=(32, 1, 1))
     ends.launch("store", word, 5)
-    begun(device, 1)
+    wait_for_begun(device, 1)
     ends.context.destroy()
     assert blocks_of(device) <= 64
     stays.put(gate, 1)
@@ -95,7 +95,7 @@ def test_a_kernel_that_waits_for_room_has_not_begun(device: EmulatedDevice) -> N
     gate, word = stays.words(), stays.words()
     # Four blocks of 1,024 threads fill two multiprocessors.
     ends.launch("until", gate, 1, grid=(4, 1, 1), block=(1024, 1, 1))
-    begun(device, 1, blocks=4)
+    wait_for_begun(device, 1, blocks=4)
     ends.launch("store", word, 5, stream=ends.context.create_stream(True, 0), block=(1024, 1, 1))
     ends.context.destroy()
     assert device.unfinished == 1
@@ -109,7 +109,7 @@ def test_a_fault_ends_a_kernel_that_still_runs(device: EmulatedDevice) -> None:
     word = stays.words()
     ends.launch("until", word, 1)
     ends.launch("endless", stream=ends.context.create_stream(True, 0))
-    begun(device, 2)
+    wait_for_begun(device, 2)
     ends.context.destroy()
     assert device.unfinished == 1
     # The word it reads is freed: it reads an unallocated address next.
@@ -124,7 +124,7 @@ def test_its_multiprocessors_are_used_until_its_end(device: EmulatedDevice) -> N
     gate = stays.words()
     multiprocessors = device.context_traces[0].multiprocessors
     ends.launch("until", gate, 1)
-    begun(device, 1)
+    wait_for_begun(device, 1)
     ends.context.destroy()
     assert device.context_traces[0].multiprocessors == multiprocessors
     stays.put(gate, 1)
@@ -135,7 +135,7 @@ def test_its_multiprocessors_are_used_until_its_end(device: EmulatedDevice) -> N
 def test_completions_are_called_at_once_and_a_neighbour_continues(device: EmulatedDevice) -> None:
     ends, other = PortUser.on(device, client=1), PortUser.on(device, client=2)
     ends.launch("endless")
-    begun(device, 1)
+    wait_for_begun(device, 1)
     waits = Notified()
     ends.default.notify(waits)
     ends.context.destroy()
@@ -151,7 +151,7 @@ def test_a_limit_counts_unfinished_contexts(device: EmulatedDevice) -> None:
     client = Quota(0, 2 << 30, 0)
     first = PortUser(device, device.create_context(1, client, Notified()), Notified())
     first.launch("endless")
-    begun(device, 1)
+    wait_for_begun(device, 1)
     before = device.memory_used[1]
     first.context.destroy()
     second = device.create_context(1, client, Notified())

@@ -83,7 +83,7 @@ def _cgroups(daemon: Daemon, *existing: str) -> list[str]:
     return sorted({row.partition(",")[0] for row in answer.printed.splitlines()})
 
 
-def _printed(daemon: Daemon, line: str, uid: int = 0) -> str:
+def _get_printed(daemon: Daemon, line: str, uid: int = 0) -> str:
     answer = _ask(daemon, line, uid)
     assert (answer.refused, answer.diagnostic) == (False, "")
     return answer.printed
@@ -93,20 +93,20 @@ def test_clients_with_their_limits(daemon: Daemon) -> None:
     (client,) = daemon.servers[1].clients.values()
     client.limits = LimitsInForce(50.0, 1, {0: 3 << 29}, {0: 66, 1: 32}, {0: 50.0, 1: 25.0}, connections=2)
     client.memory = {0: 96 << 20}
-    plain = _printed(daemon, "client list --format=json")
-    heading, *rows = csv.reader(io.StringIO(_printed(daemon, "client list --limits --format=csv")))
+    plain = _get_printed(daemon, "client list --format=json")
+    heading, *rows = csv.reader(io.StringIO(_get_printed(daemon, "client list --limits --format=csv")))
     assert heading[3:] == ["MAWS NS", "SM %", "SMS", "MEMORY", "LIMIT", "PRIORITY", "FREE", "CMD"]
     assert [row[4:10] for row in rows] == [
         ["50.00", "66", "96.0M", "1536M", "1", "58"],
         ["25.00", "32", "0.0M", "unlimited", "1", "58"],
     ]
     first, _ = json.loads(plain)
-    assert json.loads(_printed(daemon, "client list --limits --format=json")) == json.loads(plain)
+    assert json.loads(_get_printed(daemon, "client list --limits --format=json")) == json.loads(plain)
     assert (first["active_thread_percentage"], first["sm_count"], first["priority"]) == (50.0, 66, 1)
     assert (first["max_clients"], first["free_clients"]) == (60, 58)
     client.limits = None
     client.contexts.clear()
-    (row,) = csv.reader(io.StringIO(_printed(daemon, "client list --limits --format=csv,noheader")))
+    (row,) = csv.reader(io.StringIO(_get_printed(daemon, "client list --limits --format=csv,noheader")))
     assert row[4:10] == ["-"] * 6, "not known, and on no device"
 
 
@@ -124,28 +124,28 @@ def test_devices_have_how_many_more_clients_fit(daemon: Daemon) -> None:
 
 def test_lists(daemon: Daemon) -> None:
     zero, one = (device.uuid for device in DEVICES)
-    assert _printed(daemon, "server list --format=csv,noheader").splitlines() == [
+    assert _get_printed(daemon, "server list --format=csv,noheader").splitlines() == [
         f'a,7,847,Ready,/p/a,"{one},{zero}",3 4',
         f'b,8,-,Configured,/p/b,"{zero},{one}",-',
     ]
-    assert _printed(daemon, "namespace list --format=csv").splitlines() == [
+    assert _get_printed(daemon, "namespace list --format=csv").splitlines() == [
         "name,server,server-status,pinned-memory-limit,active-thread-percentage,client-priority,pipe-directory",
         "default,a,Ready,unlimited,100.00,0,/p/a/default",
         "hi,a,Ready,unlimited,50.00,0,/p/a/hi",
         "default,b,Configured,unlimited,100.00,0,/p/b/default",
     ]
-    assert _printed(daemon, "namespace list hi --server=a") == (
+    assert _get_printed(daemon, "namespace list hi --server=a") == (
         "NAME  SERVER  SERVER STATUS  PINNED MEMORY LIMIT  ACTIVE THREAD PERCENTAGE  CLIENT PRIORITY  "
         "PIPE DIRECTORY\n"
         "hi    a       Ready          unlimited            50.00                     0                /p/a/hi\n"
     )
-    clients = list(csv.reader(io.StringIO(_printed(daemon, "client list --format=csv"))))
+    clients = list(csv.reader(io.StringIO(_get_printed(daemon, "client list --format=csv"))))
     assert clients == [
         ["PID", "SERVER", "DEVICE", "MAWS NS", "CMD"],
         ["3165259", "a", zero, "a/hi (0)", 'python "a, b".py'],
         ["3165259", "a", one, "a/hi (0)", 'python "a, b".py'],
     ]
-    assert _printed(daemon, "device list --server=a --format=csv,noheader").splitlines() == [
+    assert _get_printed(daemon, "device list --server=a --format=csv,noheader").splitlines() == [
         f"0,a,{DEVICES[1].pci},{one},NVIDIA H200,132,15,-",
         f"1,a,{DEVICES[0].pci},{zero},NVIDIA H200,132,15,-",
     ]
@@ -156,16 +156,16 @@ def test_device_query_shows_the_devices_that_a_servers_clients_see(daemon: Daemo
     daemon.named_servers["a"].allowed_devices = (1,)
     heading = "Device Ordinal,PCI IDs,UUID,Name,Attributes"
     shown = ["Default", heading, f"0,{zero}", f"1,{one}", "", "Server 847", heading, f"0,{one}"]
-    assert _printed(daemon, "device_query 847 --csv").splitlines() == shown
+    assert _get_printed(daemon, "device_query 847 --csv").splitlines() == shown
 
 
 def test_what_later_clients_of_a_server_get_by_its_pid_is_that_of_namespace_default(daemon: Daemon) -> None:
-    assert _printed(daemon, "get_active_thread_percentage 847") == "100.0\n"
-    assert _printed(daemon, "get_device_pinned_mem_limit 847 1") == ""
+    assert _get_printed(daemon, "get_active_thread_percentage 847") == "100.0\n"
+    assert _get_printed(daemon, "get_device_pinned_mem_limit 847 1") == ""
     _ask(daemon, "server set a --active-thread-percentage=30 --pinned-memory-limit=1=4G")
-    assert _printed(daemon, "get_active_thread_percentage 847") == "30.0\n"
-    assert _printed(daemon, "get_device_pinned_mem_limit 847 1") == "4G\n"
-    assert _printed(daemon, "get_device_pinned_mem_limit 847 0") == ""
+    assert _get_printed(daemon, "get_active_thread_percentage 847") == "30.0\n"
+    assert _get_printed(daemon, "get_device_pinned_mem_limit 847 1") == "4G\n"
+    assert _get_printed(daemon, "get_device_pinned_mem_limit 847 0") == ""
     assert _ask(daemon, "get_active_thread_percentage 848") == refusal("Server 848 not found")
 
 
@@ -176,31 +176,31 @@ def test_a_tenant_does_not_learn_the_limits_of_namespace_default(daemon: Daemon)
 
 @pytest.mark.parametrize("command", LISTS)
 def test_json_has_the_rows_of_csv(daemon: Daemon, command: str) -> None:
-    rows = json.loads(_printed(daemon, f"{command} --format=json"))
-    heading, *lines = csv.reader(io.StringIO(_printed(daemon, f"{command} --format=csv")))
+    rows = json.loads(_get_printed(daemon, f"{command} --format=json"))
+    heading, *lines = csv.reader(io.StringIO(_get_printed(daemon, f"{command} --format=csv")))
     assert len(rows) == len(lines) > 0
     assert all(len(row) >= len(heading) for row in rows)
 
 
 def test_fields(daemon: Daemon) -> None:
-    assert _printed(daemon, "server get a pid") == "847\n"
-    assert _printed(daemon, "server get b pid") == "-\n"
-    assert _printed(daemon, "server get a pipe_directory") == "/p/a\n"
-    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "50.00\n"
-    assert _printed(daemon, "namespace get hi --server=a server-status") == "Ready\n"
-    assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (0)\n"
-    assert _printed(daemon, "client get 3165259 linux-ns") == "0\n"
-    assert json.loads(_printed(daemon, "client list --format=json"))[0]["linux-ns"] == 0
+    assert _get_printed(daemon, "server get a pid") == "847\n"
+    assert _get_printed(daemon, "server get b pid") == "-\n"
+    assert _get_printed(daemon, "server get a pipe_directory") == "/p/a\n"
+    assert _get_printed(daemon, "namespace get hi a active-thread-percentage") == "50.00\n"
+    assert _get_printed(daemon, "namespace get hi --server=a server-status") == "Ready\n"
+    assert _get_printed(daemon, "client get 3165259 maws-ns") == "a/hi (0)\n"
+    assert _get_printed(daemon, "client get 3165259 linux-ns") == "0\n"
+    assert json.loads(_get_printed(daemon, "client list --format=json"))[0]["linux-ns"] == 0
     daemon.options = evolve(daemon.options, pid_namespace=12)
-    assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (11)\n"
-    assert _printed(daemon, "client get 3165259 linux-ns") == "11\n"
-    assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
+    assert _get_printed(daemon, "client get 3165259 maws-ns") == "a/hi (11)\n"
+    assert _get_printed(daemon, "client get 3165259 linux-ns") == "11\n"
+    assert _get_printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
 
 
 def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> None:
     present = daemon.servers[1].clients
     present[2] = Client(2, 7, ClientProcess(Peer(500, 7, 7), "two", 12, container_pid=9))
-    assert _printed(daemon, "client get 9 pid") == "500\n"
+    assert _get_printed(daemon, "client get 9 pid") == "500\n"
     (ended,) = [
         e
         for e in _handle(daemon, OperatorLine(1, 0, parse(b"client terminate 9", 3)))
@@ -211,7 +211,7 @@ def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> No
     text = "Several clients have PID 9 in their containers; use one of 500, 600."
     assert _ask(daemon, "client terminate 9").printed == f"{text}\n"
     present[4] = Client(4, 7, ClientProcess(Peer(9, 7, 7), "four", 11))
-    assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
+    assert _get_printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
     server = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
     server.clients = {5: Client(5, 8, ClientProcess(Peer(700, 8, 8), "five", 14, container_pid=9))}
     text = "No client with PID 9 on server 'b'."
@@ -220,9 +220,9 @@ def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> No
 
 
 def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: Daemon) -> None:
-    assert _printed(daemon, "client list --format=csv,noheader", uid=8) == ""
-    assert len(_printed(daemon, "client list --format=csv,noheader", uid=7).splitlines()) == 2
-    assert len(_printed(daemon, "client list --all --format=csv,noheader", uid=8).splitlines()) == 2
+    assert _get_printed(daemon, "client list --format=csv,noheader", uid=8) == ""
+    assert len(_get_printed(daemon, "client list --format=csv,noheader", uid=7).splitlines()) == 2
+    assert len(_get_printed(daemon, "client list --all --format=csv,noheader", uid=8).splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -373,25 +373,27 @@ def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
     answer = _ask(daemon, "namespace set hi --server=a --active-thread-percentage=25 --pinned-memory-limit=1=4G", 7)
     assert (answer.refused, answer.printed) == (False, "")
     assert answer.diagnostic == "1 client keeps its limits until it restarts."
-    assert _printed(daemon, "namespace get hi a pinned-memory-limit") == "0=unlimited,1=4G\n"
+    assert _get_printed(daemon, "namespace get hi a pinned-memory-limit") == "0=unlimited,1=4G\n"
 
 
 def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) -> None:
     zero, entry = DEVICES
     daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     for limit in ("0=4G", f"{entry.uuid}=4G", "4G"):
-        assert _printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
-        assert _printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
+        assert _get_printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
+        assert _get_printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
         for limits in (daemon.named_servers["c"].namespaces["default"].limits, daemon.named_servers["c"].maximum):
             assert (limits.pinned_memory or {})[1] == PinnedMemory(4 << 30)
-        (row,) = json.loads(_printed(daemon, "server list c --format=json"))
+        (row,) = json.loads(_get_printed(daemon, "server list c --format=json"))
         assert (row["default_limits"]["pinned-memory-limit"], row["max_pinned_memory_limit"]) == (4 << 30, 4 << 30)
-        (row,) = json.loads(_printed(daemon, "namespace list --server=c --format=json"))
+        (row,) = json.loads(_get_printed(daemon, "namespace list --server=c --format=json"))
         assert row["total_memory_limit"] == 4 << 30
-        assert "4G" in (text := _printed(daemon, "config show"))
+        assert "4G" in (text := _get_printed(daemon, "config show"))
         assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
-        assert _printed(daemon, "server set c --pinned-memory-limit=unlimited --total-memory-limit=unlimited") == ""
-        assert _printed(daemon, "server set c --max-pinned-memory-limit=unlimited") == ""
+        assert (
+            _get_printed(daemon, "server set c --pinned-memory-limit=unlimited --total-memory-limit=unlimited") == ""
+        )
+        assert _get_printed(daemon, "server set c --max-pinned-memory-limit=unlimited") == ""
     for option in ("pinned-memory-limit", "total-memory-limit", "max-pinned-memory-limit"):
         for word in ("1", zero.uuid):
             refused = _ask(daemon, f"server set c --{option}={word}=4G")
@@ -402,9 +404,9 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
         1: PinnedMemory(4 << 30),
         0: PinnedMemory(2 << 30),
     }
-    (row,) = json.loads(_printed(daemon, "namespace list hi --format=json"))
+    (row,) = json.loads(_get_printed(daemon, "namespace list hi --format=json"))
     assert row["pinned-memory-limit"] == {"0": 4 << 30, "1": 2 << 30}
-    assert 'pinned_memory_limit = "0=4G,1=2G"' in (text := _printed(daemon, "config show"))
+    assert 'pinned_memory_limit = "0=4G,1=2G"' in (text := _get_printed(daemon, "config show"))
     assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
 
 
@@ -417,18 +419,18 @@ def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Da
             daemon, f"sm-partition create p{device} --server={server} --device={device} --chunks=1"
         ).refused
 
-    def listed(options: str) -> list[list[str]]:
-        text = _printed(daemon, f"sm-partition list --format=csv,noheader {options}")
+    def list_shown(options: str) -> list[list[str]]:
+        text = _get_printed(daemon, f"sm-partition list --format=csv,noheader {options}")
         return [row[:3] for row in csv.reader(io.StringIO(text))]
 
-    assert listed("--device=0") == listed(f"--device={zero}") == [["a", zero, "p1"], ["b", zero, "p0"]]
-    assert listed(f"--device={entry[:10]}") == [["a", entry, "p0"], ["c", entry, "p0"]]
+    assert list_shown("--device=0") == list_shown(f"--device={zero}") == [["a", zero, "p1"], ["b", zero, "p0"]]
+    assert list_shown(f"--device={entry[:10]}") == [["a", entry, "p0"], ["c", entry, "p0"]]
     _ask(daemon, "sm-partition create rest --server=b --device=1 --chunks=1 --include-remainder=true")
     assert _ask(
         daemon, "sm-partition create r --server=c --device=0 --chunks=1 --include-remainder=true"
     ).printed == ("The remaining 12 SMs of device 0 are in partition 'rest' of server 'b'.\n")
-    assert listed("--device=0 --server=c") == [["c", entry, "p0"]]
-    assert [row[0] for row in listed("--device=0 --all")] == ["a", "a", "b", "b"]
+    assert list_shown("--device=0 --server=c") == [["c", entry, "p0"]]
+    assert [row[0] for row in list_shown("--device=0 --all")] == ["a", "a", "b", "b"]
 
 
 def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: Daemon) -> None:
@@ -483,7 +485,7 @@ def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daem
     )
     assert _ask(daemon, "server set b --sm-partition=nope") == Answer(diagnostic=diagnostic_for("default"))
     _handle(daemon, OperatorLine(1, 0, parse(b"namespace create lo --server=b --sm-partition=nope", 3)))
-    assert _opened(daemon, "b", "lo") == [Answer(diagnostic=diagnostic_for("lo"))]
+    assert _open(daemon, "b", "lo") == [Answer(diagnostic=diagnostic_for("lo"))]
     text = 'schema_version = "1.0"\n[servers.b.namespaces.lo.pympsd]\nsm_partition = "nope"\n'
     assert _ask(daemon, "config apply F", file=text).diagnostic == f"F:3: {diagnostic_for('lo')}".rstrip(".")
     _ask(daemon, "sm-partition create nope --server=b --device=0 --chunks=1")
@@ -493,15 +495,15 @@ def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daem
 
 
 def test_limits_of_a_server_are_those_of_its_default_namespace(daemon: Daemon) -> None:
-    assert _printed(daemon, "server set b --active-thread-percentage=25 --pinned-memory-limit=8G") == ""
-    assert _printed(daemon, "namespace list --server=b --format=csv,noheader") == (
+    assert _get_printed(daemon, "server set b --active-thread-percentage=25 --pinned-memory-limit=8G") == ""
+    assert _get_printed(daemon, "namespace list --server=b --format=csv,noheader") == (
         "default,b,Configured,8G,25.00,0,/p/b/default\n"
     )
-    assert _printed(daemon, "server set b --pinned-memory-limit=unlimited") == ""
-    assert _printed(daemon, "namespace get default b pinned-memory-limit") == "unlimited\n"
+    assert _get_printed(daemon, "server set b --pinned-memory-limit=unlimited") == ""
+    assert _get_printed(daemon, "namespace get default b pinned-memory-limit") == "unlimited\n"
 
 
-def _opened(daemon: Daemon, server: str, *namespaces: str) -> list[Answer]:
+def _open(daemon: Daemon, server: str, *namespaces: str) -> list[Answer]:
     return [answer for name in namespaces for answer in _answers(_handle(daemon, NamespaceOpened(server, name)))]
 
 
@@ -511,9 +513,9 @@ def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
     assert do.Working(1) in begun
     spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
-    assert _printed(daemon, "server get c status") == "Starting\n"
+    assert _get_printed(daemon, "server get c status") == "Starting\n"
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
-    assert _printed(daemon, "server get c uid") == "7\n"
+    assert _get_printed(daemon, "server get c uid") == "7\n"
 
 
 def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon) -> None:
@@ -525,7 +527,7 @@ def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon)
     assert [entry.uid for entry in spawned] == [9]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
-    assert _printed(daemon, "namespace get default b client-priority") == "1\n"
+    assert _get_printed(daemon, "namespace get default b client-priority") == "1\n"
 
 
 def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon: Daemon) -> None:
@@ -535,22 +537,22 @@ def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon
     (answer,) = _answers(failed)
     assert (answer.refused, answer.printed) == (True, "Server 'b' stays that of user 8: no room\n")
     assert do.OpenNamespace("b", "default", 8) in failed
-    assert _printed(daemon, "server get b uid") == "8\n"
-    assert _printed(daemon, "server get b status") == "Failed\n"
-    _opened(daemon, "b", "", "default")
-    assert _printed(daemon, "server get b status") == "Starting\n"
+    assert _get_printed(daemon, "server get b uid") == "8\n"
+    assert _get_printed(daemon, "server get b status") == "Failed\n"
+    _open(daemon, "b", "", "default")
+    assert _get_printed(daemon, "server get b status") == "Starting\n"
 
 
 def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:
     _ask(daemon, "server set a --active-thread-percentage=10")
     assert _answers(_handle(daemon, OperatorLine(1, 7, parse(b"namespace create batch --server=a", 3)))) == []
-    (answer,) = _opened(daemon, "a", "batch")
+    (answer,) = _open(daemon, "a", "batch")
     assert (answer.refused, answer.printed) == (False, "")
     assert answer.diagnostic == (
         "'batch' does not inherit the limits of 'default': it has 100.00 % and unlimited memory until namespace set."
     )
     _handle(daemon, OperatorLine(1, 7, parse(b"namespace create capped --server=a --pinned-memory-limit=4G", 3)))
-    assert _opened(daemon, "a", "capped") == [Answer()]
+    assert _open(daemon, "a", "capped") == [Answer()]
 
 
 FILE = """schema_version = "1.0"
@@ -579,7 +581,7 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
         f"generation=1 source=F applied=1970-01-01T00:00:01Z hash={sha256(FILE.encode()).hexdigest()} "
         "pending=2 failed=0\n"
     )
-    assert _opened(daemon, "c", "lo") == []
+    assert _open(daemon, "c", "lo") == []
     spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
     (answer,) = _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE)))
@@ -588,10 +590,10 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
         "set namespace 'a/hi': active-thread-percentage 50.00 -> 30.00",
         "created server 'c'",
     ]
-    assert _printed(daemon, "config status").endswith("pending=0 failed=0\n")
+    assert _get_printed(daemon, "config status").endswith("pending=0 failed=0\n")
     again = _ask(daemon, "config apply F", file=FILE)
     assert (again.refused, again.printed) == (False, "no change\n")
-    shown = _printed(daemon, "config show")
+    shown = _get_printed(daemon, "config show")
     assert _ask(daemon, "config apply F", file=shown).printed == "no change\n"
 
 
@@ -619,7 +621,7 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
         done = _handle(daemon, StatusPushed(entry.server, ServerStatus.ACTIVE))
         assert _answers(done) == []
         starting += [one for one in done if isinstance(one, do.SpawnServer)]
-    assert _printed(daemon, "config status").endswith("pending=0 failed=0\n")
+    assert _get_printed(daemon, "config status").endswith("pending=0 failed=0\n")
 
 
 def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -> None:
@@ -651,7 +653,7 @@ def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> 
 
 def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemon) -> None:
     daemon.named_servers.add(NamedServer("b", 8, source=Source.CONFIG, failed="its devices are gone"))
-    assert "b,8,-,Failed," in _printed(daemon, "server list --format=csv")
+    assert "b,8,-,Failed," in _get_printed(daemon, "server list --format=csv")
     status = _ask(daemon, "config status")
     assert status.refused
     assert status.printed.endswith("pending=0 failed=1\n")
@@ -663,17 +665,17 @@ def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
     uuid = daemon.devices[0].uuid
     four = Limits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
     daemon.named_servers.add(NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone"))
-    assert _printed(daemon, "namespace get default c pinned-memory-limit") == "-\n"
-    assert _printed(daemon, "namespace get default c total-memory-limit") == "-\n"
+    assert _get_printed(daemon, "namespace get default c pinned-memory-limit") == "-\n"
+    assert _get_printed(daemon, "namespace get default c total-memory-limit") == "-\n"
     assert (
-        _printed(daemon, "namespace list --server=c --format=csv,noheader")
+        _get_printed(daemon, "namespace list --server=c --format=csv,noheader")
         == "default,c,Failed,-,100.00,0,/p/c/default\n"
     )
-    (row,) = json.loads(_printed(daemon, "namespace list --server=c --format=json"))
+    (row,) = json.loads(_get_printed(daemon, "namespace list --server=c --format=json"))
     assert (row["pinned-memory-limit"], row["total_memory_limit"]) == (None, None)
     refused = _ask(daemon, f"server set c --pinned-memory-limit={uuid}=4G")
     assert refused.printed == f"No device '{uuid}' of server 'c'. Devices: none.\n"
-    shown = _printed(daemon, "config show")
+    shown = _get_printed(daemon, "config show")
     assert (
         shown.partition("# None of")[2]
         == """ the devices of server 'c' is there:
@@ -764,26 +766,26 @@ def test_through_a_namespaces_socket_others_see_what_is_of_it(daemon: Daemon) ->
 
 
 def test_help(daemon: Daemon) -> None:
-    assert "sm-partition    create, delete, list" in _printed(daemon, "help")
-    assert _printed(daemon, "server help").count("server ") > 5
-    assert _printed(daemon, "server create --help") == _printed(daemon, "server create help")
-    assert _printed(daemon, "namespace get help").startswith("namespace get <name> <server> <field>")
+    assert "sm-partition    create, delete, list" in _get_printed(daemon, "help")
+    assert _get_printed(daemon, "server help").count("server ") > 5
+    assert _get_printed(daemon, "server create --help") == _get_printed(daemon, "server create help")
+    assert _get_printed(daemon, "namespace get help").startswith("namespace get <name> <server> <field>")
 
 
 def test_queries_of_protocol_2_are_answered(daemon: Daemon) -> None:
-    assert _printed(daemon, "get_server_list") == "847\n"
-    assert _printed(daemon, "get_client_list 847") == "3165259\n"
-    assert _printed(daemon, "get_default_active_thread_percentage") == "100.0\n"
+    assert _get_printed(daemon, "get_server_list") == "847\n"
+    assert _get_printed(daemon, "get_client_list 847") == "3165259\n"
+    assert _get_printed(daemon, "get_default_active_thread_percentage") == "100.0\n"
 
 
 def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Daemon) -> None:
     half = Limits(percentages(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
     daemon.named_servers.add(NamedServer("uid_7", 7, {"default": Namespace("default", half)}))
-    assert _printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
-    assert _printed(daemon, "get_default_client_priority", uid=7) == "1\n"
-    assert _printed(daemon, "get_default_device_pinned_mem_limit 1", uid=7) == "4G\n"
-    assert _printed(daemon, "get_default_device_pinned_mem_limit 0", uid=7) == ""
-    assert _printed(daemon, "get_default_active_thread_percentage", uid=8) == "100.0\n"
+    assert _get_printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
+    assert _get_printed(daemon, "get_default_client_priority", uid=7) == "1\n"
+    assert _get_printed(daemon, "get_default_device_pinned_mem_limit 1", uid=7) == "4G\n"
+    assert _get_printed(daemon, "get_default_device_pinned_mem_limit 0", uid=7) == ""
+    assert _get_printed(daemon, "get_default_active_thread_percentage", uid=8) == "100.0\n"
     assert _ask(daemon, "get_default_device_pinned_mem_limit 9", uid=7).diagnostic.startswith("9 is not a device of")
     assert _ask(daemon, "get_default_device_pinned_mem_limit", uid=7).refused
 
@@ -791,22 +793,22 @@ def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Da
 def test_percentages_by_device(daemon: Daemon) -> None:
     set_ = "namespace set hi --server=a --active-thread-percentage="
     _ask(daemon, f"{set_}0=40,1=20")
-    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "0=40.00,1=20.00\n"
-    (row,) = json.loads(_printed(daemon, "namespace list hi --format=json"))
+    assert _get_printed(daemon, "namespace get hi a active-thread-percentage") == "0=40.00,1=20.00\n"
+    (row,) = json.loads(_get_printed(daemon, "namespace list hi --format=json"))
     assert row["active-thread-percentage"] == {"0": 40.0, "1": 20.0}
-    assert 'active_thread_percentage = "0=40.00,1=20.00"' in (text := _printed(daemon, "config show"))
+    assert 'active_thread_percentage = "0=40.00,1=20.00"' in (text := _get_printed(daemon, "config show"))
     assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
     _ask(daemon, f"{set_}{DEVICES[1].uuid}=20")
-    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "20.00\n", "device 0 of server a"
+    assert _get_printed(daemon, "namespace get hi a active-thread-percentage") == "20.00\n", "device 0 of server a"
     _ask(daemon, f"{set_}70")
-    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "70.00\n"
+    assert _get_printed(daemon, "namespace get hi a active-thread-percentage") == "70.00\n"
     assert _ask(daemon, f"{set_}2=20").printed.startswith("No device '2' of server 'a'.")
     assert "is 1 to 100, not" in _ask(daemon, f"{set_}0=120").printed
 
 
 def test_maximum_percentages_by_device(daemon: Daemon) -> None:
-    assert _printed(daemon, "server set b --max-active-thread-percentage=1=30") == ""
-    (row,) = json.loads(_printed(daemon, "server list b --format=json"))
+    assert _get_printed(daemon, "server set b --max-active-thread-percentage=1=30") == ""
+    (row,) = json.loads(_get_printed(daemon, "server list b --format=json"))
     assert row["max_active_thread_percentage"] == {"0": 100.0, "1": 30.0}
 
 
@@ -816,7 +818,7 @@ def test_the_drivers_own_server_has_one_percentage_for_all_devices(daemon: Daemo
     refused = _ask(daemon, f"server set b --{option}=0=50")
     sentence = "is not possible with the driver's own server: it has one percentage for all devices.\n"
     assert refused.printed == f"--{option} {sentence}"
-    assert _printed(daemon, f"server set b --{option}=50") == ""
+    assert _get_printed(daemon, f"server set b --{option}=50") == ""
 
 
 def test_queries_of_protocol_2_print_no_percentages_by_device(daemon: Daemon) -> None:
@@ -829,7 +831,7 @@ def test_queries_of_protocol_2_print_no_percentages_by_device(daemon: Daemon) ->
         assert answer.refused
         sentence = f"{answer.printed}{answer.diagnostic}"
         assert f"the devices of server '{server}' differ: namespace get default {server} active-thread" in sentence
-    assert _printed(daemon, "get_default_client_priority", uid=7) == "0\n"
+    assert _get_printed(daemon, "get_default_client_priority", uid=7) == "0\n"
 
 
 def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon) -> None:
@@ -860,7 +862,7 @@ def test_a_cgroup_whose_client_came_and_went_between_two_commands_is_not_waited_
 
 def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daemon: Daemon) -> None:
     def hard() -> list[tuple[int, int | None]]:
-        rows = json.loads(_printed(daemon, "client list --all --format=json"))
+        rows = json.loads(_get_printed(daemon, "client list --all --format=json"))
         return [(row["pid"], row["memory_hard_limit"]) for row in rows if row["device"] == DEVICES[0].uuid]
 
     def joins(client_id: int) -> None:
@@ -884,19 +886,21 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
 
 def test_the_drivers_own_server_has_no_chunks_to_list(daemon: Daemon) -> None:
     line = "sm-partition list --all --server=b --format=csv,noheader"
-    assert _printed(daemon, line).splitlines()[0].startswith("b,GPU-")
+    assert _get_printed(daemon, line).splitlines()[0].startswith("b,GPU-")
     daemon.options = evolve(daemon.options, has_own_servers=False)
-    assert _printed(daemon, line) == ""
+    assert _get_printed(daemon, line) == ""
 
 
 def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> None:
     keys = {"memory_free", "chunk_size", "remainder_sms", "free_chunks"}
-    own = json.loads(_printed(daemon, "device list --format=json"))
+    own = json.loads(_get_printed(daemon, "device list --format=json"))
     assert all(isinstance(device[key], int) for device in own for key in keys)
     daemon.options = evolve(daemon.options, has_own_servers=False)
-    for device in json.loads(_printed(daemon, "device list --format=json")):
+    for device in json.loads(_get_printed(daemon, "device list --format=json")):
         assert {key: device[key] for key in keys} == dict.fromkeys(keys)
-    assert {client["memory_used"] for client in json.loads(_printed(daemon, "client list --format=json"))} == {None}
+    assert {client["memory_used"] for client in json.loads(_get_printed(daemon, "client list --format=json"))} == {
+        None
+    }
 
 
 def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
@@ -905,8 +909,8 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
     _ask(daemon, f"sm-partition create q --server=b --device={zero} --chunks=2")
     process = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
     process.clients = {9: Client(9, 8, ClientProcess(Peer(77, 8, 8), "python", 11), partitions={0: "q"})}
-    rows = [line.split() for line in _printed(daemon, "lspart", 1000).splitlines()]
-    ids = [row["visible-uuid"] for row in json.loads(_printed(daemon, "sm-partition list --format=json"))]
+    rows = [line.split() for line in _get_printed(daemon, "lspart", 1000).splitlines()]
+    ids = [row["visible-uuid"] for row in json.loads(_get_printed(daemon, "sm-partition list --format=json"))]
     assert rows == [
         ["GPU", "Partition", "free", "used", "free", "used", "clients"],
         ["chunks", "chunks", "SM", "SM"],
@@ -923,10 +927,12 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
 
 def test_every_query_answers_with_json(daemon: Daemon) -> None:
     for query in LISTS:
-        rows = json.loads(_printed(daemon, f"{query} --format=json"))
-        assert json.loads(_printed(daemon, f"{query} --json")) == rows
-    assert json.loads(_printed(daemon, "server get a uid --json")) == "7"
-    assert json.loads(_printed(daemon, "config show --json")) == _printed(daemon, "config show").removesuffix("\n")
+        rows = json.loads(_get_printed(daemon, f"{query} --format=json"))
+        assert json.loads(_get_printed(daemon, f"{query} --json")) == rows
+    assert json.loads(_get_printed(daemon, "server get a uid --json")) == "7"
+    assert json.loads(_get_printed(daemon, "config show --json")) == _get_printed(daemon, "config show").removesuffix(
+        "\n"
+    )
     assert "Unknown option '--json' of 'server create'" in _ask(daemon, "server create x --json").printed
     assert _ask(daemon, "server list --json --format=csv").refused
     assert _ask(daemon, "server get x uid --json").printed == ""

@@ -61,7 +61,7 @@ def uniform(generator: np.random.Generator, dtype: str, count: int, low: float, 
     return (low + unit * (high - low)).astype(dtype)
 
 
-def crossed(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
+def make_crossed(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
     """Special values (or one ``side`` of all their pairs), then numbers between limits, or any bits."""
     values = special_values(dtype)
     if "side" in spec:
@@ -71,13 +71,13 @@ def crossed(generator: np.random.Generator, dtype: str, count: int, spec: dict[s
     values = values[: spec.get("most", count)][:count]
     rest = count - len(values)
     if "low" in spec:
-        drawn = drawn_between(generator, dtype, rest, spec)
+        drawn = draw_between(generator, dtype, rest, spec)
     else:
         drawn = random_bits(generator, dtype, rest)
     return np.concatenate([values, drawn])
 
 
-def drawn_between(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
+def draw_between(generator: np.random.Generator, dtype: str, count: int, spec: dict[str, Any]) -> np.ndarray:
     """Floats between limits; or integers, ``high`` included, times ``scale`` if there is one."""
     if np.dtype(storage(dtype)).kind == "f" and "scale" not in spec:
         return uniform(generator, dtype, count, spec["low"], spec["high"])
@@ -101,11 +101,11 @@ def fill(spec: dict[str, Any]) -> np.ndarray:
     elif kind == "values":
         values = np.resize(np.array(how["values"], storage(dtype)), count)
     elif kind == "between":
-        values = drawn_between(generator, dtype, count, how)
+        values = draw_between(generator, dtype, count, how)
     elif kind == "bits":
         values = random_bits(generator, dtype, count)
     elif kind == "specials":
-        values = crossed(generator, dtype, count, how)
+        values = make_crossed(generator, dtype, count, how)
     else:
         raise ValueError(f"no such fill: {kind}")
     return np.ascontiguousarray(values).reshape(shape)

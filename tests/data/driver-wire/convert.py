@@ -18,7 +18,7 @@ _SHORTEST = 8
 _PACKET = re.compile(r"\] flags 0 ([0-9a-f]+) ")
 
 
-def converted(lines: Iterable[str]) -> Iterator[str]:
+def convert_lines(lines: Iterable[str]) -> Iterator[str]:
     """Return the compact lines."""
     for line in lines:
         words = line.split()
@@ -44,4 +44,4 @@ def _compact(packet: bytes) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.writelines(f"{line}\n" for line in converted(sys.stdin))
+    sys.stdout.writelines(f"{line}\n" for line in convert_lines(sys.stdin))

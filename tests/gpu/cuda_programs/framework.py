@@ -18,7 +18,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def connected() -> None:
+def connect() -> None:
     """Wait until all programs are connected."""
     say("connected")
     sys.stdin.readline()
@@ -43,7 +43,7 @@ def run_torch() -> bool:
     """
     torch = torch_module()
     torch.zeros(1, device="cuda")
-    connected()
+    connect()
     left, right = torch.rand(512, 512, dtype=torch.float64), torch.rand(512, 512, dtype=torch.float64)
     on_gpu = left.cuda().requires_grad_()
     (on_gpu @ right.cuda()).sum().backward()
@@ -60,7 +60,7 @@ def run_cupy() -> bool:
     import numpy as np
 
     cp.zeros(1)
-    connected()
+    connect()
     rng = np.random.default_rng(1)
     left, right = rng.random((256, 256)), rng.random((256, 256))
     product = cp.asnumpy(cp.asarray(left) @ cp.asarray(right))
@@ -80,7 +80,7 @@ def run_jax() -> bool:
         say("absent: JAX has no GPU backend")
         sys.exit()
     jax.numpy.zeros(1).block_until_ready()
-    connected()
+    connect()
     given = np.linspace(-1, 1, 1000, dtype=np.float32)
     slope = jax.jit(jax.vmap(jax.grad(lambda x: jax.numpy.sin(x) * x)))
     return bool(np.allclose(np.asarray(slope(given)), np.cos(given) * given + np.sin(given), atol=1e-4))

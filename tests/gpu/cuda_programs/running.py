@@ -99,7 +99,7 @@ def why_not(module: str) -> str:
     return f"the python3 in PATH has no {module}" if done.returncode else ""
 
 
-def connected(one: DriverClient, device: int = 0) -> DriverClient:
+def connect(one: DriverClient, device: int = 0) -> DriverClient:
     """Make a context."""
     assert one.ask("init") == "init CUDA_SUCCESS"
     assert one.ask(f"ctx {device}") == "ctx CUDA_SUCCESS"
