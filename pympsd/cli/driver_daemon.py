@@ -59,7 +59,7 @@ def give_commands(
     except (TimeoutError, _TakesNoCommands):
         raise
     except (OSError, RemoteError) as error:
-        raise ConnectionError(f"The MPS control daemon cannot be spoken to: {error}") from error
+        raise ConnectionError(f"Cannot communicate with the MPS control daemon: {error}") from error
     return 0
 
 
@@ -72,7 +72,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
         except OSError:
             daemon.connect(path)
         if daemon.recv(LINE_BYTES) != HELLO:
-            raise RemoteError("it speaks another protocol: is it of an older driver?")
+            raise RemoteError("its protocol is a different one; it may be from an older driver")
         lines, is_foreign = select(daemon, lines)
         own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
         daemon.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
@@ -93,7 +93,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) ->
             sys.stdout.buffer.write((escape_controls(text) if is_escaped else text) + b"\n")
         sys.stdout.flush()
         if not packet and not any(line.split()[:1] == [b"quit"] for line in lines):
-            raise RemoteError("it closed the connection before it had answered")
+            raise RemoteError("it closed the connection before it answered")
 
 
 def _receive(daemon: socket.socket, give_up: float) -> bytes:

@@ -154,7 +154,7 @@ class Options:
             if is_given and not self.start:
                 raise BadOption(f"{option} goes with -d or -f: {why}")
         if self.quit == "--quit" and self.start:
-            raise BadOption("--quit does not go with -d or -f: it ends the daemon that runs")
+            raise BadOption("--quit does not go with -d or -f: it ends the running daemon")
         if self.force and (not self.quit or self.start):
             raise BadOption("--force goes with -q: it terminates the clients first")
         if self.quit and not self.start and (self.words or self.apply):

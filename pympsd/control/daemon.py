@@ -284,7 +284,7 @@ class Daemon(RunningDaemon):
             CannotStart: The daemon runs already, did not start, or was not ready in time.
         """
         if self.pid:
-            raise CannotStart(f"the daemon runs already, as process {self.pid}")
+            raise CannotStart(f"the daemon is already running, as process {self.pid}")
         is_new = not self._folder.exists()
         try:
             for folder in (self._folder, self.pipe_directory, self.log_directory) if is_new else ():

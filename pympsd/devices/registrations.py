@@ -133,7 +133,7 @@ def list_registered(folder: StateFolder, uuid: str) -> list[Registered]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BadMachine(f"who uses the devices cannot be seen: {folder.explain(error)}") from None
+        raise BadMachine(f"cannot determine which processes use the devices: {folder.explain(error)}") from None
 
 
 def _living(folder: int, uuid: str) -> dict[str, Registered]:

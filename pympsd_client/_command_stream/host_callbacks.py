@@ -187,7 +187,9 @@ class HostCallbacks:
                 try:
                     Thread(target=self._listen, name="host function listener", daemon=True).start()
                 except RuntimeError as error:
-                    raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"no thread for host functions: {error}") from None
+                    raise CudaError(
+                        Result.ERROR_OPERATING_SYSTEM, f"cannot start a thread for host functions: {error}"
+                    ) from None
                 self._listening = True
             sequence = self._transport.sequence()
             self._pending[sequence] = callback

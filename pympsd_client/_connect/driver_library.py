@@ -31,7 +31,7 @@ def load_driver() -> ctypes.CDLL:
             continue
         if not hasattr(library, "pympsd_attach"):
             return library
-    raise OSError(f"there is no other {NAME} than pympsd's")
+    raise OSError(f"there is no {NAME} other than pympsd's")
 
 
 def _other_paths(environment: Mapping[str, str]) -> list[str]:

@@ -169,7 +169,7 @@ class Items:
 
     def _host(self, run: Callable[[int], None] | HostCopy, context_id: int) -> bytes:
         if self.in_body:
-            raise _not_in_body("a copy with memory that the device does not reach")
+            raise _not_in_body("a copy with memory that the device cannot access")
         self.host_work.append(run)
         return operations.HOST_FUNCTION.record(context_id, 0, _STREAM, len(self.host_work) - 1)
 

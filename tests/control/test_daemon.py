@@ -106,7 +106,7 @@ def test_a_daemon_that_somebody_else_ends_is_no_error(number: signal.Signals) ->
 
 def test_a_daemon_is_started_once(daemon: Daemon) -> None:
     pid = daemon.pid
-    with pytest.raises(CannotStart, match=f"runs already, as process {pid}"):
+    with pytest.raises(CannotStart, match=f"is already running, as process {pid}"):
         daemon.start()
     assert daemon.pid == pid
     assert daemon.devices()

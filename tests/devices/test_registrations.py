@@ -159,7 +159,8 @@ def test_a_locked_folder_is_an_error_after_a_while(folder: StateFolder, monkeypa
         with pytest.raises(TimeoutError, match="another process keeps it locked"):
             register(folder, UUID, alone=False)
         with pytest.raises(
-            BadMachine, match=r"cannot be seen: .*another process keeps it locked.*fuser -v"
+            BadMachine,
+            match=r"cannot determine which processes use the devices: .*another process keeps it locked.*fuser -v",
         ) as raised:
             list_registered(folder, UUID)
         assert "mkdir" not in str(raised.value)

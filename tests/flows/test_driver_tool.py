@@ -108,7 +108,7 @@ def test_bytes_that_are_no_text_pass_unchanged(theirs: TheirDaemon, tool: Daemon
 def test_a_daemon_that_ends_before_it_has_answered(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     theirs.printed = lambda line: None
     done = tool.run([], "ps\n")
-    text = "The MPS control daemon cannot be spoken to: it closed the connection before it had answered\n"
+    text = "Cannot communicate with the MPS control daemon: it closed the connection before it answered\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
@@ -129,8 +129,8 @@ def test_a_daemon_with_another_hello(theirs: TheirDaemon, tool: DaemonProcess) -
     theirs.hello = b"OUTBHEL2\0"
     done = tool.run([], "ps\n")
     assert done.returncode == 1
-    text = "it speaks another protocol: is it of an older driver?"
-    assert done.stderr == f"The MPS control daemon cannot be spoken to: {text}\n"
+    text = "its protocol is a different one; it may be from an older driver"
+    assert done.stderr == f"Cannot communicate with the MPS control daemon: {text}\n"
 
 
 @pytest.mark.long

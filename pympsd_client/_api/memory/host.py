@@ -59,7 +59,7 @@ def flags(address: int) -> int:
     """Return the flags that page-locked memory was allocated with; INVALID_VALUE for any other address."""
     region = pinned.region_at(address)
     if region is None or region.pages is None:
-        raise invalid_value(f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave")
+        raise invalid_value(f"{address:#x} is not within memory that cuMemAllocHost or cuMemHostAlloc returned")
     return region.flags
 
 

@@ -54,7 +54,7 @@ def allocate(size: int, flags: int) -> int:
     if size == 0:
         raise invalid_value("an allocation has at least 1 byte")
     if size >= 1 << 48:
-        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"there are no {size} bytes of addresses")
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes of addresses are not available")
     return managed.allocate(context, size)
 
 
@@ -75,7 +75,7 @@ def within(address: int, count: int) -> Range:
     """Return a range that one managed allocation holds; INVALID_VALUE."""
     allocation = allocations.containing(address)
     if allocation is None or not allocation.is_managed:
-        raise invalid_value(f"{address:#x} is in no managed memory of this process")
+        raise invalid_value(f"{address:#x} is not in managed memory of this process")
     if count == 0 or address + count > allocation.handle + allocation.size:
         raise invalid_value(
             f"{count} bytes at {address:#x} are not all within the {allocation.size} of the allocation"

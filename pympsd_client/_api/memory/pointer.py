@@ -115,10 +115,10 @@ def set_attribute(value: Any, requested: int, address: int) -> None:
     if requested != _ATTRIBUTES["SYNC_MEMOPS"]:
         if requested not in _ATTRIBUTES.values():
             raise _unknown(requested)
-        raise invalid_value("of the attributes of addresses CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set")
+        raise invalid_value("CU_POINTER_ATTRIBUTE_SYNC_MEMOPS is the only attribute of an address that can be set")
     allocation = allocations.containing(address)
     if allocation is None:
-        raise invalid_value(f"{address:#x} is in no allocation of this process")
+        raise invalid_value(f"{address:#x} is not in an allocation of this process")
     allocation.synchronous = bool(read_value(value, "?"))
     allocations.any_synchronous |= allocation.synchronous
 
@@ -128,7 +128,7 @@ def address_range(address: int) -> tuple[int, int]:
     current().usable()
     memory = memory_at(address)
     if memory is None:
-        raise CudaError(Result.ERROR_NOT_FOUND, f"{address:#x} is in no allocation of this process")
+        raise CudaError(Result.ERROR_NOT_FOUND, f"{address:#x} is not in an allocation of this process")
     return memory.start, memory.size
 
 
@@ -151,13 +151,13 @@ def _read(requested: int, memory: PointedMemory, address: int) -> AttributeValue
 
 def _device_pointer(memory: PointedMemory, address: int) -> int:
     if not memory.device_pointer:
-        raise invalid_value(f"kernels do not reach the memory at {address:#x}")
+        raise invalid_value(f"kernels cannot access the memory at {address:#x}")
     return memory.device_pointer
 
 
 def _host_pointer(memory: PointedMemory, address: int) -> int:
     if not memory.host_pointer:
-        raise invalid_value(f"{address:#x} is in device memory, which the host does not reach")
+        raise invalid_value(f"{address:#x} is in device memory, which the host cannot access")
     return memory.host_pointer
 
 

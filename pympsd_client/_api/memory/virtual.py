@@ -120,7 +120,7 @@ def _check(properties: AllocationProperties | None, name: str) -> VisibleDevice:
     device = _own_device(name)
     check_node(location)
     if not device.properties.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
-        raise not_supported(f"{name}: device {device.number} maps no memory of the host")
+        raise not_supported(f"{name}: device {device.number} cannot map memory of the host")
     return device
 
 
@@ -209,7 +209,7 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
     if flags not in _ACCESSES.values() or location.type not in _LOCATIONS.values():
         raise invalid_value(f"access {flags:#x} from a location of type {location.type}")
     if location.type not in (_DEVICE, _HOST, _NODE):
-        raise invalid_value(f"a location of type {location.type} reaches no memory that is mapped")
+        raise invalid_value(f"a location of type {location.type} cannot access mapped memory")
     device = process.device(location.id) if location.type == _DEVICE else context.device
     if device.ordinal != context.device.ordinal and flags and not is_possible(device, context.device):
         raise CudaError(

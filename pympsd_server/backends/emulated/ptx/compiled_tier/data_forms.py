@@ -445,13 +445,13 @@ def _set_access(text: MemoryText, operation: Operation, place: Argument) -> int:
     geometry = operation.one_of(*SURFACE_GEOMETRIES)
     if not geometry or not isinstance(place, Group):
         raise text.refuse()
-    handle, *rest = items_of(place)
+    handle, *items = items_of(place)
     if isinstance(handle, Memory):
         handle = handle.base
     text.needs_fragments = True
     how = SURFACE_GEOMETRIES[geometry] | (_LAYERED if geometry.startswith("a") else 0)
     text.store(text.vector.of("i64"), text.use(handle, "u64", text.vector), "%fragments")
-    for index, item in enumerate(rest[: SURFACE_GEOMETRIES[geometry] + geometry.startswith("a")]):
+    for index, item in enumerate(items[: SURFACE_GEOMETRIES[geometry] + geometry.startswith("a")]):
         at = text.field("%fragments", _PLACES + 4 * WARP * index)
         text.store(text.vector.of("i32"), text.use(item, "u32", text.vector), at)
     return how

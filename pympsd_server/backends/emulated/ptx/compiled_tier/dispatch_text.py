@@ -116,10 +116,10 @@ class DispatchText(MemoryText):
     def have_lanes(self, segments: Iterable[int]) -> str:
         """Return whether any of some segments has lanes, as i1."""
         if not self.is_crowded:
-            others = "0"
+            union = "0"
             for k in segments:
-                others = self.op("or", self.mask_type, others, self.load(self.mask_type, f"%m{k}"))
-            return self.op("icmp ne", self.mask_type, others, "0")
+                union = self.op("or", self.mask_type, union, self.load(self.mask_type, f"%m{k}"))
+            return self.op("icmp ne", self.mask_type, union, "0")
         some = "0"
         for word, bits in _bits_by_word(segments).items():
             some = self.op("or", "i64", some, self._masked_word(word, bits))
@@ -171,7 +171,7 @@ class DispatchText(MemoryText):
         bits = self.value(f"select i1 {some}, i64 {bit}, i64 0")
         self.store("i64", self.op("or", "i64", self.load("i64", name), bits), name)
 
-    def go_elsewhere(self, mask: str, others: list[int], nowhere: str) -> str:
+    def go_elsewhere(self, mask: str, segments: list[int], nowhere: str) -> str:
         """Let lanes wait where they are and go to the lowest of other segments that has lanes, or to a label.
 
         Return the label of the block from which control goes to that label.
@@ -179,10 +179,10 @@ class DispatchText(MemoryText):
         self.store(self.mask_type, mask, f"%m{self.at}")
         if self.is_crowded:
             self._note_waiting(self.at, mask)
-            masks, last = _bits_by_word(others), self.label("elsewhere")
+            masks, last = _bits_by_word(segments), self.label("elsewhere")
             for word in self._words:
                 self.store("i64", self._masked_word(word, masks.get(word, 0)), f"%chosen{word}")
-            some = self.have_lanes(others)
+            some = self.have_lanes(segments)
             self.jump(last)
             self.place(last)
             self.branch(some, "choose", nowhere)
@@ -190,7 +190,7 @@ class DispatchText(MemoryText):
         last = self.label("elsewhere")
         self.jump(last)
         self.place(last)
-        for k in others:
+        for k in segments:
             last = self.label("next")
             self.branch(
                 self.op("icmp ne", self.mask_type, self.load(self.mask_type, f"%m{k}"), "0"), f"segment{k}", last
@@ -224,8 +224,8 @@ class DispatchText(MemoryText):
     def end_lanes(self, mask: str) -> None:
         """Note that lanes have exited."""
         alive = self.load(self.mask_type, "%alive")
-        others = self.op("xor", self.mask_type, mask, "-1")
-        self.store(self.mask_type, self.op("and", self.mask_type, alive, others), "%alive")
+        remaining = self.op("xor", self.mask_type, mask, "-1")
+        self.store(self.mask_type, self.op("and", self.mask_type, alive, remaining), "%alive")
 
     def go_ways(self, ways: dict[int, str]) -> None:
         """Go to segments with all lanes that run; EXIT for the end of a thread."""

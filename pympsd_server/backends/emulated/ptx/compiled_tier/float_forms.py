@@ -163,8 +163,8 @@ def _root(text: MemoryText, operation: Operation) -> None:
     if operation.name != "rcp":
         value = text.intrinsic("sqrt", element, shape, value)
     if operation.name != "sqrt":
-        one = text.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), kind)
-        value = text.op("fdiv", kind, one, value)
+        unit = text.cast("uitofp", shape.constant("i1", 1), shape.of("i1"), kind)
+        value = text.op("fdiv", kind, unit, value)
     if operation.has("ftz") and type_name == "f32":
         value = text.flush(value, shape)
     text.assign_float(operation.operands[0], value, type_name, shape)

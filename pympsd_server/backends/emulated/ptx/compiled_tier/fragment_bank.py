@@ -42,13 +42,13 @@ Span = tuple[int, int]
 
 def find_bank(code: Code, plan: WarpPlan, excluded: set[int]) -> dict[int, int]:
     """Return the places of registers in the bank, in bytes. `excluded`: registers that must not be there."""
-    kept = set().union(excluded, plan.segments[0].live_in, *plan.blend)
+    excluded_registers = set().union(excluded, plan.segments[0].live_in, *plan.blend)
     groups: list[tuple[int, ...]] = []
     owned: set[int] = set()
     for operation in _operations(plan):
         for group in _groups_of(operation):
             is_new = len(set(group)) == len(group) and owned.isdisjoint(group)
-            if is_new and kept.isdisjoint(group) and plan.varying.issuperset(group):
+            if is_new and excluded_registers.isdisjoint(group) and plan.varying.issuperset(group):
                 groups.append(group)
                 owned.update(group)
     spans = _find_spans(code, plan, owned) if groups else {}
@@ -98,16 +98,16 @@ def _find_spans(code: Code, plan: WarpPlan, numbers: set[int]) -> dict[int, Span
 def _place(code: Code, groups: list[tuple[int, ...]], spans: dict[int, Span]) -> dict[int, int]:
     """Return the places of groups: each gets the lowest that no other one has during its span."""
     bank: dict[int, int] = {}
-    taken: list[tuple[int, int, int]] = []
+    intervals: list[tuple[int, int, int]] = []
     ordered = sorted((min(spans[n][0] for n in group), group) for group in groups)
     for begin, group in ordered:
-        taken = sorted(entry for entry in taken if entry[2] >= begin)
+        intervals = sorted(entry for entry in intervals if entry[2] >= begin)
         size, place = sum(_nbytes(code, number) for number in group), 0
-        for start, end, _ in taken:
+        for start, end, _ in intervals:
             if place + size <= start:
                 break
             place = max(place, end)
-        taken.append((place, place + size, max(spans[n][1] for n in group)))
+        intervals.append((place, place + size, max(spans[n][1] for n in group)))
         for number in group:
             bank[number] = place
             place += _nbytes(code, number)

@@ -279,8 +279,8 @@ def _insert_field(text: MemoryText, operation: Operation) -> None:
     field = text.op("xor", kind, _shifted(text, shape, "shl", bits, ones, length), ones)
     mask = _shifted(text, shape, "shl", bits, field, position)
     moved = text.op("and", kind, _shifted(text, shape, "shl", bits, source, position), mask)
-    kept = text.op("and", kind, target, text.op("xor", kind, mask, ones))
-    text.assign(operation.operands[0], text.op("or", kind, kept, moved), type_name, shape)
+    preserved = text.op("and", kind, target, text.op("xor", kind, mask, ones))
+    text.assign(operation.operands[0], text.op("or", kind, preserved, moved), type_name, shape)
 
 
 @writes("bfe")
@@ -382,8 +382,8 @@ def _find_function(text: MemoryText, operation: Operation) -> None:
     for number, function in enumerate(functions):
         is_there = text.op("icmp eq", kind, addresses, text.vector.constant("i64", function))
         index = text.choose(text.vector, is_there, word, text.vector.constant("i32", number), index)
-        others = text.op("xor", text.mask_type, text.as_mask(is_there), "-1")
-        missing = text.op("and", text.mask_type, missing, others)
+        remaining = text.op("xor", text.mask_type, text.as_mask(is_there), "-1")
+        missing = text.op("and", text.mask_type, missing, remaining)
     text.escape_unless(text.op("icmp eq", text.mask_type, missing, "0"))
     text.assign(operation.operands[0], index, "u32", text.vector)
 

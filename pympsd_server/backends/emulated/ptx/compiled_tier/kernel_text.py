@@ -169,9 +169,9 @@ class KernelText(StopText):
         self.fault(NO_ENTRY, self.cast("zext", number, "i32", "i64"), lane)
         self.place(right)
         for index, target in enumerate(segment.targets):
-            these = self.as_mask(self.op("icmp eq", kind, numbers, self.vector.constant("i32", index)))
-            these = self.op("and", self.mask_type, these, mask)
-            ways[target] = self.op("or", self.mask_type, ways[target], these) if target in ways else these
+            matching = self.as_mask(self.op("icmp eq", kind, numbers, self.vector.constant("i32", index)))
+            matching = self.op("and", self.mask_type, matching, mask)
+            ways[target] = self.op("or", self.mask_type, ways[target], matching) if target in ways else matching
         self.go(ways, certain=False)
 
     # --- lanes that must meet, and loops
@@ -200,14 +200,14 @@ class KernelText(StopText):
 
     def _take_turn(self, kind: int, mask: str) -> None:
         """Give other warps of the block a turn, unless they have had one since the last barrier."""
-        taken = self.load("i32", self.field("%frame", FRAME_TURNS))
-        is_done = self.op("icmp ne", "i32", self.op("and", "i32", taken, str(kind)), "0")
+        turns = self.load("i32", self.field("%frame", FRAME_TURNS))
+        is_done = self.op("icmp ne", "i32", self.op("and", "i32", turns, str(kind)), "0")
         stays, turn, on = self.op("or", "i1", is_done, "%alone"), self.label("turn"), self.label("turned")
         by_frame = comes_by_frame(self.plan, self.at)
         if not by_frame:
             self.branch(stays, on, turn)
             self.place(turn)
-        self.store("i32", self.op("or", "i32", taken, str(kind)), self.field("%frame", FRAME_TURNS))
+        self.store("i32", self.op("or", "i32", turns, str(kind)), self.field("%frame", FRAME_TURNS))
         self.leave(self.here(), mask, StopReason.TURN, stays=stays if by_frame else "")
         if not by_frame:
             self.place(on)

@@ -77,8 +77,8 @@ def find_sequences(code: Code, plan: WarpPlan, *, linear: bool) -> Sequences:
     before = -1
     while before != len(sequences.certain):
         before = len(sequences.certain)
-        for operation, results, escapes, kept in definitions:
-            is_partial = escapes or operation.guard is not None or results & kept
+        for operation, results, escapes, preserved in definitions:
+            is_partial = escapes or operation.guard is not None or results & preserved
             if results & sequences.certain and (
                 is_partial or not _is_certain(operation, code, plan, sequences, linear)
             ):
@@ -95,9 +95,9 @@ def find_sequences(code: Code, plan: WarpPlan, *, linear: bool) -> Sequences:
 
 def _is_certain(operation: Operation, code: Code, plan: WarpPlan, sequences: Sequences, linear: bool) -> bool:
     """Return whether the result of an operation is a sequence if its inputs are."""
-    others = {modifier for modifier in operation.modifiers if modifier not in operation.types}
+    modifiers = {modifier for modifier in operation.modifiers if modifier not in operation.types}
     is_known = operation.name in _CERTAIN and operation.types and _INTEGERS.issuperset(operation.types)
-    if not is_known or not others <= _MODIFIERS:
+    if not is_known or not modifiers <= _MODIFIERS:
         return False
     source, is_wide = _nbytes(operation.type), operation.has("wide")
     result = 2 * source if is_wide else _nbytes(operation.types[0])

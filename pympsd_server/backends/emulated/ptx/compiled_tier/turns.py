@@ -196,17 +196,17 @@ class _Addresses:
         return (least, greatest) if least <= greatest else threads
 
 
-def _sum(one: _Value | None, other: _Value | None) -> _Value | None:
-    if one is None or other is None or (one.symbol and other.symbol):
+def _sum(first: _Value | None, second: _Value | None) -> _Value | None:
+    if first is None or second is None or (first.symbol and second.symbol):
         return None
-    return _Value(one.symbol or other.symbol, one.factor + other.factor, one.offset + other.offset)
+    return _Value(first.symbol or second.symbol, first.factor + second.factor, first.offset + second.offset)
 
 
-def _product(one: _Value | None, other: _Value | None) -> _Value | None:
-    if one is None or other is None or one.symbol or other.symbol or (one.factor and other.factor):
+def _product(first: _Value | None, second: _Value | None) -> _Value | None:
+    if first is None or second is None or first.symbol or second.symbol or (first.factor and second.factor):
         return None
-    factor = one.factor * other.offset + other.factor * one.offset
-    return _Value("", factor, one.offset * other.offset)
+    factor = first.factor * second.offset + second.factor * first.offset
+    return _Value("", factor, first.offset * second.offset)
 
 
 def uses_turns(operations: Sequence[Operation]) -> bool:
@@ -261,11 +261,11 @@ def _ways(block: Block, after: _State, addresses: _Addresses) -> Iterator[tuple[
             yield successor, addresses.refine(guard, after.threads, holds=is_target)
 
 
-def _join(one: _State, other: _State) -> _State:
+def _join(first: _State, second: _State) -> _State:
     """Return the state where two paths meet."""
-    threads = [state.threads for state in (one, other) if state.threads is not None]
+    threads = [state.threads for state in (first, second) if state.threads is not None]
     hull = min(least for least, _ in threads), max(greatest for _, greatest in threads)
-    return _State(one.accesses | other.accesses, one.taken & other.taken, hull)
+    return _State(first.accesses | second.accesses, first.taken & second.taken, hull)
 
 
 def _is_barrier(block: Block) -> bool:
@@ -276,19 +276,19 @@ def _after(
     operations: list[Operation], before: _State, carry: Register, turns: dict[int, int], addresses: _Addresses
 ) -> _State:
     """Return the state after some operations; note the turns."""
-    accesses, taken = set(before.accesses), before.taken
+    accesses, turns_taken = set(before.accesses), before.taken
     assert before.threads is not None
     for operation in operations:
         access = addresses.access_of(operation, before.threads)
         if access is not None:
-            others = {a for a in accesses if a.kind != access.kind}
-            if not taken & access.kind and any(map(access.may_conflict, others)):
+            of_other_kind = {a for a in accesses if a.kind != access.kind}
+            if not turns_taken & access.kind and any(map(access.may_conflict, of_other_kind)):
                 turns[id(operation)] = access.kind
-            taken |= turns.get(id(operation), 0)
+            turns_taken |= turns.get(id(operation), 0)
             accesses.add(access)
-            if len(same := accesses - others) > _MAX_ADDRESSES:
+            if len(same := accesses - of_other_kind) > _MAX_ADDRESSES:
                 accesses = (accesses - same) | {_Access(access.kind)}
         written = {register.number for register in registers_written(operation, carry)}
         if written:
             accesses = {_Access(a.kind) if a.base in written else a for a in accesses}
-    return _State(accesses, taken, before.threads)
+    return _State(accesses, turns_taken, before.threads)

@@ -78,12 +78,12 @@ def _sources(text: MemoryText, operation: Operation, mode: str) -> tuple[str, st
     distance = text.op("and", _WORDS, text.use(operation.operands[2], "u32", text.vector), ones)
     clamp = text.use(operation.operands[3], "u32", text.vector)
     segment = text.op("and", _WORDS, text.op("lshr", _WORDS, clamp, "splat (i32 8)"), ones)
-    others = text.op("xor", _WORDS, segment, "splat (i32 -1)")
-    limit = text.op("and", _WORDS, text.op("and", _WORDS, clamp, ones), others)
+    position_bits = text.op("xor", _WORDS, segment, "splat (i32 -1)")
+    limit = text.op("and", _WORDS, text.op("and", _WORDS, clamp, ones), position_bits)
     base = text.op("and", _WORDS, lane, segment)
     top = text.op("or", _WORDS, base, limit)
     if mode == "idx":
-        source = text.op("or", _WORDS, base, text.op("and", _WORDS, distance, others))
+        source = text.op("or", _WORDS, base, text.op("and", _WORDS, distance, position_bits))
     else:
         source = text.op({"up": "sub", "down": "add", "bfly": "xor"}[mode], _WORDS, lane, distance)
     truth = text.op(f"icmp {'sge' if mode == 'up' else 'sle'}", _WORDS, source, top)
@@ -219,8 +219,8 @@ def _find_rank(text: MemoryText, operation: Operation) -> None:
     number = text.cast("trunc", number, kind, shape.of("i32")) if bits == 64 else number
     own = text.use(Special("%cluster_ctarank"), "u32", shape)
     is_own = text.op("icmp eq", shape.of("i32"), number, shape.constant("i32", 0))
-    other = text.op("sub", shape.of("i32"), number, shape.constant("i32", 1))
-    text.assign(target, text.choose(shape, is_own, shape.of("i32"), own, other), "u32", shape)
+    rank = text.op("sub", shape.of("i32"), number, shape.constant("i32", 1))
+    text.assign(target, text.choose(shape, is_own, shape.of("i32"), own, rank), "u32", shape)
 
 
 # --- mbarriers
