@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device import kept_programs
+from pympsd_server.backends.emulated.device.kept_programs import MAX_PROGRAMS, KeptPrograms
 from pympsd_server.backends.emulated.device.module import load, refusals_as_backend_errors
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, InvalidPtx, OutOfMemory
 from pympsd_server.backends.emulated.ptx.loading import program as program_module
@@ -132,6 +134,27 @@ def test_a_long_block_is_compiled_in_parts() -> None:
     assert max(sizes) < 500_000
     device.launch(module, "k", 1, 1)
     assert device.space.read(module.address_of("t"), 4) == (3000).to_bytes(4, "little")
+
+
+def test_programs_are_kept_while_their_code_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptPrograms()
+    small, large, other = (kernel(body).encode() for body in ("", loops(20, 50), "mov.u32 %r1, 1;"))
+    first = kept.load(small)
+    assert kept.load(small) is first
+    second = kept.load(large)
+    _ = second.kernels["k"]
+    assert kept.load(large) is second
+    monkeypatch.setattr(kept_programs, "MAX_SOURCE", second.kernels.source_characters - 1)
+    kept.load(other)
+    assert kept.load(large) is not second
+
+
+def test_few_programs_are_kept() -> None:
+    kept = KeptPrograms()
+    images = [kernel(f"mov.u32 %r1, {i};").encode() for i in range(MAX_PROGRAMS + 1)]
+    programs = [kept.load(image) for image in images]
+    assert kept.load(images[1]) is programs[1]
+    assert kept.load(images[0]) is not programs[0]
 
 
 def test_a_variable_larger_than_the_device_is_refused_when_it_is_placed() -> None:
