@@ -144,13 +144,8 @@ _CHANGES: Final[dict[int, Callable[[PageState, Place], PageState]]] = {
 }
 
 
-<<<<<<< HEAD
 def prefetch(devPtr: Any, count: Any, location: Any, *arguments: Any, **keywords: Any) -> None:
-    """Note where managed memory will be used; INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
-=======
-def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **keywords: Any) -> None:
     """Note where managed memory will be used; raise INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
->>>>>>> main
 
     Then come ``flags`` (0) and the stream, or with cuda-bindings 12 the stream alone.
     """
