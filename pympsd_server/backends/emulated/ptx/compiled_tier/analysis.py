@@ -207,6 +207,28 @@ def differs_by_lane(operation: Operation) -> bool:
     return space_of(operation) in ("generic", "local") or operation.guard is not None
 
 
+def keeps_locals_private(segments: list[CodeSegment]) -> bool:
+    """Return whether nothing but loads and stores of compiled code can access local memory.
+
+    Everything else has a generic address of it, which only ``cvta.local`` computes.
+    """
+    operations = [(operation, segment.escapes) for segment in segments for operation in segment.operations]
+    accesses = [(o, escapes) for o, escapes in operations if space_of(o) == "local" or _names_local(o)]
+    return any(o.name in ("ld", "st") for o, _ in accesses) and not any(
+        escapes or (o.name in ("ld", "st") and space_of(o) != "local") or not _is_plain(o) for o, escapes in accesses
+    )
+
+
+def _names_local(operation: Operation) -> bool:
+    symbols = [a.base if isinstance(a, Memory) else a for a in operation.operands]
+    return any(isinstance(s, Symbol) and s.space == "local" for s in symbols)
+
+
+def _is_plain(operation: Operation) -> bool:
+    """Return whether an operation accesses local memory, or computes an address that counts from 0."""
+    return operation.name in ("ld", "st", "mov", "add", "sub") or (operation.name == "cvta" and operation.has("to"))
+
+
 def analyse(code: Code, segments: list[CodeSegment], *, rows: bool) -> WarpPlan:
     """Return the plan of a kernel."""
     plan = WarpPlan(segments, rows)

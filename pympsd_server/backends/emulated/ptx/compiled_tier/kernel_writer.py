@@ -16,6 +16,7 @@ from pympsd_server.backends.emulated.ptx.compiled_tier.analysis import (
     WarpPlan,
     analyse,
     group_accesses,
+    keeps_locals_private,
     split_blocks,
 )
 from pympsd_server.backends.emulated.ptx.compiled_tier.dispatch_text import is_crowded
@@ -98,6 +99,7 @@ def write_text(
         sequences = Sequences(sequences.strides)  # first lanes would be variables that live across segments
     text = KernelText(code, plan, width, whole, offsets, sequences, static_shared)
     text.bank = find_bank(code, plan, sequences.certain) if width == WARP else {}
+    text.interleaves = whole and keeps_locals_private(plan.segments)
     text.number_of(Stop(0, (), is_entry=True))
     text.module_text = text.write_kernel()
     return text
